@@ -1,0 +1,9 @@
+"""Gradient accumulation for `tf.estimator` and `tf.compat.v1` training code."""
+
+from estimator_accum.train_op import make_accumulating_train_op
+from estimator_accum.window import get_or_create_update_step
+
+__all__ = [
+    "get_or_create_update_step",
+    "make_accumulating_train_op",
+]

@@ -1,0 +1,21 @@
+"""Fixtures that several rooms' tests share."""
+
+import os
+import pathlib
+
+import pytest
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> pathlib.Path:
+    """Folder with `cola/`, `housing/` and `mnist/`; skips where there is none."""
+    named = os.environ.get("ESTIMATOR_ACCUM_DATA")
+    folder = pathlib.Path(named) if named else _REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(
+            f"no real data at {folder}: set ESTIMATOR_ACCUM_DATA to a folder with "
+            "cola/, housing/ and mnist/ to run this test"
+        )
+    return folder
