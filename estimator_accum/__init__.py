@@ -1,9 +1,11 @@
 """Gradient accumulation for `tf.estimator` and `tf.compat.v1` training code."""
 
+from estimator_accum.hooks import make_accumulation_hooks
 from estimator_accum.train_op import make_accumulating_train_op
 from estimator_accum.window import get_or_create_update_step
 
 __all__ = [
     "get_or_create_update_step",
     "make_accumulating_train_op",
+    "make_accumulation_hooks",
 ]

@@ -107,58 +107,55 @@ def take_window(
     """Reads the window's sums over all replicas, in replica context, at a boundary.
 
     This is the window's one reduction. A sparse sum comes back as `IndexedSlices` over
-    the rows that any replica touched, each row once; only those rows travel.
+    the rows that any replica touched, each row once. One replica alone reads those
+    rows and no others; several reduce the whole table, because a collective's shape
+    must be the same at every run.
 
     Returns:
         The sums, and the operations that clear the sparse accumulators.
     """
-    rows = _touched_rows(accumulators)
+    is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
     local = []
-    for accumulator, touched in zip(accumulators, rows, strict=True):
+    for accumulator in accumulators:
+        if accumulator.touched is None or not is_alone:
+            local.append(_read(accumulator.total))
+        if accumulator.touched is not None:
+            local.append(_read(accumulator.touched))
+    reduced = iter(sum_over_replicas(local))
+    sums, cleared = [], []
+    for accumulator in accumulators:
         total = accumulator.total
-        if touched is None:
-            value = tf.raw_ops.ReadVariableOp(resource=total.handle, dtype=total.dtype)
-            value.set_shape(total.shape)
-        else:
-            value = tf.raw_ops.ResourceGather(
-                resource=total.handle, indices=touched, dtype=total.dtype
+        if accumulator.touched is None:
+            sums.append(next(reduced))
+            continue
+        table = None if is_alone else next(reduced)
+        rows = tf.where(next(reduced) > 0)[:, 0]
+        if is_alone:
+            values = tf.raw_ops.ResourceGather(
+                resource=total.handle, indices=rows, dtype=total.dtype
             )
-        local.append(value)
-    cleared = []
-    for accumulator, touched, value in zip(accumulators, rows, local, strict=True):
-        if touched is not None:
-            cleared.extend(_clear_rows(accumulator, touched, value))
-    sums = [
-        total
-        if touched is None
-        else tf.IndexedSlices(total, touched, tf.constant(accumulator.total.shape.as_list()))
-        for accumulator, touched, total in zip(
-            accumulators, rows, sum_over_replicas(local), strict=True
-        )
-    ]
+        else:
+            values = tf.gather(table, rows)
+        shape = tf.constant(total.shape.as_list(), tf.int64)
+        sums.append(tf.IndexedSlices(values, rows, shape))
+        cleared.extend(_clear_rows(accumulator, rows, values))
     return sums, cleared
 
 
-def _touched_rows(accumulators: list[Accumulator]) -> list[tf.Tensor | None]:
-    masks = [
-        tf.raw_ops.ReadVariableOp(resource=a.touched.handle, dtype=tf.float32)
-        for a in accumulators
-        if a.touched is not None
-    ]
-    masks = iter(sum_over_replicas(masks))
-    return [
-        None if a.touched is None else tf.where(next(masks) > 0)[:, 0]
-        for a in accumulators
-    ]
+def _read(variable: tf.Variable) -> tf.Tensor:
+    """Reads this replica's copy."""
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    value.set_shape(variable.shape)
+    return value
 
 
-def _clear_rows(accumulator: Accumulator, rows: tf.Tensor, read: tf.Tensor):
-    with tf.control_dependencies([read]):
+def _clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
+    with tf.control_dependencies([values]):
         return [
             tf.raw_ops.ResourceScatterUpdate(
                 resource=accumulator.total.handle,
                 indices=rows,
-                updates=tf.zeros_like(read),
+                updates=tf.zeros_like(values),
             ),
             tf.raw_ops.ResourceScatterUpdate(
                 resource=accumulator.touched.handle, indices=rows, updates=0.0

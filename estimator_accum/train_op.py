@@ -38,9 +38,9 @@ class Window(NamedTuple):
 
     Attributes:
         name: The scope of the window's variables.
-        is_boundary: Whether this micro-step updates. Fed with True together with
-            `apply`, it applies a partial window without consuming a micro-batch.
-        apply: Runs the boundary branch when `is_boundary`, else counts the micro-step.
+        is_boundary: Whether this micro-step updates. Fed with True, any of
+            `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
+            window without consuming a micro-batch.
         loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
         gradient_norm: Its gradient's global norm before clipping; NaN off the boundary.
         weight: Sum of its weights over all replicas; NaN off the boundary.
@@ -49,6 +49,7 @@ class Window(NamedTuple):
         micro_steps: Counts the micro-steps of the open window; None for K = 1.
         steps: K of the open window [micro-steps per update].
         update_step: Counts updates.
+        update_step_after: `update_step` as this micro-step leaves it.
         global_step: Counts micro-steps.
         global_step_after: `global_step` as this micro-step leaves it.
         state: Variables that a graph without accumulation does not have.
@@ -56,7 +57,6 @@ class Window(NamedTuple):
 
     name: str
     is_boundary: tf.Tensor
-    apply: tf.Operation
     loss: tf.Tensor
     gradient_norm: tf.Tensor
     weight: tf.Tensor
@@ -64,6 +64,7 @@ class Window(NamedTuple):
     micro_steps: tf.Variable | None
     steps: tf.Tensor
     update_step: tf.Variable
+    update_step_after: tf.Tensor
     global_step: tf.Variable
     global_step_after: tf.Tensor
     state: list[tf.Variable]
@@ -74,6 +75,7 @@ class _Plan(NamedTuple):
 
     optimizer: tf.compat.v1.train.Optimizer
     clip_norm: float | None
+    loss_divisor: int  # by which `optimizer` divided the loss
     variables: list[tf.Variable]
     accumulators: list[Accumulator]  # of the variables, then of weight and loss
     micro_steps: tf.Variable | None  # None: every micro-step is a window
@@ -162,6 +164,7 @@ def make_accumulating_train_op(
         return _Plan(
             optimizer,
             clip_norm,
+            _loss_divisor(),
             variables,
             [] if is_always_boundary else _accumulators(scope, gradients, variables),
             None if is_always_boundary else _micro_steps(scope),
@@ -198,6 +201,14 @@ def _compute_gradients(loss, optimizer, var_list):
         )
     _check_resource_variables([variable for _, variable in pairs])
     return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+
+
+def _loss_divisor() -> int:
+    """By what `compute_gradients` has divided the loss, to sum means over replicas."""
+    graph = tf.compat.v1.get_default_graph()
+    if getattr(graph, "_is_loss_scaled_by_optimizer", False):
+        return tf.distribute.get_strategy().num_replicas_in_sync
+    return 1
 
 
 def _scalar_dtype(gradients: list[Gradient]) -> tf.DType:
@@ -288,8 +299,9 @@ def _finish_micro_step(strategy, plan, gradients, done, steps, mean_loss):
             loss, norm, weight = update()
         else:
             loss, norm, weight = tf.cond(is_boundary, update, wait)
-        applied = tf.group(loss, norm, weight)
-    with tf.control_dependencies([applied]):
+        with tf.control_dependencies([loss]):
+            update_step_after = tf.identity(plan.update_step.read_value())
+    with tf.control_dependencies([update_step_after]):
         counted = tf.compat.v1.assign_add(plan.global_step, 1)
     with tf.control_dependencies([counted]):
         after = tf.identity(plan.global_step.read_value())
@@ -300,7 +312,6 @@ def _finish_micro_step(strategy, plan, gradients, done, steps, mean_loss):
         Window(
             name=plan.name,
             is_boundary=is_boundary,
-            apply=applied,
             loss=loss,
             gradient_norm=norm,
             weight=weight,
@@ -308,6 +319,7 @@ def _finish_micro_step(strategy, plan, gradients, done, steps, mean_loss):
             micro_steps=plan.micro_steps,
             steps=first(steps),
             update_step=plan.update_step,
+            update_step_after=update_step_after,
             global_step=plan.global_step,
             global_step_after=after,
             state=_state(plan),
@@ -329,12 +341,8 @@ def _apply_window(plan: _Plan, gradients: list[Gradient] | None):
     *sums, weight, loss = sums
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     is_plain = not plan.accumulators and replicas == 1
-    # Optimizers divide the loss by the number of replicas, for a sum of means.
-    divided = getattr(
-        tf.compat.v1.get_default_graph(), "_is_loss_scaled_by_optimizer", False
-    )
     factor = tf.math.divide_no_nan(
-        tf.cast(replicas if divided else 1, weight.dtype), weight
+        tf.constant(plan.loss_divisor, weight.dtype), weight
     )
     mean, norm = _normalize_and_clip(
         sums, None if is_plain else factor, plan.clip_norm, weight.dtype

@@ -1,0 +1,144 @@
+"""What the accumulation window asks of a graph's Saver.
+
+Two things that a hook cannot say through the Saver's own interface:
+
+* a checkpoint of a graph without accumulation has no accumulators, and must restore
+  all the same, with an empty window;
+* a partial window that is applied when training ends has to be applied *before* the
+  final save, which TensorFlow's CheckpointSaverHook makes ahead of later hooks' `end`.
+"""
+
+import logging
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum.window import root_variable_scope
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def get_or_add_saver() -> tf.compat.v1.train.Saver:
+    """Returns the Saver that a MonitoredTrainingSession of this graph will use.
+
+    A Saver that a user's own `Scaffold` holds is in no collection and is not found.
+    """
+    savers = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.SAVERS)
+    if not savers:
+        # What Scaffold would make of its own accord, after the hooks' begin().
+        savers.append(
+            tf.compat.v1.train.Saver(sharded=True, allow_empty=True, defer_build=True)
+        )
+    return savers[0]
+
+
+class SaveWatch:
+    """Calls back before every save of `saver`, and can repeat the last one."""
+
+    def __init__(self, saver: tf.compat.v1.train.Saver, before_save: Callable):
+        self._save = saver.save
+        self._arguments = None
+
+        def save(sess, save_path, *args, **kwargs):
+            before_save(sess)
+            self._arguments = (save_path, args, kwargs)
+            return self._save(sess, save_path, *args, **kwargs)
+
+        saver.save = save
+
+    def save_again(self, session: tf.compat.v1.Session, global_step: int) -> bool:
+        """Saves as the last save did; False if nothing was ever saved."""
+        if self._arguments is None:
+            return False
+        save_path, args, kwargs = self._arguments
+        self._save(session, save_path, *args, **{**kwargs, "global_step": global_step})
+        return True
+
+
+class WindowlessRestore:
+    """Lets `saver` restore checkpoints that lack accumulation state.
+
+    `update_step` then counts on from the checkpoint's own, or, where it has none, from
+    its `global_step`: without accumulation every micro-step was an update. The window
+    starts empty.
+
+    Args:
+        saver: The Saver to change.
+        state: Variables that a graph without accumulation does not have.
+        update_step: The update counter, one of `state`.
+    """
+
+    def __init__(
+        self,
+        saver: tf.compat.v1.train.Saver,
+        state: list[tf.Variable],
+        update_step: tf.Variable,
+    ):
+        self._restore = saver.restore
+        self._state_names = {variable.op.name for variable in state}
+        self._initialize = tf.compat.v1.variables_initializer(state)
+        self._new_update_step = tf.compat.v1.placeholder(tf.int64, [])
+        self._set_update_step = tf.compat.v1.assign(update_step, self._new_update_step)
+        # The graph is finalized before anyone knows which checkpoint is restored.
+        with root_variable_scope():
+            self._others = tf.compat.v1.train.Saver(
+                [v for v in _saveables() if v not in _ByIdentity(state)],
+                allow_empty=True,
+                name="restore_without_accumulation",
+            )
+        saver.restore = self.restore
+
+    def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
+        """Restores `save_path`, with or without accumulation state."""
+        reader = tf.train.load_checkpoint(save_path)
+        names = set(reader.get_variable_to_shape_map())
+        _warn_of_lost_window(reader, names, self._state_names)
+        if self._state_names <= names:
+            self._restore(sess, save_path)
+            return
+        self._others.restore(sess, save_path)
+        sess.run(self._initialize)
+        known = "update_step" if "update_step" in names else "global_step"
+        if known in names:
+            sess.run(
+                self._set_update_step,
+                {self._new_update_step: reader.get_tensor(known)},
+            )
+        _logger.info(
+            "%s has no accumulators for this graph: its window starts empty, and "
+            "update_step goes on from the checkpoint's %s.",
+            save_path,
+            known,
+        )
+
+
+def _saveables() -> list:
+    return [
+        *tf.compat.v1.global_variables(),
+        *tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS),
+    ]
+
+
+class _ByIdentity:
+    """Membership by identity: variables compare elementwise."""
+
+    def __init__(self, items: list):
+        self._ids = {id(item) for item in items}
+
+    def __contains__(self, item) -> bool:
+        return id(item) in self._ids
+
+
+def _warn_of_lost_window(reader, names: set[str], state_names: set[str]) -> None:
+    """Says so when a checkpoint's partial window finds no place in this graph."""
+    for name in names:
+        if not name.endswith("/micro_steps") or f"{name[:-12]}/weight" not in names:
+            continue
+        open_steps = int(reader.get_tensor(name))
+        if open_steps and not (name in state_names and state_names <= names):
+            _logger.warning(
+                "The checkpoint holds a partial window of %d micro-steps, which this "
+                "graph cannot go on with: it is dropped. Restart with the settings "
+                "that wrote it to keep it.",
+                open_steps,
+            )

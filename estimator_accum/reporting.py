@@ -1,0 +1,159 @@
+"""What a run tells of its updates: a CSV file, TensorBoard scalars, a progress bar."""
+
+import csv
+import os
+import pathlib
+import time
+from typing import NamedTuple
+
+import tensorflow as tf
+import tqdm
+
+
+class Update(NamedTuple):
+    """One optimizer update, as reported.
+
+    Attributes:
+        update_step: Updates so far, this one included.
+        global_step: Micro-steps so far.
+        loss: Mean loss of the window, over all its micro-batches and replicas.
+        gradient_norm: Global norm of the window's mean gradient, before clipping.
+        weight: Sum of the window's weights over all replicas.
+        learning_rate: As this update used it; None where it is not known.
+    """
+
+    update_step: int
+    global_step: int
+    loss: float
+    gradient_norm: float
+    weight: float
+    learning_rate: float | None
+
+
+class MetricsFile:
+    """`train_metrics.csv`: a row an update, across restarts each update once.
+
+    Columns: update_step, global_step, <unit> (so far), learning_rate, loss,
+    gradient_norm, <unit>_per_sec, where <unit> is what weights count. The same values
+    go to TensorBoard under `accumulation/`, at the update's global_step.
+
+    Args:
+        folder: Where the file and the events go; made if need be.
+        unit: What weights count, e.g. "examples".
+    """
+
+    def __init__(self, folder: str | os.PathLike, unit: str):
+        self._path = pathlib.Path(folder) / "train_metrics.csv"
+        self._unit = unit
+        self._columns = [
+            "update_step",
+            "global_step",
+            unit,
+            "learning_rate",
+            "loss",
+            "gradient_norm",
+            f"{unit}_per_sec",
+        ]
+        self._file = None
+
+    def open(self, update_step: int) -> None:
+        """Starts after `update_step`: rows of updates that were lost are dropped."""
+        self.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        rows = self._rows_until(update_step)
+        self._weight = float(rows[-1][self._unit]) if rows else 0.0
+        self._since = time.perf_counter()
+        partial = self._path.with_suffix(".partial")
+        with open(partial, "w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(self._path)
+        self._file = open(self._path, "a", newline="", buffering=1)
+        self._writer = csv.DictWriter(self._file, self._columns)
+        self._events = tf.compat.v1.summary.FileWriterCache.get(str(self._path.parent))
+
+    def _rows_until(self, update_step: int) -> list[dict]:
+        if not self._path.exists():
+            return []
+        with open(self._path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        if rows and list(rows[0]) != self._columns:
+            raise ValueError(
+                f"{self._path} must have the columns {','.join(self._columns)}. "
+                f"Received: {','.join(map(str, rows[0]))}. Use another folder."
+            )
+        return [row for row in rows if int(row["update_step"] or 0) <= update_step]
+
+    def write(self, update: Update) -> None:
+        """Appends a row and the TensorBoard scalars of one update."""
+        now = time.perf_counter()
+        rate, self._since = update.weight / (now - self._since), now
+        self._weight += update.weight
+        values = {
+            "learning_rate": update.learning_rate,
+            "loss": update.loss,
+            "gradient_norm": update.gradient_norm,
+            f"{self._unit}_per_sec": rate,
+        }
+        row = {name: f"{v:.9g}" for name, v in values.items() if v is not None}
+        row |= {
+            "update_step": update.update_step,
+            "global_step": update.global_step,
+            self._unit: f"{self._weight:.9g}",
+        }
+        self._writer.writerow(row)
+        values |= {"update_step": update.update_step, self._unit: self._weight}
+        self._events.add_summary(
+            tf.compat.v1.Summary(
+                value=[
+                    tf.compat.v1.Summary.Value(
+                        tag=f"accumulation/{name}", simple_value=value
+                    )
+                    for name, value in values.items()
+                    if value is not None
+                ]
+            ),
+            update.global_step,
+        )
+
+    def close(self) -> None:
+        """Ends the file; the rows are on disk."""
+        if self._file is not None:
+            self._file.close()
+            self._events.flush()
+            self._file = None
+
+
+class ProgressBar:
+    """Updates done, to do, and the remaining time; only where stderr is a terminal.
+
+    Args:
+        total_updates: Updates of the whole run; None when nobody knows.
+    """
+
+    def __init__(self, total_updates: int | None):
+        self._total = total_updates
+        self._bar = None
+
+    def open(self, update_step: int) -> None:
+        """Starts the bar at `update_step`."""
+        self.close()
+        self._bar = tqdm.tqdm(
+            total=self._total,
+            initial=update_step,
+            unit="update",
+            desc="training",
+            disable=None,  # where stderr is no terminal
+        )
+
+    def write(self, update: Update) -> None:
+        """Moves the bar to one update."""
+        self._bar.set_postfix(loss=f"{update.loss:.4g}", refresh=False)
+        self._bar.update(update.update_step - self._bar.n)
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
