@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from estimator_accum.checkpoints import SaveWatch, WindowlessRestore, get_or_add_saver
 from estimator_accum.reporting import MetricsFile, ProgressBar, Update
-from estimator_accum.train_op import Window, get_windows
+from estimator_accum.window import Window, get_windows
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 

@@ -54,7 +54,7 @@ class MetricsFile:
             "gradient_norm",
             f"{unit}_per_sec",
         ]
-        self._file = None
+        self._events = None
 
     def open(self, update_step: int) -> None:
         """Starts after `update_step`: rows of updates that were lost are dropped."""
@@ -69,8 +69,6 @@ class MetricsFile:
             writer.writeheader()
             writer.writerows(rows)
         partial.replace(self._path)
-        self._file = open(self._path, "a", newline="", buffering=1)
-        self._writer = csv.DictWriter(self._file, self._columns)
         self._events = tf.compat.v1.summary.FileWriterCache.get(str(self._path.parent))
 
     def _rows_until(self, update_step: int) -> list[dict]:
@@ -102,7 +100,8 @@ class MetricsFile:
             "global_step": update.global_step,
             self._unit: f"{self._weight:.9g}",
         }
-        self._writer.writerow(row)
+        with open(self._path, "a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
         values |= {"update_step": update.update_step, self._unit: self._weight}
         self._events.add_summary(
             tf.compat.v1.Summary(
@@ -118,11 +117,9 @@ class MetricsFile:
         )
 
     def close(self) -> None:
-        """Ends the file; the rows are on disk."""
-        if self._file is not None:
-            self._file.close()
+        """Leaves every row and event on disk."""
+        if self._events is not None:
             self._events.flush()
-            self._file = None
 
 
 class ProgressBar:

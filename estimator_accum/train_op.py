@@ -9,7 +9,6 @@ every arrow a control or data dependency:
     clip, apply, clear, update_step += 1) -> global_step += 1
 """
 
-import inspect
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -22,52 +21,24 @@ from estimator_accum.accumulators import (
     sum_over_replicas,
     take_window,
 )
+from estimator_accum.checks import (
+    check_clip_norm,
+    check_optimizer,
+    check_replica_context,
+    check_resource_variables,
+    check_scalar,
+)
+from estimator_accum.clipping import normalize_and_clip
 from estimator_accum.window import (
     AccumulationSteps,
+    Window,
     accumulation_steps_tensor,
     check_accumulation_steps,
+    check_window_name,
     get_counter,
     get_or_create_update_step,
+    register,
 )
-
-_GRAPH_ATTRIBUTE = "_estimator_accum_windows"
-
-
-class Window(NamedTuple):
-    """What hooks may run and fetch of one accumulating train op; scalars throughout.
-
-    Attributes:
-        name: The scope of the window's variables.
-        is_boundary: Whether this micro-step updates. Fed with True, any of
-            `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
-            window without consuming a micro-batch.
-        loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
-        gradient_norm: Its gradient's global norm before clipping; NaN off the boundary.
-        weight: Sum of its weights over all replicas; NaN off the boundary.
-        mean_loss: Mean loss of the open window so far, this replica's micro-batches;
-            at a boundary that of the whole window.
-        micro_steps: Counts the micro-steps of the open window; None for K = 1.
-        steps: K of the open window [micro-steps per update].
-        update_step: Counts updates.
-        update_step_after: `update_step` as this micro-step leaves it.
-        global_step: Counts micro-steps.
-        global_step_after: `global_step` as this micro-step leaves it.
-        state: Variables that a graph without accumulation does not have.
-    """
-
-    name: str
-    is_boundary: tf.Tensor
-    loss: tf.Tensor
-    gradient_norm: tf.Tensor
-    weight: tf.Tensor
-    mean_loss: tf.Tensor
-    micro_steps: tf.Variable | None
-    steps: tf.Tensor
-    update_step: tf.Variable
-    update_step_after: tf.Tensor
-    global_step: tf.Variable
-    global_step_after: tf.Tensor
-    state: list[tf.Variable]
 
 
 class _Plan(NamedTuple):
@@ -136,21 +107,24 @@ def make_accumulating_train_op(
             variable gets a gradient, or the strategy's context does not fit.
     """
     check_accumulation_steps(gradient_accumulation_steps)
-    _check_optimizer(optimizer)
-    _check_clip_norm(clip_norm)
-    loss = _check_scalar("loss", loss)
-    replica = _check_replica_context(optimizer)
+    check_optimizer(optimizer)
+    check_clip_norm(clip_norm)
+    name = name or "accumulation"
+    check_window_name(name)
+    loss = check_scalar("loss", loss)
+    replica = check_replica_context(optimizer)
     update_step = get_or_create_update_step()
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
     is_always_boundary = gradient_accumulation_steps == 1
-    weight = tf.constant(1.0) if weight is None else _check_scalar("weight", weight)
+    weight = tf.constant(1.0) if weight is None else check_scalar("weight", weight)
     # One micro-batch alone is its own mean: the weight would cancel, up to rounding.
     is_plain = is_always_boundary and replica.num_replicas_in_sync == 1
     gradients, variables = _compute_gradients(
         loss if is_plain else loss * tf.cast(weight, loss.dtype),
         optimizer,
         var_list,
+        loss.name,
     )
     dtype = _scalar_dtype(gradients)
     weight = tf.cast(weight, dtype)
@@ -160,17 +134,16 @@ def make_accumulating_train_op(
         del strategy
         with tf.init_scope():  # before the tf.cond: slots then have their plain names
             optimizer._create_slots(variables)
-        scope = name or "accumulation"
         return _Plan(
             optimizer,
             clip_norm,
             _loss_divisor(),
             variables,
-            [] if is_always_boundary else _accumulators(scope, gradients, variables),
-            None if is_always_boundary else _micro_steps(scope),
+            [] if is_always_boundary else _accumulators(name, gradients, variables),
+            None if is_always_boundary else get_counter(f"{name}/micro_steps"),
             update_step,
             global_step,
-            scope,
+            name,
         )
 
     plan = replica.merge_call(prepare)
@@ -185,21 +158,18 @@ def make_accumulating_train_op(
     )
 
 
-def get_windows() -> list[Window]:
-    """Returns the accumulating train ops of the default graph, in order of creation."""
-    return list(getattr(tf.compat.v1.get_default_graph(), _GRAPH_ATTRIBUTE, []))
-
-
-def _compute_gradients(loss, optimizer, var_list):
+def _compute_gradients(loss, optimizer, var_list, loss_name):
     pairs = optimizer.compute_gradients(loss, var_list=var_list)
-    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
     if not pairs:
         raise ValueError(
             "`loss` must depend on a trained variable. Received: "
-            f"{loss.name}, of which no variable has a gradient. Check `var_list` and "
+            f"{loss_name}, of which no variable has a gradient. Check `var_list` and "
             "that nothing between the variables and the loss stops gradients."
         )
-    _check_resource_variables([variable for _, variable in pairs])
+    check_resource_variables([variable for _, variable in pairs])
     return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
 
@@ -218,27 +188,22 @@ def _scalar_dtype(gradients: list[Gradient]) -> tf.DType:
 
 
 def _accumulators(scope, gradients, variables) -> list[Accumulator]:
+    """Makes an accumulator for each variable, then those of weight and loss."""
     # `op.name` of a mirrored variable is that of replica 0, the same in every replica.
-    names = [f"{variable.op.name}/accumulator" for variable in variables]
-    names += [f"{scope}/weight", f"{scope}/loss"]
-    created = []
-    for name, gradient, variable in zip(
-        names, gradients, [*variables, None, None], strict=True
-    ):
-        dtype = gradient.dtype if variable is None else variable.dtype.base_dtype
-        shape = tf.TensorShape([]) if variable is None else variable.shape
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        created.append(create_accumulator(name, shape, dtype, is_sparse))
-    return created
-
-
-def _micro_steps(scope: str) -> tf.Variable:
-    if any(window.name == scope for window in get_windows()):
-        raise ValueError(
-            "`name` must be unique among the accumulating train ops of a graph. "
-            f"Received: {scope!r} a second time. Pass another `name`."
+    made = [
+        create_accumulator(
+            f"{variable.op.name}/accumulator",
+            variable.shape,
+            variable.dtype.base_dtype,
+            isinstance(gradient, tf.IndexedSlices),
         )
-    return get_counter(f"{scope}/micro_steps")
+        for gradient, variable in zip(gradients[:-2], variables, strict=True)
+    ]
+    dtype = gradients[-1].dtype
+    for scalar in ("weight", "loss"):
+        shape = tf.TensorShape([])
+        made.append(create_accumulator(f"{scope}/{scalar}", shape, dtype, False))
+    return made
 
 
 def _accumulate_micro_batch(plan: _Plan, gradients) -> tuple[tf.Tensor, tf.Tensor]:
@@ -308,7 +273,7 @@ def _finish_micro_step(strategy, plan, gradients, done, steps, mean_loss):
         train_op = tf.group(counted, name=f"{plan.name}_train")
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
     train_ops[:] = [*known_train_ops, train_op]
-    _register(
+    register(
         Window(
             name=plan.name,
             is_boundary=is_boundary,
@@ -341,14 +306,18 @@ def _apply_window(plan: _Plan, gradients: list[Gradient] | None):
     *sums, weight, loss = sums
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     is_plain = not plan.accumulators and replicas == 1
-    factor = tf.math.divide_no_nan(
-        tf.constant(plan.loss_divisor, weight.dtype), weight
-    )
-    mean, norm = _normalize_and_clip(
-        sums, None if is_plain else factor, plan.clip_norm, weight.dtype
+    factor = tf.math.divide_no_nan(tf.constant(plan.loss_divisor, weight.dtype), weight)
+    mean, norm = normalize_and_clip(
+        sums,
+        None if is_plain else factor,
+        plan.clip_norm,
+        dtype=weight.dtype,
+        has_unique_rows=bool(plan.accumulators),
     )
     # The sum above was the one reduction of the window.
-    options = {"skip_gradients_aggregation": True} if tf.distribute.has_strategy() else {}
+    options = (
+        {"skip_gradients_aggregation": True} if tf.distribute.has_strategy() else {}
+    )
     train = plan.optimizer.apply_gradients(
         list(zip(mean, plan.variables, strict=True)), **options
     )
@@ -358,55 +327,6 @@ def _apply_window(plan: _Plan, gradients: list[Gradient] | None):
             tf.identity(norm),
             tf.identity(weight),
         )
-
-
-def _normalize_and_clip(sums, factor, clip_norm, dtype):
-    """Returns (clip(factor * sums), norm of factor * sums), in one pass each.
-
-    Args:
-        sums: Tensors or `IndexedSlices`.
-        factor: Scalar of `dtype`; None is 1, exactly.
-        clip_norm: Largest global norm; None does not clip.
-        dtype: Of the norm.
-    """
-    norm = _global_norm(sums, dtype)
-    if factor is not None:
-        norm = norm * factor
-    scale = factor
-    if clip_norm is not None:
-        # As tf.clip_by_global_norm does, to the bit: 1 where the norm is within, NaN
-        # where it is not finite.
-        clip = clip_norm * tf.minimum(1.0 / norm, tf.constant(1.0, dtype) / clip_norm)
-        clip += norm - norm
-        scale = clip if factor is None else clip * factor
-    if scale is None:
-        return sums, norm
-    return [_scaled(value, scale) for value in sums], norm
-
-
-def _global_norm(sums, dtype) -> tf.Tensor:
-    halves = []
-    for value in sums:
-        if isinstance(value, tf.IndexedSlices):
-            value = _sum_duplicates(value)
-        if value.dtype in (tf.float16, tf.bfloat16):
-            value = tf.cast(value, dtype)  # squares leave float16's range
-        halves.append(tf.cast(tf.nn.l2_loss(value), dtype))
-    return tf.sqrt(tf.reduce_sum(tf.stack(halves)) * tf.constant(2.0, dtype))
-
-
-def _sum_duplicates(slices: tf.IndexedSlices) -> tf.Tensor:
-    """A row that is looked up twice has one gradient: the sum of both slices."""
-    unique, positions = tf.unique(slices.indices)
-    return tf.math.unsorted_segment_sum(slices.values, positions, tf.size(unique))
-
-
-def _scaled(value: Gradient, scale: tf.Tensor) -> Gradient:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            _scaled(value.values, scale), value.indices, value.dense_shape
-        )
-    return value * tf.cast(scale, value.dtype)
 
 
 def _flatten(strategy, values) -> list[tf.Tensor]:
@@ -421,73 +341,3 @@ def _state(plan: _Plan) -> list[tf.Variable]:
     for accumulator in plan.accumulators:
         state.extend(variable for variable in accumulator if variable is not None)
     return state
-
-
-def _register(window: Window) -> None:
-    graph = tf.compat.v1.get_default_graph()
-    # An attribute, not a collection: MetaGraphs could not serialize it.
-    setattr(graph, _GRAPH_ATTRIBUTE, [*get_windows(), window])
-
-
-def _check_optimizer(optimizer) -> None:
-    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise TypeError(
-            "`optimizer` must be a tf.compat.v1.train.Optimizer. Received: "
-            f"{optimizer!r}. Keras optimizers have no place in a v1 train op."
-        )
-
-
-def _check_clip_norm(clip_norm) -> None:
-    if clip_norm is None:
-        return
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float):
-        raise TypeError(
-            "`clip_norm` must be a number > 0 or None. "
-            f"Received: {clip_norm!r}. Use None to turn clipping off."
-        )
-    if not clip_norm > 0:
-        raise ValueError(
-            "`clip_norm` must be a number > 0 or None. "
-            f"Received: {clip_norm}. Use None to turn clipping off."
-        )
-
-
-def _check_scalar(argument: str, value) -> tf.Tensor:
-    value = tf.convert_to_tensor(value)
-    if value.shape.rank != 0:
-        raise ValueError(
-            f"`{argument}` must be a scalar. Received: shape {value.shape} from "
-            f"{value.name}. Reduce it, e.g. with tf.reduce_mean."
-        )
-    return value
-
-
-def _check_replica_context(optimizer):
-    replica = tf.distribute.get_replica_context()
-    if replica is None:
-        raise ValueError(
-            "make_accumulating_train_op must be called in replica context. Received: "
-            "cross-replica context. Call it inside a model_fn or inside strategy.run."
-        )
-    if tf.distribute.has_strategy():
-        parameters = inspect.signature(optimizer.apply_gradients).parameters
-        if "skip_gradients_aggregation" not in parameters:
-            raise ValueError(
-                "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
-                "`skip_gradients_aggregation`, so that gradients are reduced once. "
-                f"Received: {type(optimizer).__name__}, which overrides it without. "
-                "Implement _resource_apply_dense and _resource_apply_sparse instead."
-            )
-    return replica
-
-
-def _check_resource_variables(variables) -> None:
-    if not tf.compat.v1.control_flow_v2_enabled():
-        return
-    for variable in variables:
-        if not hasattr(variable, "handle"):
-            raise ValueError(
-                "Trained variables must be resource variables. Received: reference "
-                f"variable {variable.name}. Make it with use_resource=True, or call "
-                "tf.compat.v1.disable_v2_behavior() first."
-            )

@@ -12,11 +12,13 @@ dependencies as `global_step`, so the two cannot drift apart, and unlike
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
+_WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
 
 AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 
@@ -105,4 +107,62 @@ def accumulation_steps_tensor(
         message="`gradient_accumulation_steps` must return an integer >= 1.",
     )
     with tf.control_dependencies([at_least_one]):
-        return tf.cast(scheduled, tf.int64)
+        return tf.cast(tf.identity(scheduled), tf.int64)
+
+
+class Window(NamedTuple):
+    """What hooks may run and fetch of one accumulating train op; scalars throughout.
+
+    Attributes:
+        name: The scope of the window's variables.
+        is_boundary: Whether this micro-step updates. Fed with True, any of
+            `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
+            window without consuming a micro-batch.
+        loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
+        gradient_norm: Its gradient's global norm before clipping; NaN off the boundary.
+        weight: Sum of its weights over all replicas; NaN off the boundary.
+        mean_loss: Mean loss of the open window so far, this replica's micro-batches;
+            at a boundary that of the whole window.
+        micro_steps: Counts the micro-steps of the open window; None for K = 1.
+        steps: K of the open window [micro-steps per update].
+        update_step: Counts updates.
+        update_step_after: `update_step` as this micro-step leaves it.
+        global_step: Counts micro-steps.
+        global_step_after: `global_step` as this micro-step leaves it.
+        state: Variables that a graph without accumulation does not have.
+    """
+
+    name: str
+    is_boundary: tf.Tensor
+    loss: tf.Tensor
+    gradient_norm: tf.Tensor
+    weight: tf.Tensor
+    mean_loss: tf.Tensor
+    micro_steps: tf.Variable | None
+    steps: tf.Tensor
+    update_step: tf.Variable
+    update_step_after: tf.Tensor
+    global_step: tf.Variable
+    global_step_after: tf.Tensor
+    state: list[tf.Variable]
+
+
+def check_window_name(name: str) -> None:
+    """Raises if another accumulating train op of the default graph has that name."""
+    if any(window.name == name for window in get_windows()):
+        raise ValueError(
+            "`name` must be unique among the accumulating train ops of a graph. "
+            f"Received: {name!r} a second time. Pass another `name`."
+        )
+
+
+def get_windows() -> list[Window]:
+    """Returns the accumulating train ops of the default graph, in order of creation."""
+    return list(getattr(tf.compat.v1.get_default_graph(), _WINDOWS_ATTRIBUTE, []))
+
+
+def register(window: Window) -> None:
+    """Makes `window` known to `get_windows`."""
+    graph = tf.compat.v1.get_default_graph()
+    # An attribute, not a collection: MetaGraphs could not serialize it.
+    setattr(graph, _WINDOWS_ATTRIBUTE, [*get_windows(), window])

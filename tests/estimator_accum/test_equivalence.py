@@ -1,0 +1,155 @@
+"""The weights are those of the big batch, for every optimizer of tf.compat.v1.train."""
+
+import numpy as np
+import numpy_reference
+import pytest
+import tensorflow as tf
+import toy_models
+from toy_models import (
+    OPTIMIZERS,
+    make_batches,
+    relative_difference,
+    train_accumulating,
+    train_plain,
+)
+
+from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+
+v1 = tf.compat.v1
+UPDATES = 30
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    ("steps", "clip_norm", "decay"), [(2, None, 0.0), (3, 0.5, 0.1)]
+)
+def test_weights_and_slots_equal_those_of_the_big_batch(
+    name, dtype, steps, clip_norm, decay
+):
+    batches = make_batches(UPDATES, 6)
+    settings = {"dtype": dtype, "clip_norm": clip_norm, "decay": decay}
+    plain = train_plain(OPTIMIZERS[name], batches, **settings)
+    ours = train_accumulating(OPTIMIZERS[name], batches, steps, **settings)
+    trained = [key for key in plain if key != "global_step"]  # slots and beta powers
+    tolerance = 2e-5 if dtype == tf.float32 else 1e-12
+    assert relative_difference(ours, plain, trained) < tolerance
+    assert ours["update_step"] == UPDATES
+    assert ours["global_step"] == UPDATES * steps
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_step_windows_are_the_plain_optimizer_bit_for_bit(name):
+    batches = make_batches(10, 6)
+    plain = train_plain(OPTIMIZERS[name], batches, decay=0.1)
+    ours = train_accumulating(OPTIMIZERS[name], batches, 1, decay=0.1)
+    assert ours.pop("update_step") == 10
+    assert plain.keys() == ours.keys()
+    for key, value in plain.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1e9])
+def test_one_step_windows_with_clipping_are_clip_by_global_norm_bit_for_bit(clip_norm):
+    batches = make_batches(10, 6)
+    make_optimizer = OPTIMIZERS["adam"]
+    plain = train_plain(make_optimizer, batches, clip_norm=clip_norm)
+    ours = train_accumulating(make_optimizer, batches, 1, clip_norm=clip_norm)
+    np.testing.assert_array_equal(ours["dense"], plain["dense"])
+    # The true norm sums a row's duplicates in another order.
+    assert relative_difference(ours, plain, ["embedding"]) < 1e-6
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_schedule_counts_updates(steps):
+    """The rate halves with every update, not with every micro-step."""
+    batches = make_batches(4, 6)
+    plain = train_plain(OPTIMIZERS["gradient_descent"], batches, decay=1.0)
+    ours = train_accumulating(OPTIMIZERS["gradient_descent"], batches, steps, decay=1.0)
+    assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make_ours", "oracle"),
+    [
+        # Settings that float32, which TensorFlow makes of them, holds exactly.
+        (lambda: v1.train.GradientDescentOptimizer(0.125), numpy_reference.SGD(0.125)),
+        (
+            lambda: v1.train.MomentumOptimizer(0.125, 0.75),
+            numpy_reference.Momentum(0.125, 0.75),
+        ),
+        (
+            lambda: v1.train.AdamOptimizer(0.125, 0.75, 0.875, 2**-20),
+            numpy_reference.Adam(0.125, 0.75, 0.875, 2**-20),
+        ),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_updates_equal_the_numpy_oracle(make_ours, oracle):
+    random = np.random.default_rng(1)
+    gradients = random.normal(size=[UPDATES, 4, 5])
+    expected = np.zeros(5)
+    with tf.Graph().as_default(), v1.Session() as session:
+        gradient = v1.placeholder(tf.float64, [5])
+        variable = v1.get_variable("x", initializer=np.zeros(5))
+        train_op = make_accumulating_train_op(
+            tf.reduce_sum(variable * gradient), make_ours(), 4, clip_norm=0.75
+        )
+        session.run(v1.global_variables_initializer())
+        # TensorFlow keeps Adam's beta powers in float32.
+        rtol = 1e-7 if isinstance(oracle, numpy_reference.Adam) else 1e-12
+        for window in gradients:
+            for micro_batch in window:
+                session.run(train_op, {gradient: micro_batch})
+            clipped, _ = numpy_reference.clip_by_global_norm([window.mean(0)], 0.75)
+            expected = oracle.step(expected, clipped[0])
+            np.testing.assert_allclose(session.run(variable), expected, rtol=rtol)
+
+
+def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not():
+    """A masked loss: micro-batches of 1, 5 and 2 examples against one batch of 8."""
+    batch = make_batches(1, 8)[0]
+    plain = train_plain(OPTIMIZERS["gradient_descent"], [batch])
+
+    def train(is_weighted):
+        with tf.Graph().as_default(), v1.Session() as session:
+            model = toy_models.make_model()
+            examples = tf.shape(model.feeds.targets)[0]
+            train_op = make_accumulating_train_op(
+                model.loss,
+                v1.train.GradientDescentOptimizer(0.05),
+                3,
+                weight=examples if is_weighted else None,
+            )
+            session.run(v1.global_variables_initializer())
+            for part in np.split(np.arange(8), [1, 6]):
+                fields = (field[part] for field in batch)
+                session.run(train_op, dict(zip(model.feeds, fields, strict=True)))
+            return {"dense": session.run(model.dense)}
+
+    assert relative_difference(train(True), plain, ["dense"]) < 1e-6
+    assert relative_difference(train(False), plain, ["dense"]) > 1e-3
+
+
+def test_windows_grow_with_a_callable_of_the_update_step():
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [])
+        variable = v1.get_variable("x", initializer=0.0)
+        train_op = make_accumulating_train_op(
+            variable * x,
+            v1.train.GradientDescentOptimizer(1.0),
+            lambda update_step: 1 + tf.cast(update_step, tf.int32),
+        )
+        update_step = get_or_create_update_step()
+        session.run(v1.global_variables_initializer())
+        seen = []
+        for value in range(1, 11):
+            session.run(train_op, {x: value})
+            seen.append(tuple(session.run([update_step, variable])))
+    windows = [(1,), (2, 3), (4, 5, 6), (7, 8, 9, 10)]
+    expected, variable = [], 0.0
+    for updates, window in enumerate(windows):
+        expected += [(updates, variable)] * (len(window) - 1)
+        variable -= float(np.mean(window))
+        expected.append((updates + 1, variable))
+    assert seen == expected

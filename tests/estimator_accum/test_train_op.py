@@ -1,0 +1,415 @@
+"""One micro-step at a time: what moves, when, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from toy_models import OPTIMIZERS, make_batches, make_model, train_plain
+
+from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+from estimator_accum.window import get_windows
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def _fresh_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+def _linear_loss(initial=0.0):
+    """A loss whose gradient is what is fed."""
+    gradient = v1.placeholder(tf.float32, [])
+    variable = v1.get_variable("x", initializer=initial)
+    return gradient, variable, gradient * variable
+
+
+def test_value_after_each_of_twelve_micro_steps():
+    gradient, variable, loss = _linear_loss()
+    optimizer = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(loss, optimizer, 4)
+    values = []
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for micro_step in range(1, 13):
+            session.run(train_op, {gradient: micro_step})
+            values.append(session.run(variable))
+    assert values == [0, 0, 0, -2.5, -2.5, -2.5, -2.5, -9, -9, -9, -9, -19.5]
+
+
+def test_state_table():
+    """After each micro-step: x, its sum, micro_steps, global_step, update_step."""
+    gradient, variable, loss = _linear_loss()
+    optimizer = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(loss, optimizer, 3)
+    names = {v.op.name: v for v in v1.global_variables()}
+    columns = [
+        variable,
+        names["x/accumulator"],
+        names["accumulation/micro_steps"],
+        v1.train.get_global_step(),
+        get_or_create_update_step(),
+    ]
+    table = []
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        table.append(tuple(session.run(columns)))
+        for value in [1, 2, 6, 4, 4, 4]:
+            session.run(train_op, {gradient: value})
+            table.append(tuple(session.run(columns)))
+    assert table == [
+        (0, 0, 0, 0, 0),
+        (0, 1, 1, 1, 0),
+        (0, 3, 2, 2, 0),
+        (-3, 9, 0, 3, 1),  # the sum stays until the next window overwrites it
+        (-3, 4, 1, 4, 1),
+        (-3, 8, 2, 5, 1),
+        (-7, 12, 0, 6, 2),
+    ]
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "rmsprop_centered", "ftrl"])
+def test_between_boundaries_nothing_changes_and_on_them_everything_does(name):
+    model = make_model()
+    optimizer = OPTIMIZERS[name](0.1, None)
+    train_op = make_accumulating_train_op(model.loss, optimizer, 3)
+    frozen = [model.dense, model.embedding, *optimizer.variables()]
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        before = session.run(frozen)
+        for micro_step, batch in enumerate(make_batches(9, 4), start=1):
+            session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
+            after = session.run(frozen)
+            changed = [not np.array_equal(a, b) for a, b in zip(before, after)]
+            assert all(changed) if micro_step % 3 == 0 else not any(changed)
+            before = after
+
+
+def test_two_thousand_micro_steps_make_five_hundred_updates_none_off_phase():
+    """The predicate's read races nothing, with 8 threads between operations."""
+    gradient, variable, loss = _linear_loss()
+    optimizer = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(loss, optimizer, 4)
+    update_step = get_or_create_update_step()
+    config = v1.ConfigProto(inter_op_parallelism_threads=8)
+    off_phase = 0
+    with v1.Session(config=config) as session:
+        session.run(v1.global_variables_initializer())
+        run = session.make_callable(train_op, [gradient])
+        for micro_step in range(1, 2001):
+            run(1.0)
+            off_phase += session.run(update_step) != micro_step // 4
+        assert session.run(update_step) == 500
+        assert session.run(variable) == -500
+    assert off_phase == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_variables_are_those_of_the_plain_graph_plus_accumulation_state(name):
+    plain = train_plain(OPTIMIZERS[name], [])
+    with v1.variable_scope("unrelated"), tf.name_scope("scope"):
+        pass
+    model = make_model()
+    update_step = get_or_create_update_step()
+    optimizer = OPTIMIZERS[name](tf.constant(0.1), update_step)
+    make_accumulating_train_op(model.loss, optimizer, 3)
+    names = {v.op.name for v in v1.global_variables()}
+    assert names == plain.keys() | {
+        "update_step",
+        "accumulation/micro_steps",
+        "accumulation/weight",
+        "accumulation/loss",
+        "dense/accumulator",
+        "embedding/accumulator",
+        "embedding/accumulator_rows",
+    }
+
+
+def test_names_do_not_depend_on_the_callers_scopes():
+    with v1.variable_scope("tower"), tf.name_scope("train"):
+        _, _, loss = _linear_loss()
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        make_accumulating_train_op(loss, optimizer, 3)
+    names = {v.op.name for v in v1.global_variables()}
+    assert {"tower/x/accumulator", "update_step", "accumulation/micro_steps"} <= names
+
+
+def test_a_variable_without_gradient_is_skipped():
+    gradient, variable, loss = _linear_loss()
+    unused = v1.get_variable("unused", initializer=5.0)
+    optimizer = v1.train.MomentumOptimizer(1.0, 0.9)
+    train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=10.0)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train_op, {gradient: 1.0})
+        assert session.run([variable, unused]) == [-1.0, 5.0]
+    assert "unused/accumulator" not in [v.op.name for v in v1.global_variables()]
+
+
+def test_var_list_trains_nothing_else():
+    model = make_model()
+    optimizer = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(
+        model.loss, optimizer, 2, var_list=[model.dense]
+    )
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        dense, embedding = session.run([model.dense, model.embedding])
+        for batch in make_batches(2, 4):
+            session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
+        assert not np.array_equal(session.run(model.dense), dense)
+        np.testing.assert_array_equal(session.run(model.embedding), embedding)
+
+
+def test_mixed_dtypes_keep_each_their_own():
+    scale = v1.placeholder(tf.float64, [])
+    dtypes = [tf.float16, tf.float32, tf.float64]
+    variables = [v1.get_variable(d.name, [2], d) for d in dtypes]
+    loss = sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in variables) * scale
+    optimizer = v1.train.GradientDescentOptimizer(0.5)
+    train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=1e6)
+    accumulators = [v for v in v1.global_variables() if "/accumulator" in v.name]
+    assert {v.dtype.base_dtype for v in accumulators} == set(dtypes)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        before = session.run(variables)
+        for value in (2.0, 6.0):
+            session.run(train_op, {scale: value})
+        for old, new in zip(before, session.run(variables), strict=True):
+            np.testing.assert_allclose(new, old - 2, rtol=2e-3)
+
+
+class _SparseSpy(v1.train.GradientDescentOptimizer):
+    """Keeps the last gradients that it was handed."""
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        grads_and_vars = list(grads_and_vars)
+        self.seen = [gradient for gradient, _ in grads_and_vars]
+        rows = self.seen[0].indices
+        # A variable, since tensors of a tf.cond's branch cannot be fetched.
+        with tf.init_scope():
+            self.rows = v1.get_variable("rows", [4], tf.bool, trainable=False)
+        mask = tf.scatter_nd(rows[:, None], tf.ones_like(rows), [4])
+        with tf.control_dependencies([self.rows.assign(mask > 0, read_value=False)]):
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+
+def test_the_optimizer_sees_indexed_slices_over_the_rows_of_the_window():
+    ids = v1.placeholder(tf.int32, [None])
+    table = v1.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
+    optimizer = _SparseSpy(1.0)
+    loss = tf.reduce_sum(tf.gather(table, ids))
+    train_op = make_accumulating_train_op(loss, optimizer, 2)
+    assert isinstance(optimizer.seen[0], tf.IndexedSlices)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        windows = {((0, 0), (2,)): [1, 0, 1, 0], ((3,), (3, 1)): [0, 1, 0, 1]}
+        for window, touched in windows.items():
+            for micro_batch in window:
+                session.run(train_op, {ids: micro_batch})
+            assert session.run(optimizer.rows).tolist() == [bool(t) for t in touched]
+        rows = session.run(table)[:, 0]
+    np.testing.assert_array_equal(rows, [-1, -0.5, -0.5, -1])
+
+
+def test_an_embedding_costs_a_micro_step_the_rows_that_it_touches():
+    """No operation of the train op makes a tensor of the table's size."""
+    ids = v1.placeholder(tf.int32, [None])
+    table = v1.get_variable("table", [1 << 20, 16], initializer=tf.zeros_initializer())
+    optimizer = v1.train.AdagradOptimizer(1.0)
+    train_op = make_accumulating_train_op(
+        tf.reduce_sum(tf.gather(table, ids)), optimizer, 4, clip_norm=1.0
+    )
+    table_bytes = (1 << 20) * 16 * 4
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for _ in range(4):  # a table's first sparse update copies it, once
+            session.run(train_op, {ids: [5, 9, 5]})
+        for _ in range(4):
+            metadata = v1.RunMetadata()
+            session.run(train_op, {ids: [5, 9, 5]}, options, metadata)
+            allocated = [
+                memory.total_bytes
+                for device in metadata.step_stats.dev_stats
+                for node in device.node_stats
+                for memory in node.memory
+            ]
+            assert sum(allocated) < table_bytes / 10  # the mask of touched rows
+
+
+class _VariableMakingAdam(v1.train.Optimizer):
+    """Makes its slots inside apply_gradients, as BERT's AdamWeightDecayOptimizer."""
+
+    def __init__(self):
+        super().__init__(False, "VariableMakingAdam")
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        assignments = []
+        for gradient, variable in grads_and_vars:
+            name = variable.name.removesuffix(":0")
+            m, v = (
+                v1.get_variable(
+                    f"{name}/{slot}",
+                    variable.shape,
+                    trainable=False,
+                    initializer=tf.zeros_initializer(),
+                )
+                for slot in ("adam_m", "adam_v")
+            )
+            next_m = 0.9 * m + tf.multiply(0.1, gradient)
+            next_v = 0.999 * v + 0.001 * tf.square(tf.convert_to_tensor(gradient))
+            update = next_m / (tf.sqrt(next_v) + 1e-6) + 0.01 * variable
+            assignments += [
+                variable.assign(variable - 0.1 * update),
+                m.assign(next_m),
+                v.assign(next_v),
+            ]
+        return tf.group(*assignments, name=name)
+
+
+def test_an_optimizer_may_make_variables_inside_apply_gradients():
+    def make(rate, step):
+        del rate, step
+        return _VariableMakingAdam()
+
+    model = make_model()
+    batches = make_batches(5, 6)
+    train_op = make_accumulating_train_op(model.loss, _VariableMakingAdam(), 2)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for batch in batches:
+            for half in (slice(0, 3), slice(3, 6)):
+                fields = (field[half] for field in batch)
+                session.run(train_op, dict(zip(model.feeds, fields, strict=True)))
+        ours = {v.op.name: session.run(v) for v in v1.global_variables()}
+    plain = train_plain(make, batches)
+    slots = [name for name in plain if "adam" in name]
+    assert len(slots) == 4
+    for name in ["dense", "embedding", *slots]:
+        np.testing.assert_allclose(ours[name], plain[name], rtol=2e-5, atol=1e-6)
+
+
+def test_update_ops_of_the_caller_run_once_every_micro_step():
+    gradient, _, loss = _linear_loss()
+    moving = v1.get_variable("moving", initializer=0.0, trainable=False)
+    with tf.control_dependencies([moving.assign_add(gradient)]):
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_op = make_accumulating_train_op(loss, optimizer, 3)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for micro_step in range(1, 8):
+            session.run(train_op, {gradient: 1.0})
+            assert session.run(moving) == micro_step
+
+
+def test_the_meta_graph_can_be_imported_again(tmp_path):
+    _, _, loss = _linear_loss()
+    optimizer = v1.train.AdamOptimizer(1.0)
+    train_op = make_accumulating_train_op(loss, optimizer, 3)
+    v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
+    with tf.Graph().as_default() as graph:
+        v1.train.import_meta_graph(str(tmp_path / "graph.meta"))
+        (imported,) = graph.get_collection(v1.GraphKeys.TRAIN_OP)
+        assert imported.name == train_op.name
+
+
+def test_the_window_reports_its_mean_loss_and_norm_before_clipping():
+    gradient, _, loss = _linear_loss(initial=2.0)
+    optimizer = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=0.25)
+    (window,) = get_windows()
+    fetches = [window.loss, window.gradient_norm, window.weight, window.mean_loss]
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        _, values = session.run([train_op, fetches], {gradient: 1.0})
+        np.testing.assert_array_equal(values, [np.nan, np.nan, np.nan, 2.0])
+        _, values = session.run([train_op, fetches], {gradient: 5.0})
+        np.testing.assert_array_equal(values, [6.0, 3.0, 2.0, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("steps", "error", "message"),
+    [
+        (0, ValueError, r"integer >= 1\. Received: 0\. Use 1"),
+        (-3, ValueError, r"integer >= 1\. Received: -3\. Use 1"),
+        (2.5, TypeError, r"integer >= 1 or a callable.*Received: 2\.5\. Use 1"),
+        (True, TypeError, r"integer >= 1 or a callable.*Received: True\. Use 1"),
+        (lambda _: 0.5, ValueError, r"return an integer scalar.*float32 of shape"),
+    ],
+)
+def test_gradient_accumulation_steps_must_be_a_positive_integer(steps, error, message):
+    _, _, loss = _linear_loss()
+    with pytest.raises(error, match=message):
+        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), steps)
+
+
+def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():
+    gradient, _, loss = _linear_loss()
+    train_op = make_accumulating_train_op(
+        loss, v1.train.GradientDescentOptimizer(1.0), lambda step: 1 - step
+    )
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(train_op, {gradient: 1.0})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="integer >= 1"):
+            session.run(train_op, {gradient: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "error"), [(0, ValueError), (-1.0, ValueError), ("1", TypeError)]
+)
+def test_clip_norm_must_be_positive(clip_norm, error):
+    _, _, loss = _linear_loss()
+    with pytest.raises(error, match=r"`clip_norm` must be a number > 0 or None\. Rec"):
+        make_accumulating_train_op(
+            loss, v1.train.AdamOptimizer(), 2, clip_norm=clip_norm
+        )
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    x = v1.get_variable("x", [3])
+    with pytest.raises(ValueError, match=r"`loss` must be a scalar.*\(3,\).*Reduce"):
+        make_accumulating_train_op(x * x, v1.train.AdamOptimizer(), 2)
+
+
+def test_a_weight_that_is_no_scalar_is_refused():
+    _, _, loss = _linear_loss()
+    with pytest.raises(ValueError, match=r"`weight` must be a scalar.*\(2,\)"):
+        make_accumulating_train_op(
+            loss, v1.train.AdamOptimizer(), 2, weight=tf.ones([2])
+        )
+
+
+def test_a_loss_without_any_gradient_is_refused_by_name():
+    v1.get_variable("x", [])
+    loss = tf.constant(1.0, name="my_loss")
+    with pytest.raises(ValueError, match=r"depend on a trained variable.*my_loss:0"):
+        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2)
+
+
+def test_a_keras_optimizer_is_refused():
+    _, _, loss = _linear_loss()
+    with pytest.raises(TypeError, match=r"must be a tf.compat.v1.train.Optimizer"):
+        make_accumulating_train_op(loss, tf.keras.optimizers.legacy.Adam(), 2)
+
+
+def test_cross_replica_context_is_refused():
+    _, _, loss = _linear_loss()
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with strategy.scope(), pytest.raises(ValueError, match="in replica context"):
+        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2)
+
+
+def test_a_reference_variable_is_refused_where_tf_cond_cannot_hold_it():
+    x = v1.get_variable("x", [], use_resource=False)
+    with pytest.raises(ValueError, match=r"reference variable x:0.*use_resource=True"):
+        make_accumulating_train_op(x * 1.0, v1.train.AdamOptimizer(), 2)
+
+
+def test_a_second_train_op_needs_its_own_name():
+    x, y = (v1.get_variable(name, []) for name in "xy")
+    make_accumulating_train_op(x * 1.0, v1.train.AdamOptimizer(), 2, var_list=[x])
+    with pytest.raises(ValueError, match=r"`name` must be unique.*'accumulation'"):
+        make_accumulating_train_op(y * 1.0, v1.train.AdamOptimizer(), 2, var_list=[y])

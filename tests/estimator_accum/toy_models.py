@@ -1,0 +1,156 @@
+"""Small models and optimizers that several tests of the core share."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+
+v1 = tf.compat.v1
+
+# name -> optimizer(learning_rate, update_step)
+OPTIMIZERS = {
+    "adadelta": lambda rate, _: v1.train.AdadeltaOptimizer(rate * 100, epsilon=1e-3),
+    "adagrad": lambda rate, _: v1.train.AdagradOptimizer(rate),
+    "adagrad_da": lambda rate, step: v1.train.AdagradDAOptimizer(
+        rate, step, l2_regularization_strength=0.01
+    ),
+    "adam": lambda rate, _: v1.train.AdamOptimizer(rate),
+    "ftrl": lambda rate, _: v1.train.FtrlOptimizer(
+        rate, l1_regularization_strength=0.01
+    ),
+    "gradient_descent": lambda rate, _: v1.train.GradientDescentOptimizer(rate),
+    "momentum": lambda rate, _: v1.train.MomentumOptimizer(rate, 0.9),
+    "nesterov": lambda rate, _: v1.train.MomentumOptimizer(
+        rate, 0.9, use_nesterov=True
+    ),
+    # Their strengths must be tensors of the variables' dtype.
+    "proximal_adagrad": lambda rate, _: v1.train.ProximalAdagradOptimizer(
+        rate, 0.1, tf.constant(0.001, rate.dtype), tf.constant(0.01, rate.dtype)
+    ),
+    "proximal_gradient_descent": lambda rate, _: (
+        v1.train.ProximalGradientDescentOptimizer(
+            rate, tf.constant(0.001, rate.dtype), tf.constant(0.01, rate.dtype)
+        )
+    ),
+    "rmsprop": lambda rate, _: v1.train.RMSPropOptimizer(rate, momentum=0.5),
+    "rmsprop_centered": lambda rate, _: v1.train.RMSPropOptimizer(rate, centered=True),
+}
+
+ROWS, WIDTH = 11, 3
+
+
+class Batch(NamedTuple):
+    """inputs [B, WIDTH], ids [B, 2] of embedding rows, targets [B]."""
+
+    inputs: np.ndarray
+    ids: np.ndarray
+    targets: np.ndarray
+
+
+def make_batches(count: int, size: int, seed: int = 0) -> list[Batch]:
+    """Batches that touch only some rows each; row 0 never, duplicates within."""
+    random = np.random.default_rng(seed)
+    return [
+        Batch(
+            random.normal(size=[size, WIDTH]),
+            1 + random.integers(0, ROWS - 1, [size, 1]).repeat(2, axis=1) % (2 + i % 9),
+            random.normal(size=size),
+        )
+        for i in range(count)
+    ]
+
+
+def split(batch: Batch, parts: int) -> list[Batch]:
+    cut = [np.array_split(field, parts) for field in batch]
+    return [Batch(*fields) for fields in zip(*cut, strict=True)]
+
+
+class Model(NamedTuple):
+    """A regression on dense inputs and an embedding, in the default graph."""
+
+    feeds: Batch
+    loss: tf.Tensor
+    dense: tf.Variable
+    embedding: tf.Variable
+
+
+def make_model(dtype=tf.float32) -> Model:
+    feeds = Batch(
+        v1.placeholder(dtype, [None, WIDTH]),
+        v1.placeholder(tf.int64, [None, 2]),
+        v1.placeholder(dtype, [None]),
+    )
+    start = np.linspace(-1, 1, WIDTH), np.linspace(-1, 1, ROWS * 2).reshape(ROWS, 2)
+    dense = v1.get_variable("dense", initializer=tf.constant(start[0], dtype))
+    embedding = v1.get_variable("embedding", initializer=tf.constant(start[1], dtype))
+    predicted = tf.linalg.matvec(feeds.inputs, dense)
+    predicted += tf.reduce_sum(tf.gather(embedding, feeds.ids), [1, 2])
+    loss = tf.reduce_mean(tf.square(predicted - feeds.targets))
+    return Model(feeds, loss, dense, embedding)
+
+
+def train_plain(make_optimizer, batches, dtype=tf.float32, clip_norm=None, decay=0.0):
+    """The big batch, without this library; returns every variable's value by name."""
+    with tf.Graph().as_default():
+        model = make_model(dtype)
+        step = v1.train.get_or_create_global_step()
+        rate = 0.05 / (1.0 + decay * tf.cast(step, dtype))
+        optimizer = make_optimizer(rate, step)
+        pairs = optimizer.compute_gradients(model.loss)
+        if clip_norm is not None:
+            gradients, variables = zip(*pairs, strict=True)
+            norm = tf.linalg.global_norm([_summed(g) for g in gradients])
+            gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
+            pairs = zip(gradients, variables, strict=True)
+        train_op = optimizer.apply_gradients(pairs, global_step=step)
+        return _run(model, train_op, batches)
+
+
+def train_accumulating(
+    make_optimizer,
+    batches,
+    steps,
+    dtype=tf.float32,
+    clip_norm=None,
+    decay=0.0,
+    **options,
+):
+    """The same batches, each cut into `steps` micro-batches."""
+    with tf.Graph().as_default():
+        model = make_model(dtype)
+        update_step = get_or_create_update_step()
+        rate = 0.05 / (1.0 + decay * tf.cast(update_step, dtype))
+        train_op = make_accumulating_train_op(
+            model.loss,
+            make_optimizer(rate, update_step),
+            steps,
+            clip_norm=clip_norm,
+            **options,
+        )
+        micro_batches = [part for batch in batches for part in split(batch, steps)]
+        return _run(model, train_op, micro_batches)
+
+
+def _summed(gradient):
+    """A row that is looked up twice has one gradient."""
+    return tf.convert_to_tensor(gradient)
+
+
+def _run(model, train_op, batches):
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for batch in batches:
+            session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
+        variables = v1.global_variables()
+        values = session.run(variables)
+    return {v.op.name: value for v, value in zip(variables, values, strict=True)}
+
+
+def relative_difference(ours: dict, theirs: dict, names) -> float:
+    """Largest difference of any named variable, relative to that variable's largest."""
+    return max(
+        np.max(np.abs(ours[name] - theirs[name])) / np.max(np.abs(theirs[name]))
+        for name in names
+    )
