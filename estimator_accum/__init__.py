@@ -2,10 +2,11 @@
 
 from estimator_accum.hooks import make_accumulation_hooks
 from estimator_accum.train_op import make_accumulating_train_op
-from estimator_accum.window import get_or_create_update_step
+from estimator_accum.window import get_or_create_update_step, get_windows
 
 __all__ = [
     "get_or_create_update_step",
+    "get_windows",
     "make_accumulating_train_op",
     "make_accumulation_hooks",
 ]

@@ -21,7 +21,7 @@ import os
 import tensorflow as tf
 
 from estimator_accum.checkpoints import SaveWatch, WindowlessRestore, get_or_add_saver
-from estimator_accum.reporting import MetricsFile, ProgressBar, Update
+from estimator_accum.reporting import MetricsFile, Progress, Update
 from estimator_accum.window import Window, get_windows
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -70,7 +70,7 @@ def make_accumulation_hooks(
             "`partial_window` must be one of 'keep' and 'apply'. "
             f"Received: {partial_window!r}. Use 'keep' to go on in mid-window later."
         )
-    reports = [ProgressBar(total_updates)]
+    reports = [Progress(total_updates)]
     if metrics_dir is not None:
         reports.append(MetricsFile(metrics_dir, weight_unit))
     return [AccumulationHook(partial_window, learning_rate, reports, saver)]

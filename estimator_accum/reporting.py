@@ -1,6 +1,7 @@
-"""What a run tells of its updates: a CSV file, TensorBoard scalars, a progress bar."""
+"""What a run tells of its updates: a CSV file, TensorBoard scalars, progress."""
 
 import csv
+import logging
 import os
 import pathlib
 import time
@@ -8,6 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 import tqdm
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 class Update(NamedTuple):
@@ -122,19 +125,23 @@ class MetricsFile:
             self._events.flush()
 
 
-class ProgressBar:
-    """Updates done, to do, and the remaining time; only where stderr is a terminal.
+class Progress:
+    """Updates done, to do, and the remaining time.
+
+    A bar where stderr is a terminal; elsewhere a log line now and then.
 
     Args:
         total_updates: Updates of the whole run; None when nobody knows.
     """
+
+    _SECS_BETWEEN_LINES = 30
 
     def __init__(self, total_updates: int | None):
         self._total = total_updates
         self._bar = None
 
     def open(self, update_step: int) -> None:
-        """Starts the bar at `update_step`."""
+        """Starts at `update_step`."""
         self.close()
         self._bar = tqdm.tqdm(
             total=self._total,
@@ -143,11 +150,30 @@ class ProgressBar:
             desc="training",
             disable=None,  # where stderr is no terminal
         )
+        self._start = (update_step, time.perf_counter())
+        self._next_line = self._start[1] + self._SECS_BETWEEN_LINES
 
     def write(self, update: Update) -> None:
-        """Moves the bar to one update."""
+        """Moves on to one update."""
+        if self._bar.disable:
+            if time.perf_counter() >= self._next_line:
+                self._log(update)
+            return
         self._bar.set_postfix(loss=f"{update.loss:.4g}", refresh=False)
         self._bar.update(update.update_step - self._bar.n)
+
+    def _log(self, update: Update) -> None:
+        now = time.perf_counter()
+        self._next_line = now + self._SECS_BETWEEN_LINES
+        done = f"update {update.update_step:,}"
+        remaining = ""
+        if self._total is not None:
+            first, since = self._start
+            secs_per_update = (now - since) / max(update.update_step - first, 1)
+            secs = secs_per_update * (self._total - update.update_step)
+            done += f" of {self._total:,}"
+            remaining = f", {tqdm.tqdm.format_interval(secs)} left"
+        _logger.info("%s: loss %.4g%s", done, update.loss, remaining)
 
     def close(self) -> None:
         """Leaves the bar as it stands."""

@@ -127,7 +127,9 @@ def make_accumulating_train_op(
         loss.name,
     )
     dtype = _scalar_dtype(gradients)
-    weight = tf.cast(weight, dtype)
+    with tf.control_dependencies([loss]):
+        # A constant weight must not be counted when the micro-batch fails to come.
+        weight = tf.identity(tf.cast(weight, dtype))
     gradients = [*gradients, weight, weight * tf.cast(loss, dtype)]
 
     def prepare(strategy) -> _Plan:
@@ -318,9 +320,12 @@ def _apply_window(plan: _Plan, gradients: list[Gradient] | None):
     options = (
         {"skip_gradients_aggregation": True} if tf.distribute.has_strategy() else {}
     )
-    train = plan.optimizer.apply_gradients(
-        list(zip(mean, plan.variables, strict=True)), **options
-    )
+    # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
+    # as the one does that finds the end of the data, must not move even that.
+    with tf.control_dependencies([loss]):
+        train = plan.optimizer.apply_gradients(
+            list(zip(mean, plan.variables, strict=True)), **options
+        )
     with tf.control_dependencies([train, *cleared]):
         return (
             tf.math.divide_no_nan(loss, weight),

@@ -1,0 +1,1 @@
+"""BERT fine-tuned on GLUE's classification tasks, with gradient accumulation."""

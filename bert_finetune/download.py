@@ -1,0 +1,284 @@
+"""Fetching published files: download or take from disk, verify, unpack, put in place.
+
+Nothing appears at its destination before it is complete, and what is there already is
+left alone, so that fetching twice is safe.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import http.client
+import os
+import pathlib
+import shutil
+import sys
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+_CHUNK_BYTES = 1 << 18
+_TIMEOUT_SECS = 60
+# What zipfile raises for damage, encryption (RuntimeError) and unknown compression.
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+
+
+class FetchError(Exception):
+    """A file could not be had, or is not what was published: exit code 1."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One published file.
+
+    Attributes:
+        url: Where it is published.
+        sha256: Its checksum in hexadecimal; None where none is known.
+    """
+
+    url: str
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.url.rpartition("/")[2]
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one sentence, without usage."""
+
+    def error(self, message: str):
+        """Leaves with exit code 2."""
+        self.exit(2, f"{self.prog}: {message}. Try --help.\n")
+
+
+def exit_code_of(action: Callable[[], None]) -> int:
+    """Runs a script's action; its error becomes one sentence on stderr.
+
+    Returns:
+        0, 1 (nothing to fetch from, or something else came) or 2 (bad flags).
+    """
+    try:
+        action()
+    except FetchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def check_base_url(base_url: str) -> None:
+    """Raises unless `--base_url` is an address that files can be fetched from."""
+    if not base_url.startswith(("http://", "https://")):
+        raise ValueError(
+            "`--base_url` must be an http:// or https:// address. "
+            f"Received: {base_url!r}. Leave it out for the official one."
+        )
+
+
+def is_complete(destination: pathlib.Path, names: Sequence[str]) -> bool:
+    """Returns whether `destination` holds all the files, False if it does not exist.
+
+    Raises:
+        ValueError: If it exists with less than that.
+    """
+    if not destination.exists():
+        return False
+    missing = [name for name in names if not (destination / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"{destination} must hold {', '.join(names)}, or not exist. Received: one "
+            f"without {', '.join(missing)}. Remove it and run again."
+        )
+    return True
+
+
+@contextlib.contextmanager
+def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives an empty folder whose `content/` becomes `destination` at the end.
+
+    After an error nothing is left of it.
+    """
+    parent = destination.parent
+    is_new_parent = not parent.exists()
+    staging = parent / f".{destination.name}.{os.getpid()}.part"
+    (staging / "content").mkdir(parents=True)
+    try:
+        yield staging
+        (staging / "content").rename(destination)
+    finally:
+        shutil.rmtree(staging)
+        if is_new_parent:
+            with contextlib.suppress(OSError):  # not empty: it has been filled
+                parent.rmdir()
+
+
+def obtain(
+    files: Sequence[RemoteFile], archives: Sequence[pathlib.Path], folder: pathlib.Path
+) -> list[pathlib.Path]:
+    """Returns verified local copies of the files, in their order.
+
+    Args:
+        files: What is wanted.
+        archives: Copies that the user has downloaded by hand, recognized by their
+            names (one for a single file may have any name); empty: download.
+        folder: Where downloads go.
+
+    Raises:
+        FetchError: If a download fails or has another checksum.
+        ValueError: If the archives are not those files.
+    """
+    if not archives:
+        return [_download(file, folder, _by_hand(files)) for file in files]
+    named = {path.name: path for path in archives}
+    if len(files) == len(archives) == 1:
+        named = {files[0].name: archives[0]}
+    if set(named) != {file.name for file in files}:
+        raise ValueError(
+            f"`--archive` must name {' and '.join(file.name for file in files)}. "
+            f"Received: {' '.join(map(str, archives))}. {_by_hand(files)}"
+        )
+    for file in files:
+        _check_archive(file, named[file.name])
+    return [named[file.name] for file in files]
+
+
+def _by_hand(files: Sequence[RemoteFile]) -> str:
+    return (
+        f"By hand: download {' and '.join(file.url for file in files)} anywhere and "
+        f"run this again with --archive {' '.join(file.name for file in files)}."
+    )
+
+
+def _check_archive(file: RemoteFile, path: pathlib.Path) -> None:
+    if not path.is_file():
+        raise ValueError(
+            f"`--archive` must name an existing file. Received: {path}. "
+            f"{_by_hand([file])}"
+        )
+    if file.sha256 and _sha256(path) != file.sha256:
+        raise ValueError(
+            f"`--archive` must be what is published at {file.url}, with the SHA-256 "
+            f"{file.sha256}. Received: {path} with {_sha256(path)}. Download it again."
+        )
+
+
+def _sha256(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _download(file: RemoteFile, folder: pathlib.Path, by_hand: str) -> pathlib.Path:
+    path = folder / file.name
+    with path.open("wb") as output:
+        for chunk in _read(file.url, by_hand):
+            output.write(chunk)
+    if file.sha256 and _sha256(path) != file.sha256:
+        raise FetchError(
+            f"{file.url} must have the SHA-256 {file.sha256}. Received: "
+            f"{_sha256(path)}. It was changed or damaged on its way: try again later."
+        )
+    return path
+
+
+def _read(url: str, by_hand: str) -> Iterator[bytes]:
+    """Yields a download in pieces, with a progress bar on a terminal."""
+    request = urllib.request.Request(url, headers={"User-Agent": "estimator-accum"})
+    with contextlib.ExitStack() as stack:
+        with _fetch_errors(url, by_hand):
+            response = stack.enter_context(
+                urllib.request.urlopen(request, timeout=_TIMEOUT_SECS)
+            )
+        total = int(response.headers["Content-Length"] or 0)
+        bar = stack.enter_context(
+            tqdm(
+                desc=url.rpartition("/")[2],
+                total=total or None,
+                unit="B",
+                unit_scale=True,
+                disable=None,  # no bar unless stderr is a terminal
+            )
+        )
+        received = 0
+        while True:
+            with _fetch_errors(url, by_hand):
+                chunk = response.read(_CHUNK_BYTES)
+                if not chunk and received < total:
+                    raise OSError(f"it ended after {received} of {total} bytes")
+            if not chunk:
+                return
+            received += len(chunk)
+            bar.update(len(chunk))
+            yield chunk
+
+
+@contextlib.contextmanager
+def _fetch_errors(url: str, by_hand: str) -> Iterator[None]:
+    # Only around the network: an error of the disk must not be called one of the net.
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise FetchError(
+            f"{url} could not be downloaded: {error}. {by_hand}"
+        ) from error
+
+
+def unpack(
+    archive: pathlib.Path, names: Sequence[str], folder: pathlib.Path, *, is_own: bool
+) -> None:
+    """Copies files out of a zip, out of the one folder in it that has them all.
+
+    Every file's checksum in the zip is verified; other files are left out.
+
+    Args:
+        archive: The zip.
+        names: The files' names, without folders.
+        folder: Where they go, existing.
+        is_own: Whether the user gave the archive; decides the kind of the error.
+
+    Raises:
+        FetchError: If a download is damaged or lacks a file.
+        ValueError: The same of the user's own archive.
+    """
+    error_type = ValueError if is_own else FetchError
+    try:
+        with zipfile.ZipFile(archive) as content:
+            inside = _folder_inside(content.namelist(), names)
+            for name in names:
+                source = content.open(inside + name)
+                with source, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(source, target, _CHUNK_BYTES)
+    except _ZIP_ERRORS as error:
+        raise error_type(
+            f"{archive.name} must be an undamaged zip file. Received: {error}. "
+            "Download it again."
+        ) from error
+    except KeyError as error:
+        raise error_type(
+            f"{archive.name} must hold {', '.join(names)} in one folder. Received: a "
+            f"zip file without {error.args[0]}. It is not the published one: download "
+            "it again."
+        ) from error
+
+
+def _folder_inside(members: Sequence[str], names: Sequence[str]) -> str:
+    """Returns the shallowest folder of a zip that has all names: `` or `CoLA/`."""
+    members = {"", *members}  # never without a folder
+    folders = {member[: member.rfind("/") + 1] for member in members}
+    lacking = {
+        folder: [name for name in names if folder + name not in members]
+        for folder in folders
+    }
+    best = min(folders, key=lambda folder: (len(lacking[folder]), len(folder)))
+    if lacking[best]:
+        raise KeyError(", ".join(lacking[best]))
+    return best

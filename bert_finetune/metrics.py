@@ -1,0 +1,68 @@
+"""GLUE's metrics as streaming `eval_metric_ops`, over all batches of an evaluation."""
+
+import tensorflow as tf
+
+Metric = tuple[tf.Tensor, tf.Tensor]
+
+
+def eval_metric_ops(
+    names: tuple[str, ...],
+    labels: tf.Tensor,
+    logits: tf.Tensor,
+    per_example_loss: tf.Tensor,
+) -> dict[str, Metric]:
+    """Returns value and update ops by the names that `eval_results.txt` lists.
+
+    Args:
+        names: Out of accuracy, f1 (of class 1) and matthews_correlation.
+        labels: int32 [B].
+        logits: [B, classes]; two classes for f1 and matthews_correlation.
+        per_example_loss: [B].
+    """
+    predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
+    ops = {
+        "eval_loss": tf.compat.v1.metrics.mean(per_example_loss),
+        "eval_accuracy": tf.compat.v1.metrics.accuracy(labels, predicted),
+    }
+    if "f1" in names:
+        ops["f1"] = _f1(labels, predicted)
+    if "matthews_correlation" in names:
+        ops["matthews_correlation"] = _matthews_correlation(labels, predicted)
+    return ops
+
+
+def _f1(labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
+    """2 tp / (2 tp + fp + fn); 0 where nothing is or is called positive."""
+
+    def f1(counts):
+        tp, _, fp, fn = counts
+        return tf.math.divide_no_nan(2 * tp, 2 * tp + fp + fn)
+
+    return _of_counts(f1, labels, predicted)
+
+
+def _matthews_correlation(labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
+    """(tp tn - fp fn) / sqrt((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0 / 0."""
+
+    def matthews_correlation(counts):
+        tp, tn, fp, fn = counts
+        # Roots first: the product of four counts leaves float32's integers.
+        norm = tf.sqrt((tp + fp) * (tp + fn)) * tf.sqrt((tn + fp) * (tn + fn))
+        return tf.math.divide_no_nan(tp * tn - fp * fn, norm)
+
+    return _of_counts(matthews_correlation, labels, predicted)
+
+
+def _of_counts(formula, labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
+    metrics = tf.compat.v1.metrics
+    counters = [
+        counter(tf.equal(labels, 1), tf.equal(predicted, 1))
+        for counter in (
+            metrics.true_positives,
+            metrics.true_negatives,
+            metrics.false_positives,
+            metrics.false_negatives,
+        )
+    ]
+    values, updates = zip(*counters, strict=True)
+    return formula(values), formula(updates)

@@ -1,0 +1,115 @@
+"""The `model_fn` of a fine-tuning run: encoder, classifier, loss, accumulation.
+
+Shapes: B = examples of a micro-batch, T = tokens, C = classes.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from bert_finetune import metrics, modeling, optimization
+from bert_finetune.checkpoint import init_from_checkpoint
+from bert_finetune.settings import Settings
+from bert_finetune.tasks import Task
+from estimator_accum import (
+    get_or_create_update_step,
+    get_windows,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+)
+
+
+def make_model_fn(
+    settings: Settings, config: modeling.BertConfig, task: Task, num_updates: int
+) -> Callable:
+    """Returns the model_fn for `tf.estimator.Estimator`.
+
+    Args:
+        settings: Of the run.
+        config: Of the encoder.
+        task: Decides the classes and the metrics.
+        num_updates: Updates of the whole training run, the schedule's length.
+    """
+
+    def model_fn(features, labels, mode, params):
+        del params
+        is_training = mode == tf.estimator.ModeKeys.TRAIN
+        uses_dropout = is_training and settings.dropout
+        output = modeling.encode(
+            config,
+            features["input_ids"],
+            features["input_mask"],
+            features["segment_ids"],
+            is_training=uses_dropout,
+        )
+        logits = modeling.classifier_logits(
+            output.pooled, len(task.labels), is_training=uses_dropout
+        )  # [B, C]
+        if settings.init_checkpoint:
+            init_from_checkpoint(settings.init_checkpoint)
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            return _prediction(mode, logits)
+        per_example_loss = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=labels, logits=logits
+        )  # [B]
+        loss = tf.reduce_mean(per_example_loss)
+        if is_training:
+            return _training(mode, settings, loss, tf.shape(labels)[0], num_updates)
+        ops = metrics.eval_metric_ops(task.metrics, labels, logits, per_example_loss)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
+
+    return model_fn
+
+
+def _training(mode, settings: Settings, loss, num_examples, num_updates: int):
+    rate = optimization.learning_rate(
+        settings.learning_rate,
+        get_or_create_update_step(),
+        num_updates,
+        int(num_updates * settings.warmup_proportion),
+    )
+    # accumulation: the train op, whose weight makes a short last micro-batch count less
+    train_op = make_accumulating_train_op(
+        loss,
+        optimization.AdamWeightDecayOptimizer(rate),
+        settings.gradient_accumulation_steps,
+        clip_norm=settings.clip_norm,
+        weight=num_examples,
+    )
+    # accumulation: the last window may be partial; it is applied
+    hooks = make_accumulation_hooks(
+        partial_window="apply",
+        metrics_dir=settings.output_dir,
+        learning_rate=rate,
+        weight_unit="examples",
+        total_updates=num_updates,
+    )
+    return tf.estimator.EstimatorSpec(
+        mode,
+        loss=get_windows()[-1].mean_loss,  # of the window, not of its last micro-batch
+        train_op=train_op,
+        training_hooks=hooks,
+    )
+
+
+def _prediction(mode, logits: tf.Tensor):
+    predictions = {
+        "probabilities": tf.nn.softmax(logits, axis=-1),  # [B, C]
+        "label": tf.argmax(logits, axis=-1, output_type=tf.int32),  # [B]
+    }
+    return tf.estimator.EstimatorSpec(
+        mode,
+        predictions=predictions,
+        export_outputs={
+            "serving_default": tf.estimator.export.PredictOutput(predictions)
+        },
+    )
+
+
+def serving_input_receiver_fn():
+    """Token ids in: int32 `input_ids`, `input_mask`, `segment_ids`, all [B, T]."""
+    features = {
+        name: tf.compat.v1.placeholder(tf.int32, [None, None], name=name)
+        for name in ("input_ids", "input_mask", "segment_ids")
+    }
+    return tf.estimator.export.ServingInputReceiver(features, features)

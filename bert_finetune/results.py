@@ -1,0 +1,48 @@
+"""The files that a run leaves: evaluation results, predictions, GLUE submissions."""
+
+import os
+import pathlib
+from collections.abc import Iterable
+
+from bert_finetune.settings import write_text
+from bert_finetune.tasks import Example, Task
+
+
+def write_eval_results(output_dir: str | os.PathLike, values: dict) -> pathlib.Path:
+    """Writes `eval_results.txt`: a line `name = value` each, sorted by name."""
+    path = pathlib.Path(output_dir) / "eval_results.txt"
+    write_text(path, "".join(f"{name} = {values[name]}\n" for name in sorted(values)))
+    return path
+
+
+def write_predictions(
+    output_dir: str | os.PathLike,
+    task: Task,
+    submission_file: str,
+    probabilities_file: str,
+    rows: list[Example],
+    predictions: Iterable[dict],
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Writes the classes' probabilities and what GLUE's server takes, in file order.
+
+    Args:
+        output_dir: Where both go.
+        task: Names the labels.
+        submission_file: GLUE's name for it, e.g. `CoLA.tsv`; columns index, prediction.
+        probabilities_file: A line an example, a column a class, no header, as
+            google-research/bert's `test_results.tsv`.
+        rows: The test file's rows.
+        predictions: With "probabilities" and "label", one for each row.
+
+    Returns:
+        The paths of both.
+    """
+    probabilities, submission = [], ["index\tprediction\n"]
+    for row, prediction in zip(rows, predictions, strict=True):
+        probabilities.append("\t".join(map(str, prediction["probabilities"])) + "\n")
+        submission.append(f"{row.guid}\t{task.labels[prediction['label']]}\n")
+    folder = pathlib.Path(output_dir)
+    paths = folder / probabilities_file, folder / submission_file
+    write_text(paths[0], "".join(probabilities))
+    write_text(paths[1], "".join(submission))
+    return paths

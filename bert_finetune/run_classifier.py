@@ -1,0 +1,147 @@
+"""Fine-tunes BERT on a GLUE task, with gradient accumulation.
+
+The flags are those of google-research/bert's `run_classifier.py`, and
+`--gradient_accumulation_steps`: 8 x 4 trains like 32, in the memory of 8.
+
+    python bert_finetune/run_classifier.py --task_name=CoLA --do_train=true \
+        --do_eval=true --data_dir=glue/CoLA --vocab_file=bert/vocab.txt \
+        --bert_config_file=bert/bert_config.json \
+        --init_checkpoint=bert/bert_model.ckpt --max_seq_length=128 \
+        --train_batch_size=8 --gradient_accumulation_steps=4 --output_dir=cola_output
+
+A run that was stopped goes on from its last checkpoint when it is started again with
+the same flags.
+"""
+
+import logging
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow's import
+
+from absl import app, flags
+
+from bert_finetune import jobs
+from bert_finetune.settings import Settings
+
+FLAGS = flags.FLAGS
+
+## Required
+flags.DEFINE_string("task_name", None, "GLUE task: CoLA, SST-2, MRPC, ...; any case.")
+flags.DEFINE_string("data_dir", None, "Folder with the task's .tsv files.")
+flags.DEFINE_string("vocab_file", None, "vocab.txt that the BERT model was trained on.")
+flags.DEFINE_string("bert_config_file", None, "bert_config.json: the architecture.")
+flags.DEFINE_string("output_dir", None, "Folder for checkpoints and results.")
+
+## What to do
+flags.DEFINE_bool("do_train", False, "Whether to train.")
+flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the dev set.")
+flags.DEFINE_bool("do_predict", False, "Whether to predict the test set.")
+flags.DEFINE_bool("do_export", False, "Whether to export a SavedModel.")
+
+## Model
+flags.DEFINE_string(
+    "init_checkpoint", None, "Checkpoint to start from, e.g. bert_model.ckpt."
+)
+flags.DEFINE_bool(
+    "do_lower_case", True, "Whether text is lower-cased: true for uncased models."
+)
+flags.DEFINE_integer(
+    "max_seq_length", 128, "Longest input [tokens]; longer ones are cut."
+)
+flags.DEFINE_bool("dropout", True, "Whether training uses BERT's dropout.")
+
+## Training
+flags.DEFINE_integer(
+    "train_batch_size", 32, "Micro-batch: examples of one forward and backward pass."
+)
+flags.DEFINE_integer(
+    "gradient_accumulation_steps",
+    1,
+    "Micro-batches that make one update; the effective batch is train_batch_size "
+    "times this.",
+)
+flags.DEFINE_alias("gradient_accumulation_multiplier", "gradient_accumulation_steps")
+flags.DEFINE_float("learning_rate", 5e-5, "Peak learning rate of AdamW.")
+flags.DEFINE_float("num_train_epochs", 3.0, "Passes over the training examples.")
+flags.DEFINE_float(
+    "warmup_proportion", 0.1, "Share of the updates in which the rate rises linearly."
+)
+flags.DEFINE_float(
+    "clip_norm", 1.0, "Largest global norm of an update's gradient; 0 does not clip."
+)
+flags.DEFINE_integer(
+    "save_checkpoints_steps", 1000, "Micro-steps from one checkpoint to the next."
+)
+flags.DEFINE_integer(
+    "seed", 0, "Of the order of the examples, dropout, the classifier."
+)
+
+## Evaluation and prediction
+flags.DEFINE_integer("eval_batch_size", 8, "Examples per evaluation batch.")
+flags.DEFINE_integer("predict_batch_size", 8, "Examples per prediction batch.")
+
+_REQUIRED = ("task_name", "data_dir", "vocab_file", "bert_config_file", "output_dir")
+
+
+def settings_from_flags() -> Settings:
+    """Returns the flags as settings.
+
+    Raises:
+        ValueError: If a required flag is missing, or a value is out of its range.
+    """
+    missing = [f"--{name}" for name in _REQUIRED if not FLAGS[name].value]
+    if missing:
+        raise ValueError(
+            f"The flags {', '.join('--' + name for name in _REQUIRED)} must be given. "
+            f"Received: none for {', '.join(missing)}. See --help."
+        )
+    if FLAGS.clip_norm < 0:
+        raise ValueError(
+            "`--clip_norm` must be a number >= 0. "
+            f"Received: {FLAGS.clip_norm}. Use 0 to turn clipping off."
+        )
+    names = Settings.__dataclass_fields__
+    values = {name: FLAGS[name].value for name in names}
+    return Settings(**{**values, "clip_norm": FLAGS.clip_norm or None})
+
+
+def main(argv: list[str]) -> None:
+    """Checks everything first, then trains, evaluates, predicts and exports."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(
+                "Everything must be given as a flag. "
+                f"Received: {argv[1]!r}. Write --flag=value."
+            )
+        _set_verbosity()
+        run = jobs.prepare(settings_from_flags())
+    except (ValueError, TypeError, OSError) as error:
+        _fail(error)
+    jobs.execute(run)
+
+
+def _set_verbosity() -> None:
+    """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
+    logging.getLogger("tensorflow").setLevel(
+        logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
+    )
+    for name in ("tensorflow.estimator_accum", "tensorflow.bert_finetune"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _fail(error: Exception) -> None:
+    sentence = " ".join(str(error).split())
+    print(f"run_classifier.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        _fail(error)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse_flags)

@@ -1,0 +1,232 @@
+"""WordPiece tokenization as google-research/bert does it, through `tokenizers`.
+
+    [CLS] text_a [SEP]                   segment ids 0
+    [CLS] text_a [SEP] text_b [SEP]      segment ids 0 up to the first [SEP], then 1
+
+Uncased: lower-cased, accents stripped. Cased: neither. Either way control characters
+are removed, and punctuation marks and CJK characters are tokens of their own. The text
+`[SEP]` is three tokens like any other: only this module writes the special ones.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
+_CHUNK_TEXTS = 4096  # bounds the memory that one call of the library needs
+_MAX_SPARE_ROWS = 127
+
+
+class Encoding(NamedTuple):
+    """One tokenized example, not padded.
+
+    Attributes:
+        input_ids: Positions in the vocabulary, [CLS] and [SEP] included.
+        segment_ids: 0 or 1 for each of them.
+    """
+
+    input_ids: list[int]
+    segment_ids: list[int]
+
+
+class WordPieceTokenizer:
+    """Turns text into ids of one vocabulary.
+
+    Attributes:
+        vocab_file: Where the vocabulary came from.
+        num_entries: Lines of the vocabulary; every id is smaller.
+        pad_id: The id of [PAD].
+    """
+
+    def __init__(self, vocab_file: str | pathlib.Path, do_lower_case: bool):
+        """Loads a vocabulary.
+
+        Args:
+            vocab_file: UTF-8 text, one token a line; the line's number is its id.
+            do_lower_case: Whether the vocabulary is an uncased one.
+
+        Raises:
+            ValueError: If the file is missing, empty, not UTF-8, or lacks one of
+                [PAD], [UNK], [CLS], [SEP].
+        """
+        self.vocab_file = pathlib.Path(vocab_file)
+        tokens = _read_vocabulary(self.vocab_file)
+        ids = {token: number for number, token in enumerate(tokens)}
+        _check_special_tokens(self.vocab_file, ids)
+        self.num_entries = len(tokens)
+        self.pad_id = ids["[PAD]"]
+        self._cls_id = ids["[CLS]"]
+        self._sep_id = ids["[SEP]"]
+        self._tokenizer = Tokenizer(
+            models.WordPiece(
+                ids,
+                unk_token="[UNK]",
+                max_input_chars_per_word=_MAX_WORD_CHARACTERS,
+            )
+        )
+        self._tokenizer.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=True,
+            strip_accents=do_lower_case,
+            lowercase=do_lower_case,
+        )
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def encode(self, text_a: str, text_b: str | None, max_seq_length: int) -> Encoding:
+        """Encodes one example; see `encode_batch`."""
+        texts_b = None if text_b is None else [text_b]
+        return self.encode_batch([text_a], texts_b, max_seq_length)[0]
+
+    def encode_batch(
+        self,
+        texts_a: Sequence[str],
+        texts_b: Sequence[str] | None,
+        max_seq_length: int,
+    ) -> list[Encoding]:
+        """Encodes examples, on all cores.
+
+        What is too long loses its last tokens; of a pair, the longer text loses tokens
+        until both are equally long, then both do in turn.
+
+        Args:
+            texts_a: The first or only sentences.
+            texts_b: As many second sentences; None for single-sentence tasks.
+            max_seq_length: Most ids of an example, special tokens included.
+
+        Raises:
+            ValueError: If `max_seq_length` leaves a sentence no token.
+        """
+        check_max_seq_length(max_seq_length, is_pair=texts_b is not None)
+        if texts_b is None:
+            limit = max_seq_length - 2
+            return [self._single(ids[:limit]) for ids in self._ids(texts_a)]
+        pairs = zip(self._ids(texts_a), self._ids(texts_b), strict=True)
+        return [self._pair(a, b, max_seq_length - 3) for a, b in pairs]
+
+    def _ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        for start in range(0, len(texts), _CHUNK_TEXTS):
+            chunk = texts[start : start + _CHUNK_TEXTS]
+            for encoding in self._tokenizer.encode_batch(
+                chunk, add_special_tokens=False
+            ):
+                yield encoding.ids
+
+    def _single(self, ids: list[int]) -> Encoding:
+        input_ids = [self._cls_id, *ids, self._sep_id]
+        return Encoding(input_ids, [0] * len(input_ids))
+
+    def _pair(self, a: list[int], b: list[int], limit: int) -> Encoding:
+        if len(a) + len(b) > limit:
+            kept_b = max(min(len(b), limit // 2), limit - len(a))
+            a, b = a[: limit - kept_b], b[:kept_b]
+        input_ids = [self._cls_id, *a, self._sep_id, *b, self._sep_id]
+        return Encoding(input_ids, [0] * (len(a) + 2) + [1] * (len(b) + 1))
+
+
+def _read_vocabulary(path: pathlib.Path) -> list[str]:
+    if not path.is_file():
+        raise ValueError(
+            f"`--vocab_file` must be an existing file. Received: {path}. "
+            "Use the vocab.txt that came with the checkpoint."
+        )
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"`--vocab_file` must be UTF-8 text. Received: {path} ({error}). "
+            "Use the vocab.txt that came with the checkpoint."
+        ) from error
+    # Not splitlines(): some vocabularies hold U+2028 and the like as tokens.
+    tokens = [line.strip() for line in text.split("\n")]
+    while tokens and not tokens[-1]:
+        tokens.pop()
+    return tokens
+
+
+def _check_special_tokens(path: pathlib.Path, ids: dict[str, int]) -> None:
+    missing = [token for token in _SPECIAL_TOKENS if token not in ids]
+    if missing:
+        content = f"no {', '.join(missing)} in {path}" if ids else f"{path}, empty"
+        raise ValueError(
+            f"`--vocab_file` must hold {', '.join(_SPECIAL_TOKENS)}, one token a line. "
+            f"Received: {content}. Use the vocab.txt that came with the checkpoint."
+        )
+
+
+def check_vocabulary(tokenizer: WordPieceTokenizer, vocab_size: int) -> None:
+    """Raises unless the vocabulary is that of a model with `vocab_size` embeddings.
+
+    A token beyond the embedding table has no embedding. A vocabulary that is smaller
+    than the table is another model's (28,996 cased entries for 30,522 embeddings would
+    train and learn nothing), except by the few rows that round a table up.
+
+    Args:
+        tokenizer: Holds the vocabulary.
+        vocab_size: Rows of the embedding table, of the model's configuration.
+    """
+    spare_rows = vocab_size - tokenizer.num_entries
+    if not 0 <= spare_rows <= _MAX_SPARE_ROWS:
+        raise ValueError(
+            "`--vocab_file` must fit `vocab_size` in `--bert_config_file`. Received: "
+            f"{tokenizer.num_entries} tokens in {tokenizer.vocab_file} and vocab_size "
+            f"{vocab_size}. Use the two files that came with the checkpoint."
+        )
+
+
+def check_max_seq_length(
+    max_seq_length: int, *, is_pair: bool, max_position_embeddings: int | None = None
+) -> None:
+    """Raises unless examples of `max_seq_length` tokens can be made and embedded.
+
+    Args:
+        max_seq_length: Most ids of an example, special tokens included.
+        is_pair: Whether examples are pairs of sentences.
+        max_position_embeddings: Rows of the position table; None checks only the rest.
+    """
+    shortest = 5 if is_pair else 3
+    if max_seq_length < shortest:
+        content = "two sentences" if is_pair else "a sentence"
+        raise ValueError(
+            f"`--max_seq_length` must be >= {shortest} for {content} and the special "
+            f"tokens. Received: {max_seq_length}. Use 128, google-research/bert's own."
+        )
+    if max_position_embeddings is not None and max_seq_length > max_position_embeddings:
+        raise ValueError(
+            "`--max_seq_length` must be at most `max_position_embeddings` in "
+            f"`--bert_config_file`, {max_position_embeddings}. Received: "
+            f"{max_seq_length}. Use a smaller one, or a model with more positions."
+        )
+
+
+def check_case_matches_checkpoint(
+    do_lower_case: bool, init_checkpoint: str | None
+) -> None:
+    """Raises when the checkpoint's folder has a published name of the other case.
+
+    Known are `cased` and `uncased` as words of the name, and Google's `multilingual_L-`
+    and `chinese_L-`, which are uncased. Other names are not judged.
+
+    Args:
+        do_lower_case: What `--do_lower_case` says.
+        init_checkpoint: Path of `bert_model.ckpt`; None: nothing to check.
+    """
+    if not init_checkpoint:
+        return
+    name = pathlib.PurePath(init_checkpoint).parent.name
+    found = re.search(
+        r"(?<![a-z0-9])(uncased|cased|multilingual_L-|chinese_L-)", name, re.IGNORECASE
+    )
+    if not found:
+        return
+    is_uncased = found[1].lower() != "cased"
+    if is_uncased != do_lower_case:
+        raise ValueError(
+            f"`--do_lower_case` must fit the checkpoint. Received: {do_lower_case} "
+            f"with {init_checkpoint}, whose name says "
+            f"{'uncased' if is_uncased else 'cased'}. "
+            f"Use --do_lower_case={is_uncased}, or another --init_checkpoint."
+        )

@@ -1,0 +1,330 @@
+"""WordPiece: the ids of transformers' Python tokenizer, truncation, and the checks."""
+
+import collections
+import random
+import re
+import unicodedata
+
+import pytest
+
+from bert_finetune.tasks import get_task, read_examples
+from bert_finetune.tokenization import (
+    WordPieceTokenizer,
+    check_case_matches_checkpoint,
+    check_max_seq_length,
+    check_vocabulary,
+)
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_WORDS = [*"abcdefghijklmnopqrstuvwxyz", "##s", "the", "book", "##ing", ".", "un", "["]
+
+# Blocks whose characters have kept their categories since Unicode 8, the library's.
+_BLOCKS = {
+    "ASCII, control characters included": (0x00, 0x7F),
+    "Latin-1": (0x80, 0xFF),
+    "Latin Extended A and B": (0x100, 0x24F),
+    "modifiers and combining marks": (0x2B0, 0x36F),
+    "Greek and Cyrillic": (0x370, 0x52F),
+    "Hebrew and Arabic": (0x591, 0x600),
+    "Devanagari": (0x904, 0x97F),
+    "Hangul Jamo": (0x1100, 0x11FF),
+    "Latin Extended Additional": (0x1E00, 0x1EFF),
+    "Greek Extended": (0x1F00, 0x1FFF),
+    "punctuation, formats and spaces": (0x2000, 0x2064),
+    "letters, arrows, mathematics, boxes, dingbats": (0x2100, 0x27BF),
+    "CJK punctuation and kana": (0x3000, 0x30FF),
+    "CJK ideographs": (0x4E00, 0x4EFF),
+    "Hangul syllables": (0xAC00, 0xADFF),
+    "CJK compatibility and presentation forms": (0xF900, 0xFAD9),
+    "fullwidth forms and specials": (0xFF01, 0xFFFD),
+    "emoji": (0x1F300, 0x1F5FF),
+    "CJK extension B": (0x20000, 0x200FF),
+}
+
+
+def _write_vocabulary(folder, words):
+    path = folder / "vocab.txt"
+    path.write_text("\n".join([*_SPECIAL, *words]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return WordPieceTokenizer(_write_vocabulary(tmp_path, _WORDS), do_lower_case=True)
+
+
+def _tokens(tokenizer, ids):
+    lines = tokenizer.vocab_file.read_text(encoding="utf-8").split("\n")
+    return [lines[i] for i in ids]
+
+
+def _learned_words(texts):
+    """Frequent words and word ends of texts, and all their characters."""
+    words = collections.Counter(w for text in texts for w in re.findall(r"\w+", text))
+    ends = collections.Counter(f"##{word[-3:]}" for word in words)
+    characters = sorted(
+        {character for text in texts for character in text if character.strip()}
+    )
+    learned = [word for word, _ in words.most_common(1500)]
+    learned += [end for end, _ in ends.most_common(300)]
+    return [*dict.fromkeys([*characters, *(f"##{c}" for c in characters), *learned])]
+
+
+def _assert_ids_of_transformers(vocab_file, do_lower_case, texts):
+    transformers = pytest.importorskip("transformers")
+    # The Python one, a restatement of google-research/bert's tokenization.py.
+    reference = transformers.BertTokenizer(str(vocab_file), do_lower_case=do_lower_case)
+    reference.wordpiece_tokenizer.max_input_chars_per_word = 200
+    tokenizer = WordPieceTokenizer(vocab_file, do_lower_case)
+    encodings = tokenizer.encode_batch(texts, None, 10_000)
+    assert len(encodings) == len(texts)
+    different = [
+        (text, _tokens(tokenizer, encoding.input_ids), reference.tokenize(text))
+        for text, encoding in zip(texts, encodings, strict=True)
+        if encoding.input_ids != reference.encode(text)
+    ]
+    assert not different, f"{len(different)} of {len(texts)}: {different[:5]}"
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_ids_of_real_cola_are_those_of_transformers(real_data, tmp_path, do_lower_case):
+    task = get_task("cola")
+    texts = [
+        example.text_a
+        for name, labelled in (
+            ("train.tsv", True),
+            ("dev.tsv", True),
+            ("test.tsv", False),
+        )
+        for example in read_examples(task, real_data / "cola", name, labelled=labelled)
+    ]
+    learned = _learned_words([t.lower() if do_lower_case else t for t in texts])
+    vocab_file = _write_vocabulary(tmp_path, learned)
+    _assert_ids_of_transformers(vocab_file, do_lower_case, texts)
+
+
+def _generated_texts(first, last, do_lower_case):
+    """Every assigned character of a block inside, at the end of, and beside words."""
+    generator = random.Random(first)
+    characters = [
+        character
+        for character in map(chr, range(first, last + 1))
+        # transformers drops what is unassigned, google-research/bert does not.
+        if unicodedata.category(character) not in ("Cn", "Co")
+    ]
+    texts = [f"ab{c}cd Xy{c} {c} {c}{c}Z." for c in characters]
+    texts += [
+        "".join(generator.choices([*characters, *"abC .,"], k=40)) for _ in range(20)
+    ]
+    if do_lower_case:
+        return texts
+    # transformers composes characters first, google-research/bert does not.
+    return [text for text in texts if unicodedata.is_normalized("NFC", text)]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+@pytest.mark.parametrize("block", _BLOCKS)
+def test_ids_of_generated_text_are_those_of_transformers(
+    tmp_path, block, do_lower_case
+):
+    texts = _generated_texts(*_BLOCKS[block], do_lower_case)
+    assert texts
+    variants = [*texts]
+    if do_lower_case:
+        variants += [unicodedata.normalize("NFD", text.lower()) for text in texts]
+    learned = _learned_words(variants)
+    vocab_file = _write_vocabulary(
+        tmp_path, [word for word in learned if "\n" not in word and "\r" not in word]
+    )
+    _assert_ids_of_transformers(vocab_file, do_lower_case, texts)
+
+
+def test_uncased_lower_cases_and_strips_accents(tmp_path):
+    path = _write_vocabulary(tmp_path, ["cafe", "ecole", "École"])
+    uncased = WordPieceTokenizer(path, do_lower_case=True)
+    cased = WordPieceTokenizer(path, do_lower_case=False)
+    text = "École CAFÉ"
+    ids = uncased.encode(text, None, 9).input_ids
+    assert _tokens(uncased, ids) == ["[CLS]", "ecole", "cafe", "[SEP]"]
+    ids = cased.encode(text, None, 9).input_ids
+    assert _tokens(cased, ids) == ["[CLS]", "École", "[UNK]", "[SEP]"]
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    ids = tokenizer.encode("a [SEP] b", None, 20).input_ids
+    assert _tokens(tokenizer, ids) == [
+        *("[CLS]", "a", "[", "[UNK]", "[UNK]", "b", "[SEP]"),
+    ]
+
+
+def test_words_beyond_200_characters_are_unknown(tmp_path):
+    tokenizer = WordPieceTokenizer(_write_vocabulary(tmp_path, ["a", "##a"]), True)
+    at_limit = tokenizer.encode("a" * 200, None, 300).input_ids
+    beyond = tokenizer.encode("a" * 201, None, 300).input_ids
+    assert len(at_limit) == 202
+    assert _tokens(tokenizer, beyond) == ["[CLS]", "[UNK]", "[SEP]"]
+
+
+def test_pair_has_segment_one_after_the_first_separator(tokenizer):
+    encoding = tokenizer.encode("the book.", "un", 20)
+    assert _tokens(tokenizer, encoding.input_ids) == [
+        *("[CLS]", "the", "book", ".", "[SEP]"),
+        *("un", "[SEP]"),
+    ]
+    assert encoding.segment_ids == [0, 0, 0, 0, 0, 1, 1]
+
+
+def test_single_sentence_is_cut_at_its_end(tokenizer):
+    encoding = tokenizer.encode("a b c d e", None, 5)
+    assert _tokens(tokenizer, encoding.input_ids) == ["[CLS]", *"abc", "[SEP]"]
+    assert encoding.segment_ids == [0] * 5
+
+
+def test_pair_is_cut_from_the_longer_text_token_by_token(tokenizer):
+    for num_a in range(1, 8):
+        for num_b in range(1, 8):
+            for max_seq_length in range(5, 18):
+                a, b = [*"abcdefg"[:num_a]], [*"tuvwxyz"[:num_b]]
+                encoding = tokenizer.encode(" ".join(a), " ".join(b), max_seq_length)
+                while len(a) + len(b) > max_seq_length - 3:
+                    (a if len(a) > len(b) else b).pop()
+                assert _tokens(tokenizer, encoding.input_ids) == [
+                    *("[CLS]", *a, "[SEP]", *b, "[SEP]"),
+                ]
+                assert encoding.segment_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+
+
+def test_empty_text_has_only_special_tokens(tokenizer):
+    encoding = tokenizer.encode("", None, 8)
+    assert _tokens(tokenizer, encoding.input_ids) == ["[CLS]", "[SEP]"]
+
+
+def test_batch_beyond_one_chunk_equals_single_encodings(tokenizer):
+    texts_a = [f"the {'book ' * (i % 5)}" for i in range(4099)]
+    texts_b = [f"un {'s ' * (i % 7)}" for i in range(4099)]
+    encodings = tokenizer.encode_batch(texts_a, texts_b, 9)
+    assert len(encodings) == 4099
+    for i in (0, 1, 17, 4095, 4096, 4098):
+        assert encodings[i] == tokenizer.encode(texts_a[i], texts_b[i], 9)
+
+
+@pytest.mark.parametrize(("text_b", "shortest"), [(None, 3), ("a", 5)])
+def test_max_seq_length_leaves_each_sentence_a_token(tokenizer, text_b, shortest):
+    assert len(tokenizer.encode("a b", text_b, shortest).input_ids) == shortest
+    with pytest.raises(
+        ValueError,
+        match=rf"`--max_seq_length` must be >= {shortest} for .*"
+        rf"Received: {shortest - 1}\. Use 128",
+    ):
+        tokenizer.encode("a b", text_b, shortest - 1)
+
+
+def test_max_seq_length_beyond_the_position_table_is_refused():
+    check_max_seq_length(512, is_pair=True, max_position_embeddings=512)
+    with pytest.raises(
+        ValueError,
+        match=r"`--max_seq_length` must be at most `max_position_embeddings` in "
+        r"`--bert_config_file`, 512\. Received: 513\. Use a smaller one",
+    ):
+        check_max_seq_length(513, is_pair=True, max_position_embeddings=512)
+
+
+def test_missing_vocabulary_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError,
+        match=r"`--vocab_file` must be an existing file\. Received: .*none\.txt\. Use "
+        r"the vocab\.txt that came with the checkpoint\.",
+    ):
+        WordPieceTokenizer(tmp_path / "none.txt", do_lower_case=True)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_empty_vocabulary_is_refused(tmp_path, content):
+    path = tmp_path / "vocab.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"Received: .*vocab\.txt, empty\. Use"):
+        WordPieceTokenizer(path, do_lower_case=True)
+
+
+@pytest.mark.parametrize("token", _SPECIAL[:4])
+def test_vocabulary_without_a_special_token_is_refused(tmp_path, token):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join({*_SPECIAL, "a"} - {token}))
+    with pytest.raises(
+        ValueError,
+        match=r"`--vocab_file` must hold \[PAD\], \[UNK\], \[CLS\], \[SEP\], one token a "
+        rf"line\. Received: no {re.escape(token)} in .*vocab\.txt\.",
+    ):
+        WordPieceTokenizer(path, do_lower_case=True)
+
+
+def test_vocabulary_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(b"[PAD]\n\xff\xfe")
+    with pytest.raises(ValueError, match=r"`--vocab_file` must be UTF-8 text\. Rec"):
+        WordPieceTokenizer(path, do_lower_case=True)
+
+
+def test_ids_are_line_numbers_of_any_line_end(tmp_path):
+    path = tmp_path / "vocab.txt"
+    # U+2028 is a token of multilingual vocabularies, not the end of a line.
+    path.write_bytes("\r\n".join([*_SPECIAL, "\u2028", "", "a", "b", ""]).encode())
+    tokenizer = WordPieceTokenizer(path, do_lower_case=True)
+    assert tokenizer.num_entries == 9
+    assert tokenizer.pad_id == 0
+    assert tokenizer.encode("b a", None, 9).input_ids == [2, 8, 7, 3]
+
+
+@pytest.mark.parametrize("spare_rows", [0, 1, 127])
+def test_vocabulary_that_fits_the_table_is_accepted(tokenizer, spare_rows):
+    check_vocabulary(tokenizer, tokenizer.num_entries + spare_rows)
+
+
+@pytest.mark.parametrize("spare_rows", [-1, 128, 1526])
+def test_vocabulary_that_does_not_fit_the_table_names_both_numbers(
+    tokenizer, spare_rows
+):
+    vocab_size = tokenizer.num_entries + spare_rows
+    with pytest.raises(
+        ValueError,
+        match=r"`--vocab_file` must fit `vocab_size` in `--bert_config_file`\. Received: "
+        rf"{tokenizer.num_entries} tokens in .*vocab\.txt and vocab_size {vocab_size}\. "
+        r"Use the two files",
+    ):
+        check_vocabulary(tokenizer, vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_uncased"),
+    [
+        ("uncased_L-12_H-768_A-12", True),
+        ("cased_L-12_H-768_A-12", False),
+        ("wwm_uncased_L-24_H-1024_A-16", True),
+        ("wwm_cased_L-24_H-1024_A-16", False),
+        ("multi_cased_L-12_H-768_A-12", False),
+        ("multilingual_L-12_H-768_A-12", True),
+        ("chinese_L-12_H-768_A-12", True),
+        ("bert-base-multilingual-cased", False),
+        ("BERT-Base-Uncased", True),
+    ],
+)
+def test_case_that_does_not_match_the_checkpoints_name_is_refused(folder, is_uncased):
+    checkpoint = f"/models/{folder}/bert_model.ckpt"
+    check_case_matches_checkpoint(is_uncased, checkpoint)
+    said = "uncased" if is_uncased else "cased"
+    with pytest.raises(
+        ValueError,
+        match=rf"`--do_lower_case` must fit the checkpoint\. Received: {not is_uncased} "
+        rf"with {re.escape(checkpoint)}, whose name says {said}\. Use "
+        rf"--do_lower_case={is_uncased}, or another --init_checkpoint\.",
+    ):
+        check_case_matches_checkpoint(not is_uncased, checkpoint)
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [None, "", "bert_model.ckpt", "all-MiniLM-L6-v2/bert_model.ckpt", "encased/x.ckpt"],
+)
+def test_names_that_say_nothing_about_case_are_not_judged(checkpoint):
+    check_case_matches_checkpoint(True, checkpoint)
+    check_case_matches_checkpoint(False, checkpoint)

@@ -1,0 +1,291 @@
+"""Partial windows, restores and reports, as an Estimator goes through them."""
+
+import csv
+import logging
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    get_or_create_update_step,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+)
+
+v1 = tf.compat.v1
+EXAMPLES, BATCH = 88, 4  # 22 micro-steps
+_random = np.random.default_rng(0)
+_INPUTS = _random.normal(size=[EXAMPLES, 3]).astype(np.float32)
+_IDS = _random.integers(0, 6, EXAMPLES)
+_TARGETS = _random.normal(size=EXAMPLES).astype(np.float32)
+
+
+def _input_fn(skipped_micro_steps=0):
+    data = ({"inputs": _INPUTS, "ids": _IDS}, _TARGETS)
+    dataset = tf.data.Dataset.from_tensor_slices(data)
+    return dataset.skip(skipped_micro_steps * BATCH).batch(BATCH)
+
+
+def _model_fn(features, labels, mode, params):
+    dense = v1.get_variable("dense", [3], initializer=tf.zeros_initializer())
+    table = v1.get_variable("table", [7], initializer=tf.zeros_initializer())
+    predicted = tf.linalg.matvec(features["inputs"], dense)
+    predicted += tf.gather(table, features["ids"])
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions=predicted)
+    loss = tf.reduce_mean(tf.square(predicted - labels))
+    if mode == tf.estimator.ModeKeys.EVAL:
+        return tf.estimator.EstimatorSpec(mode, loss=loss)
+    if params["steps"] is None:  # without this library
+        step = v1.train.get_global_step()
+        train_op = v1.train.AdamOptimizer(0.05).minimize(loss, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+    rate = 0.05 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
+    train_op = make_accumulating_train_op(
+        loss, v1.train.AdamOptimizer(rate), params["steps"], clip_norm=1.0
+    )
+    hooks = make_accumulation_hooks(
+        params["partial_window"], metrics_dir=params["metrics_dir"], learning_rate=rate
+    )
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, training_hooks=hooks
+    )
+
+
+def _estimator(folder, steps=4, partial_window="keep", save_every=1000, csv=None):
+    params = {"steps": steps, "partial_window": partial_window, "metrics_dir": csv}
+    config = tf.estimator.RunConfig(
+        str(folder), tf_random_seed=1, save_checkpoints_steps=save_every
+    )
+    return tf.estimator.Estimator(_model_fn, config=config, params=params)
+
+
+def _values(estimator):
+    names = estimator.get_variable_names()
+    return {name: estimator.get_variable_value(name) for name in names}
+
+
+def _assert_same(ours, theirs, names=None):
+    for name in names or theirs:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+@pytest.fixture
+def info_log(caplog):
+    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
+    return caplog
+
+
+def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, info_log):
+    whole = _estimator(tmp_path / "whole")
+    whole.train(_input_fn, steps=22)
+    info_log.clear()
+    stopped = _estimator(tmp_path / "stopped")
+    stopped.train(_input_fn, steps=10)
+    assert re.findall(r"(\d) of 4 micro-steps kept in the", info_log.text) == ["2"]
+    assert stopped.get_variable_value("accumulation/micro_steps") == 2
+    again = _estimator(tmp_path / "stopped")
+    again.train(lambda: _input_fn(10), steps=12)
+    _assert_same(_values(again), _values(whole))
+    assert again.get_variable_value("update_step") == 5
+
+
+@pytest.mark.parametrize("steps", [22, None], ids=["at_the_step", "at_the_datas_end"])
+def test_apply_divides_a_partial_window_by_what_it_holds(tmp_path, info_log, steps):
+    """22 micro-steps of 4: five windows and one of 2, as a schedule says outright."""
+    ours = _estimator(tmp_path / "ours", partial_window="apply")
+    ours.train(_input_fn, steps=steps)
+    assert len(re.findall("2 of 4 micro-steps applied as update 6", info_log.text)) == 1
+    exact = _estimator(tmp_path / "exact", lambda done: tf.where(done < 5, 4, 2))
+    exact.train(_input_fn, steps=22)
+    trained = ["dense", "table", "dense/Adam", "table/Adam_1", "beta1_power"]
+    _assert_same(_values(ours), _values(exact), trained)
+    assert ours.get_variable_value("update_step") == 6
+    assert ours.get_variable_value("global_step") == 22
+    assert ours.get_variable_value("accumulation/micro_steps") == 0
+
+
+def test_apply_is_in_the_final_checkpoint_when_a_save_falls_on_the_last_micro_step(
+    tmp_path,
+):
+    expected = _estimator(tmp_path / "expected", partial_window="apply")
+    expected.train(_input_fn, steps=22)
+    ours = _estimator(tmp_path / "ours", partial_window="apply", save_every=11)
+    ours.train(_input_fn, steps=22)
+    _assert_same(_values(ours), _values(expected))
+
+
+def test_saves_in_mid_training_apply_nothing(tmp_path):
+    expected = _estimator(tmp_path / "expected", partial_window="apply")
+    expected.train(_input_fn, steps=22)
+    ours = _estimator(tmp_path / "ours", partial_window="apply", save_every=3)
+    ours.train(_input_fn, steps=22)
+    _assert_same(_values(ours), _values(expected))
+
+
+def test_the_last_evaluation_of_train_and_evaluate_sees_the_applied_window(tmp_path):
+    estimator = _estimator(tmp_path, partial_window="apply")
+    result, _ = tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(_input_fn, max_steps=22),
+        tf.estimator.EvalSpec(_input_fn, steps=None),
+    )
+    assert result["loss"] == estimator.evaluate(_input_fn)["loss"]
+    assert estimator.get_variable_value("update_step") == 6
+
+
+def test_a_window_boundary_at_the_end_leaves_nothing_to_apply(tmp_path, info_log):
+    estimator = _estimator(tmp_path, partial_window="apply")
+    estimator.train(_input_fn, steps=8)
+    assert estimator.get_variable_value("update_step") == 2
+    assert "partial window" not in info_log.text
+
+
+def test_apply_works_in_a_session_whose_saving_hook_comes_last(tmp_path):
+    def train(folder, hooks):
+        with tf.Graph().as_default():
+            x = v1.get_variable("x", initializer=0.0)
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            train_op = make_accumulating_train_op(2 * x, optimizer, 4)
+            saving = v1.train.CheckpointSaverHook(str(folder), save_steps=2)
+            ours = make_accumulation_hooks("apply")
+            with v1.train.MonitoredTrainingSession(
+                hooks=[*hooks(saving, ours), v1.train.StopAtStepHook(7)]
+            ) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+        return tf.train.load_variable(tf.train.latest_checkpoint(str(folder)), "x")
+
+    assert train(tmp_path / "a", lambda saving, ours: [saving, *ours]) == -4
+    assert train(tmp_path / "b", lambda saving, ours: [*ours, saving]) == -4
+
+
+def test_a_checkpoint_without_accumulation_resumes_with_it_and_back(tmp_path, info_log):
+    plain = _estimator(tmp_path, steps=None)
+    plain.train(_input_fn, steps=5)
+    before = _values(plain)
+    ours = _estimator(tmp_path, steps=4)
+    ours.train(lambda: _input_fn(5), steps=3)
+    assert "its window starts empty" in info_log.text
+    after = _values(ours)
+    _assert_same(after, before, set(before) - {"global_step"})
+    assert (after["update_step"], after["global_step"]) == (5, 8)
+    ours.train(lambda: _input_fn(8), steps=1)
+    assert ours.get_variable_value("update_step") == 6
+    again = _estimator(tmp_path, steps=None)
+    again.train(lambda: _input_fn(9), steps=1)
+    assert again.get_variable_value("global_step") == 10
+    assert "dense/accumulator" not in again.get_variable_names()
+
+
+def test_one_step_windows_resume_with_longer_ones_and_count_on(tmp_path):
+    _estimator(tmp_path, steps=1).train(_input_fn, steps=5)
+    ours = _estimator(tmp_path, steps=4)
+    ours.train(lambda: _input_fn(5), steps=8)
+    assert ours.get_variable_value("update_step") == 7
+
+
+def test_a_partial_window_that_a_graph_cannot_hold_is_dropped_with_a_warning(
+    tmp_path, info_log
+):
+    _estimator(tmp_path, steps=4).train(_input_fn, steps=6)
+    _estimator(tmp_path, steps=1).train(lambda: _input_fn(6), steps=1)
+    assert "partial window of 2 micro-steps, which this graph cannot" in info_log.text
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_evaluation_and_prediction_graphs_contain_no_accumulator(tmp_path, steps):
+    estimator = _estimator(tmp_path, steps=steps)
+    estimator.train(_input_fn, steps=8)
+    assert np.isfinite(estimator.evaluate(_input_fn)["loss"])
+    assert len(list(estimator.predict(_input_fn))) == EXAMPLES
+
+
+def _rows(folder):
+    with open(folder / "train_metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_have_a_row_an_update_with_the_windows_values(tmp_path):
+    estimator = _estimator(tmp_path, partial_window="apply", csv=tmp_path)
+    estimator.train(_input_fn, steps=22)
+    rows = _rows(tmp_path)
+    assert [int(row["update_step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [int(row["global_step"]) for row in rows] == [4, 8, 12, 16, 20, 22]
+    assert [float(row["micro_steps"]) for row in rows] == [4, 8, 12, 16, 20, 22]
+    np.testing.assert_allclose(
+        [float(row["learning_rate"]) for row in rows],
+        [0.05 / n for n in range(1, 7)],
+        rtol=1e-6,
+    )
+    # Variables start at zero: the first window's loss is its targets' mean square.
+    first = np.mean(np.square(_TARGETS[: 4 * BATCH]))
+    np.testing.assert_allclose(float(rows[0]["loss"]), first, rtol=1e-6)
+    gradient = -2 * _INPUTS[:16].T @ _TARGETS[:16] / 16
+    table = np.bincount(_IDS[:16], -2 * _TARGETS[:16] / 16, 7)
+    norm = np.sqrt(np.sum(gradient**2) + np.sum(table**2))
+    np.testing.assert_allclose(float(rows[0]["gradient_norm"]), norm, rtol=1e-5)
+    assert all(float(row["micro_steps_per_sec"]) > 0 for row in rows)
+
+
+def test_metrics_of_a_run_that_went_back_to_a_checkpoint_hold_each_update_once(
+    tmp_path,
+):
+    estimator = _estimator(tmp_path, csv=tmp_path)
+    estimator.train(_input_fn, steps=9)
+    checkpoint = tf.train.latest_checkpoint(str(tmp_path))
+    estimator.train(lambda: _input_fn(9), steps=11)
+    expected = _rows(tmp_path)
+    # The folder as a kill after micro-step 20 would leave it: later rows, older state.
+    v1.train.update_checkpoint_state(str(tmp_path), checkpoint)
+    estimator.train(lambda: _input_fn(9), steps=11)
+    assert [
+        {name: row[name] for name in ("update_step", "loss", "micro_steps")}
+        for row in _rows(tmp_path)
+    ] == [
+        {name: row[name] for name in ("update_step", "loss", "micro_steps")}
+        for row in expected
+    ]
+
+
+def test_metrics_go_to_tensorboard_too(tmp_path):
+    _estimator(tmp_path, csv=tmp_path).train(_input_fn, steps=8)
+    events = {
+        (value.tag, event.step): value.simple_value
+        for path in tmp_path.glob("events*")
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    row = _rows(tmp_path)[1]
+    for name in ("loss", "gradient_norm", "learning_rate", "update_step"):
+        value = events[(f"accumulation/{name}", 8)]
+        np.testing.assert_allclose(value, float(row[name]), rtol=1e-6)
+
+
+def test_the_end_of_the_data_moves_nothing(tmp_path):
+    """The run that finds no more data fails; not even a decayed slot may differ."""
+    for steps in (1, 2):
+        by_steps = _estimator(tmp_path / f"steps{steps}", steps)
+        by_steps.train(_input_fn, steps=22)
+        by_data = _estimator(tmp_path / f"data{steps}", steps)
+        by_data.train(_input_fn)
+        _assert_same(_values(by_data), _values(by_steps))
+
+
+def test_an_unknown_partial_window_is_refused():
+    with pytest.raises(ValueError, match=r"one of 'keep' and 'apply'.*'drop'\. Use"):
+        make_accumulation_hooks("drop")
+
+
+def test_hooks_without_an_accumulating_train_op_are_refused(tmp_path):
+    estimator = _estimator(tmp_path, steps=None)
+    with pytest.raises(ValueError, match="needs a train op of make_accumulating_train"):
+        estimator.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+
+
+def test_a_metrics_file_with_other_columns_is_refused(tmp_path):
+    (tmp_path / "train_metrics.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"must have the columns.*Received: a,b\. Use"):
+        _estimator(tmp_path, csv=tmp_path).train(_input_fn, steps=1)
