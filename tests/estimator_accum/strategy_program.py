@@ -1,0 +1,100 @@
+"""Trains a small model under a strategy and prints its variables as JSON.
+
+    python strategy_program.py none|mirrored|multi_worker BATCH K MICRO_STEPS FOLDER
+
+One process of a TF_CONFIG cluster under multi_worker. BATCH is that of one replica.
+"""
+
+import json
+import os
+import sys
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum import (
+    get_or_create_update_step,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+)
+
+v1 = tf.compat.v1
+EXAMPLES = 96
+
+
+def model_fn(features, labels, mode, params):
+    if mode == tf.estimator.ModeKeys.EVAL:
+        return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(labels))
+    dense = v1.get_variable("dense", [3], initializer=v1.zeros_initializer())
+    table = v1.get_variable("table", [7, 1], initializer=v1.zeros_initializer())
+    predicted = tf.linalg.matvec(features["inputs"], dense)
+    predicted += tf.gather(table, features["ids"])[:, 0]
+    loss = tf.reduce_mean(tf.square(predicted - labels))
+    rate = 0.05 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
+    optimizer = v1.train.MomentumOptimizer(rate, 0.9)
+    train_op = make_accumulating_train_op(loss, optimizer, params["K"], clip_norm=1.0)
+    hooks = make_accumulation_hooks("apply")
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, training_hooks=hooks
+    )
+
+
+def main(kind, batch, steps, micro_steps, folder):
+    v1.disable_eager_execution()
+    v1.logging.set_verbosity("ERROR")
+    random = np.random.default_rng(0)
+    data = (
+        {
+            "inputs": random.normal(size=[EXAMPLES, 3]).astype(np.float32),
+            "ids": random.integers(0, 6, EXAMPLES),
+        },
+        random.normal(size=EXAMPLES).astype(np.float32),
+    )
+    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
+    workers = 2 if kind == "multi_worker" else 1
+
+    def input_fn():
+        dataset = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
+        return dataset.shard(workers, task["index"])
+
+    strategy, session_config = None, None
+    if kind == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        # The Session makes one CPU device unless told, and then waits for ever.
+        session_config = v1.ConfigProto(
+            device_count={"CPU": 2}, allow_soft_placement=True
+        )
+    elif kind == "multi_worker":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    config = tf.estimator.RunConfig(
+        folder,
+        train_distribute=strategy,
+        session_config=session_config,
+        save_checkpoints_steps=1000,
+        experimental_max_worker_delay_secs=0,
+    )
+    estimator = tf.estimator.Estimator(model_fn, config=config, params={"K": steps})
+    if kind == "multi_worker":  # where Estimator.train refuses
+        tf.estimator.train_and_evaluate(
+            estimator,
+            tf.estimator.TrainSpec(input_fn, max_steps=micro_steps),
+            tf.estimator.EvalSpec(input_fn, steps=1),
+        )
+    else:
+        estimator.train(input_fn, steps=micro_steps)
+    if task["index"] == 0:
+        values = {
+            name: estimator.get_variable_value(name).tolist()
+            for name in estimator.get_variable_names()
+        }
+        print(json.dumps(values))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5])

@@ -1,0 +1,101 @@
+"""Under tf.distribute strategies the weights are those of one device."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+_PROGRAM = pathlib.Path(__file__).with_name("strategy_program.py")
+_DEADLINE_SECS = 180
+_TRAINED = ("dense", "dense/Momentum", "table", "table/Momentum")
+
+
+def _run(folder, kind, batch, steps, micro_steps):
+    """Runs the program's tasks to their end; returns the variables of the first."""
+    arguments = [kind, batch, steps, micro_steps, folder]
+    command = [sys.executable, str(_PROGRAM), *map(str, arguments)]
+    workers = 2 if kind == "multi_worker" else 1
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
+    tasks = []
+    try:
+        for index in range(workers):
+            environment = dict(os.environ)
+            environment.pop("TF_CONFIG", None)
+            if workers > 1:
+                task = {"type": "worker", "index": index}
+                config = {"cluster": cluster, "task": task}
+                environment["TF_CONFIG"] = json.dumps(config)
+            log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in finally
+            tasks.append(
+                (
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdout=subprocess.PIPE if index == 0 else log,
+                        stderr=log,
+                        text=True,
+                    ),
+                    log,
+                )
+            )
+        output, _ = tasks[0][0].communicate(timeout=_DEADLINE_SECS)
+        codes = [task.wait(timeout=_DEADLINE_SECS) for task, _ in tasks]
+    finally:
+        for task, log in tasks:
+            task.kill()
+            task.wait()
+            log.seek(0)
+            print(log.read()[-4000:])
+            log.close()
+    assert codes == [0] * workers
+    return json.loads(output.splitlines()[-1])
+
+
+def _free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """12 updates of 16 examples in one batch, and half an update more."""
+    folder = tmp_path_factory.mktemp("one_device")
+    return {n: _run(folder / str(n), "none", 16 // n, n, 12 * n) for n in (1, 4)}
+
+
+def _assert_close(ours, theirs):
+    for name in _TRAINED:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-7)
+    assert ours["update_step"] == theirs["update_step"]
+
+
+def test_four_micro_batches_are_one_batch(one_device):
+    _assert_close(one_device[4], one_device[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
+def test_two_replicas_train_as_one_device(tmp_path, one_device, kind, steps):
+    ours = _run(tmp_path / "ours", kind, 8 // steps, steps, 12 * steps)
+    _assert_close(ours, one_device[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
+def test_two_replicas_apply_a_partial_window_as_one_device(tmp_path, kind):
+    ours = _run(tmp_path / "two", kind, 2, 4, 11)
+    theirs = _run(tmp_path / "one", "none", 4, 4, 11)
+    _assert_close(ours, theirs)
+    assert ours["update_step"] == 3

@@ -1,0 +1,179 @@
+"""scripts/plot_loss.py: what is drawn, and every refusal."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import image
+
+from scripts import plot_loss
+
+_HEADER = (
+    "update_step,global_step,examples,learning_rate,loss,gradient_norm,examples_per_sec"
+)
+
+
+def _write_run(folder: pathlib.Path, losses: list[float], micro_steps: int) -> str:
+    folder.mkdir()
+    rows = [
+        f"{update},{update * micro_steps},{update * 32},0.0001,{loss},1.5,800.0"
+        for update, loss in enumerate(losses, start=1)
+    ]
+    (folder / "train_metrics.csv").write_text("\n".join([_HEADER, *rows]) + "\n")
+    return str(folder)
+
+
+@pytest.fixture
+def two_runs(tmp_path: pathlib.Path) -> str:
+    falling = np.linspace(0.7, 0.1, 60).tolist()
+    with_accumulation = _write_run(tmp_path / "with", falling, micro_steps=4)
+    without = _write_run(tmp_path / "without", falling[:40], micro_steps=1)
+    return f"{with_accumulation},{without}"
+
+
+def _refusal(capsys, *arguments: str) -> str:
+    try:
+        code = plot_loss.main(list(arguments))
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+def test_picture_is_written_without_a_display(tmp_path, two_runs):
+    plot = tmp_path / "new folder" / "loss.png"
+    script = pathlib.Path(plot_loss.__file__)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DISPLAY", "MPLBACKEND")
+    } | {"PYTHONPATH": str(script.parent.parent)}
+    done = subprocess.run(
+        [sys.executable, script, "--output_dirs", two_runs, "--plot", plot],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{plot}\n"
+    height, width = image.imread(plot).shape[:2]
+    assert width > 2 * height > 1000
+    assert os.listdir(plot.parent) == ["loss.png"]
+
+
+def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs):
+    runs = [
+        pd.read_csv(pathlib.Path(folder) / "train_metrics.csv")
+        for folder in two_runs.split(",")
+    ]
+    figure = plot_loss.draw(runs, ["with accumulation (8 x 4)", "without (32)"])
+    by_updates, by_examples = figure.axes
+    assert by_updates.get_xlabel() == "optimizer updates"
+    assert by_examples.get_xlabel() == "training examples seen"
+    assert by_updates.get_ylabel() == "training loss [nats per example]"
+    for axes, clock in ((by_updates, "update_step"), (by_examples, "examples")):
+        raw, smoothed, raw_of_second, _ = axes.get_lines()
+        np.testing.assert_array_equal(raw.get_xdata(), runs[0][clock])
+        np.testing.assert_array_equal(raw.get_ydata(), runs[0]["loss"])
+        np.testing.assert_array_equal(raw_of_second.get_xdata(), runs[1][clock])
+        assert smoothed.get_linewidth() > 3 * raw.get_linewidth()
+        names = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert names == ["with accumulation (8 x 4)", "without (32)"]
+        assert axes.get_legend().get_title().get_text() == (
+            "bold: centred mean of 5 updates; thin: each"
+        )
+        assert axes.xaxis.get_gridlines()[0].get_visible()
+
+
+def test_bold_line_is_the_centred_mean():
+    run = pd.DataFrame(
+        {
+            "update_step": range(1, 8),
+            "examples": range(32, 256, 32),
+            "loss": [0, 0, 0, 5, 0, 0, 0],
+        }
+    )
+    _, smoothed = plot_loss.draw([run], ["spike"]).axes[0].get_lines()
+    # The ends have three updates, then four, to average.
+    np.testing.assert_allclose(smoothed.get_ydata(), [0, 5 / 4, 1, 1, 1, 5 / 4, 0])
+
+
+def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
+    drawn = []
+    draw = plot_loss.draw
+
+    def spy(runs, labels):
+        drawn.append(labels)
+        return draw(runs, labels)
+
+    monkeypatch.setattr(plot_loss, "draw", spy)
+    plot = str(tmp_path / "loss.svg")
+    assert plot_loss.main(["--output_dirs", two_runs, "--plot", plot]) == 0
+    assert drawn == [["with", "without"]]
+
+
+def test_missing_metrics_file_is_named(capsys, tmp_path):
+    plot = tmp_path / "loss.png"
+    message = _refusal(capsys, "--output_dirs", str(tmp_path), "--plot", str(plot))
+    assert f"{tmp_path / 'train_metrics.csv'}, which does not exist" in message
+    assert "Name the --output_dir of a run that has trained." in message
+    assert not plot.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "must be a table with the columns .* Received: a file that is empty"),
+        ("update_step,loss\n1,0.5\n", "update_step, loss, without examples"),
+        (f"{_HEADER}\n", "must have a row for each update. Received: no row"),
+        (
+            f"{_HEADER}\n1,1,32,1,0.7,1,1\n2,2,64,1,nan,1,1\n",
+            "Received on line 3: loss nan. Train again, with a lower",
+        ),
+        (f"{_HEADER}\n1,1,32,1,high,1,1\n", "must hold numbers. Received on line 2: loss high"),
+    ],
+    ids=["empty", "columns", "no rows", "nan", "text"],
+)
+def test_unfit_metrics_file_is_refused(capsys, tmp_path, content, sentence):
+    path = tmp_path / "train_metrics.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        plot_loss.plot_loss([tmp_path], None, tmp_path / "loss.png")
+    message = _refusal(
+        capsys, "--output_dirs", str(tmp_path), "--plot", str(tmp_path / "loss.png")
+    )
+    assert message.startswith(str(path))
+    assert os.listdir(tmp_path) == ["train_metrics.csv"]
+
+
+def test_labels_must_be_as_many_as_folders(capsys, tmp_path, two_runs):
+    plot = str(tmp_path / "loss.png")
+    message = _refusal(
+        capsys, "--output_dirs", two_runs, "--labels", "one", "--plot", plot
+    )
+    assert "`--labels` must hold a name for each folder" in message
+    assert "Received: 1 for 2." in message
+
+
+def test_unknown_picture_format_is_refused(capsys, tmp_path, two_runs):
+    plot = str(tmp_path / "loss.jpeg2000")
+    message = _refusal(capsys, "--output_dirs", two_runs, "--plot", plot)
+    assert "`--plot` must end in .png, .svg or .pdf. Received:" in message
+
+
+def test_misspelt_flag_is_named(capsys, two_runs):
+    message = _refusal(capsys, "--output_dirs", two_runs, "--plott", "loss.png")
+    assert "--plot" in message
+
+
+def test_empty_name_between_commas_is_refused(capsys, two_runs):
+    message = _refusal(capsys, "--output_dirs", f"{two_runs},", "--plot", "loss.png")
+    assert "must be names separated by single commas" in message
