@@ -82,38 +82,26 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         self._rate_tensor = tf.convert_to_tensor(self._rate, name="learning_rate")
 
     def _resource_apply_dense(self, grad, handle):
-        variable, dtype = handle, grad.dtype
-        rate = tf.cast(self._rate_tensor, dtype)
-        decayed = [
-            grad
-        ]  # nothing moves in a run that fails before its gradient is there
+        variable = handle
+        m, v = self.get_slot(variable, "m"), self.get_slot(variable, "v")
+        next_m = self._beta_1 * m + (1.0 - self._beta_1) * grad
+        next_v = self._beta_2 * v + (1.0 - self._beta_2) * tf.square(grad)
+        update = next_m / (tf.sqrt(next_v) + self._epsilon)
         if _is_decayed(variable.op.name):
-            with tf.control_dependencies([grad]):
-                loss_of_weight = rate * self._weight_decay * variable.read_value()
-                decayed = [
-                    tf.raw_ops.AssignSubVariableOp(
-                        resource=variable.handle, value=loss_of_weight
-                    )
-                ]
-        with tf.control_dependencies(decayed):
-            # Beta powers of 0 switch Adam's bias correction off; one pass of memory.
-            return tf.raw_ops.ResourceApplyAdam(
-                var=variable.handle,
-                m=self.get_slot(variable, "m").handle,
-                v=self.get_slot(variable, "v").handle,
-                beta1_power=tf.zeros([], dtype),
-                beta2_power=tf.zeros([], dtype),
-                lr=rate,
-                beta1=tf.constant(self._beta_1, dtype),
-                beta2=tf.constant(self._beta_2, dtype),
-                epsilon=tf.constant(self._epsilon, dtype),
-                grad=grad,
+            update += self._weight_decay * variable
+        change = tf.cast(self._rate_tensor, grad.dtype) * update
+        # On the handles: a mirrored variable has its own copy in every replica.
+        with tf.control_dependencies([change]):  # nothing is read after it was written
+            return tf.group(
+                tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=change),
+                tf.raw_ops.AssignVariableOp(resource=m.handle, value=next_m),
+                tf.raw_ops.AssignVariableOp(resource=v.handle, value=next_v),
             )
 
     def _resource_apply_sparse(self, grad, handle, indices):
         # The moments of rows without a gradient decay too, and the rows move.
         rows = tf.cast(indices, tf.int64)[:, tf.newaxis]
-        dense = tf.scatter_nd(rows, grad, tf.constant(handle.shape, tf.int64))
+        dense = tf.scatter_nd(rows, grad, tf.constant(handle.shape.as_list(), tf.int64))
         return self._resource_apply_dense(dense, handle)
 
 

@@ -138,7 +138,10 @@ def test_missing_metrics_file_is_named(capsys, tmp_path):
             f"{_HEADER}\n1,1,32,1,0.7,1,1\n2,2,64,1,nan,1,1\n",
             "Received on line 3: loss nan. Train again, with a lower",
         ),
-        (f"{_HEADER}\n1,1,32,1,high,1,1\n", "must hold numbers. Received on line 2: loss high"),
+        (
+            f"{_HEADER}\n1,1,32,1,high,1,1\n",
+            "must hold numbers. Received on line 2: loss high",
+        ),
     ],
     ids=["empty", "columns", "no rows", "nan", "text"],
 )

@@ -1,0 +1,111 @@
+"""Measures how far accumulated weights are from the big batch's, on BERT.
+
+Trains twice from one checkpoint on the same examples, without dropout: once in
+micro-batches, once in whole batches, and compares every variable of the two final
+checkpoints, optimizer slots included. Prints a line a kind of variable and ends with
+
+    largest relative weight difference: 1.2e-06
+
+which is max |a - b| / max |b| over one variable, the largest of all variables. Exit
+code 1 if it is above --tolerance.
+
+    python scripts/compare_batches.py --data_dir=glue/CoLA --bert_dir=bert \
+        --output_dir=comparison
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data_dir", required=True, help="folder with train.tsv")
+    parser.add_argument("--bert_dir", required=True, help="folder with bert_model.ckpt")
+    parser.add_argument("--output_dir", required=True, help="for both runs")
+    parser.add_argument("--task_name", default="CoLA")
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--micro_batch_size", type=int, default=8)
+    parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
+    parser.add_argument("--max_seq_length", type=int, default=128)
+    parser.add_argument("--tolerance", type=float, default=1e-5)
+    arguments = parser.parse_args()
+    output = pathlib.Path(arguments.output_dir)
+    if output.exists() and any(output.iterdir()):
+        parser.error(
+            f"--output_dir must be new or empty. Received: {output}. Use another one."
+        )
+    steps = arguments.gradient_accumulation_steps
+    size = arguments.micro_batch_size * steps
+    accumulated = _train(arguments, output / "accumulated", size // steps, steps)
+    whole = _train(arguments, output / "whole", size, 1)
+    sys.exit(_compare(accumulated, whole, arguments.tolerance))
+
+
+def _train(arguments, folder: pathlib.Path, batch_size: int, steps: int) -> dict:
+    data = pathlib.Path(arguments.data_dir)
+    bert = pathlib.Path(arguments.bert_dir)
+    examples = arguments.updates * batch_size * steps
+    epochs = examples / _num_examples(arguments.task_name, data)
+    print(f"{arguments.updates} updates of {batch_size} x {steps}", flush=True)
+    command = [
+        sys.executable,
+        str(_REPOSITORY / "bert_finetune" / "run_classifier.py"),
+        f"--task_name={arguments.task_name}",
+        "--do_train=true",
+        "--dropout=false",
+        f"--data_dir={data}",
+        f"--vocab_file={bert / 'vocab.txt'}",
+        f"--bert_config_file={bert / 'bert_config.json'}",
+        f"--init_checkpoint={bert / 'bert_model.ckpt'}",
+        f"--max_seq_length={arguments.max_seq_length}",
+        f"--train_batch_size={batch_size}",
+        f"--gradient_accumulation_steps={steps}",
+        f"--num_train_epochs={epochs!r}",
+        f"--output_dir={folder}",
+    ]
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    path = tf.train.latest_checkpoint(str(folder))
+    reader = tf.train.load_checkpoint(path)
+    return {
+        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
+    }
+
+
+def _num_examples(task_name: str, data: pathlib.Path) -> int:
+    from bert_finetune.tasks import get_task, read_examples
+
+    task = get_task(task_name)
+    return len(read_examples(task, data, task.train_file, labelled=True))
+
+
+def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
+    if ours["update_step"] != theirs["update_step"]:
+        print(f"updates differ: {ours['update_step']} and {theirs['update_step']}")
+        return 1
+    largest = {}
+    for name, value in theirs.items():
+        if name in ("global_step", "update_step"):
+            continue
+        difference = np.max(np.abs(ours[name] - value)) / np.max(np.abs(value))
+        last = name.rpartition("/")[2]
+        kind = last if last in ("adam_m", "adam_v") else "weight"
+        largest[kind] = max(largest.get(kind, (0.0, "")), (difference, name))
+    for kind, (difference, name) in sorted(largest.items()):
+        print(f"{kind:8} {difference:.2e}  {name}")
+    print(f"largest relative weight difference: {largest['weight'][0]:.2e}")
+    return int(largest["weight"][0] > tolerance)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""GLUE's metrics over batches equal their definitions over the whole set."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_finetune import metrics
+
+v1 = tf.compat.v1
+NAMES = ("accuracy", "f1", "matthews_correlation")
+
+
+def _evaluate(labels, predicted, batch=7):
+    with tf.Graph().as_default(), v1.Session() as session:
+        label = v1.placeholder(tf.int32, [None])
+        prediction = v1.placeholder(tf.int32, [None])
+        ops = metrics.eval_metric_ops(
+            NAMES, label, tf.one_hot(prediction, 2), tf.cast(label, tf.float32)
+        )
+        session.run(v1.local_variables_initializer())
+        for start in range(0, len(labels), batch):
+            part = slice(start, start + batch)
+            feed = {label: labels[part], prediction: predicted[part]}
+            session.run([update for _, update in ops.values()], feed)
+        return session.run({name: value for name, (value, _) in ops.items()})
+
+
+def test_metrics_equal_their_definitions():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 1043)
+    predicted = np.where(random.random(1043) < 0.7, labels, 1 - labels)
+    found = _evaluate(labels, predicted)
+    tp = np.sum((labels == 1) & (predicted == 1))
+    fp = np.sum((labels == 0) & (predicted == 1))
+    fn = np.sum((labels == 1) & (predicted == 0))
+    np.testing.assert_allclose(
+        found["matthews_correlation"],
+        np.corrcoef(labels, predicted)[0, 1],  # the same number for two classes
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(found["f1"], 2 * tp / (2 * tp + fp + fn), rtol=1e-6)
+    accuracy = np.mean(labels == predicted)
+    np.testing.assert_allclose(found["eval_accuracy"], accuracy, rtol=1e-6)
+    np.testing.assert_allclose(found["eval_loss"], labels.mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("predicted", [0, 1])
+def test_a_constant_prediction_has_no_correlation(predicted):
+    found = _evaluate([0, 1, 1], [predicted] * 3)
+    assert found["matthews_correlation"] == 0

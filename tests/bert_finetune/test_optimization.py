@@ -1,0 +1,116 @@
+"""AdamW and its schedule are google-research/bert's, counted in updates."""
+
+import numpy as np
+import numpy_reference
+import pytest
+import tensorflow as tf
+
+from bert_finetune import optimization
+from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize(
+    ("name", "decay"),
+    [
+        ("dense/kernel", 0.01),
+        ("dense/bias", 0.0),
+        ("output/LayerNorm/gamma", 0.0),
+        ("output/layer_norm/beta", 0.0),
+        ("output_bias", 0.0),
+        ("output_weights", 0.01),
+    ],
+)
+def test_updates_equal_the_numpy_oracle_with_decay_where_bert_has_it(name, decay):
+    gradients = np.random.default_rng(0).normal(size=[30, 4]).astype(np.float32)
+    start = np.array([3.0, -2.0, 1.0, 0.5], np.float32)
+    oracle, expected = numpy_reference.AdamW(0.01, decay), start.astype(np.float64)
+    with tf.Graph().as_default(), v1.Session() as session:
+        gradient = v1.placeholder(tf.float32, [4])
+        variable = v1.get_variable(name, initializer=start)
+        optimizer = optimization.AdamWeightDecayOptimizer(0.01)
+        train_op = optimizer.apply_gradients([(gradient, variable)])
+        session.run(v1.global_variables_initializer())
+        for value in gradients:
+            session.run(train_op, {gradient: value})
+            expected = oracle.step(expected, value.astype(np.float64))
+            np.testing.assert_allclose(
+                session.run(variable), expected, rtol=1e-6, atol=1e-6
+            )
+
+
+def test_rows_without_a_gradient_decay_and_move_as_if_it_were_dense():
+    def train(make_loss):
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = v1.get_variable("table", initializer=np.ones([5, 2], np.float32))
+            ids = v1.placeholder(tf.int32, [None])
+            optimizer = optimization.AdamWeightDecayOptimizer(0.1)
+            train_op = optimizer.minimize(make_loss(table, ids))
+            session.run(v1.global_variables_initializer())
+            for batch in ([0, 1, 1], [2], [0, 3]):
+                session.run(train_op, {ids: batch})
+            return session.run([table, *optimizer.variables()])
+
+    sparse = train(lambda table, ids: tf.reduce_sum(tf.gather(table, ids) ** 2))
+    dense = train(
+        lambda table, ids: tf.reduce_sum(tf.matmul(tf.one_hot(ids, 5), table) ** 2)
+    )
+    for ours, theirs in zip(sparse, dense, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_slots_are_named_as_in_checkpoints_of_bert():
+    with tf.Graph().as_default():
+        variable = v1.get_variable("layer/kernel", [2])
+        optimizer = optimization.AdamWeightDecayOptimizer(0.1)
+        optimizer.apply_gradients([(tf.ones([2]), variable)])
+        names = {v.op.name for v in v1.global_variables()}
+    assert names == {"layer/kernel", "layer/kernel/adam_m", "layer/kernel/adam_v"}
+
+
+def _rates(num_updates, num_warmup_updates, steps):
+    with tf.Graph().as_default(), v1.Session() as session:
+        update_step = get_or_create_update_step()
+        rate = optimization.learning_rate(
+            1.0, update_step, num_updates, num_warmup_updates
+        )
+        session.run(v1.global_variables_initializer())
+        rates = []
+        for step in steps:
+            update_step.load(step, session)
+            rates.append(session.run(rate))
+    return rates
+
+
+def test_the_rate_rises_in_warm_up_then_falls_on_the_line_to_zero():
+    rates = _rates(10, 4, range(12))
+    expected = [0, 0.25, 0.5, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]
+    np.testing.assert_allclose(rates, expected, atol=1e-7)
+
+
+def test_without_warm_up_the_first_update_has_the_full_rate():
+    np.testing.assert_allclose(_rates(4, 0, range(4)), [1, 0.75, 0.5, 0.25])
+
+
+def test_accumulating_over_a_window_equals_the_big_batch():
+    gradients = np.random.default_rng(1).normal(size=[10, 4, 3]).astype(np.float32)
+
+    def train(windows, steps):
+        with tf.Graph().as_default(), v1.Session() as session:
+            gradient = v1.placeholder(tf.float32, [3])
+            variable = v1.get_variable("kernel", initializer=np.ones(3, np.float32))
+            rate = optimization.learning_rate(0.1, get_or_create_update_step(), 10, 2)
+            train_op = make_accumulating_train_op(
+                tf.reduce_sum(variable * gradient),
+                optimization.AdamWeightDecayOptimizer(rate),
+                steps,
+                clip_norm=1.0,
+            )
+            session.run(v1.global_variables_initializer())
+            for value in windows:
+                session.run(train_op, {gradient: value})
+            return session.run(variable)
+
+    ours = train(gradients.reshape([40, 3]), 4)
+    np.testing.assert_allclose(ours, train(gradients.mean(1), 1), rtol=1e-6)
