@@ -67,7 +67,7 @@ def exit_code_of(action: Callable[[], None]) -> int:
     except FetchError as error:
         print(error, file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -116,10 +116,24 @@ def _check_trained(settings: Settings) -> None:
     )
 
 
+def make_output_dir(settings: Settings) -> None:
+    """Makes the output folder.
+
+    Raises:
+        ValueError: If that is impossible.
+    """
+    try:
+        pathlib.Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            "`--output_dir` must be a folder, or a path where one can be made. "
+            f"Received: {settings.output_dir} ({error.strerror}). Use another one."
+        ) from error
+
+
 def execute(run: Run) -> None:
     """Does what the settings ask for, in order: train, evaluate, predict, export."""
     settings = run.settings
-    pathlib.Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
     estimator = tf.estimator.Estimator(
         make_model_fn(settings, run.config, run.task, run.num_updates),
         config=tf.estimator.RunConfig(

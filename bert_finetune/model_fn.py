@@ -31,8 +31,7 @@ def make_model_fn(
         num_updates: Updates of the whole training run, the schedule's length.
     """
 
-    def model_fn(features, labels, mode, params):
-        del params
+    def model_fn(features, labels, mode):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
         uses_dropout = is_training and settings.dropout
         output = modeling.encode(

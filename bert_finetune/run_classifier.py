@@ -1,4 +1,4 @@
-"""Fine-tunes BERT on a GLUE task, with gradient accumulation.
+r"""Fine-tunes BERT on a GLUE task, with gradient accumulation.
 
 The flags are those of google-research/bert's `run_classifier.py`, and
 `--gradient_accumulation_steps`: 8 x 4 trains like 32, in the memory of 8.
@@ -19,7 +19,7 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow's import
 
-from absl import app, flags
+from absl import flags
 
 from bert_finetune import jobs
 from bert_finetune.settings import Settings
@@ -108,40 +108,51 @@ def settings_from_flags() -> Settings:
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then trains, evaluates, predicts and exports."""
+    if {"-h", "--help", "--helpfull"} & set(argv):
+        print(__doc__, FLAGS.module_help(sys.modules[__name__]), sep="\n")
+        return
     try:
-        if len(argv) > 1:
+        rest = FLAGS(argv)[1:]
+        if rest:
             raise ValueError(
                 "Everything must be given as a flag. "
-                f"Received: {argv[1]!r}. Write --flag=value."
+                f"Received: {rest[0]!r}. Write --flag=value."
             )
         _set_verbosity()
         run = jobs.prepare(settings_from_flags())
-    except (ValueError, TypeError, OSError) as error:
-        _fail(error)
+        jobs.make_output_dir(run.settings)
+    except (flags.Error, ValueError, TypeError, OSError) as error:
+        print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
+        sys.exit(2)
     jobs.execute(run)
+
+
+def _sentence(error: Exception) -> str:
+    """Says what an error is about in one line, absl's in this project's form."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        _, _, similar = str(error).partition("Did you mean: ")
+        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
+        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
+    if isinstance(error, flags.IllegalFlagValueError):
+        name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
+        if name in FLAGS:
+            kind = FLAGS[name].parser.syntactic_help or "true or false"
+            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
+    return " ".join(str(error).split())
 
 
 def _set_verbosity() -> None:
     """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
-    logging.getLogger("tensorflow").setLevel(
-        logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
-    )
+    tensorflow_level = logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
+    logging.getLogger("tensorflow").setLevel(tensorflow_level)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("tensorflow.estimator_accum", "tensorflow.bert_finetune"):
-        logging.getLogger(name).setLevel(logging.INFO)
-
-
-def _fail(error: Exception) -> None:
-    sentence = " ".join(str(error).split())
-    print(f"run_classifier.py: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-    try:
-        return FLAGS(argv)
-    except flags.Error as error:
-        _fail(error)
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse_flags)
+    main(sys.argv)

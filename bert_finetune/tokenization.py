@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
 _CHUNK_TEXTS = 4096  # bounds the memory that one call of the library needs
-_MAX_SPARE_ROWS = 127
+_MAX_SPARE_ROWS = 127  # some converters round the table up to a multiple of 128
 
 
 class Encoding(NamedTuple):

@@ -1,0 +1,140 @@
+"""`bert_config.json`: the numbers that describe one BERT encoder."""
+
+import dataclasses
+import json
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from bert_finetune.layers import ACTIVATIONS
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+_REMEDY = "Use the file that came with the checkpoint."
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The numbers of one encoder, under their official names.
+
+    Raises:
+        TypeError, ValueError: a number of the wrong kind or out of its range.
+    """
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12  # divides hidden_size
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"  # one of layers.ACTIVATIONS
+    hidden_dropout_prob: float = 0.1  # 0 <= p < 1
+    attention_probs_dropout_prob: float = 0.1  # 0 <= p < 1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02  # standard deviation, > 0
+    layer_norm_eps: float = 1e-12  # > 0; published files leave it out
+
+    def __post_init__(self):
+        _check_values(dataclasses.asdict(self), "BertConfig")
+
+    @classmethod
+    def from_json_file(cls, path: str) -> "BertConfig":
+        """Reads a `bert_config.json`; keys that the encoder does not use are ignored.
+
+        Args:
+            path: anything that `tf.io.gfile` reads.
+
+        Raises:
+            TypeError, ValueError: no such file, no JSON object in it, a missing key, or
+                a value of the wrong kind or out of its range. The message names the file
+                and the key.
+        """
+        content = read_json_object(path)
+        defaults = {"layer_norm_eps": cls.layer_norm_eps}
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in content and name not in defaults:
+                raise ValueError(
+                    f"{path} must have the key `{name}`. Received the keys: "
+                    f"{', '.join(sorted(content)) or 'none'}. {_REMEDY}"
+                )
+        values = {name: content.get(name, defaults.get(name)) for name in names}
+        _check_values(values, path)
+        return cls(**values)
+
+
+def read_json_object(path: str) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        TypeError, ValueError: It does not exist, is not JSON, or is not an object.
+    """
+    if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+        raise ValueError(
+            f"A configuration must be a JSON file. Received: {path}, which is "
+            f"not a file. {_REMEDY}"
+        )
+    try:
+        with tf.io.gfile.GFile(path, "r") as file:
+            content = json.loads(file.read())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} must hold a JSON object. Received text that is not JSON: "
+            f"{error}. {_REMEDY}"
+        ) from error
+    if not isinstance(content, dict):
+        raise TypeError(
+            f"{path} must hold a JSON object. Received: a "
+            f"{type(content).__name__}. {_REMEDY}"
+        )
+    return content
+
+
+def _check_values(values: dict[str, Any], source: str) -> None:
+    for name, value in values.items():
+        if name == "hidden_act":
+            _check_activation(value, source)
+        elif name in _SIZES:
+            _check_size(name, value, source)
+        elif name.endswith("_prob"):
+            _check_number(name, value, source, "in [0, 1)", lambda v: 0 <= v < 1)
+        else:
+            _check_number(name, value, source, "> 0", lambda v: v > 0)
+    width, heads = values["hidden_size"], values["num_attention_heads"]
+    if width % heads:
+        raise ValueError(
+            f"`hidden_size` in {source} must be a multiple of `num_attention_heads`. "
+            f"Received: {width} and {heads}. {_REMEDY}"
+        )
+
+
+def _check_size(name: str, value: Any, source: str) -> None:
+    rule = f"`{name}` in {source} must be an integer >= 1. Received: {value!r}."
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{rule} {_REMEDY}")
+    if value < 1:
+        raise ValueError(f"{rule} {_REMEDY}")
+
+
+def _check_number(name: str, value: Any, source: str, range_: str, is_inside) -> None:
+    rule = f"`{name}` in {source} must be a number {range_}. Received: {value!r}."
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{rule} {_REMEDY}")
+    if not is_inside(value):
+        raise ValueError(f"{rule} {_REMEDY}")
+
+
+def _check_activation(value: Any, source: str) -> None:
+    if value not in list(ACTIVATIONS):
+        raise ValueError(
+            f"`hidden_act` in {source} must be one of {', '.join(ACTIVATIONS)}. "
+            f"Received: {value!r}. {_REMEDY}"
+        )

@@ -1,0 +1,169 @@
+"""Checkpoints of the encoder: check one, start a model from one, write one.
+
+What a checkpoint has to hold is asked of the encoder itself, never listed.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.modeling import encode
+
+_SCOPE = "bert"
+# Under a tf.distribute strategy, and what every variable's name ends with.
+_NAME_SUFFIX = re.compile(r"(/replica_\d+)?:\d+$")
+
+
+def encoder_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every variable that `encode` makes, by its name."""
+    with tf.Graph().as_default():
+        ids = tf.compat.v1.placeholder(tf.int32, [None, None])
+        encode(config, ids, ids, ids, is_training=False, scope=_SCOPE)
+        return _trainable_shapes()
+
+
+def check_checkpoint(path: str, config: BertConfig) -> None:
+    """Checks that `encode` can start from a checkpoint.
+
+    Every variable of the encoder is read once, so that a file that is cut short is
+    found here and not in a session. Other variables (heads, Adam's slots) are ignored.
+
+    Args:
+        path: What TensorFlow calls a checkpoint's path or prefix, such as
+            `folder/bert_model.ckpt`, without `.index`.
+        config: Of the encoder.
+
+    Raises:
+        ValueError: It does not exist or cannot be read, or a variable of the encoder
+            is missing or has another shape.
+    """
+    expected = encoder_shapes(config)
+    reader = _open(path)
+    _check_variables(path, reader, expected)
+    for name in expected:
+        try:
+            reader.get_tensor(name)
+        except tf.errors.OpError as error:
+            raise _unreadable(path, error) from error
+
+
+def init_from_checkpoint(path: str) -> list[str]:
+    """Makes the encoder of the current graph start from a checkpoint.
+
+    For a model_fn, after `encode`: replaces the initializers of all trainable variables
+    in the scope `bert`, under a tf.distribute strategy too. Heads and Adam's slots keep
+    theirs.
+
+    Args:
+        path: Of the checkpoint, such as `folder/bert_model.ckpt`.
+
+    Returns:
+        The names of the variables, as in the checkpoint.
+
+    Raises:
+        ValueError: The graph holds no encoder; the checkpoint does not exist or cannot
+            be read, or a variable is missing from it or has another shape.
+    """
+    shapes = _trainable_shapes()
+    expected = {n: s for n, s in shapes.items() if n.startswith(f"{_SCOPE}/")}
+    if not expected:
+        raise ValueError(
+            f"The graph must hold an encoder in the scope `{_SCOPE}`. Received: "
+            f"{len(shapes)} trainable variables, none of them there. Call `encode` "
+            "before `init_from_checkpoint`."
+        )
+    _check_variables(path, _open(path), expected)
+    tf.compat.v1.train.init_from_checkpoint(path, {name: name for name in expected})
+    return list(expected)
+
+
+def write_checkpoint(arrays: Mapping[str, np.ndarray], path: str) -> None:
+    """Writes a checkpoint that holds exactly these arrays.
+
+    Args:
+        arrays: By variable name.
+        path: Such as `folder/bert_model.ckpt`; the folder exists. Writes `path.index`
+            and `path.data-00000-of-00001`.
+    """
+    names = sorted(arrays)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        # Fed, not constants: a graph holds at most 2 GB.
+        tensors = [
+            tf.compat.v1.placeholder(arrays[name].dtype, arrays[name].shape)
+            for name in names
+        ]
+        save = tf.raw_ops.SaveV2(
+            prefix=path,
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=tensors,
+        )
+        session.run(save, {t: arrays[n] for t, n in zip(tensors, names, strict=True)})
+
+
+def _trainable_shapes() -> dict[str, tuple[int, ...]]:
+    return {
+        _NAME_SUFFIX.sub("", variable.name): tuple(variable.shape.as_list())
+        for variable in tf.compat.v1.trainable_variables()
+    }
+
+
+def _open(path: str):
+    """Returns a reader of the checkpoint."""
+    if not tf.io.gfile.exists(f"{path}.index"):
+        raise ValueError(
+            f"A checkpoint must have an index file. Received: {path}, but there is no "
+            f"{path}.index. {_suggestion(path)}"
+        )
+    if not tf.io.gfile.glob(f"{path}.data-*"):
+        raise ValueError(
+            f"A checkpoint must have data files beside its index. Received: {path}, "
+            f"but there is no {path}.data-00000-of-00001. Copy all its files."
+        )
+    try:
+        return tf.compat.v1.train.NewCheckpointReader(path)
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _suggestion(path: str) -> str:
+    folder = path if tf.io.gfile.isdir(path) else path.rpartition("/")[0] or "."
+    found = sorted(tf.io.gfile.glob(f"{folder}/*.index"))
+    prefixes = ", ".join(index.removesuffix(".index") for index in found[:5])
+    return f"There is: {prefixes}." if found else "Give it as folder/bert_model.ckpt."
+
+
+def _unreadable(path: str, error: Exception) -> ValueError:
+    reason = str(getattr(error, "message", error)).splitlines()[0]
+    return ValueError(
+        f"{path} must be a complete TensorFlow checkpoint. Received: files that cannot "
+        f"be read ({reason}). Copy or download it again."
+    )
+
+
+def _check_variables(path: str, reader, expected: Mapping[str, tuple]) -> None:
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise ValueError(
+                f"{path} must hold the variable `{name}` with the shape "
+                f"{list(shape)}. Received: {_description(shapes)}. Use a checkpoint of "
+                "BERT and its own bert_config.json."
+            )
+        if tuple(shapes[name]) != shape or dtypes[name] != tf.float32:
+            raise ValueError(
+                f"`{name}` in {path} must have the shape {list(shape)} and the type "
+                f"float32. Received: {shapes[name]}, {dtypes[name].name}. Use the "
+                "checkpoint's own bert_config.json."
+            )
+
+
+def _description(names) -> str:
+    """What a checkpoint holds, in a few words."""
+    in_scope = [name for name in names if name.startswith(f"{_SCOPE}/")]
+    some = ", ".join(sorted(in_scope or names)[:3])
+    return f"{len(names)} variables, {len(in_scope)} in `{_SCOPE}/`, such as {some}"

@@ -1,0 +1,230 @@
+"""Converts a Hugging Face BERT folder to a checkpoint of google-research/bert's layout.
+
+Every variable that the encoder has is looked for under the name that Hugging Face gives
+it; every tensor of an encoder that the folder has must be used.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bert_finetune.bert_config import BertConfig, read_json_object
+from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
+from bert_finetune.download import staging_folder
+
+_CONFIG, _VOCABULARY, _TENSORS = "config.json", "vocab.txt", "model.safetensors"
+_PREFIX = "bert."  # of the encoder in a model with a head; a bare encoder has none
+_KINDS = {
+    "kernel": ("weight",),
+    "bias": ("bias",),
+    "gamma": ("weight", "gamma"),
+    "beta": ("bias", "beta"),
+}
+_CONSTANTS = (".position_ids", ".token_type_ids")  # not weights, in some files
+_DTYPES = ("F32", "F16", "BF16", "F64")
+_ONE_MODEL = "Use the files of one and the same BERT."
+_TO_SAFETENSORS = (
+    "To convert it, run once where PyTorch is: `from transformers import BertModel; "
+    'BertModel.from_pretrained("{folder}").save_pretrained("{folder}")`.'
+)
+
+
+class ImportSummary(NamedTuple):
+    """What `import_checkpoint` has made."""
+
+    config: BertConfig
+    num_variables: int
+    is_pooler_new: bool  # the folder has none: it starts untrained
+    is_lower_case: bool | None  # of the vocabulary; None where the folder is silent
+
+
+def import_checkpoint(
+    input_dir: str | pathlib.Path, output_dir: str | pathlib.Path
+) -> ImportSummary:
+    """Writes `bert_model.ckpt`, `bert_config.json` and `vocab.txt`.
+
+    A folder without a pooler, such as one of a masked language model, gets an untrained
+    one, as in Hugging Face: truncated normal kernel (seed 0), zero bias.
+
+    Args:
+        input_dir: Folder with `config.json`, `vocab.txt` and `model.safetensors`, of a
+            model whose `model_type` is `bert`, with or without a head.
+        output_dir: A new or an empty folder. It appears, or is filled, at the end.
+
+    Raises:
+        TypeError, ValueError: A file is missing or does not fit; the model is not a
+            BERT; `output_dir` is not empty. The message is for the user.
+    """
+    source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
+    _check_empty(destination)
+    _check_files(source, [_CONFIG])
+    config = _read_config(source / _CONFIG)
+    _check_files(source, [_VOCABULARY, _TENSORS])
+    _check_vocabulary(source / _VOCABULARY, config)
+    shapes = encoder_shapes(config)
+    arrays = _read_variables(source / _TENSORS, shapes)
+    is_lower_case = _is_lower_case(source)
+    is_pooler_new = len(arrays) < len(shapes)
+    if is_pooler_new:
+        arrays |= _untrained_pooler(config)
+    with staging_folder(destination) as staging:
+        content = staging / "content"
+        write_checkpoint(arrays, str(content / "bert_model.ckpt"))
+        text = json.dumps(dataclasses.asdict(config), indent=2)
+        (content / "bert_config.json").write_text(text + "\n", encoding="utf-8")
+        shutil.copyfile(source / _VOCABULARY, content / "vocab.txt")
+    return ImportSummary(config, len(arrays), is_pooler_new, is_lower_case)
+
+
+def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not missing:
+        return
+    remedy = "Give the folder of the model, with all its files."
+    received = f"{folder}, without {' and '.join(missing)}"
+    if missing == [_TENSORS] and (folder / "pytorch_model.bin").is_file():
+        received = f"{folder}, with pytorch_model.bin alone"
+        remedy = _TO_SAFETENSORS.format(folder=folder)
+    elif missing == [_TENSORS] and (folder / f"{_TENSORS}.index.json").is_file():
+        received = f"{folder}, with {_TENSORS} in several pieces"
+        remedy = 'Save the model with `save_pretrained(..., max_shard_size="100GB")`.'
+    raise ValueError(
+        f"`--input_dir` must hold {_CONFIG}, {_VOCABULARY} and {_TENSORS}. Received: "
+        f"{received}. {remedy}"
+    )
+
+
+def _check_empty(folder: pathlib.Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            "`--output_dir` must be a new or an empty folder. Received: "
+            f"{folder}, which holds something. Remove it or name another one."
+        )
+
+
+def _read_config(path: pathlib.Path) -> BertConfig:
+    content = read_json_object(str(path))
+    for key, only in (("model_type", "bert"), ("position_embedding_type", "absolute")):
+        # Older folders leave out position_embedding_type: there was one kind only.
+        value = content.get(key, None if key == "model_type" else only)
+        if value != only:
+            raise ValueError(
+                f"`{key}` in {path} must be {only!r}. Received: {value!r}. Another "
+                "architecture than BERT's has no place in a BERT checkpoint: use a "
+                "BERT, such as bert-base-uncased."
+            )
+    return BertConfig.from_json_file(str(path))
+
+
+def _check_vocabulary(path: pathlib.Path, config: BertConfig) -> None:
+    tokens = path.read_bytes().rstrip(b"\r\n").split(b"\n")
+    if not tokens[0] or len(tokens) > config.vocab_size:
+        count = len(tokens) if tokens[0] else 0
+        raise ValueError(
+            f"{path} must hold 1 to `vocab_size` = {config.vocab_size} tokens, one a "
+            f"line. Received: {count}. {_ONE_MODEL}"
+        )
+
+
+def _is_lower_case(folder: pathlib.Path) -> bool | None:
+    path = folder / "tokenizer_config.json"
+    return read_json_object(str(path)).get("do_lower_case") if path.is_file() else None
+
+
+def _read_variables(
+    path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """Returns the encoder's variables; without a pooler if the file has none."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = set(file.keys())
+            is_headed = any(name.startswith(_PREFIX) for name in names)
+            prefix = _PREFIX if is_headed else ""
+            has_pooler = any(name.startswith(f"{prefix}pooler.") for name in names)
+            sources = {
+                variable: _find(path, names, prefix, variable)
+                for variable in shapes
+                if has_pooler or not variable.startswith("bert/pooler/")
+            }
+            _check_all_used(path, names - set(sources.values()), prefix)
+            return {
+                variable: _read(path, file, name, variable, shapes[variable])
+                for variable, name in sources.items()
+            }
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} must be a safetensors file. Received: one that cannot be read "
+            f"({error}). Download it again."
+        ) from error
+
+
+def _find(path: pathlib.Path, names: set[str], prefix: str, variable: str) -> str:
+    candidates = [prefix + name for name in _hugging_face_names(variable)]
+    for name in candidates:
+        if name in names:
+            return name
+    raise ValueError(
+        f"{path} must hold the tensor {' or '.join(candidates)}. Received: {len(names)} "
+        f"others. {_ONE_MODEL}"
+    )
+
+
+def _hugging_face_names(variable: str) -> list[str]:
+    """Returns what Hugging Face calls a variable: today's name, then older ones."""
+    name = re.sub(r"/layer_(\d+)/", r"/layer.\1/", variable.removeprefix("bert/"))
+    module, _, kind = name.replace("/", ".").rpartition(".")
+    if kind in _KINDS:
+        return [f"{module}.{its_kind}" for its_kind in _KINDS[kind]]
+    return [f"{module}.{kind}.weight"]  # a table of embeddings
+
+
+def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
+    """Finds layers beyond those of config.json, adapters and the like."""
+    parts = tuple(prefix + part for part in ("embeddings.", "encoder.", "pooler."))
+    surplus = sorted(
+        name
+        for name in unused
+        if name.startswith(parts) and not name.endswith(_CONSTANTS)
+    )
+    if surplus:
+        raise ValueError(
+            f"{path} must hold nothing of an encoder but what {_CONFIG} describes. "
+            f"Received: {len(surplus)} more tensors, such as {surplus[0]}. {_ONE_MODEL}"
+        )
+
+
+def _read(
+    path: pathlib.Path, file, name: str, variable: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    is_kernel = variable.endswith("/kernel")
+    expected = list(
+        shape[::-1] if is_kernel else shape
+    )  # PyTorch has [outputs, inputs]
+    found = file.get_slice(name)
+    if list(found.get_shape()) != expected or found.get_dtype() not in _DTYPES:
+        raise ValueError(
+            f"{name} in {path} must have the shape {expected} and one of the types "
+            f"{', '.join(_DTYPES)}. Received: {found.get_shape()}, "
+            f"{found.get_dtype()}. {_ONE_MODEL}"
+        )
+    array = file.get_tensor(name).astype(np.float32)
+    return np.ascontiguousarray(array.T) if is_kernel else array
+
+
+def _untrained_pooler(config: BertConfig) -> dict[str, np.ndarray]:
+    width = config.hidden_size
+    generator = np.random.default_rng(seed=0)
+    kernel = generator.standard_normal([width, width])
+    while (is_far := np.abs(kernel) > 2).any():  # truncated at two deviations
+        kernel[is_far] = generator.standard_normal(is_far.sum())
+    return {
+        "bert/pooler/dense/kernel": np.float32(kernel * config.initializer_range),
+        "bert/pooler/dense/bias": np.zeros([width], np.float32),
+    }

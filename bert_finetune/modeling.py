@@ -1,0 +1,252 @@
+"""BERT's encoder, with the variable names and numerics of the published checkpoints.
+
+B = micro-batch, T = tokens with padding, P = tokens without padding, H = hidden,
+N = heads, D = H / N.
+"""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.layers import (
+    TokenPacking,
+    activation,
+    dense,
+    dropout,
+    layer_norm,
+)
+
+# Far below any score, so that a padding token gets an attention of exactly 0.
+_PADDING_BIAS = -10000.0
+
+
+class EncoderOutput(NamedTuple):
+    """What `encode` returns.
+
+    layers: the embeddings' output and every layer's, float Tensors [B, T, H], 0 at
+      padding.
+    sequence: the last of them.
+    pooled: `tanh(dense(first token of the last layer))`, float Tensor [B, H].
+    """
+
+    layers: list[tf.Tensor]
+    sequence: tf.Tensor
+    pooled: tf.Tensor
+
+
+def encode(
+    config: BertConfig,
+    input_ids: tf.Tensor,
+    input_mask: tf.Tensor,
+    segment_ids: tf.Tensor,
+    *,
+    is_training: bool,
+    scope: str = "bert",
+) -> EncoderOutput:
+    """Builds BERT's encoder.
+
+    `pooled` needs the last layer for one token per example only and gets it from ops
+    of its own; TensorFlow runs those of `sequence` when somebody asks for it. In
+    training the two see different dropout in the last layer.
+
+    Args:
+        config: the encoder's numbers.
+        input_ids: int32 or int64 Tensor [B, T], 0 <= id < vocab_size; B and T may be
+            unknown at graph build.
+        input_mask: integer Tensor [B, T], 1 at tokens and 0 at padding. What stands at
+            padding has no influence on the result.
+        segment_ids: int32 or int64 Tensor [B, T], 0 <= id < type_vocab_size.
+        is_training: whether dropout is on.
+        scope: variable scope; "bert" is what the checkpoints use.
+
+    Creates: the float32 variables of a published checkpoint, from
+        `bert/embeddings/word_embeddings` to `bert/pooler/dense/bias`.
+
+    Returns: an `EncoderOutput`.
+
+    Raises:
+        ValueError: T is greater than `max_position_embeddings`. Where T is known only at
+            run time, `session.run` raises `tf.errors.InvalidArgumentError` instead.
+    """
+    with tf.compat.v1.variable_scope(scope):
+        shared = _Shared(
+            config, TokenPacking(input_mask), _padding_bias(input_mask), is_training
+        )
+        hidden = [_embed(shared, input_ids, segment_ids)]
+        with tf.compat.v1.variable_scope("encoder"):
+            for i in range(config.num_hidden_layers):
+                with tf.compat.v1.variable_scope(f"layer_{i}"):
+                    hidden.append(_layer(shared, hidden[-1]))
+            last = f"layer_{config.num_hidden_layers - 1}"
+            with tf.compat.v1.variable_scope(last, reuse=True):
+                first_tokens = _layer(shared, hidden[-2], only_first=True)  # [B, H]
+        with tf.compat.v1.variable_scope("pooler"):
+            pooled = tf.math.tanh(shared.dense(first_tokens, config.hidden_size))
+    layers = [shared.packing.unpack(tokens) for tokens in hidden]
+    return EncoderOutput(layers, layers[-1], pooled)
+
+
+def classifier_logits(
+    pooled: tf.Tensor,
+    num_labels: int,
+    *,
+    is_training: bool,
+    dropout_prob: float = 0.1,
+    initializer_range: float = 0.02,
+) -> tf.Tensor:
+    """Builds the head of run_classifier: `dropout(pooled) @ output_weights.T + bias`.
+
+    Args:
+        pooled: float Tensor [B, H].
+        num_labels: number of classes; 1 for a regression.
+        is_training: whether dropout is on.
+        dropout_prob: 0 <= p < 1; google-research/bert has 0.1 here whatever its config.
+        initializer_range: standard deviation of the first weights.
+
+    Creates: `output_weights` [num_labels, H], `output_bias` [num_labels], float32.
+
+    Returns: float Tensor [B, num_labels].
+    """
+    weights = tf.compat.v1.get_variable(
+        "output_weights",
+        [num_labels, pooled.shape[-1]],
+        initializer=tf.compat.v1.truncated_normal_initializer(stddev=initializer_range),
+    )
+    bias = tf.compat.v1.get_variable(
+        "output_bias", [num_labels], initializer=tf.compat.v1.zeros_initializer()
+    )
+    if is_training:
+        pooled = dropout(pooled, dropout_prob)
+    return tf.nn.bias_add(tf.matmul(pooled, weights, transpose_b=True), bias)
+
+
+class _Shared(NamedTuple):
+    """What all layers of one encoder have in common."""
+
+    config: BertConfig
+    packing: TokenPacking
+    bias: tf.Tensor  # [B, 1, 1, T], added to the scores of attention
+    is_training: bool
+
+    def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
+        return dropout(x, rate) if self.is_training else x
+
+    def layer_norm(self, x: tf.Tensor) -> tf.Tensor:
+        epsilon = self.config.layer_norm_eps
+        return layer_norm(x, epsilon, is_training=self.is_training)
+
+    def dense(self, x: tf.Tensor, units: int, name: str = "dense") -> tf.Tensor:
+        deviation = self.config.initializer_range
+        return dense(x, units, name, initializer_range=deviation)
+
+
+def _padding_bias(input_mask: tf.Tensor) -> tf.Tensor:
+    padding = 1.0 - tf.cast(input_mask, tf.float32)
+    return (padding * _PADDING_BIAS)[:, tf.newaxis, tf.newaxis, :]
+
+
+def _token_count(config: BertConfig, input_ids: tf.Tensor) -> tf.Tensor:
+    """Returns T, checked against the position table now or in the run."""
+    limit = config.max_position_embeddings
+    sentence = (
+        f"`input_ids` must have at most `max_position_embeddings` = {limit} tokens per "
+        "example. Received: {}. Use a smaller max_seq_length."
+    )
+    static_count = input_ids.shape[1]
+    if static_count is not None and static_count > limit:
+        raise ValueError(sentence.format(static_count))
+    count = tf.shape(input_ids)[1]
+    if static_count is not None:
+        return count
+    check = tf.debugging.assert_less_equal(
+        count, limit, message=sentence.format("more")
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(count)
+
+
+def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.Tensor:
+    """Returns words + positions + segments, normalized, [P, H]."""
+    config, pack = shared.config, shared.packing.pack
+    width = config.hidden_size
+    padded_shape = [tf.shape(input_ids)[0], _token_count(config, input_ids), width]
+    with tf.compat.v1.variable_scope("embeddings"):
+        word_table = _table(config, "word_embeddings", config.vocab_size)
+        segment_table = _table(config, "token_type_embeddings", config.type_vocab_size)
+        position_table = _table(
+            config, "position_embeddings", config.max_position_embeddings
+        )
+        # Words are gathered, their gradient being IndexedSlices over the tokens; the
+        # two small tables get dense gradients, as in google-research/bert.
+        words = tf.gather(word_table, pack(input_ids))
+        positions = tf.slice(position_table, [0, 0], padded_shape[1:])  # [T, H]
+        positions = pack(tf.broadcast_to(positions, padded_shape))
+        segments = tf.one_hot(pack(segment_ids), config.type_vocab_size)
+        tokens = words + positions + tf.matmul(segments, segment_table)
+        tokens = shared.layer_norm(tokens)
+    return shared.dropout(tokens, config.hidden_dropout_prob)
+
+
+def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
+    return tf.compat.v1.get_variable(
+        name,
+        [rows, config.hidden_size],
+        initializer=tf.compat.v1.truncated_normal_initializer(
+            stddev=config.initializer_range
+        ),
+    )
+
+
+def _layer(
+    shared: _Shared, tokens: tf.Tensor, *, only_first: bool = False
+) -> tf.Tensor:
+    """Returns one layer's output [P, H], or [B, H] for the first tokens only.
+
+    Only its keys and values then need all tokens: a sixth of the work.
+    """
+    config = shared.config
+    inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
+    with tf.compat.v1.variable_scope("attention"):
+        with tf.compat.v1.variable_scope("self"):
+            context = _attend(shared, inputs, tokens, only_first)
+        with tf.compat.v1.variable_scope("output"):
+            attended = _add_and_normalize(shared, context, inputs)
+    with tf.compat.v1.variable_scope("intermediate"):
+        act = activation(config.hidden_act, is_training=shared.is_training)
+        wide = act(shared.dense(attended, config.intermediate_size))
+    with tf.compat.v1.variable_scope("output"):
+        return _add_and_normalize(shared, wide, attended)
+
+
+def _attend(
+    shared: _Shared, inputs: tf.Tensor, tokens: tf.Tensor, only_first: bool
+) -> tf.Tensor:
+    """Returns `softmax(query @ key.T / sqrt(D) + bias) @ value`, all heads [rows, H]."""
+    width, heads = shared.config.hidden_size, shared.config.num_attention_heads
+    unpack = shared.packing.unpack
+
+    def split_heads(x):  # [B, T, H] -> [B, N, T, D]
+        shape = [tf.shape(x)[0], tf.shape(x)[1], heads, width // heads]
+        return tf.transpose(tf.reshape(x, shape), [0, 2, 1, 3])
+
+    # Scaling the query instead of the scores touches fewer numbers.
+    query = shared.dense(inputs, width, "query") * (1.0 / math.sqrt(width // heads))
+    query = query[:, tf.newaxis] if only_first else unpack(query)  # [B, 1 or T, H]
+    key = unpack(shared.dense(tokens, width, "key"))
+    value = unpack(shared.dense(tokens, width, "value"))
+    scores = tf.matmul(split_heads(query), split_heads(key), transpose_b=True)
+    attention = shared.dropout(
+        tf.nn.softmax(scores + shared.bias),  # [B, N, 1 or T, T]
+        shared.config.attention_probs_dropout_prob,
+    )
+    context = tf.matmul(attention, split_heads(value))  # [B, N, 1 or T, D]
+    context = tf.reshape(tf.transpose(context, [0, 2, 1, 3]), tf.shape(query))
+    return context[:, 0] if only_first else shared.packing.pack(context)
+
+
+def _add_and_normalize(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
+    x = shared.dense(x, shared.config.hidden_size)
+    x = shared.dropout(x, shared.config.hidden_dropout_prob)
+    return shared.layer_norm(x + residual)

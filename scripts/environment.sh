@@ -1,0 +1,229 @@
+# shellcheck shell=sh disable=SC2154
+# The virtual environment .venv at the repository root: made once, reused afterwards.
+#
+# Sourced (POSIX sh) by scripts/quickstart and scripts/test with `root` set to the
+# repository. Defines prepare_environment, pick_python, step and refuse.
+
+# What setup.py's python_requires allows, the preferred one first.
+supported_pythons="3.11 3.10"
+environment=$root/.venv
+environment_python=$environment/bin/python
+
+# Written last, so an interrupted installation leaves none and is not trusted.
+_stamp=$environment/installed.stamp
+_prompt=estimator-accum
+
+# Another project's modules must not leak in, and pip must not install beside .venv.
+unset PYTHONPATH PYTHONHOME
+export PIP_USER=0
+
+step() { printf '==> %s\n' "$*" >&2; }
+
+refuse() {
+    printf '%s\n' "$*" >&2
+    exit 2
+}
+
+# prepare_environment EXTRAS: `.venv` with the project and EXTRAS ("" or "[test]").
+prepare_environment() {
+    _extras=$1
+    if _is_current; then
+        step "using .venv (Python $(_version_of "$environment_python"))"
+        return
+    fi
+    pick_python
+    _lock
+    _is_current || _install
+    exec 9>&-
+}
+
+# pick_python: sets `python`: $PYTHON, or the first suitable one of .venv, PATH, pyenv
+# and uv. Leaves with one sentence and code 2 when there is none.
+pick_python() {
+    _refused=
+    _without_venv=
+    if [ -n "${PYTHON:-}" ]; then
+        _offer "$PYTHON" && return
+        refuse "PYTHON must name Python $(_spoken_versions) with its venv module." \
+            "Received: PYTHON=$PYTHON (${_refused:-it does not run})." \
+            "Name another one, or unset PYTHON to let the script look for it."
+    fi
+    [ -x "$environment_python" ] && _offer "$environment_python" && return
+    for _version in $supported_pythons; do
+        _offer_from_path "python$_version" && return
+    done
+    _offer_from_path python3 && return
+    _offer_from_path python && return
+    for _version in $supported_pythons; do
+        _offer_from_pyenv "$_version" && return
+    done
+    for _version in $supported_pythons; do
+        _offer_from_uv "$_version" && return
+    done
+    if [ -n "$_without_venv" ]; then
+        refuse "Python needs its venv module to make .venv." \
+            "Received: $_without_venv without it." \
+            "Install it (Debian, Ubuntu: apt-get install python3-venv) and run again."
+    fi
+    refuse "This project needs Python $(_spoken_versions), and none was found on PATH," \
+        "in pyenv or in uv (found: ${_refused:-no Python at all})." \
+        "Install one, or name it: PYTHON=/path/to/python ${0##*/}"
+}
+
+# 3.11 3.10 -> 3.11 or 3.10
+_spoken_versions() {
+    _spoken=
+    for _version in $supported_pythons; do
+        _spoken="$_spoken${_spoken:+ or }$_version"
+    done
+    printf '%s' "$_spoken"
+}
+
+# Runs it: a pyenv shim exists on PATH for versions that it then refuses to start.
+_version_of() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+}
+
+# One text per installed interpreter, the same inside and outside of its environments.
+_identity_of() {
+    "$1" -c 'import sys; print(sys.base_prefix, sys.version)' 2>/dev/null
+}
+
+_is_supported() {
+    case " $supported_pythons " in
+        *" $1 "*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+# Sets `python` if this one is suitable, else remembers why not.
+_offer() {
+    _found=$(_version_of "$1") || return 1
+    if ! _is_supported "$_found"; then
+        _refused="$_refused${_refused:+, }Python $_found at $1"
+        return 1
+    fi
+    if ! "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        _without_venv=$1
+        _refused="$_refused${_refused:+, }Python $_found at $1 without its venv module"
+        return 1
+    fi
+    python=$1
+}
+
+# Every folder of PATH, not only the first hit: a shim may hide a working one.
+_offer_from_path() {
+    _name=$1
+    _ifs=$IFS
+    IFS=:
+    set -f
+    # shellcheck disable=SC2086 # split at the colons
+    set -- $PATH
+    set +f
+    IFS=$_ifs
+    for _folder; do
+        [ -x "$_folder/$_name" ] && _offer "$_folder/$_name" && return
+    done
+    return 1
+}
+
+_offer_from_pyenv() {
+    for _candidate in "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$1".*/bin/python; do
+        [ -x "$_candidate" ] && _offer "$_candidate" && return
+    done
+    return 1
+}
+
+_offer_from_uv() {
+    command -v uv >/dev/null || return 1
+    _candidate=$(uv python find --no-project --system "$1" 2>/dev/null) || return 1
+    _offer "$_candidate"
+}
+
+# What the installation depends on: when one of these changes, it is done again.
+_fingerprint() {
+    {
+        printf '%s\n' "$root"
+        cat "$root/setup.py" "$root/pyproject.toml"
+        (cd "$root" && LC_ALL=C ls -d -- */__init__.py)
+        _identity_of "$environment_python"
+    } | cksum
+}
+
+# What the stamp says after an installation with these extras.
+_stamp_line() { printf '%s%s\n' "$(_fingerprint)" "$1"; }
+
+_is_current() {
+    [ -f "$_stamp" ] && _is_supported "$(_version_of "$environment_python")" &&
+        _is_wanted_python "$environment_python" &&
+        grep -qxF "$(_stamp_line "$_extras")" "$_stamp"
+}
+
+# Whatever it is, unless PYTHON names another one.
+_is_wanted_python() {
+    [ -z "${PYTHON:-}" ] || [ "$(_identity_of "$1")" = "$(_identity_of "$PYTHON")" ]
+}
+
+# Two runs at once: the second waits. The lock ends with the process that holds it.
+_lock() {
+    exec 9>>"$root/.venv.lock"
+    _flock='import fcntl, sys; fcntl.flock(9, fcntl.LOCK_EX | int(sys.argv[1]))'
+    _non_blocking=4 # fcntl.LOCK_NB
+    if ! "$python" -c "$_flock" "$_non_blocking" 2>/dev/null; then
+        step "another run is preparing .venv: waiting for it"
+        "$python" -c "$_flock" 0
+    fi
+}
+
+_install() {
+    _refuse_foreign_environment
+    if _is_reusable; then
+        rm -f "$_stamp"
+    else
+        _make_environment
+    fi
+    step "installing the project and TensorFlow into .venv (about a minute)"
+    set -- -m pip install --disable-pip-version-check --editable "$root$_extras"
+    if ! "$environment_python" "$@" -qq; then
+        printf '%s\n' "pip could not install the project: its message is above." \
+            "To see all of it: $environment_python $*" >&2
+        exit 1
+    fi
+    # What the tests need includes what a run needs.
+    { _stamp_line "" && _stamp_line "$_extras"; } >"$_stamp"
+}
+
+# A finished environment of ours, or somebody's own; never one half made.
+_is_reusable() {
+    _is_supported "$(_version_of "$environment_python")" &&
+        _is_wanted_python "$environment_python" &&
+        { [ -f "$_stamp" ] || ! _is_ours; }
+}
+
+# Somebody's own .venv is used when it fits and is never deleted.
+_refuse_foreign_environment() {
+    _found=$(_version_of "$environment_python") || return 0
+    if _is_ours || _is_reusable; then
+        return
+    fi
+    refuse "The environment .venv must be made by this script, or be" \
+        "Python $(_spoken_versions)${PYTHON:+ and that of PYTHON=$PYTHON}." \
+        "Received: one of Python $_found that somebody else made." \
+        "Rename or remove $environment and run again."
+}
+
+_is_ours() {
+    grep -q "^prompt = .*$_prompt" "$environment/pyvenv.cfg" 2>/dev/null
+}
+
+_make_environment() {
+    # The interpreter itself: `python` may be the one inside .venv, which goes away.
+    _interpreter=$(
+        "$python" -c 'import os, sys; print(os.path.realpath(sys.executable))'
+    )
+    step "making .venv with Python $(_version_of "$python") ($_interpreter)"
+    if ! "$_interpreter" -m venv --clear --prompt "$_prompt" "$environment"; then
+        printf '%s\n' "The environment .venv could not be made: see above." >&2
+        exit 1
+    fi
+}

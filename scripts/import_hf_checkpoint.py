@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Turns a Hugging Face BERT folder into a checkpoint for bert_finetune.
+
+    python scripts/import_hf_checkpoint.py --input_dir bert-base-uncased --output_dir bert
+
+reads config.json, vocab.txt and model.safetensors, and makes bert_model.ckpt,
+bert_config.json and vocab.txt. A model without a pooler gets an untrained one. The
+folder appears when it is complete. Exit codes: 0; 2 with one sentence when the input
+does not fit or the output folder is not empty.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+
+from bert_finetune.download import OneSentenceParser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--input_dir",
+        type=pathlib.Path,
+        required=True,
+        metavar="DIR",
+        help="folder with config.json, vocab.txt and model.safetensors of a BERT",
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=pathlib.Path,
+        required=True,
+        metavar="DIR",
+        help="folder to make; may exist if it is empty",
+    )
+    flags = parser.parse_args(arguments)
+    try:
+        _import(flags.input_dir, flags.output_dir)
+    except (TypeError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
+    # TensorFlow takes seconds to import, which --help need not wait for; it logs to
+    # stderr, where an error is to stand alone.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from bert_finetune.hf_import import import_checkpoint
+
+    summary = import_checkpoint(input_dir, output_dir)
+    print(
+        f"{output_dir}: bert_model.ckpt ({summary.num_variables} variables, "
+        f"{summary.config.num_hidden_layers} layers), bert_config.json, vocab.txt"
+    )
+    if summary.is_pooler_new:
+        print("The model has no pooler: bert/pooler/dense is new and untrained.")
+    if summary.is_lower_case is False:
+        print("Its vocabulary is cased: fine-tune it with --do_lower_case=false.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

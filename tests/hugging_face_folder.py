@@ -1,0 +1,77 @@
+"""Small random models in Hugging Face's layout, for tests that import them."""
+
+import json
+import pathlib
+
+import numpy as np
+from safetensors.numpy import save_file
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 32,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+}
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{i}" for i in range(36))]
+
+
+def random_tensors(seed: int = 0, **changes) -> dict[str, np.ndarray]:
+    """PyTorch's tensors of a bare BERT of `CONFIG`, large enough to tell bugs."""
+    config = {**CONFIG, **changes}
+    width, wide = config["hidden_size"], config["intermediate_size"]
+    tables = {
+        "word_embeddings": config["vocab_size"],
+        "position_embeddings": config["max_position_embeddings"],
+        "token_type_embeddings": config["type_vocab_size"],
+    }
+    shapes = {f"embeddings.{name}.weight": [n, width] for name, n in tables.items()}
+    shapes |= _norm("embeddings.")
+    for i in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}."
+        for name in ("query", "key", "value"):
+            shapes |= _dense(f"{layer}attention.self.{name}.", width, width)
+        shapes |= _dense(f"{layer}attention.output.dense.", width, width)
+        shapes |= _norm(f"{layer}attention.output.")
+        shapes |= _dense(f"{layer}intermediate.dense.", width, wide)
+        shapes |= _dense(f"{layer}output.dense.", wide, width)
+        shapes |= _norm(f"{layer}output.")
+    shapes |= _dense("pooler.dense.", width, width)
+    generator = np.random.default_rng(seed)
+    return {
+        name: (
+            0.3 * generator.standard_normal([width if n is None else n for n in shape])
+            + name.endswith("LayerNorm.weight")
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def write_folder(
+    folder: pathlib.Path, tensors: dict[str, np.ndarray] | None = None, **changes
+) -> pathlib.Path:
+    """Writes config.json, vocab.txt and model.safetensors; returns the folder."""
+    config = {k: v for k, v in {**CONFIG, **changes}.items() if v is not None}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    tensors = random_tensors() if tensors is None else tensors
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _dense(module: str, inputs: int, outputs: int) -> dict[str, list]:
+    return {f"{module}weight": [outputs, inputs], f"{module}bias": [outputs]}
+
+
+def _norm(module: str) -> dict[str, list]:
+    # None: the hidden size
+    return {f"{module}LayerNorm.{kind}": [None] for kind in ("weight", "bias")}

@@ -1,0 +1,69 @@
+"""A web server on this machine that publishes made-up files, for tests of fetching."""
+
+import contextlib
+import http.server
+import io
+import re
+import threading
+import zipfile
+
+
+class LocalServer(http.server.ThreadingHTTPServer):
+    """Serves `files`, path to content; remembers the paths that were asked for."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.files = {}
+        self.requests = []
+        self.bytes_withheld = 0  # of every answer, although its header counts them
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        content = self.server.files.get(self.path)
+        if content is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) - self.server.bytes_withheld])
+
+    def log_message(self, *args):
+        pass
+
+
+@contextlib.contextmanager
+def running_server():
+    with LocalServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def make_zip(files, folder=""):
+    """A zip as the publishers make them, with more in it than is wanted."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:  # stored: damage is easy to do
+        archive.writestr(f"__MACOSX/{folder}._train.tsv", "rubbish")
+        archive.writestr("../escaped.tsv", "rubbish")
+        for name, text in files.items():
+            archive.writestr(f"{folder}{name}", text)
+            archive.writestr(f"{folder}original/{name}", "rubbish")
+    return content.getvalue()
+
+
+def content_of(folder):
+    """The files of a folder: name to text."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def assert_one_sentence(stderr, pattern):
+    assert re.search(pattern, stderr), stderr
+    assert stderr.count("\n") == 1, stderr

