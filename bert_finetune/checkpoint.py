@@ -16,6 +16,9 @@ _SCOPE = "bert"
 # Under a tf.distribute strategy, and what every variable's name ends with.
 _NAME_SUFFIX = re.compile(r"(/replica_\d+)?:\d+$")
 
+# TensorFlow's reader turns only some of its errors into tf.errors.
+_READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
+
 
 def encoder_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every variable that `encode` makes, by its name."""
@@ -46,7 +49,7 @@ def check_checkpoint(path: str, config: BertConfig) -> None:
     for name in expected:
         try:
             reader.get_tensor(name)
-        except tf.errors.OpError as error:
+        except _READ_ERRORS as error:
             raise _unreadable(path, error) from error
 
 
@@ -125,7 +128,7 @@ def _open(path: str):
         )
     try:
         return tf.compat.v1.train.NewCheckpointReader(path)
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except _READ_ERRORS as error:
         raise _unreadable(path, error) from error
 
 

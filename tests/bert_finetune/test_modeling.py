@@ -1,8 +1,7 @@
 """The encoder and the classifier against NumPy, and what they promise."""
 
-import collections
 import dataclasses
-import json
+import functools
 import math
 
 import numpy as np
@@ -19,50 +18,49 @@ _CONFIG = BertConfig(
     num_attention_heads=3,
     intermediate_size=40,
     max_position_embeddings=12,
-    initializer_range=0.3,  # large enough to tell bugs
 )
 # The names in google-research/bert's checkpoints, for two layers.
-_PUBLISHED_NAMES = """
-bert/embeddings/word_embeddings
-bert/embeddings/token_type_embeddings
-bert/embeddings/position_embeddings
-bert/embeddings/LayerNorm/beta
-bert/embeddings/LayerNorm/gamma
-bert/encoder/layer_0/attention/self/query/kernel
-bert/encoder/layer_0/attention/self/query/bias
-bert/encoder/layer_0/attention/self/key/kernel
-bert/encoder/layer_0/attention/self/key/bias
-bert/encoder/layer_0/attention/self/value/kernel
-bert/encoder/layer_0/attention/self/value/bias
-bert/encoder/layer_0/attention/output/dense/kernel
-bert/encoder/layer_0/attention/output/dense/bias
-bert/encoder/layer_0/attention/output/LayerNorm/beta
-bert/encoder/layer_0/attention/output/LayerNorm/gamma
-bert/encoder/layer_0/intermediate/dense/kernel
-bert/encoder/layer_0/intermediate/dense/bias
-bert/encoder/layer_0/output/dense/kernel
-bert/encoder/layer_0/output/dense/bias
-bert/encoder/layer_0/output/LayerNorm/beta
-bert/encoder/layer_0/output/LayerNorm/gamma
-bert/encoder/layer_1/attention/self/query/kernel
-bert/encoder/layer_1/attention/self/query/bias
-bert/encoder/layer_1/attention/self/key/kernel
-bert/encoder/layer_1/attention/self/key/bias
-bert/encoder/layer_1/attention/self/value/kernel
-bert/encoder/layer_1/attention/self/value/bias
-bert/encoder/layer_1/attention/output/dense/kernel
-bert/encoder/layer_1/attention/output/dense/bias
-bert/encoder/layer_1/attention/output/LayerNorm/beta
-bert/encoder/layer_1/attention/output/LayerNorm/gamma
-bert/encoder/layer_1/intermediate/dense/kernel
-bert/encoder/layer_1/intermediate/dense/bias
-bert/encoder/layer_1/output/dense/kernel
-bert/encoder/layer_1/output/dense/bias
-bert/encoder/layer_1/output/LayerNorm/beta
-bert/encoder/layer_1/output/LayerNorm/gamma
-bert/pooler/dense/kernel
-bert/pooler/dense/bias
-""".split()
+_PUBLISHED_NAMES = [
+    "bert/embeddings/word_embeddings",
+    "bert/embeddings/token_type_embeddings",
+    "bert/embeddings/position_embeddings",
+    "bert/embeddings/LayerNorm/beta",
+    "bert/embeddings/LayerNorm/gamma",
+    "bert/encoder/layer_0/attention/self/query/kernel",
+    "bert/encoder/layer_0/attention/self/query/bias",
+    "bert/encoder/layer_0/attention/self/key/kernel",
+    "bert/encoder/layer_0/attention/self/key/bias",
+    "bert/encoder/layer_0/attention/self/value/kernel",
+    "bert/encoder/layer_0/attention/self/value/bias",
+    "bert/encoder/layer_0/attention/output/dense/kernel",
+    "bert/encoder/layer_0/attention/output/dense/bias",
+    "bert/encoder/layer_0/attention/output/LayerNorm/beta",
+    "bert/encoder/layer_0/attention/output/LayerNorm/gamma",
+    "bert/encoder/layer_0/intermediate/dense/kernel",
+    "bert/encoder/layer_0/intermediate/dense/bias",
+    "bert/encoder/layer_0/output/dense/kernel",
+    "bert/encoder/layer_0/output/dense/bias",
+    "bert/encoder/layer_0/output/LayerNorm/beta",
+    "bert/encoder/layer_0/output/LayerNorm/gamma",
+    "bert/encoder/layer_1/attention/self/query/kernel",
+    "bert/encoder/layer_1/attention/self/query/bias",
+    "bert/encoder/layer_1/attention/self/key/kernel",
+    "bert/encoder/layer_1/attention/self/key/bias",
+    "bert/encoder/layer_1/attention/self/value/kernel",
+    "bert/encoder/layer_1/attention/self/value/bias",
+    "bert/encoder/layer_1/attention/output/dense/kernel",
+    "bert/encoder/layer_1/attention/output/dense/bias",
+    "bert/encoder/layer_1/attention/output/LayerNorm/beta",
+    "bert/encoder/layer_1/attention/output/LayerNorm/gamma",
+    "bert/encoder/layer_1/intermediate/dense/kernel",
+    "bert/encoder/layer_1/intermediate/dense/bias",
+    "bert/encoder/layer_1/output/dense/kernel",
+    "bert/encoder/layer_1/output/dense/bias",
+    "bert/encoder/layer_1/output/LayerNorm/beta",
+    "bert/encoder/layer_1/output/LayerNorm/gamma",
+    "bert/pooler/dense/kernel",
+    "bert/pooler/dense/bias",
+]
 
 _IDS = np.array([[1, 7, 8, 9, 2, 11, 2], [1, 29, 2, 0, 0, 0, 0], [1, 5, 5, 2, 9, 2, 0]])
 _MASK = np.array([[1] * 7, [1, 1, 1, 0, 0, 0, 0], [1] * 6 + [0]])
@@ -82,29 +80,32 @@ class _Model:
             self.logits = classifier_logits(
                 self.output.pooled, 2, is_training=is_training
             )
-            self.variables = {
-                v.op.name: v for v in tf.compat.v1.trainable_variables()
-            }
-            losses = tf.reduce_sum(tf.square(self.logits - 1.0), axis=1)  # [B]
-            self.loss = tf.reduce_mean(losses)
-            self.gradients = dict(
-                zip(
-                    self.variables,
-                    tf.gradients(self.loss, list(self.variables.values())),
-                    strict=True,
-                )
-            )
+            self.variables = {v.op.name: v for v in tf.compat.v1.trainable_variables()}
             self.session = tf.compat.v1.Session(graph=self.graph)
-            self.session.run(tf.compat.v1.global_variables_initializer())
-            self.assign_random_vectors()
-
-    def assign_random_vectors(self):
-        """Biases, betas and gammas that are not 0 and 1."""
+        # Large weights, and vectors that are not 0 and 1, tell bugs.
         generator = np.random.default_rng(3)
-        for name, variable in self.variables.items():
-            if variable.shape.ndims == 1:
-                value = 0.3 * generator.standard_normal(variable.shape.as_list())
-                variable.load(value + name.endswith("gamma"), self.session)
+        self.assign(
+            {
+                name: 0.3 * generator.standard_normal(variable.shape.as_list())
+                + name.endswith("gamma")
+                for name, variable in self.variables.items()
+            }
+        )
+
+    def assign(self, values):
+        initializers = {n: v.initializer for n, v in self.variables.items()}
+        self.session.run(
+            initializers, {op.inputs[1]: values[n] for n, op in initializers.items()}
+        )
+
+    @functools.cached_property
+    def gradients(self):
+        """Of the mean squared distance of the logits from 1, by variable."""
+        with self.graph.as_default():
+            losses = tf.reduce_sum(tf.square(self.logits - 1.0), axis=1)  # [B]
+            variables = list(self.variables.values())
+            gradients = tf.gradients(tf.reduce_mean(losses), variables)
+        return dict(zip(self.variables, gradients, strict=True))
 
     def run(self, fetches, batch=_BATCH):
         return self.session.run(fetches, dict(zip(self.inputs, batch, strict=True)))
@@ -144,7 +145,9 @@ def _numpy_encode(config, values, ids, segments):
     def norm(x, scope):
         x = x - x.mean(axis=-1, keepdims=True)
         x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config.layer_norm_eps)
-        return x * values[f"{scope}/LayerNorm/gamma"] + values[f"{scope}/LayerNorm/beta"]
+        return (
+            x * values[f"{scope}/LayerNorm/gamma"] + values[f"{scope}/LayerNorm/beta"]
+        )
 
     def attention(x, scope):
         heads = np.split(np.arange(config.hidden_size), config.num_attention_heads)
@@ -316,24 +319,120 @@ def test_gradient_of_the_word_table_is_indexed_slices_over_the_real_tokens():
     np.testing.assert_array_equal(gradient.indices, _IDS[_MASK == 1])
 
 
-def test_gradients_written_by_hand_equal_finite_differences():
-    # Without dropout rates the training graph is deterministic.
+def test_gradients_in_training_equal_the_derived_ones_without_dropout():
     config = dataclasses.replace(
         _CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
-    model = _Model(config, is_training=True)
-    dropout_free = _Model(config, is_training=False)
-    for name, variable in dropout_free.variables.items():
-        variable.load(model.values()[name], dropout_free.session)
-    with model.graph.as_default():
-        logits = classifier_head_without_dropout(model)
-        gradients = tf.gradients(tf.reduce_sum(logits), _encoder_variables(model))
-    with dropout_free.graph.as_default():
-        logits = classifier_head_without_dropout(dropout_free)
-        derived = tf.gradients(tf.reduce_sum(logits), _encoder_variables(dropout_free))
-    got, expected = model.run(gradients), dropout_free.run(derived)
+    results = []
+    for is_training in (True, False):
+        model = _Model(config, is_training=is_training)
+        with model.graph.as_default():
+            loss = tf.reduce_sum(model.output.pooled)
+            encoder = [model.variables[name] for name in _PUBLISHED_NAMES]
+            gradients = tf.gradients(loss, encoder)
+        results.append(model.run([model.output, gradients]))
     tf.nest.map_structure(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        got,
-        expected,
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results
     )
+
+
+def test_dropout_is_on_only_in_training():
+    for is_training in (True, False):
+        model = _Model(is_training=is_training)
+        first, second = (model.run([model.output, model.logits]) for _ in range(2))
+        for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+            assert np.array_equal(a, b) != is_training
+
+
+def test_dropout_of_the_attention_alone_changes_the_first_layer_not_the_embeddings():
+    config = dataclasses.replace(_CONFIG, hidden_dropout_prob=0.0)
+    model = _Model(config, is_training=True)
+    first, second = (model.run(model.output.layers) for _ in range(2))
+    np.testing.assert_array_equal(first[0], second[0])
+    assert (first[1] != second[1]).any()
+
+
+def test_graph_seed_makes_dropout_repeatable():
+    first, second = (_Model(is_training=True) for _ in range(2))
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            first.run(first.logits), second.run(second.logits)
+        )
+
+
+def test_dropout_of_the_classifier_keeps_nine_tenths_of_pooled():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.set_random_seed(7)
+        logits = classifier_logits(tf.ones([4000, 10]), 1, is_training=True)
+        weights = tf.compat.v1.trainable_variables()[0]
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(weights.assign(np.full([1, 10], 0.9)))
+        num_kept = session.run(logits)  # each kept unit adds 0.9 / 0.9
+    np.testing.assert_allclose(num_kept, np.round(num_kept), atol=1e-3)
+    assert num_kept.mean() == pytest.approx(9.0, abs=0.1)
+
+
+def test_pooled_takes_the_last_layer_for_first_tokens_only():
+    model = _Model()
+    scattered = model.output.sequence.op
+    assert scattered.type == "ScatterNd"
+    last_layer = scattered.inputs[1].op.name
+    for output, is_needed in ((model.output.sequence, True), (model.logits, False)):
+        needed = tf.compat.v1.graph_util.extract_sub_graph(
+            model.graph.as_graph_def(), [output.op.name]
+        )
+        assert (last_layer in {node.name for node in needed.node}) == is_needed
+
+
+def test_gradients_inside_a_while_loop_equal_those_outside():
+    model = _Model()
+    with model.graph.as_default():
+        ids, mask, segments = model.inputs
+
+        def add_example(i, total):
+            rows = [x[i : i + 1] for x in (ids, mask, segments)]
+            with tf.compat.v1.variable_scope("", reuse=True):
+                output = encode(
+                    dataclasses.replace(
+                        _CONFIG,
+                        hidden_dropout_prob=0.0,
+                        attention_probs_dropout_prob=0.0,
+                    ),
+                    *rows,
+                    is_training=True,
+                )
+                logits = classifier_logits(output.pooled, 2, is_training=False)
+            loss = tf.reduce_sum(tf.square(logits - 1.0))
+            return i + 1, total + tf.gradients(loss, model.variables[kernel])[0]
+
+        kernel = "bert/encoder/layer_0/attention/self/query/kernel"
+        start = tf.zeros_like(model.variables[kernel])
+        _, total = tf.compat.v1.while_loop(
+            lambda i, _: i < 3, add_example, [0, start], back_prop=False
+        )
+    got, expected = model.run([total, model.gradients[kernel]])
+    np.testing.assert_allclose(got / 3.0, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_more_tokens_than_positions_are_refused_when_the_graph_is_built():
+    with pytest.raises(
+        ValueError,
+        match=r"`input_ids` must have at most `max_position_embeddings` = 12 tokens "
+        r"per example\. Received: 13\. Use a smaller max_seq_length\.",
+    ):
+        _Model(shape=(None, 13))
+
+
+def test_more_tokens_than_positions_are_refused_at_run_time():
+    model = _Model()
+    ones = np.ones([1, 13], np.int32)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"`max_position_embeddings` = 12 tokens"
+    ):
+        model.run(model.output.pooled, (ones, ones, 0 * ones))
+
+
+def test_unknown_token_id_is_an_error_at_run_time():
+    model = _Model()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"30 is not in \[0, 30\)"):
+        model.run(model.output.pooled, (np.full_like(_IDS, 30), _MASK, _SEGMENTS))

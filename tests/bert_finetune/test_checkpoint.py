@@ -1,0 +1,239 @@
+"""Checking a checkpoint, starting an encoder from one, writing one."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.checkpoint import (
+    check_checkpoint,
+    encoder_shapes,
+    init_from_checkpoint,
+    write_checkpoint,
+)
+from bert_finetune.modeling import classifier_logits, encode
+
+_CONFIG = BertConfig(
+    vocab_size=20,
+    hidden_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=12,
+    max_position_embeddings=6,
+)
+_WORDS = "bert/embeddings/word_embeddings"
+_QUERY = "bert/encoder/layer_1/attention/self/query/kernel"
+
+
+def _arrays(config=_CONFIG):
+    generator = np.random.default_rng(0)
+    return {
+        name: generator.standard_normal(shape).astype(np.float32)
+        for name, shape in encoder_shapes(config).items()
+    }
+
+
+def _write(folder, arrays, name="bert_model.ckpt"):
+    path = str(folder / name)
+    write_checkpoint(arrays, path)
+    return path
+
+
+def _build_classifier():
+    ids = tf.constant([[1, 2, 3]])
+    output = encode(_CONFIG, ids, tf.ones_like(ids), ids * 0, is_training=True)
+    return classifier_logits(output.pooled, 2, is_training=True)
+
+
+def _initial_values(config=None):
+    with tf.compat.v1.Session(config=config) as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        variables = tf.compat.v1.trainable_variables()
+        return {v.op.name: session.run(v.read_value()) for v in variables}
+
+
+def test_shapes_of_the_encoder_are_asked_of_the_encoder():
+    shapes = encoder_shapes(_CONFIG)
+    assert len(shapes) == 5 + 2 * 16 + 2
+    assert shapes[_WORDS] == (20, 8)
+    assert shapes[_QUERY] == (8, 8)
+    assert "output_weights" not in shapes
+
+
+def test_asking_leaves_the_current_graph_alone():
+    with tf.Graph().as_default() as graph:
+        encoder_shapes(_CONFIG)
+        assert not graph.get_operations()
+
+
+def test_written_arrays_are_read_back(tmp_path):
+    arrays = {"a/b": np.float32([[1, 2]]), "global_step": np.int64(7)}
+    reader = tf.train.load_checkpoint(_write(tmp_path, arrays, "some.ckpt"))
+    assert reader.get_variable_to_shape_map() == {"a/b": [1, 2], "global_step": []}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(reader.get_tensor(name), array)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"some.ckpt.index", "some.ckpt.data-00000-of-00001"}
+
+
+def test_checkpoint_with_heads_and_slots_passes(tmp_path):
+    arrays = _arrays()
+    arrays["cls/predictions/output_bias"] = np.zeros([20], np.float32)
+    arrays[f"{_WORDS}/adam_m"] = np.zeros([20, 8], np.float32)
+    check_checkpoint(_write(tmp_path, arrays), _CONFIG)
+
+
+def test_missing_checkpoint_names_its_index_file(tmp_path):
+    path = f"{tmp_path}/model.ckpt"
+    sentence = (
+        f"A checkpoint must have an index file. Received: {path}, but there is no "
+        f"{path}.index. Give it as folder/bert_model.ckpt."
+    )
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_checkpoint(path, _CONFIG)
+
+
+@pytest.mark.parametrize("given", ["", "/bert_model", "/bert_model.ckpt.index"])
+def test_path_that_is_almost_right_gets_a_suggestion(given, tmp_path):
+    path = _write(tmp_path, _arrays())
+    with pytest.raises(ValueError, match=rf"There is: {re.escape(path)}\."):
+        check_checkpoint(f"{tmp_path}{given}", _CONFIG)
+
+
+def test_missing_data_file_is_named(tmp_path):
+    path = _write(tmp_path, _arrays())
+    (tmp_path / "bert_model.ckpt.data-00000-of-00001").unlink()
+    with pytest.raises(ValueError, match=r"no .*bert_model\.ckpt\.data-00000-of-00001"):
+        check_checkpoint(path, _CONFIG)
+
+
+@pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_damaged_checkpoint_is_refused(file, damage, tmp_path):
+    path = _write(tmp_path, _arrays())
+    damaged = tmp_path / f"bert_model.ckpt.{file}"
+    content = damaged.read_bytes()
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
+    damages = {"cut": content[:middle], "changed": changed, "empty": b""}
+    damaged.write_bytes(damages[damage])
+    sentence = f"{path} must be a complete TensorFlow checkpoint. Received: files that"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_checkpoint(path, _CONFIG)
+
+
+def test_missing_variable_is_named_with_its_shape(tmp_path):
+    path = _write(tmp_path, _arrays())
+    deeper = dataclasses.replace(_CONFIG, num_hidden_layers=3)
+    with pytest.raises(
+        ValueError,
+        match=rf"{re.escape(path)} must hold the variable "
+        r"`bert/encoder/layer_2/attention/self/query/kernel` with the shape \[8, 8\]\. "
+        r"Received: 39 variables, 39 in `bert/`, such as bert/.*\. Use a checkpoint",
+    ):
+        check_checkpoint(path, deeper)
+
+
+def test_checkpoint_of_another_model_is_described(tmp_path):
+    path = _write(tmp_path, {"dense/kernel": np.zeros([2, 2], np.float32)})
+    with pytest.raises(
+        ValueError, match=r"Received: 1 variables, 0 in `bert/`, such as dense/kernel"
+    ):
+        check_checkpoint(path, _CONFIG)
+
+
+def test_other_shape_is_named_with_both_shapes(tmp_path):
+    path = _write(tmp_path, _arrays())
+    other = dataclasses.replace(_CONFIG, vocab_size=21)
+    with pytest.raises(
+        ValueError,
+        match=rf"`{_WORDS}` in {re.escape(path)} must have the shape \[21, 8\] and the "
+        r"type float32\. Received: \[20, 8\], float32\. Use the checkpoint's own "
+        r"bert_config\.json",
+    ):
+        check_checkpoint(path, other)
+
+
+def test_other_type_is_refused(tmp_path):
+    arrays = _arrays()
+    arrays[_QUERY] = arrays[_QUERY].astype(np.float64)
+    with pytest.raises(ValueError, match=r"Received: \[8, 8\], float64"):
+        check_checkpoint(_write(tmp_path, arrays), _CONFIG)
+
+
+def test_encoder_starts_from_the_checkpoint_and_the_head_does_not(tmp_path):
+    arrays = _arrays()
+    slots = {f"{name}/adam_m": array for name, array in arrays.items()}
+    head = {"output_weights": np.full([2, 8], 9.0, np.float32)}
+    path = _write(tmp_path, {**arrays, **slots, **head})
+    with tf.Graph().as_default():
+        _build_classifier()
+        names = init_from_checkpoint(path)
+        values = _initial_values()
+    assert sorted(names) == sorted(arrays)
+    for name in names:
+        np.testing.assert_array_equal(values[name], arrays[name])
+    assert np.abs(values["output_weights"]).max() < 9.0
+
+
+def test_variables_of_the_optimizer_keep_their_initializers(tmp_path):
+    path = _write(tmp_path, _arrays())
+    with tf.Graph().as_default():
+        logits = _build_classifier()
+        with tf.compat.v1.variable_scope("bert/pooler"):
+            slot = tf.compat.v1.get_variable("slot", [2], trainable=False)
+        assert slot.op.name not in init_from_checkpoint(path)
+        optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
+        optimizer.minimize(tf.reduce_sum(logits))
+        _initial_values()
+
+
+def test_init_from_a_checkpoint_that_does_not_fit_names_the_variable(tmp_path):
+    arrays = _arrays()
+    del arrays[_QUERY]
+    path = _write(tmp_path, arrays)
+    with tf.Graph().as_default():
+        _build_classifier()
+        with pytest.raises(ValueError, match=f"must hold the variable `{_QUERY}`"):
+            init_from_checkpoint(path)
+
+
+def test_init_without_an_encoder_in_the_graph_is_refused(tmp_path):
+    path = _write(tmp_path, _arrays())
+    with tf.Graph().as_default():
+        tf.compat.v1.get_variable("dense/kernel", [2, 2])
+        with pytest.raises(
+            ValueError,
+            match=r"The graph must hold an encoder in the scope `bert`\. Received: 1 "
+            r"trainable variables, none of them there\. Call `encode` before",
+        ):
+            init_from_checkpoint(path)
+
+
+def test_every_replica_of_a_strategy_starts_from_the_checkpoint(tmp_path):
+    arrays = _arrays()
+    path = _write(tmp_path, arrays)
+    two_cpus = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+    with tf.Graph().as_default():
+        strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+        names = []
+
+        def build():
+            _build_classifier()
+            names.append(init_from_checkpoint(path))
+
+        with strategy.scope():
+            strategy.extended.call_for_each_replica(build)
+        variables = tf.compat.v1.trainable_variables()
+        copies = [copy for v in variables for copy in v.values]
+        with tf.compat.v1.Session(config=two_cpus) as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            values = {v.name: session.run(v.read_value()) for v in copies}
+    assert len(names) == 2
+    assert sorted(names[0]) == sorted(names[1]) == sorted(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(values[f"{name}:0"], array)
+        np.testing.assert_array_equal(values[f"{name}/replica_1:0"], array)

@@ -1,0 +1,232 @@
+"""Whole runs on a tiny BERT: train, evaluate, predict, export, go on."""
+
+import csv
+import dataclasses
+import logging
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tiny_bert import write_rows
+
+from bert_finetune import jobs
+
+
+def _run(settings, **changes):
+    """Does a run; returns its output folder."""
+    settings = dataclasses.replace(settings, **changes)
+    run = jobs.prepare(settings)
+    jobs.make_output_dir(settings)
+    jobs.execute(run)
+    return pathlib.Path(settings.output_dir)
+
+
+def _variables(folder):
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder)))
+    return {
+        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
+    }
+
+
+def _results(folder):
+    lines = (folder / "eval_results.txt").read_text().splitlines()
+    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
+
+
+def _metrics(folder):
+    with open(folder / "train_metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_trains_evaluates_predicts_and_exports(settings):
+    folder = _run(
+        settings,
+        do_train=True,
+        do_eval=True,
+        do_predict=True,
+        do_export=True,
+        num_train_epochs=20.0,
+    )
+    results = _results(folder)
+    assert set(results) == {
+        *("eval_accuracy", "eval_loss", "loss", "matthews_correlation"),
+        *("global_step", "update_step"),
+    }
+    assert (results["global_step"], results["update_step"]) == (250, 125)
+    assert results["eval_accuracy"] > 0.9  # a bag of words decides
+    probabilities = np.loadtxt(folder / "test_results.tsv")
+    np.testing.assert_allclose(probabilities.sum(1), np.ones(10), rtol=1e-5)
+    submission = (folder / "CoLA.tsv").read_text().splitlines()
+    assert submission[0] == "index\tprediction"
+    assert submission[1:] == [
+        f"{i}\t{label}" for i, label in enumerate(probabilities.argmax(1))
+    ]
+    (exported,) = (folder / "export").iterdir()
+    served = tf.saved_model.load(str(exported)).signatures["serving_default"]
+    ids = [[2, 5, 6, 3], [2, 15, 3, 0]]
+    mask = [[1, 1, 1, 1], [1, 1, 1, 0]]
+    answer = served(
+        input_ids=tf.constant(ids),
+        input_mask=tf.constant(mask),
+        segment_ids=tf.zeros([2, 4], tf.int32),
+    )
+    assert answer["probabilities"].shape == (2, 2)
+    assert answer["label"].numpy().tolist() == [1, 0]
+
+
+def test_metrics_have_a_row_an_update_and_count_every_example(settings):
+    """50 examples in micro-batches of 4, two an update; the last window holds 2."""
+    rows = _metrics(_run(settings, do_train=True))
+    assert [int(row["update_step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert [int(row["global_step"]) for row in rows] == [2, 4, 6, 8, 10, 12, 13]
+    assert [float(row["examples"]) for row in rows] == [8, 16, 24, 32, 40, 48, 50]
+    # No warm-up in 7 updates: the line falls from 1e-3 to 0 in updates.
+    rates = [float(row["learning_rate"]) for row in rows]
+    np.testing.assert_allclose(rates, [1e-3 * (1 - i / 7) for i in range(7)], rtol=1e-5)
+    assert all(float(row["gradient_norm"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("batch_size", [4, 3])
+def test_micro_batches_train_like_the_whole_batch_to_the_last_example(
+    settings, batch_size
+):
+    """50 examples do not divide: the last window is partial, its last batch short."""
+    changes = {"do_train": True, "num_train_epochs": 3.0}
+    whole = _run(
+        settings,
+        output_dir=f"{settings.output_dir}_whole",
+        train_batch_size=batch_size * 4,
+        gradient_accumulation_steps=1,
+        **changes,
+    )
+    ours = _run(
+        settings, train_batch_size=batch_size, gradient_accumulation_steps=4, **changes
+    )
+    ours, whole = _variables(ours), _variables(whole)
+    assert ours["update_step"] == whole["update_step"] == -(-150 // (batch_size * 4))
+    for name, value in whole.items():
+        if (
+            name.startswith("bert/")
+            and "adam" not in name
+            or name.startswith("output_w")
+        ):
+            difference = np.max(np.abs(ours[name] - value)) / np.max(np.abs(value))
+            assert difference < 2e-5, name
+
+
+def test_the_reported_loss_is_the_mean_of_the_whole_effective_batch(settings):
+    whole = _run(
+        settings,
+        output_dir=f"{settings.output_dir}_whole",
+        do_train=True,
+        train_batch_size=8,
+        gradient_accumulation_steps=1,
+    )
+    ours = _run(settings, do_train=True)
+    for column in ("loss", "gradient_norm", "learning_rate", "examples"):
+        np.testing.assert_allclose(
+            [float(row[column]) for row in _metrics(ours)],
+            [float(row[column]) for row in _metrics(whole)],
+            rtol=1e-3,
+        )
+
+
+def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
+    settings, caplog
+):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    folder = _run(settings, do_train=True)
+    before = _variables(folder)
+    _run(settings, do_train=True)
+    assert "is trained already" in caplog.text
+    after = _variables(folder)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(settings):
+    """As a kill between the last micro-step's save and the end of training leaves it."""
+    expected = _variables(_run(settings, do_train=True, save_checkpoints_steps=13))
+    other = dataclasses.replace(settings, output_dir=f"{settings.output_dir}_killed")
+    run = jobs.prepare(dataclasses.replace(other, do_train=True))
+    jobs.make_output_dir(other)
+    with pytest.MonkeyPatch.context() as patch:
+        keep = jobs.make_model_fn.__globals__["make_accumulation_hooks"]
+        patch.setitem(
+            jobs.make_model_fn.__globals__,
+            "make_accumulation_hooks",
+            lambda partial_window, **options: keep("keep", **options),
+        )
+        jobs.execute(run)
+    assert _variables(other.output_dir)["accumulation/micro_steps"] == 1
+    ours = _variables(_run(other, do_train=True))
+    assert ours["update_step"] == 7
+    for name, value in expected.items():
+        if "accumul" not in name:
+            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+def test_a_trained_folder_is_evaluated_and_predicted_later(settings):
+    folder = _run(settings, do_train=True)
+    _run(settings, do_eval=True, do_predict=True)
+    assert _results(folder)["update_step"] == 7
+
+
+def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, tmp_path):
+    """As google-research/bert's README shows: --init_checkpoint is the classifier."""
+    trained = _run(settings, do_train=True, do_predict=True)
+    other = _run(
+        settings,
+        output_dir=str(tmp_path / "other"),
+        init_checkpoint=tf.train.latest_checkpoint(str(trained)),
+        do_predict=True,
+        do_eval=True,
+        do_export=True,
+    )
+    assert _results(other)["update_step"] == 7
+    name = "test_results.tsv"
+    assert (other / name).read_text() == (trained / name).read_text()
+    assert list((other / "export").iterdir())
+
+
+def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
+    settings, tmp_path
+):
+    header = [f"c{i}" for i in range(12)]
+    header[0], header[8], header[9], header[11] = (
+        *("index", "sentence1", "sentence2"),
+        "gold_label",
+    )
+
+    def row(number, label, text):
+        cells = ["x"] * 12
+        cells[0], cells[8], cells[9] = str(number), text, text[::-1]
+        cells[11] = ("entailment", "neutral", "contradiction", "-")[number % 4]
+        return "\t".join(cells)
+
+    data = tmp_path / "MNLI"
+    data.mkdir()
+    for seed, name in enumerate(("train", "dev_matched", "dev_mismatched")):
+        write_rows(data / f"{name}.tsv", 24, seed, row)
+    for seed, name in enumerate(("test_matched", "test_mismatched")):
+        write_rows(data / f"{name}.tsv", 8, seed + 5, row)
+    for path in data.iterdir():
+        path.write_text("\t".join(header) + "\n" + path.read_text())
+    folder = _run(
+        settings,
+        task_name="mnli",
+        data_dir=str(data),
+        do_train=True,
+        do_eval=True,
+        do_predict=True,
+    )
+    results = _results(folder)
+    assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results)
+    for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
+        labels = {
+            line.split("\t")[1]
+            for line in (folder / name).read_text().split()[1:]
+            if "\t" in line
+        }
+        assert labels <= {"entailment", "neutral", "contradiction"}
+        assert len((folder / name).read_text().splitlines()) == 9

@@ -1,0 +1,208 @@
+"""The command line: flags, one sentence for bad input, a run that is killed."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import flagsaver
+from tiny_bert import write_bert, write_cola
+
+from bert_finetune import run_classifier
+
+_SCRIPT = pathlib.Path(run_classifier.__file__)
+
+
+@pytest.fixture
+def flags(bert_dir, cola_dir, tmp_path) -> dict:
+    """A complete command line, by flag."""
+    return {
+        "task_name": "CoLA",
+        "do_train": "true",
+        "data_dir": cola_dir,
+        "vocab_file": bert_dir / "vocab.txt",
+        "bert_config_file": bert_dir / "bert_config.json",
+        "init_checkpoint": bert_dir / "bert_model.ckpt",
+        "max_seq_length": 16,
+        "output_dir": tmp_path / "output",
+    }
+
+
+def _arguments(flags):
+    return [f"--{name}={value}" for name, value in flags.items() if value is not None]
+
+
+def _refused(flags, capsys) -> str:
+    """Runs in this process; returns the one line on stderr."""
+    before = set(pathlib.Path(flags["output_dir"]).parent.rglob("*"))
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
+        run_classifier.main([str(_SCRIPT), *_arguments(flags)])
+    assert stopped.value.code == 2
+    assert set(pathlib.Path(flags["output_dir"]).parent.rglob("*")) == before
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"task_name": None}, "must be given. Received: none for --task_name. See"),
+        ({"do_trian": "true"}, "Received: --do_trian. Did you mean --do_train?"),
+        ({"qqqqqq": "1"}, "Flags must be those of --help. Received: --qqqqqq. See"),
+        ({"do_train": "perhaps"}, "`--do_train` must be true or false. Received: 'per"),
+        ({"do_train": "false"}, "At least one of --do_train, --do_eval, --do_predict"),
+        ({"task_name": "colla"}, "must be one of CoLA, SST-2, MRPC, QQP, MNLI"),
+        ({"data_dir": "/nowhere"}, "must hold train.tsv of CoLA. Received: /nowhere"),
+        ({"vocab_file": "/no.txt"}, "`--vocab_file` must be an existing file. Recei"),
+        ({"bert_config_file": "/no.json"}, "/no.json"),
+        ({"init_checkpoint": "/no.ckpt"}, "there is no /no.ckpt.index"),
+        ({"max_seq_length": 25}, "at most `max_position_embeddings` in `--bert_config"),
+        ({"max_seq_length": 2}, "`--max_seq_length` must be >= 3"),
+        ({"gradient_accumulation_steps": 0}, "must be an integer >= 1. Received: 0. U"),
+        ({"gradient_accumulation_steps": -2}, "integer >= 1. Received: -2. Use 1 to "),
+        ({"gradient_accumulation_multiplier": 1.5}, "an integer. Received: '1.5'"),
+        ({"train_batch_size": 0}, "`--train_batch_size` must be an integer >= 1. Rec"),
+        ({"learning_rate": 0}, "`--learning_rate` must be a number > 0. Received: 0"),
+        ({"num_train_epochs": -1}, "`--num_train_epochs` must be a number > 0. Recei"),
+        ({"warmup_proportion": 1.5}, "`--warmup_proportion` must be from 0 to 1. Rec"),
+        ({"clip_norm": -1}, "`--clip_norm` must be a number >= 0. Received: -1.0. U"),
+        ({"seed": -1}, "`--seed` must be an integer >= 0. Received: -1."),
+    ],
+)
+def test_bad_flags_end_with_one_sentence(flags, capsys, changes, expected):
+    assert expected in _refused(flags | changes, capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "train.tsv must hold at least one example"),
+        ("gen\t1\t\tw1 w2\ngen\t1\n", "train.tsv line 2 must have at least 4"),
+        ("gen\t1\t\tw1 w2\ngen\t7\t\tw1\n", "train.tsv line 2 must have a label"),
+    ],
+)
+def test_a_bad_tsv_ends_with_one_sentence(flags, capsys, tmp_path, content, expected):
+    data = tmp_path / "data"
+    write_cola(data)
+    (data / "train.tsv").write_text(content)
+    assert expected in _refused(flags | {"data_dir": data}, capsys)
+
+
+def test_a_vocabulary_of_another_model_is_refused(flags, capsys, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text(flags["vocab_file"].read_text() + "one_more\n")
+    assert "26 tokens in" in _refused(flags | {"vocab_file": path}, capsys)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(flags, capsys, tmp_path):
+    path = tmp_path / "bert_config.json"
+    text = flags["bert_config_file"].read_text()
+    path.write_text(text.replace('"intermediate_size": 32', '"intermediate_size": 48'))
+    sentence = _refused(flags | {"bert_config_file": path}, capsys)
+    assert "intermediate/dense/kernel` in" in sentence
+    assert "[16, 48]" in sentence and "[16, 32]" in sentence
+
+
+def test_a_checkpoint_without_an_encoder_is_refused(flags, capsys, tmp_path):
+    from bert_finetune.checkpoint import write_checkpoint
+
+    write_checkpoint({"x": np.zeros(3, np.float32)}, str(tmp_path / "other.ckpt"))
+    changes = {"init_checkpoint": tmp_path / "other.ckpt"}
+    assert "must hold the variable `bert/" in _refused(flags | changes, capsys)
+
+
+def test_an_untrained_folder_cannot_be_evaluated(flags, capsys):
+    changes = {"do_train": "false", "do_eval": "true"}
+    assert "must hold a trained classifier" in _refused(flags | changes, capsys)
+
+
+def test_an_output_folder_of_other_settings_is_refused(flags, capsys):
+    with flagsaver.flagsaver():
+        run_classifier.main(
+            [str(_SCRIPT), *_arguments(flags | {"num_train_epochs": 1})]
+        )
+    capsys.readouterr()
+    sentence = _refused(flags | {"num_train_epochs": 2}, capsys)
+    assert "whose run has --num_train_epochs=1.0, not 2.0. Use another" in sentence
+
+
+def test_a_folder_with_checkpoints_of_another_program_is_refused(flags, capsys):
+    folder = flags["output_dir"]
+    write_bert(folder)
+    tf.compat.v1.train.update_checkpoint_state(
+        str(folder), str(folder / "bert_model.ckpt")
+    )
+    assert "with checkpoints but no run_settings.json" in _refused(flags, capsys)
+
+
+def test_an_output_dir_that_is_a_file_is_refused(flags, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    changes = {"output_dir": tmp_path / "file"}
+    assert "`--output_dir` must be a folder" in _refused(flags | changes, capsys)
+
+
+def test_help_names_every_flag_and_ends_well():
+    done = subprocess.run(
+        [sys.executable, _SCRIPT, "--help"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    for name in ("gradient_accumulation_steps", "clip_norm", "do_export", "task_name"):
+        assert f"--{name}" in done.stdout or f"--[no]{name}" in done.stdout
+
+
+def _final(folder):
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder)))
+    return {
+        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
+    flags, tmp_path
+):
+    """Killed in mid-window: checkpoints fall on every 50th of windows of 4."""
+    flags |= {
+        "dropout": "false",
+        "train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "num_train_epochs": 21.4,
+        "save_checkpoints_steps": 50,
+    }
+    whole = flags | {"output_dir": tmp_path / "whole"}
+    command = [sys.executable, str(_SCRIPT)]
+    subprocess.run([*command, *_arguments(whole)], check=True, timeout=120)
+    killed = 0
+    for micro_step in (50, 250):
+        process = subprocess.Popen([*command, *_arguments(flags)])
+        deadline = time.monotonic() + 120
+        checkpoint = flags["output_dir"] / f"model.ckpt-{micro_step}.index"
+        while not checkpoint.exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()
+        killed += process.wait() == -9
+    assert killed == 2
+    done = subprocess.run(
+        [*command, *_arguments(flags)],
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert "going on after micro-step" in done.stderr
+    expected, ours = _final(whole["output_dir"]), _final(flags["output_dir"])
+    assert expected["global_step"] == 535 and expected["update_step"] == 134
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    rows = (flags["output_dir"] / "train_metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == [str(n) for n in range(1, 135)]

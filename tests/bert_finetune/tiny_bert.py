@@ -1,0 +1,59 @@
+"""A tiny BERT, its vocabulary and a corpus in CoLA's layout, made for the tests."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
+
+WORDS = [f"w{number}" for number in range(20)]
+CONFIG = BertConfig(
+    vocab_size=5 + len(WORDS),
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
+)
+
+
+def write_rows(path: pathlib.Path, count: int, seed: int, make_row) -> None:
+    """Writes `count` lines of `make_row(number, label, text)`."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for number in range(count):
+        label = int(random.integers(0, 2))
+        words = random.choice(WORDS[:10] if label else WORDS[10:], 3 + number % 9)
+        lines.append(make_row(number, label, " ".join(words)))
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def write_cola(folder: pathlib.Path, count: int = 50) -> None:
+    """`count` training examples, 20 of dev and 10 of test."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, size, seed in (("train.tsv", count, 0), ("dev.tsv", 20, 1)):
+        write_rows(
+            folder / file, size, seed, lambda _, label, text: f"gen\t{label}\t\t{text}"
+        )
+    write_rows(folder / "test.tsv", 10, 2, lambda number, _, text: f"{number}\t{text}")
+    test = folder / "test.tsv"
+    test.write_text("index\tsentence\n" + test.read_text())
+
+
+def write_bert(folder: pathlib.Path, seed: int = 0) -> None:
+    """`bert_config.json`, `vocab.txt` and a random `bert_model.ckpt`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    arrays = {
+        name: np.ones(shape, np.float32)
+        if name.endswith("gamma")
+        else random.normal(0, 0.05, shape).astype(np.float32)
+        for name, shape in encoder_shapes(CONFIG).items()
+    }
+    write_checkpoint(arrays, str(folder / "bert_model.ckpt"))
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens))

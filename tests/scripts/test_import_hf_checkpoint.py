@@ -1,0 +1,305 @@
+"""Importing Hugging Face's BERT folders."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from hugging_face_folder import CONFIG, VOCABULARY, random_tensors, write_folder
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.checkpoint import check_checkpoint
+from scripts import import_hf_checkpoint
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_MADE = [
+    "bert_config.json",
+    "bert_model.ckpt.data-00000-of-00001",
+    "bert_model.ckpt.index",
+    "vocab.txt",
+]
+
+
+@pytest.fixture
+def import_folder(tmp_path, capsys):
+    """Runs the script in this process: exit code, stdout, stderr."""
+
+    def run(source, destination=tmp_path / "bert"):
+        flags = [f"--input_dir={source}", f"--output_dir={destination}"]
+        code = import_hf_checkpoint.main(flags)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path, import_folder):
+    """Runs the script, which must refuse and leave nothing; returns its sentence."""
+
+    def run(source):
+        before = sorted(tmp_path.iterdir())
+        code, out, err = import_folder(source)
+        assert code == 2
+        assert out == ""
+        assert err.count("\n") == 1
+        assert sorted(tmp_path.iterdir()) == before
+        return err
+
+    return run
+
+
+def _variables(folder):
+    reader = tf.train.load_checkpoint(str(folder / "bert_model.ckpt"))
+    return {
+        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
+    }
+
+
+def _with_head(tensors, old_names=False):
+    """As in a model with a head: prefixed; before 2019 LayerNorm had other names."""
+    renamed = {}
+    for name, array in tensors.items():
+        if old_names and "LayerNorm" in name:
+            name = name.replace("weight", "gamma").replace("bias", "beta")
+        renamed[f"bert.{name}"] = array
+    renamed["cls.predictions.bias"] = np.zeros([40], np.float32)
+    return renamed
+
+
+def test_script_runs_by_its_path_and_makes_the_three_parts(tmp_path):
+    source = write_folder(tmp_path / "theirs")
+    script = _REPOSITORY / "scripts" / "import_hf_checkpoint.py"
+    flags = [f"--input_dir={source}", f"--output_dir={tmp_path / 'new' / 'bert'}"]
+    done = subprocess.run(
+        [sys.executable, str(script), *flags],
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bert_model.ckpt (39 variables, 2 layers)" in done.stdout
+    assert "pooler" not in done.stdout
+    made = tmp_path / "new" / "bert"
+    assert sorted(path.name for path in made.iterdir()) == _MADE
+    assert [path.name for path in made.parent.iterdir()] == ["bert"]
+    config = BertConfig.from_json_file(str(made / "bert_config.json"))
+    assert config.hidden_size == 24
+    check_checkpoint(str(made / "bert_model.ckpt"), config)
+    assert (made / "vocab.txt").read_text().split() == VOCABULARY
+
+
+def test_help_says_what_it_reads_and_makes(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        import_hf_checkpoint.main(["--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("model.safetensors", "bert_model.ckpt", "--input_dir", "--output_dir"):
+        assert word in text
+
+
+def test_missing_flag_is_one_sentence(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        import_hf_checkpoint.main(["--input_dir=x"])
+    assert leaving.value.code == 2
+    assert re.fullmatch(r".*required: --output_dir.*\n", capsys.readouterr().err)
+
+
+def test_kernels_are_transposed_and_the_rest_is_copied(tmp_path, import_folder):
+    tensors = random_tensors()
+    assert import_folder(write_folder(tmp_path / "theirs", tensors))[0] == 0
+    ours = _variables(tmp_path / "bert")
+    for theirs, name in (
+        ("embeddings.word_embeddings.weight", "bert/embeddings/word_embeddings"),
+        ("embeddings.LayerNorm.weight", "bert/embeddings/LayerNorm/gamma"),
+        (
+            "encoder.layer.1.output.LayerNorm.bias",
+            "bert/encoder/layer_1/output/LayerNorm/beta",
+        ),
+        ("pooler.dense.bias", "bert/pooler/dense/bias"),
+    ):
+        np.testing.assert_array_equal(ours[name], tensors[theirs])
+    kernel = ours["bert/encoder/layer_0/intermediate/dense/kernel"]
+    assert kernel.shape == (24, 32)
+    np.testing.assert_array_equal(
+        kernel, tensors["encoder.layer.0.intermediate.dense.weight"].T
+    )
+
+
+@pytest.mark.parametrize("old_names", [False, True])
+def test_prefixes_heads_old_names_and_constants_make_no_difference(
+    old_names, tmp_path, import_folder
+):
+    import_folder(write_folder(tmp_path / "bare"), tmp_path / "expected")
+    tensors = _with_head(random_tensors(), old_names)
+    tensors["bert.embeddings.position_ids"] = np.arange(20)[np.newaxis]
+    source = write_folder(tmp_path / "headed", tensors)
+    assert import_folder(source, tmp_path / "got")[0] == 0
+    for part in _MADE:
+        expected = (tmp_path / "expected" / part).read_bytes()
+        assert (tmp_path / "got" / part).read_bytes() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
+def test_other_float_types_become_float32(dtype, tmp_path, import_folder):
+    tensors = {name: array.astype(dtype) for name, array in random_tensors().items()}
+    assert import_folder(write_folder(tmp_path / "theirs", tensors))[0] == 0
+    words = _variables(tmp_path / "bert")["bert/embeddings/word_embeddings"]
+    assert words.dtype == np.float32
+    expected = tensors["embeddings.word_embeddings.weight"].astype(np.float32)
+    np.testing.assert_array_equal(words, expected)
+
+
+def test_model_without_a_pooler_gets_an_untrained_one_and_it_is_said(
+    tmp_path, import_folder
+):
+    tensors = {k: v for k, v in random_tensors().items() if "pooler" not in k}
+    source = write_folder(tmp_path / "theirs", _with_head(tensors))
+    code, out, _ = import_folder(source)
+    assert code == 0
+    assert "The model has no pooler: bert/pooler/dense is new and untrained." in out
+    ours = _variables(tmp_path / "bert")
+    kernel = ours["bert/pooler/dense/kernel"]
+    assert np.abs(kernel).max() <= 2 * CONFIG["initializer_range"]
+    assert kernel.std() == pytest.approx(0.88 * CONFIG["initializer_range"], rel=0.1)
+    np.testing.assert_array_equal(ours["bert/pooler/dense/bias"], np.zeros([24]))
+    import_folder(source, tmp_path / "again")
+    again = _variables(tmp_path / "again")["bert/pooler/dense/kernel"]
+    np.testing.assert_array_equal(again, kernel)
+
+
+@pytest.mark.parametrize(("is_lower", "is_said"), [(False, True), (True, False)])
+def test_cased_vocabulary_is_said(is_lower, is_said, tmp_path, import_folder):
+    source = write_folder(tmp_path / "theirs")
+    content = json.dumps({"do_lower_case": is_lower})
+    (source / "tokenizer_config.json").write_text(content)
+    _, out, _ = import_folder(source)
+    assert ("fine-tune it with --do_lower_case=false" in out) == is_said
+
+
+def test_empty_output_folder_is_filled(tmp_path, import_folder):
+    (tmp_path / "bert").mkdir()
+    assert import_folder(write_folder(tmp_path / "theirs"))[0] == 0
+    assert sorted(path.name for path in (tmp_path / "bert").iterdir()) == _MADE
+
+
+def test_output_folder_that_holds_something_is_left_alone(tmp_path, refused):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "notes.txt").write_text("mine")
+    sentence = refused(write_folder(tmp_path / "theirs"))
+    assert "`--output_dir` must be a new or an empty folder. Received: " in sentence
+    assert [path.name for path in (tmp_path / "bert").iterdir()] == ["notes.txt"]
+
+
+def test_missing_input_folder_is_named(tmp_path, refused):
+    sentence = refused(tmp_path / "nowhere")
+    assert f"Received: {tmp_path / 'nowhere'}, without config.json." in sentence
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "model.safetensors"])
+def test_missing_file_is_named(name, tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    (source / name).unlink()
+    sentence = refused(source)
+    assert "`--input_dir` must hold config.json, vocab.txt and model.safe" in sentence
+    assert f"without {name}." in sentence
+
+
+def test_pytorch_file_alone_is_answered_with_the_conversion(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    sentence = refused(source)
+    assert "with pytorch_model.bin alone. To convert it" in sentence
+    assert f'BertModel.from_pretrained("{source}").save_pretrained(' in sentence
+
+
+def test_tensors_in_several_pieces_are_answered_with_the_remedy(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    (source / "model.safetensors").rename(source / "model-00001-of-00002.safetensors")
+    (source / "model.safetensors.index.json").write_text("{}")
+    assert "in several pieces. Save the model with `save_pre" in refused(source)
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "distilbert", None])
+def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
+    source = write_folder(tmp_path / "theirs", model_type=model_type)
+    (source / "vocab.txt").unlink()  # many others have none: it is not what counts
+    assert re.match(
+        rf"`model_type` in \S+config.json must be 'bert'\. Received: {model_type!r}\.",
+        refused(source),
+    )
+
+
+def test_relative_positions_are_refused(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs", position_embedding_type="relative_key")
+    assert "must be 'absolute'. Received: 'relative_key'." in refused(source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_act": "silu"}, "`hidden_act` in .* must be one of gelu, gelu_new"),
+        ({"hidden_size": None}, "must have the key `hidden_size`"),
+        ({"vocab_size": "40"}, "`vocab_size` in .* must be an integer >= 1"),
+        ({"vocab_size": 39}, r"must hold 1 to `vocab_size` = 39 .* Received: 40\."),
+        (
+            {"intermediate_size": 33},
+            r"must have the shape \[33, 24\] .*\[32, 24\], F32",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"must hold the tensor encoder\.layer\.2\.attention",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            r"Received: 16 more tensors, such as encoder\.layer",
+        ),
+    ],
+)
+def test_config_that_does_not_fit_is_refused(changes, sentence, tmp_path, refused):
+    tensors = random_tensors()
+    source = write_folder(tmp_path / "theirs", tensors, **changes)
+    assert re.search(sentence, refused(source))
+
+
+def test_config_that_is_not_json_is_refused(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    (source / "config.json").write_text("{")
+    assert "config.json must hold a JSON object" in refused(source)
+
+
+def test_empty_vocabulary_is_refused(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    (source / "vocab.txt").write_text("\n")
+    assert "vocab.txt must hold 1 to `vocab_size` = 40" in refused(source)
+
+
+def test_half_a_pooler_is_refused(tmp_path, refused):
+    tensors = random_tensors()
+    del tensors["pooler.dense.bias"]
+    sentence = refused(write_folder(tmp_path / "theirs", tensors))
+    assert "must hold the tensor pooler.dense.bias." in sentence
+
+
+def test_quantized_tensors_are_refused(tmp_path, refused):
+    tensors = random_tensors()
+    name = "encoder.layer.0.output.dense.weight"
+    tensors[name] = tensors[name].astype(np.int8)
+    sentence = refused(write_folder(tmp_path / "theirs", tensors))
+    assert re.search(rf"{name} in .* types F32, F16, BF16, F64\..*, I8\.", sentence)
+
+
+@pytest.mark.parametrize("size", [0, 100, 10000])
+def test_damaged_tensor_file_is_refused(size, tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    path = source / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    assert "must be a safetensors file. Received: one that cannot" in refused(source)
