@@ -3,6 +3,7 @@
 What a checkpoint has to hold is asked of the encoder itself, never listed.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.modeling import encode
+
+_logger = logging.getLogger("tensorflow.bert_finetune")
 
 _SCOPE = "bert"
 # Under a tf.distribute strategy, and what every variable's name ends with.
@@ -54,11 +57,13 @@ def check_checkpoint(path: str, config: BertConfig) -> None:
 
 
 def init_from_checkpoint(path: str) -> list[str]:
-    """Makes the encoder of the current graph start from a checkpoint.
+    """Makes the model of the current graph start from a checkpoint.
 
-    For a model_fn, after `encode`: replaces the initializers of all trainable variables
-    in the scope `bert`, under a tf.distribute strategy too. Heads and Adam's slots keep
-    theirs.
+    For a model_fn, after the model is built: replaces the initializers of all trainable
+    variables in the scope `bert`, under a tf.distribute strategy too, and those of a
+    head (every other trainable variable) where the checkpoint is a fine-tuned one that
+    holds it in the same shape. A head of another shape starts untrained, which is
+    logged. Adam's slots keep theirs.
 
     Args:
         path: Of the checkpoint, such as `folder/bert_model.ckpt`.
@@ -68,7 +73,8 @@ def init_from_checkpoint(path: str) -> list[str]:
 
     Raises:
         ValueError: The graph holds no encoder; the checkpoint does not exist or cannot
-            be read, or a variable is missing from it or has another shape.
+            be read, or a variable of the encoder is missing from it or has another
+            shape.
     """
     shapes = _trainable_shapes()
     expected = {n: s for n, s in shapes.items() if n.startswith(f"{_SCOPE}/")}
@@ -78,9 +84,25 @@ def init_from_checkpoint(path: str) -> list[str]:
             f"{len(shapes)} trainable variables, none of them there. Call `encode` "
             "before `init_from_checkpoint`."
         )
-    _check_variables(path, _open(path), expected)
-    tf.compat.v1.train.init_from_checkpoint(path, {name: name for name in expected})
-    return list(expected)
+    reader = _open(path)
+    _check_variables(path, reader, expected)
+    names = [*expected, *_head_in_checkpoint(path, reader, shapes.keys() - expected)]
+    tf.compat.v1.train.init_from_checkpoint(path, {name: name for name in names})
+    return names
+
+
+def _head_in_checkpoint(path: str, reader, head: set[str]) -> list[str]:
+    """Returns the names of the head if the checkpoint holds all of it, else none."""
+    shapes = _trainable_shapes()
+    found = reader.get_variable_to_shape_map()
+    if not head <= found.keys():
+        return []
+    if all(tuple(found[name]) == shapes[name] for name in head):
+        return sorted(head)
+    _logger.info(
+        "the classifier of %s is one of other classes: this one starts untrained", path
+    )
+    return []
 
 
 def write_checkpoint(arrays: Mapping[str, np.ndarray], path: str) -> None:

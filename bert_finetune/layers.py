@@ -141,13 +141,20 @@ def dropout(x: tf.Tensor, rate: float) -> tf.Tensor:
     level = min(round(rate * _DROPOUT_LEVELS), _DROPOUT_LEVELS - 1)
     if level == 0:
         return x
-    size = tf.size(x)
-    seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
-    words = tf.random.stateless_uniform(
-        [(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.uint32
+    # Only the static axis is halved: arithmetic on unknown sizes stops XLA's auto-jit.
+    width, shape = x.shape[1], tf.shape(x)
+    num_words = (width + 1) // 2
+    words = tf.random.uniform(
+        tf.concat([shape[:1], [num_words], shape[2:]], axis=0),
+        minval=-(2**31),
+        maxval=2**31 - 1,
+        dtype=tf.int32,
     )
-    draws = tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:size]
-    keep = tf.reshape(draws >= tf.constant(level, tf.uint16), tf.shape(x))
+    draws = tf.reshape(
+        tf.bitcast(words, tf.uint16),
+        tf.concat([shape[:1], [2 * num_words], shape[2:]], axis=0),
+    )
+    keep = draws[:, :width] >= tf.constant(level, tf.uint16)
     scale = _DROPOUT_LEVELS / (_DROPOUT_LEVELS - level)
     return tf.where(keep, x * scale, tf.zeros([], x.dtype))
 

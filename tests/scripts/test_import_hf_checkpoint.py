@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from hugging_face_folder import CONFIG, VOCABULARY, random_tensors, write_folder
 
+from bert_finetune import hf_import
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from scripts import import_hf_checkpoint
@@ -117,16 +118,14 @@ def test_kernels_are_transposed_and_the_rest_is_copied(tmp_path, import_folder):
     tensors = random_tensors()
     assert import_folder(write_folder(tmp_path / "theirs", tensors))[0] == 0
     ours = _variables(tmp_path / "bert")
-    for theirs, name in (
-        ("embeddings.word_embeddings.weight", "bert/embeddings/word_embeddings"),
-        ("embeddings.LayerNorm.weight", "bert/embeddings/LayerNorm/gamma"),
-        (
-            "encoder.layer.1.output.LayerNorm.bias",
-            "bert/encoder/layer_1/output/LayerNorm/beta",
-        ),
-        ("pooler.dense.bias", "bert/pooler/dense/bias"),
-    ):
-        np.testing.assert_array_equal(ours[name], tensors[theirs])
+    copies = {
+        "embeddings.word_embeddings.weight": "embeddings/word_embeddings",
+        "embeddings.LayerNorm.weight": "embeddings/LayerNorm/gamma",
+        "encoder.layer.1.output.LayerNorm.bias": "encoder/layer_1/output/LayerNorm/beta",
+        "pooler.dense.bias": "pooler/dense/bias",
+    }
+    for theirs, name in copies.items():
+        np.testing.assert_array_equal(ours[f"bert/{name}"], tensors[theirs])
     kernel = ours["bert/encoder/layer_0/intermediate/dense/kernel"]
     assert kernel.shape == (24, 32)
     np.testing.assert_array_equal(
@@ -197,6 +196,15 @@ def test_output_folder_that_holds_something_is_left_alone(tmp_path, refused):
     sentence = refused(write_folder(tmp_path / "theirs"))
     assert "`--output_dir` must be a new or an empty folder. Received: " in sentence
     assert [path.name for path in (tmp_path / "bert").iterdir()] == ["notes.txt"]
+
+
+def test_full_disk_leaves_nothing(tmp_path, refused, monkeypatch):
+    def fill(arrays, path):
+        pathlib.Path(f"{path}.index").write_text("half")
+        raise OSError("[Errno 28] No space left on device")
+
+    monkeypatch.setattr(hf_import, "write_checkpoint", fill)
+    assert "No space left" in refused(write_folder(tmp_path / "theirs"))
 
 
 def test_missing_input_folder_is_named(tmp_path, refused):
