@@ -53,9 +53,7 @@ class BertConfig:
             path: anything that `tf.io.gfile` reads.
 
         Raises:
-            TypeError, ValueError: no such file, no JSON object in it, a missing key, or
-                a value of the wrong kind or out of its range. The message names the file
-                and the key.
+        XX
         """
         content = read_json_object(path)
         defaults = {"layer_norm_eps": cls.layer_norm_eps}

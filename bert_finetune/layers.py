@@ -1,4 +1,4 @@
-"""The building blocks of the encoder: packing, dense, layer norm, GELU, dropout.
+"""The building blocks of the encoder: packing, dense, layer norm, GELU.
 
 Each is written for few passes over memory, the numerics being those of
 google-research/bert.
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_ZERO = 1.0 / math.sqrt(2.0 * math.pi)  # of the standard normal
-_DROPOUT_LEVELS = 2**16  # a keep decision costs 16 random bits
 
 
 class TokenPacking:
@@ -123,40 +122,6 @@ def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tens
     if name == "gelu" and is_training:
         return _gelu_with_gradient
     return ACTIVATIONS[name]
-
-
-def dropout(x: tf.Tensor, rate: float) -> tf.Tensor:
-    """`y = x * keep / (1 - rate)`, keep being 0 with probability `rate`, else 1.
-
-    The rate is rounded to a multiple of 2**-16, so that one 32-bit random number
-    decides for two elements: on a CPU the random numbers are most of dropout's cost,
-    and dropout is up to a seventh of BERT's.
-
-    Args:
-        x: float Tensor of any shape.
-        rate: 0 <= rate < 1; at 0 `x` itself is returned. The graph's seed seeds it.
-
-    Returns: Tensor of the shape and dtype of `x`.
-    """
-    level = min(round(rate * _DROPOUT_LEVELS), _DROPOUT_LEVELS - 1)
-    if level == 0:
-        return x
-    # Only the static axis is halved: arithmetic on unknown sizes stops XLA's auto-jit.
-    width, shape = x.shape[1], tf.shape(x)
-    num_words = (width + 1) // 2
-    words = tf.random.uniform(
-        tf.concat([shape[:1], [num_words], shape[2:]], axis=0),
-        minval=-(2**31),
-        maxval=2**31 - 1,
-        dtype=tf.int32,
-    )
-    draws = tf.reshape(
-        tf.bitcast(words, tf.uint16),
-        tf.concat([shape[:1], [2 * num_words], shape[2:]], axis=0),
-    )
-    keep = draws[:, :width] >= tf.constant(level, tf.uint16)
-    scale = _DROPOUT_LEVELS / (_DROPOUT_LEVELS - level)
-    return tf.where(keep, x * scale, tf.zeros([], x.dtype))
 
 
 def _standardize(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:

@@ -10,13 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.layers import (
-    TokenPacking,
-    activation,
-    dense,
-    dropout,
-    layer_norm,
-)
+from bert_finetune.layers import TokenPacking, activation, dense, layer_norm
 
 # Far below any score, so that a padding token gets an attention of exactly 0.
 _PADDING_BIAS = -10000.0
@@ -67,8 +61,8 @@ def encode(
     Returns: an `EncoderOutput`.
 
     Raises:
-        ValueError: T is greater than `max_position_embeddings`. Where T is known only at
-            run time, `session.run` raises `tf.errors.InvalidArgumentError` instead.
+        ValueError: T is greater than `max_position_embeddings`. Where T is known only
+            at run time, `session.run` raises `tf.errors.InvalidArgumentError` instead.
     """
     with tf.compat.v1.variable_scope(scope):
         shared = _Shared(
@@ -118,7 +112,7 @@ def classifier_logits(
         "output_bias", [num_labels], initializer=tf.compat.v1.zeros_initializer()
     )
     if is_training:
-        pooled = dropout(pooled, dropout_prob)
+        pooled = tf.nn.dropout(pooled, rate=dropout_prob)
     return tf.nn.bias_add(tf.matmul(pooled, weights, transpose_b=True), bias)
 
 
@@ -131,7 +125,7 @@ class _Shared(NamedTuple):
     is_training: bool
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
-        return dropout(x, rate) if self.is_training else x
+        return tf.nn.dropout(x, rate=rate) if self.is_training else x
 
     def layer_norm(self, x: tf.Tensor) -> tf.Tensor:
         epsilon = self.config.layer_norm_eps
@@ -223,7 +217,7 @@ def _layer(
 def _attend(
     shared: _Shared, inputs: tf.Tensor, tokens: tf.Tensor, only_first: bool
 ) -> tf.Tensor:
-    """Returns `softmax(query @ key.T / sqrt(D) + bias) @ value`, all heads [rows, H]."""
+    """Returns `softmax(query @ key.T / sqrt(D) + bias) @ value`, [P or B, H]."""
     width, heads = shared.config.hidden_size, shared.config.num_attention_heads
     unpack = shared.packing.unpack
 
