@@ -26,7 +26,7 @@ class BertConfig:
     """The numbers of one encoder, under their official names.
 
     Raises:
-        TypeError, ValueError: a number of the wrong kind or out of its range.
+        TypeError, ValueError: A number of the wrong kind or out of its range.
     """
 
     vocab_size: int
@@ -50,10 +50,12 @@ class BertConfig:
         """Reads a `bert_config.json`; keys that the encoder does not use are ignored.
 
         Args:
-            path: anything that `tf.io.gfile` reads.
+            path: Anything that `tf.io.gfile` reads.
 
         Raises:
-        XX
+            TypeError, ValueError: No such file, no JSON object in it, a missing key, or
+                a value of the wrong kind or out of its range. The message names the
+                file and the key.
         """
         content = read_json_object(path)
         defaults = {"layer_norm_eps": cls.layer_norm_eps}

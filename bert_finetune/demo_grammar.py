@@ -78,9 +78,9 @@ def make_corpus(
 
     Args:
         seed: Of the random choices.
-        num_train: Sentences of the training part; one more where a pair ends it.
-        num_dev: Likewise, of the dev part.
-        num_test: Likewise, of the test part.
+        num_train: Sentences to train on.
+        num_dev: Sentences to evaluate on.
+        num_test: Sentences to predict.
         num_unlabelled: Texts to pre-train on.
     """
     random = Random(seed)
@@ -106,7 +106,7 @@ def _part(random: Random, pairs: Iterator, size: int) -> list[Sentence]:
     while len(sentences) < size:
         good, bad = next(pairs)
         sentences.append(good)
-        if random.random() < _SHARE_OF_PAIRS:
+        if random.random() < _SHARE_OF_PAIRS and len(sentences) < size:
             sentences.append(bad)
     # Not shuffle(): Python promises only that random() stays the same.
     return sorted(sentences, key=lambda _: random.random())

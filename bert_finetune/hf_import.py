@@ -171,8 +171,8 @@ def _find(path: pathlib.Path, names: set[str], prefix: str, variable: str) -> st
         if name in names:
             return name
     raise ValueError(
-        f"{path} must hold the tensor {' or '.join(candidates)}. Received: {len(names)} "
-        f"others. {_ONE_MODEL}"
+        f"{path} must hold the tensor {' or '.join(candidates)}. Received: "
+        f"{len(names)} others. {_ONE_MODEL}"
     )
 
 

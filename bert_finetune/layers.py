@@ -49,9 +49,9 @@ def dense(
 
     Args:
         x: float Tensor [rows, inputs]; inputs must be static.
-        units: width of the result.
-        name: variable scope.
-        initializer_range: standard deviation of the first kernel; the bias starts at 0.
+        units: Width of the result.
+        name: Variable scope.
+        initializer_range: Standard deviation of the first kernel; the bias starts at 0.
 
     Creates: `name/kernel` [inputs, units], `name/bias` [units], float32.
 
@@ -77,7 +77,7 @@ def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
     Args:
         x: float Tensor [rows, H].
         epsilon: > 0.
-        is_training: whether gradients will be asked for: then they are the ones written
+        is_training: Whether gradients will be asked for: then they are the ones written
             below, which take half the memory passes of the derived ones.
 
     Creates: `LayerNorm/gamma` [H] (ones), `LayerNorm/beta` [H] (zeros), float32.

@@ -3,6 +3,7 @@
 Shapes: B = examples of a micro-batch, T = tokens, C = classes.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -30,19 +31,25 @@ def make_model_fn(
         task: Decides the classes and the metrics.
         num_updates: Updates of the whole training run, the schedule's length.
     """
+    if not settings.dropout:
+        config = dataclasses.replace(
+            config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
 
     def model_fn(features, labels, mode):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
-        uses_dropout = is_training and settings.dropout
         output = modeling.encode(
             config,
             features["input_ids"],
             features["input_mask"],
             features["segment_ids"],
-            is_training=uses_dropout,
+            is_training=is_training,
         )
         logits = modeling.classifier_logits(
-            output.pooled, len(task.labels), is_training=uses_dropout
+            output.pooled,
+            len(task.labels),
+            is_training=is_training,
+            dropout_prob=0.1 if settings.dropout else 0.0,
         )  # [B, C]
         if settings.init_checkpoint:
             init_from_checkpoint(settings.init_checkpoint)

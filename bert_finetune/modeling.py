@@ -46,14 +46,14 @@ def encode(
     training the two see different dropout in the last layer.
 
     Args:
-        config: the encoder's numbers.
+        config: The encoder's numbers.
         input_ids: int32 or int64 Tensor [B, T], 0 <= id < vocab_size; B and T may be
             unknown at graph build.
         input_mask: integer Tensor [B, T], 1 at tokens and 0 at padding. What stands at
             padding has no influence on the result.
         segment_ids: int32 or int64 Tensor [B, T], 0 <= id < type_vocab_size.
-        is_training: whether dropout is on.
-        scope: variable scope; "bert" is what the checkpoints use.
+        is_training: Whether dropout is on.
+        scope: Variable scope; "bert" is what the checkpoints use.
 
     Creates: the float32 variables of a published checkpoint, from
         `bert/embeddings/word_embeddings` to `bert/pooler/dense/bias`.
@@ -94,10 +94,10 @@ def classifier_logits(
 
     Args:
         pooled: float Tensor [B, H].
-        num_labels: number of classes; 1 for a regression.
-        is_training: whether dropout is on.
+        num_labels: Number of classes; 1 for a regression.
+        is_training: Whether dropout is on.
         dropout_prob: 0 <= p < 1; google-research/bert has 0.1 here whatever its config.
-        initializer_range: standard deviation of the first weights.
+        initializer_range: Standard deviation of the first weights.
 
     Creates: `output_weights` [num_labels, H], `output_bias` [num_labels], float32.
 

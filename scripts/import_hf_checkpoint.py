@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Turns a Hugging Face BERT folder into a checkpoint for bert_finetune.
 
-    python scripts/import_hf_checkpoint.py --input_dir bert-base-uncased --output_dir bert
+    python scripts/import_hf_checkpoint.py --input_dir hugging_face --output_dir bert
 
 reads config.json, vocab.txt and model.safetensors, and makes bert_model.ckpt,
 bert_config.json and vocab.txt. A model without a pooler gets an untrained one. The

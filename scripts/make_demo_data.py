@@ -30,9 +30,9 @@ from bert_finetune.masked_lm import pretrain
 from bert_finetune.modeling import BertConfig
 from bert_finetune.tokenization import WordPieceTokenizer
 
-_SIZES = {"num_train": 3000, "num_dev": 500, "num_test": 250, "num_unlabelled": 20000}
-_MAX_SEQ_LENGTH = 32
-_PRETRAINING = {"num_updates": 1500, "batch_size": 64, "peak_learning_rate": 2e-3}
+SIZES = {"num_train": 3200, "num_dev": 500, "num_test": 250, "num_unlabelled": 20000}
+MAX_SEQ_LENGTH = 32
+PRETRAINING = {"num_updates": 2500, "batch_size": 64, "peak_learning_rate": 3e-3}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def make_demo_data(output_dir: pathlib.Path, seed: int) -> None:
             f"`--output_dir` must not exist. Received: {output_dir}. "
             "Remove it, or name another."
         )
-    corpus = make_corpus(seed, **_SIZES)
+    corpus = make_corpus(seed, **SIZES)
     with staging_folder(output_dir) as staging:
         content = staging / "content"
         write_corpus(content, corpus)
@@ -115,14 +115,14 @@ def _write_checkpoint(folder: pathlib.Path, corpus: Corpus, seed: int) -> float:
         # The two runs of the demo are compared number by number.
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        max_position_embeddings=_MAX_SEQ_LENGTH,
+        max_position_embeddings=MAX_SEQ_LENGTH,
         # Wider than BERT's 0.02: 64 numbers a token, and a tenth of the updates to learn.
         initializer_range=0.1,
     )
     text = json.dumps(dataclasses.asdict(config), indent=2)
     (folder / "bert_config.json").write_text(f"{text}\n", encoding="utf-8")
     tokenizer = WordPieceTokenizer(folder / "vocab.txt", do_lower_case=True)
-    encodings = tokenizer.encode_batch(corpus.unlabelled, None, _MAX_SEQ_LENGTH)
+    encodings = tokenizer.encode_batch(corpus.unlabelled, None, MAX_SEQ_LENGTH)
     return pretrain(
         config,
         [encoding.input_ids for encoding in encodings],
@@ -131,7 +131,7 @@ def _write_checkpoint(folder: pathlib.Path, corpus: Corpus, seed: int) -> float:
         pad_id=tokenizer.pad_id,
         mask_id=tokens.index("[MASK]"),
         seed=seed,
-        **_PRETRAINING,
+        **PRETRAINING,
     )
 
 

@@ -121,7 +121,8 @@ def test_kernels_are_transposed_and_the_rest_is_copied(tmp_path, import_folder):
     copies = {
         "embeddings.word_embeddings.weight": "embeddings/word_embeddings",
         "embeddings.LayerNorm.weight": "embeddings/LayerNorm/gamma",
-        "encoder.layer.1.output.LayerNorm.bias": "encoder/layer_1/output/LayerNorm/beta",
+        "encoder.layer.1.output.dense.bias": "encoder/layer_1/output/dense/bias",
+        "embeddings.LayerNorm.bias": "embeddings/LayerNorm/beta",
         "pooler.dense.bias": "pooler/dense/bias",
     }
     for theirs, name in copies.items():

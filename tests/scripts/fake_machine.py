@@ -1,0 +1,145 @@
+"""A machine with fake Pythons, to test the shell scripts on: no network.
+
+Interpreters are small shell scripts that answer what the scripts ask of Python, on a
+PATH of their own; the repository is a copy of the files that matter.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_TOOLS = ("cat", "cksum", "dirname", "env", "bash", "grep", "ls", "mkdir", "rm", "sh")
+_TOOLS += ("chmod", "cp", "sleep")
+WAIT_SECS = 60
+
+# $log collects what is done; FAIL_PIP and PYTEST_CODE come from the test.
+_INTERPRETER = """#!/bin/sh
+case "$1 $2" in
+    "-c "*version_info*) echo {version} ;;
+    "-c "*base_prefix*) echo {version} of the fakes ;;
+    "-c "*ensurepip*) exit {venv_code} ;;
+    "-c "*executable*) echo "{path}" ;;
+    "-c "*fcntl*) exec {real} "$@" ;;
+    "-m venv")
+        echo "venv {version}" >>"$log"
+        for folder; do :; done
+        rm -rf "$folder"
+        mkdir -p "$folder/bin"
+        cp "{path}" "$folder/bin/python"
+        echo "prompt = 'estimator-accum'" >"$folder/pyvenv.cfg"
+        ;;
+    "-m pip")
+        for last; do :; done
+        echo "pip $6" >>"$log"
+        [ -z "${{SLOW_PIP:-}}" ] || sleep 1
+        [ -z "${{FAIL_PIP:-}}" ] || exit 1
+        ;;
+    "-m ruff") echo "ruff $3" >>"$log" ;;
+    "-m pytest")
+        shift 2
+        echo "pytest $*" >>"$log"
+        echo "3 passed in 0.01s"
+        exit "${{PYTEST_CODE:-0}}"
+        ;;
+    *) echo "$*" >>"$log" ;;
+esac
+"""
+SHIM = """#!/bin/sh
+echo "pyenv: python3.11: command not found" >&2
+exit 127
+"""
+
+
+def executable(path: pathlib.Path, text: str) -> pathlib.Path:
+    """Writes a program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def interpreter(
+    path: pathlib.Path, version: str, has_venv: bool = True
+) -> pathlib.Path:
+    """Writes a fake Python of that version."""
+    return executable(
+        path,
+        _INTERPRETER.format(
+            version=version,
+            venv_code=0 if has_venv else 1,
+            path=path,
+            real=sys.executable,
+        ),
+    )
+
+
+class Machine:
+    """A folder with a copy of the repository's scripts, and a PATH of its own."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.repository = folder / "a repository"
+        self.bin = folder / "bin"
+        self.other_bin = folder / "other bin"
+        self.home = folder / "home"
+        self._log = folder / "log"
+        tools = folder / "tools"
+        for new in (self.bin, self.other_bin, self.home, tools):
+            new.mkdir()
+        for tool in _TOOLS:
+            (tools / tool).symlink_to(shutil.which(tool))
+        for name in ("scripts/environment.sh", "scripts/test", "scripts/quickstart"):
+            self._copy(name)
+        for name in ("setup.py", "pyproject.toml", ".ci/run"):
+            self._copy(name)
+        (self.repository / "room").mkdir()
+        (self.repository / "room" / "__init__.py").touch()
+        self._environment = {
+            "PATH": os.pathsep.join(map(str, (self.bin, self.other_bin, tools))),
+            "HOME": str(self.home),
+            "log": str(self._log),
+        }
+
+    def _copy(self, name: str) -> None:
+        target = self.repository / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, target)
+
+    @property
+    def log(self) -> list[str]:
+        """What the interpreters were asked to do, a line each."""
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+    def forget_log(self) -> None:
+        """Empties the log."""
+        self._log.unlink(missing_ok=True)
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen:
+        """Starts a program with the machine's PATH and these variables."""
+        return subprocess.Popen(
+            [shutil.which("sh"), "-c", 'exec "$@"', "sh", *command],
+            env=self._environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.home,
+        )
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess:
+        """Runs a program to its end."""
+        process = self.start(*command, **variables)
+        out, err = process.communicate(timeout=WAIT_SECS)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def test(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+        """Runs scripts/test."""
+        return self.run(
+            str(self.repository / "scripts" / "test"), *arguments, **variables
+        )
+
+    def pick(self, **variables: str) -> subprocess.CompletedProcess:
+        """Prints the interpreter that the scripts take."""
+        script = 'root=$1; . "$1/scripts/environment.sh"; pick_python; echo "$python"'
+        return self.run("sh", "-euc", script, "sh", str(self.repository), **variables)

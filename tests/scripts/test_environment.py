@@ -1,0 +1,244 @@
+"""scripts/environment.sh, scripts/test, scripts/quickstart and .ci/run."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+from fake_machine import REPOSITORY, SHIM, WAIT_SECS, Machine, executable, interpreter
+from packaging.specifiers import SpecifierSet
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def _picked(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _refusal(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_supported_pythons_are_those_of_setup_py():
+    setup = (REPOSITORY / "setup.py").read_text()
+    specifier = SpecifierSet(re.search(r'python_requires="(.+)"', setup)[1])
+    script = (REPOSITORY / "scripts" / "environment.sh").read_text()
+    supported = re.search(r'^supported_pythons="(.+)"', script, re.MULTILINE)[1]
+    assert set(supported.split()) == {
+        f"3.{minor}" for minor in range(6, 30) if f"3.{minor}.5" in specifier
+    }
+
+
+def test_preferred_version_is_picked_wherever_it_is_on_path(machine):
+    interpreter(machine.bin / "python3.10", "3.10")
+    interpreter(machine.bin / "python3", "3.12")
+    preferred = interpreter(machine.other_bin / "python3.11", "3.11")
+    assert _picked(machine.pick()) == str(preferred)
+
+
+@pytest.mark.parametrize("name", ["python3", "python"])
+def test_plain_name_of_a_suitable_version_is_picked(machine, name):
+    suitable = interpreter(machine.bin / name, "3.10")
+    assert _picked(machine.pick()) == str(suitable)
+
+
+def test_shim_that_does_not_run_is_passed_over(machine):
+    executable(machine.bin / "python3.11", SHIM)
+    behind_it = interpreter(machine.other_bin / "python3.11", "3.11")
+    assert _picked(machine.pick()) == str(behind_it)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_pyenvs_versions_are_searched(machine, is_named):
+    root = machine.home / ("somewhere" if is_named else ".pyenv")
+    executable(machine.bin / "python3.11", SHIM)
+    interpreter(root / "versions" / "3.12.1" / "bin" / "python", "3.12")
+    hidden = interpreter(root / "versions" / "3.10.13" / "bin" / "python", "3.10")
+    variables = {"PYENV_ROOT": str(root)} if is_named else {}
+    assert _picked(machine.pick(**variables)) == str(hidden)
+
+
+def test_uv_is_asked(machine):
+    managed = interpreter(machine.home / "uv" / "python3.10", "3.10")
+    executable(
+        machine.bin / "uv",
+        '#!/bin/sh\nfor last; do :; done\n[ "$1 $2 $last" = "python find 3.10" ] '
+        f'&& echo "{managed}"\n',
+    )
+    assert _picked(machine.pick()) == str(managed)
+
+
+def test_no_python_at_all_is_one_sentence(machine):
+    message = _refusal(machine.pick())
+    assert "needs Python 3.11 or 3.10" in message
+    assert "(found: no Python at all)" in message
+    assert "PYTHON=/path/to/python" in message
+
+
+def test_unsuitable_pythons_are_named(machine):
+    interpreter(machine.bin / "python3", "3.13")
+    interpreter(machine.bin / "python", "2.7")
+    message = _refusal(machine.pick())
+    assert f"found: Python 3.13 at {machine.bin}/python3, Python 2.7 at" in message
+
+
+def test_python_without_venv_is_passed_over_and_named_when_alone(machine):
+    bare = interpreter(machine.bin / "python3.11", "3.11", has_venv=False)
+    message = _refusal(machine.pick())
+    assert f"Received: {bare} without it" in message
+    assert "apt-get install python3-venv" in message
+    whole = interpreter(machine.bin / "python3.10", "3.10")
+    assert _picked(machine.pick()) == str(whole)
+
+
+def test_explicit_python_wins(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    named = interpreter(machine.home / "my python", "3.10")
+    assert _picked(machine.pick(PYTHON=str(named))) == str(named)
+
+
+@pytest.mark.parametrize(
+    ("version", "has_venv", "reason"),
+    [
+        ("3.13", True, r"\(Python 3\.13 at .*/mine\)"),
+        ("3.11", False, r"\(Python 3\.11 at .*/mine without its venv module\)"),
+        (None, True, r"\(it does not run\)"),
+    ],
+)
+def test_unsuitable_explicit_python_is_refused(machine, version, has_venv, reason):
+    interpreter(machine.bin / "python3.11", "3.11")
+    mine = machine.home / "mine"
+    if version:
+        interpreter(mine, version, has_venv)
+    message = _refusal(machine.pick(PYTHON=str(mine)))
+    assert re.search(
+        rf"PYTHON must name Python .* Received: PYTHON=.*{reason}", message
+    )
+
+
+def test_environment_is_made_once_and_reused(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    first = machine.test("-k", "one thing")
+    assert first.returncode == 0, first.stderr
+    assert machine.log == [
+        "venv 3.11",
+        f"pip {machine.repository}[test]",
+        "ruff check",
+        "ruff format",
+        "pytest -k one thing",
+    ]
+    assert "making .venv with Python 3.11" in first.stderr
+    machine.forget_log()
+    second = machine.test()
+    assert second.stderr.startswith("==> using .venv (Python 3.11)\n")
+    assert machine.log == ["ruff check", "ruff format", "pytest "]
+
+
+def test_environment_of_the_tests_serves_quickstart_too(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    machine.test()
+    machine.forget_log()
+    quickstart = str(machine.repository / "scripts" / "quickstart")
+    done = machine.run(quickstart, "--output_dir=here")
+    assert done.returncode == 0, done.stderr
+    demo = machine.repository / "scripts" / "quickstart_demo.py"
+    assert machine.log == [f"{demo} --output_dir here"]
+
+
+def test_changed_setup_py_installs_again_in_the_same_environment(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    machine.test()
+    with (machine.repository / "setup.py").open("a") as file:
+        file.write("# changed\n")
+    machine.forget_log()
+    machine.test()
+    assert machine.log[0] == f"pip {machine.repository}[test]"
+
+
+def test_interrupted_installation_is_not_trusted(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    failed = machine.test(FAIL_PIP="1")
+    assert failed.returncode == 1
+    assert "pip could not install the project" in failed.stderr
+    machine.forget_log()
+    assert machine.test().returncode == 0
+    assert machine.log[:2] == ["venv 3.11", f"pip {machine.repository}[test]"]
+
+
+def test_another_explicit_python_makes_the_environment_anew(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    other = interpreter(machine.bin / "python3.10", "3.10")
+    machine.test()
+    machine.forget_log()
+    machine.test(PYTHON=str(other))
+    assert machine.log[0] == "venv 3.10"
+    machine.forget_log()
+    machine.test()  # not named again: what is there stays
+    assert machine.log[0] == "ruff check"
+
+
+def test_environment_that_somebody_else_made_is_not_deleted(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    foreign = machine.repository / ".venv"
+    interpreter(foreign / "bin" / "python", "3.13")
+    (foreign / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    message = machine.test()
+    assert message.returncode == 2
+    assert "Received: one of Python 3.13 that somebody else made." in message.stderr
+    assert machine.log == []
+    interpreter(foreign / "bin" / "python", "3.10")  # one that fits is used
+    assert machine.test().returncode == 0
+    assert machine.log[0] == f"pip {machine.repository}[test]"
+
+
+def test_second_run_at_the_same_time_waits_for_the_first(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    script = str(machine.repository / "scripts" / "test")
+    runs = [machine.start(script, SLOW_PIP="1") for _ in range(2)]
+    try:
+        results = [run.communicate(timeout=WAIT_SECS) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [run.returncode for run in runs] == [0, 0], results
+    assert sum(line.startswith("pip ") for line in machine.log) == 1
+    waited = [err for _, err in results if "another run is preparing .venv" in err]
+    assert len(waited) == 1
+
+
+def test_ci_shows_pytests_last_line_and_passes_its_code_through(machine):
+    interpreter(machine.bin / "python3.11", "3.11")
+    done = machine.run(str(machine.repository / ".ci" / "run"), PYTEST_CODE="3")
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[-1] == "3 passed in 0.01s"
+
+
+@pytest.mark.parametrize("script", ["test", "quickstart"])
+def test_help_needs_no_python(machine, script):
+    done = machine.run(str(machine.repository / "scripts" / script), "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script} ")
+    assert "PYTHON=/path/to/python" in done.stdout
+    assert machine.log == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--output"], "--output_dir is the only flag. Received: --output."),
+        (["--output_dir"], "--output_dir must be followed by a folder."),
+    ],
+)
+def test_quickstart_refuses_a_misspelt_flag_before_it_installs(
+    machine, arguments, sentence
+):
+    interpreter(machine.bin / "python3.11", "3.11")
+    quickstart = str(machine.repository / "scripts" / "quickstart")
+    assert sentence in _refusal(machine.run(quickstart, *arguments))
+    assert machine.log == []

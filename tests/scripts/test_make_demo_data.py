@@ -1,0 +1,270 @@
+"""scripts/make_demo_data.py: the corpus, its labels, the checkpoint, the refusals."""
+
+import collections
+import hashlib
+import os
+import pathlib
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_finetune.demo_grammar import PHENOMENA, Grammar, make_corpus, vocabulary
+from bert_finetune.masked_lm import pretrain
+from bert_finetune.modeling import BertConfig
+from bert_finetune.tasks import get_task, read_examples
+from bert_finetune.tokenization import WordPieceTokenizer
+from scripts import make_demo_data
+
+_FILES = ("train.tsv", "dev.tsv", "test.tsv", "vocab.txt")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return make_corpus(0, **make_demo_data.SIZES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, corpus) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("demo_data")
+    make_demo_data.write_corpus(folder, corpus)
+    return folder
+
+
+def _digest(folder: pathlib.Path) -> str:
+    content = b"".join((folder / name).read_bytes() for name in _FILES)
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_same_seed_writes_the_same_bytes_on_every_machine(folder):
+    # A digest on record: two runs in one process would not notice another Python.
+    assert _digest(folder) == ("0" * 64)
+
+
+def test_another_seed_writes_other_sentences(tmp_path, folder):
+    make_demo_data.write_corpus(tmp_path, make_corpus(1, **make_demo_data.SIZES))
+    assert _digest(tmp_path) != _digest(folder)
+
+
+def test_files_are_in_glues_layout_of_cola(folder):
+    task = get_task("CoLA")
+    for name, num_examples in (("train.tsv", 3200), ("dev.tsv", 500)):
+        examples = read_examples(task, folder, name, labelled=True)
+        assert len(examples) == num_examples
+        assert 0.5 < np.mean([example.label for example in examples]) < 0.7
+        for line in (folder / name).read_text().splitlines():
+            source, label, mark, sentence = line.split("\t")
+            assert source in PHENOMENA
+            assert (label, mark) in (("1", ""), ("0", "*"))
+            assert sentence[0].isupper() and sentence.endswith(".")
+    assert (folder / "test.tsv").read_text().startswith("index\tsentence\n0\t")
+    tests = read_examples(task, folder, "test.tsv", labelled=False)
+    assert [example.guid for example in tests] == [str(i) for i in range(len(tests))]
+
+
+def test_no_sentence_is_in_two_parts_or_twice(corpus):
+    texts = [sentence.text for part in corpus[:3] for sentence in part]
+    texts += corpus.unlabelled
+    assert len(set(texts)) == len(texts)
+
+
+def _is_twin(good: list[str], bad: list[str]) -> bool:
+    if len(good) != len(bad):
+        return False
+    changed = sum(a != b for a, b in zip(good, bad, strict=True))
+    return changed == 1 or (changed > 1 and sorted(good) == sorted(bad))
+
+
+@pytest.mark.parametrize("source", PHENOMENA)
+def test_unacceptable_sentence_differs_in_one_point(source):
+    grammar = Grammar(random.Random(0))
+    for _ in range(300):
+        good, bad = PHENOMENA[source](grammar)
+        assert _is_twin(good, bad), (good, bad)
+
+
+def test_unacceptable_sentence_has_its_twin_in_the_same_part(corpus):
+    for part in (corpus.train, corpus.dev, corpus.test):
+        good = collections.defaultdict(list)
+        for sentence in part:
+            if sentence.is_acceptable:
+                good[sentence.source, len(_words(sentence))].append(_words(sentence))
+        for sentence in part:
+            words = _words(sentence)
+            if not sentence.is_acceptable:
+                candidates = good[sentence.source, len(words)]
+                assert any(_is_twin(other, words) for other in candidates), sentence
+
+
+def test_vocabulary_knows_every_word_and_splits_some(folder, corpus):
+    tokenizer = WordPieceTokenizer(folder / "vocab.txt", do_lower_case=True)
+    tokens = vocabulary()
+    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    texts = [sentence.text for part in corpus[:3] for sentence in part]
+    encodings = tokenizer.encode_batch(texts + corpus.unlabelled, None, 512)
+    used = collections.Counter(id for e in encodings for id in e.input_ids)
+    assert {tokens[id] for id in range(len(tokens)) if not used[id]} == {
+        "[PAD]",
+        "[UNK]",
+        "[MASK]",
+    }
+    assert used[tokens.index("##er")] > 100 < used[tokens.index("##ers")]
+    longest = max(len(encoding.input_ids) for encoding in encodings)
+    assert longest <= make_demo_data.MAX_SEQ_LENGTH
+
+
+def test_words_alone_do_not_give_unacceptable_sentences_away(corpus):
+    columns = {
+        word: column
+        for column, word in enumerate(
+            sorted({word for s in corpus.train for word in _words(s)})
+        )
+    }
+    weights = _logistic_regression(*_bags(corpus.train, columns))
+    bags, labels = _bags(corpus.dev, columns)
+    assert abs(_matthews_correlation(bags @ weights > 0, labels)) < 0.2
+
+
+def _words(sentence) -> list[str]:
+    return sentence.text.lower().rstrip(".").split()
+
+
+def _bags(sentences, columns) -> tuple[np.ndarray, np.ndarray]:
+    """Returns word counts and a constant, [sentences, words + 1], and labels."""
+    bags = np.zeros((len(sentences), len(columns) + 1))
+    bags[:, -1] = 1
+    for bag, sentence in zip(bags, sentences, strict=True):
+        for word in _words(sentence):
+            bag[columns[word]] += 1
+    return bags, np.array([s.is_acceptable for s in sentences])
+
+
+def _logistic_regression(bags: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    weights = np.zeros(bags.shape[1])
+    ridge = np.eye(len(weights))
+    for _ in range(20):  # Newton's method
+        probabilities = 1 / (1 + np.exp(-bags @ weights))
+        gradient = bags.T @ (probabilities - labels) + weights
+        curvature = (bags.T * (probabilities * (1 - probabilities))) @ bags + ridge
+        weights -= np.linalg.solve(curvature, gradient)
+    return weights
+
+
+def _matthews_correlation(predicted: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.corrcoef(predicted, labels)[0, 1])
+
+
+def test_bag_of_words_baseline_can_learn_what_words_do_tell(corpus):
+    """The baseline is no straw man: it finds a label that a word decides."""
+    told = [s._replace(is_acceptable="again" in s.text) for s in corpus.train]
+    columns = {
+        word: column
+        for column, word in enumerate(sorted({w for s in told for w in _words(s)}))
+    }
+    bags, labels = _bags(told, columns)
+    weights = _logistic_regression(bags[:2500], labels[:2500])
+    assert _matthews_correlation(bags[2500:] @ weights > 0, labels[2500:]) > 0.95
+
+
+@pytest.fixture(scope="module")
+def small_output(tmp_path_factory) -> pathlib.Path:
+    """The script's output, with a short pre-training."""
+    output = tmp_path_factory.mktemp("made") / "new" / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(make_demo_data.PRETRAINING, "num_updates", 30)
+        assert make_demo_data.main(["--output_dir", str(output)]) == 0
+    return output
+
+
+def test_folder_holds_what_run_classifier_takes(small_output, folder):
+    names = set(os.listdir(small_output))
+    assert names == {
+        *_FILES,
+        "bert_config.json",
+        "bert_model.ckpt.index",
+        "bert_model.ckpt.data-00000-of-00001",
+    }
+    assert os.listdir(small_output.parent) == ["data"]
+    assert _digest(small_output) == _digest(folder)
+    config = BertConfig.from_json_file(str(small_output / "bert_config.json"))
+    assert config.vocab_size == len(vocabulary())
+    shapes = dict(tf.train.list_variables(str(small_output / "bert_model.ckpt")))
+    embeddings = [config.vocab_size, config.hidden_size]
+    assert shapes["bert/embeddings/word_embeddings"] == embeddings
+    assert shapes["cls/predictions/output_bias"] == [config.vocab_size]
+    assert all(name.startswith(("bert/", "cls/predictions/")) for name in shapes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--output_dir", "{existing}"], "`--output_dir` must not exist. Received: "),
+        (["--output_dir", "{new}", "--seed", "-1"], "`--seed` must be an integer from"),
+        (["--output_dir", "{new}", "--seed", "x"], "--seed: invalid int value: 'x'"),
+        ([], "the following arguments are required: --output_dir"),
+    ],
+)
+def test_bad_flag_is_one_sentence_and_writes_nothing(
+    capsys, tmp_path, arguments, sentence
+):
+    (tmp_path / "existing").mkdir()
+    paths = {name: tmp_path / name for name in ("existing", "new")}
+    try:
+        code = make_demo_data.main([text.format(**paths) for text in arguments])
+    except SystemExit as error:
+        code = error.code
+    message = capsys.readouterr().err
+    assert code == 2
+    assert sentence in message
+    assert message.count("\n") == 1
+    assert os.listdir(tmp_path) == ["existing"]
+    assert not os.listdir(tmp_path / "existing")
+
+
+_ALTERNATING = [[2, 5, 6, 5, 6, 5, 6, 3], [2, 6, 5, 6, 5, 3]] * 8
+_TINY = BertConfig(
+    vocab_size=9,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    max_position_embeddings=8,
+    initializer_range=0.1,
+)
+_TRAINING = {
+    "special_ids": range(5),
+    "pad_id": 0,
+    "mask_id": 4,
+    "batch_size": 16,
+    "peak_learning_rate": 5e-3,
+}
+
+
+def _pretrain(checkpoint: pathlib.Path, num_updates: int, seed: int = 0) -> float:
+    return pretrain(
+        _TINY,
+        _ALTERNATING,
+        checkpoint,
+        num_updates=num_updates,
+        seed=seed,
+        **_TRAINING,
+    )
+
+
+def test_pretraining_learns_what_a_masked_token_was(tmp_path):
+    # ln 2: which of the two tokens, not knowing the neighbours.
+    assert _pretrain(tmp_path / "bert_model.ckpt", num_updates=200) < 0.2 < np.log(2)
+
+
+def test_pretraining_is_bit_identical_for_one_seed(tmp_path):
+    checkpoints = [tmp_path / name for name in ("first", "second", "other seed")]
+    for checkpoint, seed in zip(checkpoints, (1, 1, 2), strict=True):
+        _pretrain(checkpoint, num_updates=10, seed=seed)
+    first, second, other = (tf.train.load_checkpoint(str(c)) for c in checkpoints)
+    for name in first.get_variable_to_shape_map():
+        np.testing.assert_array_equal(first.get_tensor(name), second.get_tensor(name))
+    kernel = "bert/pooler/dense/kernel"
+    assert not np.array_equal(first.get_tensor(kernel), other.get_tensor(kernel))
