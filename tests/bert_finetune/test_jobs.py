@@ -11,6 +11,7 @@ import tensorflow as tf
 from tiny_bert import write_rows
 
 from bert_finetune import jobs
+from bert_finetune.tasks import get_task
 
 
 def _run(settings, **changes):
@@ -230,3 +231,25 @@ def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
         }
         assert labels <= {"entailment", "neutral", "contradiction"}
         assert len((folder / name).read_text().splitlines()) == 9
+
+
+def test_a_head_of_other_classes_starts_untrained_and_the_run_says_so(
+    settings, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    trained = _run(settings, do_train=True)
+    checkpoint = tf.train.latest_checkpoint(str(trained))
+    data = tmp_path / "MNLI"
+    data.mkdir()
+    header = "sentence1\tsentence2\tgold_label"
+    rows = [f"w1 w2\tw{i}\t{label}" for i, label in enumerate(get_task("mnli").labels)]
+    (data / "train.tsv").write_text("\n".join([header, *rows]) + "\n")
+    _run(
+        settings,
+        task_name="mnli",
+        data_dir=str(data),
+        init_checkpoint=checkpoint,
+        output_dir=str(tmp_path / "mnli_output"),
+        do_train=True,
+    )
+    assert "is one of other classes: this one starts untrained" in caplog.text
