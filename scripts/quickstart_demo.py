@@ -94,7 +94,7 @@ def run_demo(output_dir: pathlib.Path) -> None:
             cwd=output_dir,
             stdout=subprocess.DEVNULL,
         )
-        print(results_table(output_dir))
+        print(f"\n{results_table(output_dir)}")
         print(f"\nplot: {output_dir / _PLOT}")
 
 
@@ -194,7 +194,9 @@ def _clear(output_dir: pathlib.Path) -> None:
 
 def _call(script: str, *arguments: str, **options) -> None:
     command = [sys.executable, _REPOSITORY / script, *arguments]
-    subprocess.run(command, check=True, **options)
+    # Where there is no GPU, TensorFlow's import logs errors about CUDA below level 3.
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | os.environ
+    subprocess.run(command, check=True, env=environment, **options)
 
 
 def _step(text: str) -> None:

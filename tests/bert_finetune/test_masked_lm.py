@@ -1,0 +1,103 @@
+"""bert_finetune/masked_lm.py: what is masked, what is learned, what is saved."""
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from bert_finetune import masked_lm
+from bert_finetune.modeling import BertConfig
+
+# Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, two words 5 and 6, two unused.
+_ALTERNATING = [[2, 5, 6, 5, 6, 5, 6, 3], [2, 6, 5, 6, 5, 3]] * 8
+_TINY = BertConfig(
+    vocab_size=9,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    max_position_embeddings=8,
+    initializer_range=0.1,
+)
+_TRAINING = {
+    "special_ids": range(5),
+    "pad_id": 0,
+    "mask_id": 4,
+    "batch_size": 16,
+    "peak_learning_rate": 5e-3,
+}
+
+
+def _pretrain(checkpoint: pathlib.Path, num_updates: int, seed: int = 0) -> float:
+    return masked_lm.pretrain(
+        _TINY,
+        _ALTERNATING,
+        checkpoint,
+        num_updates=num_updates,
+        seed=seed,
+        **_TRAINING,
+    )
+
+
+def test_pretraining_learns_what_a_masked_token_was(tmp_path):
+    # ln 2: which of the two tokens, not knowing the neighbours.
+    assert _pretrain(tmp_path / "bert_model.ckpt", num_updates=200) < 0.2 < np.log(2)
+
+
+def test_pretraining_is_bit_identical_for_one_seed(tmp_path):
+    checkpoints = [tmp_path / name for name in ("first", "second", "other seed")]
+    for checkpoint, seed in zip(checkpoints, (1, 1, 2), strict=True):
+        _pretrain(checkpoint, num_updates=10, seed=seed)
+    first, second, other = (tf.train.load_checkpoint(str(c)) for c in checkpoints)
+    for name in first.get_variable_to_shape_map():
+        np.testing.assert_array_equal(first.get_tensor(name), second.get_tensor(name))
+    kernel = "bert/pooler/dense/kernel"
+    assert not np.array_equal(first.get_tensor(kernel), other.get_tensor(kernel))
+
+
+def test_checkpoint_holds_the_published_names_and_no_others(tmp_path):
+    checkpoint = tmp_path / "bert_model.ckpt"
+    _pretrain(checkpoint, num_updates=1)
+    names = [name for name, _ in tf.train.list_variables(str(checkpoint))]
+    head = [name for name in names if not name.startswith("bert/")]
+    assert head == [
+        "cls/predictions/output_bias",
+        "cls/predictions/transform/LayerNorm/beta",
+        "cls/predictions/transform/LayerNorm/gamma",
+        "cls/predictions/transform/dense/bias",
+        "cls/predictions/transform/dense/kernel",
+    ]
+    assert "bert/pooler/dense/kernel" in names
+    assert not [name for name in names if "adam" in name or "step" in name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "bert_model.ckpt.data-00000-of-00001",
+        "bert_model.ckpt.index",
+    ]
+
+
+def test_only_ordinary_tokens_are_masked_four_of_five_of_them_by_mask():
+    rows = np.tile(np.array([2, 5, 6, 7, 8, 3, 0, 0], np.int32), (4000, 1))
+    ordinary_ids = np.arange(5, 9)
+    masked = masked_lm._mask(rows, ordinary_ids, 4, np.random.RandomState(0))
+    np.testing.assert_array_equal(masked.masked_ids, rows.flat[masked.masked_places])
+    assert set(masked.masked_ids) == set(ordinary_ids)
+    shown = masked.input_ids.flat[masked.masked_places]
+    assert abs(np.mean(shown == 4) - 0.8) < 0.02
+    # Of the tenth that is another token, a quarter is by chance the same one.
+    assert abs(np.mean(shown == masked.masked_ids) - 0.125) < 0.02
+    is_left = np.ones(rows.size, bool)
+    is_left[masked.masked_places] = False
+    np.testing.assert_array_equal(masked.input_ids.flat[is_left], rows.flat[is_left])
+    share = len(masked.masked_places) / (4 * len(rows))
+    assert abs(share - masked_lm._MASKED_SHARE) < 0.01
+
+
+def test_batch_without_a_masked_token_gets_one():
+    rows = np.array([[2, 5, 3]], np.int32)
+    ordinary_ids = np.array([5])
+    for seed in range(20):
+        masked = masked_lm._mask(rows, ordinary_ids, 4, np.random.RandomState(seed))
+        assert masked.masked_places.tolist() == [1]
+        assert masked.masked_ids.tolist() == [5]

@@ -1,0 +1,105 @@
+"""scripts/quickstart_demo.py: what it refuses, and that its model really learns."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scripts import quickstart_demo
+
+_REPOSITORY = pathlib.Path(quickstart_demo.__file__).parent.parent
+
+
+def _refusal(capsys, output_dir: pathlib.Path) -> str:
+    assert quickstart_demo.main(["--output_dir", str(output_dir)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+def test_folder_with_other_files_is_left_alone(capsys, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    message = _refusal(capsys, tmp_path)
+    assert f"Received: {tmp_path} with thesis.tex. Name another." in message
+    assert sorted(os.listdir(tmp_path)) == ["data", "thesis.tex"]
+
+
+def test_file_in_the_folders_place_is_refused(capsys, tmp_path):
+    path = tmp_path / "demo"
+    path.write_text("")
+    message = _refusal(capsys, path)
+    assert f"`--output_dir` must be a folder. Received: {path}, a file." in message
+
+
+def test_folder_that_another_demo_writes_to_is_refused(capsys, tmp_path):
+    (tmp_path / "data").mkdir()
+    with quickstart_demo._locked(tmp_path):
+        message = _refusal(capsys, tmp_path)
+    assert "`--output_dir` must not be in use. Received: " in message
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):
+    (tmp_path / "loss.png").write_text("of a demo before")
+    (tmp_path / ".data.123.part").mkdir()
+    called = []
+
+    def fail(script, *arguments, **options):
+        called.append(script)
+        raise subprocess.CalledProcessError(7, script)
+
+    monkeypatch.setattr(quickstart_demo, "_call", fail)
+    assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 7
+    assert called == ["scripts/make_demo_data.py"]
+    assert os.listdir(tmp_path) == []  # no result that this demo did not make
+
+
+def test_table_has_a_row_for_each_run(tmp_path):
+    for run, accuracy in zip(quickstart_demo.RUNS, (0.94321, 0.9), strict=True):
+        (tmp_path / run.folder).mkdir()
+        (tmp_path / run.folder / "eval_results.txt").write_text(
+            f"eval_accuracy = {accuracy}\nmatthews_correlation = 0.87654\n"
+            "update_step = 500\nglobal_step = 2000\n"
+        )
+    assert quickstart_demo.results_table(tmp_path).splitlines() == [
+        "run                        effective batch  updates  eval accuracy    MCC",
+        "with accumulation (8 x 4)               32      500          0.943  0.877",
+        "without (32)                            32      500          0.900  0.877",
+    ]
+
+
+@pytest.mark.slow
+def test_demo_learns_acceptability_and_accumulation_changes_nothing(tmp_path):
+    demo = tmp_path / "a demo, once"
+    done = subprocess.run(
+        [sys.executable, quickstart_demo.__file__, "--output_dir", demo],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(_REPOSITORY)},
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, table_with, table_without, _, plot = done.stdout.splitlines()
+    assert plot == f"plot: {demo / 'loss.png'}"
+    assert (demo / "loss.png").stat().st_size > 10_000
+    for line in (table_with, table_without):
+        batch, updates, accuracy, correlation = re.split(r"  +", line)[1:]
+        assert (batch, updates) == ("32", "500")
+        # Words alone reach a correlation below 0.2: see test_make_demo_data.py.
+        assert float(accuracy) > 0.85
+        assert float(correlation) > 0.6
+    with_accumulation, without = (
+        pd.read_csv(demo / run.folder / "train_metrics.csv")
+        for run in quickstart_demo.RUNS
+    )
+    np.testing.assert_array_equal(with_accumulation["examples"], without["examples"])
+    np.testing.assert_allclose(
+        with_accumulation["loss"][:100], without["loss"][:100], atol=1e-4
+    )
