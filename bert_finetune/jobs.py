@@ -82,8 +82,8 @@ def prepare(settings: Settings) -> Run:
         return rows, encode_examples(rows, tokenizer, settings.max_seq_length)
 
     if settings.do_train:
-        check_same_settings(settings)
         _, run.train = read(task.train_file, labelled=True)
+        check_same_settings(settings, run.train.checksum)
         run.num_micro_steps = input_pipeline.num_micro_steps(
             len(run.train), settings.num_train_epochs, settings.train_batch_size
         )
@@ -174,7 +174,7 @@ def _train(run: Run, estimator) -> None:
         return
     if done:
         _logger.info("going on after micro-step %s", f"{done:,}")
-    remember_settings(settings)
+    remember_settings(settings, run.train.checksum)
     # The data ends with the run, so that a restart finds where it stands by itself.
     estimator.train(
         input_pipeline.train_input_fn(

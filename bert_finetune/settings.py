@@ -13,6 +13,7 @@ import pathlib
 import tensorflow as tf
 
 _SETTINGS_FILE = "run_settings.json"
+_CHECKSUM = "training_examples_checksum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +114,13 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def check_same_settings(settings: Settings) -> None:
-    """Raises ValueError if the output folder's run was begun with other settings."""
+def check_same_settings(settings: Settings, data_checksum: str) -> None:
+    """Raises ValueError if the output folder's run was begun with other settings.
+
+    Args:
+        settings: Of this run.
+        data_checksum: Of the tokenized training examples.
+    """
     folder = pathlib.Path(settings.output_dir)
     path = folder / _SETTINGS_FILE
     if not path.exists():
@@ -126,20 +132,37 @@ def check_same_settings(settings: Settings) -> None:
                 "--init_checkpoint to start from it."
             )
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    now = _training_settings(settings)
-    for field, value in now.items():
+    before = _read(path)
+    for field, value in _training_settings(settings).items():
         if before.get(field) != value:
             raise ValueError(
                 "`--output_dir` must be new or hold a run with the same settings. "
                 f"Received: {folder}, whose run has --{field}={before.get(field)}, not "
                 f"{value}. Use another --output_dir, or the same settings to go on."
             )
+    if before.get(_CHECKSUM) != data_checksum:
+        raise ValueError(
+            "`--output_dir` must be new or hold a run on the same examples. Received: "
+            f"{folder}, whose run began with other training examples or another "
+            "vocabulary. Use another --output_dir, or the same files to go on."
+        )
 
 
-def remember_settings(settings: Settings) -> None:
+def _read(path: pathlib.Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be what a run has written. Received: a file that cannot be "
+            f"read ({error}). Use another --output_dir."
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def remember_settings(settings: Settings, data_checksum: str) -> None:
     """Writes the settings that training goes on with into the output folder."""
-    text = json.dumps(_training_settings(settings), indent=2) + "\n"
+    values = _training_settings(settings) | {_CHECKSUM: data_checksum}
+    text = json.dumps(values, indent=2) + "\n"
     write_text(pathlib.Path(settings.output_dir) / _SETTINGS_FILE, text)
 
 

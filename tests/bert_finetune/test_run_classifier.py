@@ -130,6 +130,26 @@ def test_an_output_folder_of_other_settings_is_refused(flags, capsys):
     assert "whose run has --num_train_epochs=1.0, not 2.0. Use another" in sentence
 
 
+def test_an_output_folder_of_other_training_examples_is_refused(
+    flags, capsys, tmp_path
+):
+    data = tmp_path / "data"
+    write_cola(data)
+    flags |= {"num_train_epochs": 1, "data_dir": data}
+    with flagsaver.flagsaver():
+        run_classifier.main([str(_SCRIPT), *_arguments(flags)])
+    capsys.readouterr()
+    lines = (data / "train.tsv").read_text().splitlines()
+    (data / "train.tsv").write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
+    assert "whose run began with other training examples" in _refused(flags, capsys)
+
+
+def test_a_settings_file_that_cannot_be_read_is_refused(flags, capsys):
+    flags["output_dir"].mkdir()
+    (flags["output_dir"] / "run_settings.json").write_text("{")
+    assert "run_settings.json must be what a run has written" in _refused(flags, capsys)
+
+
 def test_a_folder_with_checkpoints_of_another_program_is_refused(flags, capsys):
     folder = flags["output_dir"]
     write_bert(folder)
