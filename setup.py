@@ -19,12 +19,15 @@ setup(
         ]
     ),
     # scripts/environment.sh looks for these interpreters.
-    python_requires=">=3.10,<3.12",
+    python_requires=">=3.10,<3.14",
     install_requires=[
-        # The last TensorFlow that carries tf.estimator, and its estimator package.
-        "tensorflow>=2.15,<2.16",
+        # The last TensorFlow that carries tf.estimator; it stops at Python 3.11.
+        "tensorflow>=2.15,<2.16; python_version<'3.12'",
+        "numpy<2; python_version<'3.12'",
+        # Later ones run it through estimator_accum.compat, with Keras 2.
+        "tensorflow>=2.21,<2.22; python_version>='3.12'",
+        "tf_keras>=2.21,<2.22; python_version>='3.12'",
         "tensorflow-estimator==2.15.0",
-        "numpy<2",
         "pandas",
         "matplotlib",
         "tokenizers",

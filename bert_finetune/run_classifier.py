@@ -26,6 +26,7 @@ from absl import flags
 
 from bert_finetune import jobs
 from bert_finetune.settings import Settings
+from estimator_accum.compat import enable_estimator
 
 FLAGS = flags.FLAGS
 
@@ -122,9 +123,10 @@ def main(argv: list[str]) -> None:
                 f"Received: {rest[0]!r}. Write --flag=value."
             )
         _set_verbosity()
+        enable_estimator()
         run = jobs.prepare(settings_from_flags())
         jobs.make_output_dir(run.settings)
-    except (flags.Error, ValueError, TypeError, OSError) as error:
+    except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
     jobs.execute(run)

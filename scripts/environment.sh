@@ -1,12 +1,35 @@
 # shellcheck shell=sh disable=SC2154
 # The virtual environment .venv at the repository root: made once, reused afterwards.
+# With ONLY_PYTHON=3.12 it is .venv-3.12, of that version and no other.
 #
-# Sourced (POSIX sh) by scripts/quickstart and scripts/test with `root` set to the
-# repository. Defines prepare_environment, pick_python, step and refuse.
+# Sourced (POSIX sh) by scripts/quickstart, scripts/test and .ci/run with `root` set to
+# the repository. Defines prepare_environment, pick_python, step and refuse.
 
-# What setup.py's python_requires allows, the preferred one first.
-supported_pythons="3.11 3.10"
-environment=$root/.venv
+step() { printf '==> %s\n' "$*" >&2; }
+
+refuse() {
+    printf '%s\n' "$*" >&2
+    exit 2
+}
+
+# What setup.py's python_requires allows, the preferred one first: TensorFlow 2.15, the
+# reference, on 3.11; then the newest TensorFlow; 3.10 is the oldest.
+supported_pythons="3.11 3.12 3.13 3.10"
+_spoken_versions="3.10 to 3.13"
+environment_name=.venv
+if [ -n "${ONLY_PYTHON:-}" ]; then
+    case " $supported_pythons " in
+        *" $ONLY_PYTHON "*) ;;
+        *)
+            refuse "ONLY_PYTHON must be one of $supported_pythons. Received:" \
+                "ONLY_PYTHON=$ONLY_PYTHON. Unset it to let the script choose."
+            ;;
+    esac
+    supported_pythons=$ONLY_PYTHON
+    _spoken_versions=$ONLY_PYTHON
+    environment_name=.venv-$ONLY_PYTHON
+fi
+environment=$root/$environment_name
 environment_python=$environment/bin/python
 
 # Written last, so an interrupted installation leaves none and is not trusted.
@@ -17,18 +40,11 @@ _prompt=estimator-accum
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0
 
-step() { printf '==> %s\n' "$*" >&2; }
-
-refuse() {
-    printf '%s\n' "$*" >&2
-    exit 2
-}
-
 # prepare_environment EXTRAS: `.venv` with the project and EXTRAS ("" or "[test]").
 prepare_environment() {
     _extras=$1
     if _is_current; then
-        step "using .venv (Python $(_version_of "$environment_python"))"
+        step "using $environment_name (Python $(_version_of "$environment_python"))"
         return
     fi
     pick_python
@@ -44,7 +60,7 @@ pick_python() {
     _without_venv=
     if [ -n "${PYTHON:-}" ]; then
         _offer "$PYTHON" && return
-        refuse "PYTHON must name Python $(_spoken_versions) with its venv module." \
+        refuse "PYTHON must name Python $_spoken_versions with its venv module." \
             "Received: PYTHON=$PYTHON (${_refused:-it does not run})." \
             "Name another one, or unset PYTHON to let the script look for it."
     fi
@@ -61,22 +77,13 @@ pick_python() {
         _offer_from_uv "$_version" && return
     done
     if [ -n "$_without_venv" ]; then
-        refuse "Python needs its venv module to make .venv." \
+        refuse "Python needs its venv module to make $environment_name." \
             "Received: $_without_venv without it." \
             "Install it (Debian, Ubuntu: apt-get install python3-venv) and run again."
     fi
-    refuse "This project needs Python $(_spoken_versions), and none was found on PATH," \
+    refuse "This project needs Python $_spoken_versions, and none was found on PATH," \
         "in pyenv or in uv (found: ${_refused:-no Python at all})." \
         "Install one, or name it: PYTHON=/path/to/python ${0##*/}"
-}
-
-# 3.11 3.10 -> 3.11 or 3.10
-_spoken_versions() {
-    _spoken=
-    for _version in $supported_pythons; do
-        _spoken="$_spoken${_spoken:+ or }$_version"
-    done
-    printf '%s' "$_spoken"
 }
 
 # Runs it: a pyenv shim exists on PATH for versions that it then refuses to start.
@@ -166,11 +173,11 @@ _is_wanted_python() {
 
 # Two runs at once: the second waits. The lock ends with the process that holds it.
 _lock() {
-    exec 9>>"$root/.venv.lock"
+    exec 9>>"$root/$environment_name.lock"
     _flock='import fcntl, sys; fcntl.flock(9, fcntl.LOCK_EX | int(sys.argv[1]))'
     _non_blocking=4 # fcntl.LOCK_NB
     if ! "$python" -c "$_flock" "$_non_blocking" 2>/dev/null; then
-        step "another run is preparing .venv: waiting for it"
+        step "another run is preparing $environment_name: waiting for it"
         "$python" -c "$_flock" 0
     fi
 }
@@ -182,7 +189,7 @@ _install() {
     else
         _make_environment
     fi
-    step "installing the project and TensorFlow into .venv (about a minute)"
+    step "installing the project and TensorFlow into $environment_name (about a minute)"
     set -- -m pip install --disable-pip-version-check --editable "$root$_extras"
     if ! "$environment_python" "$@" -qq; then
         printf '%s\n' "pip could not install the project: its message is above." \
@@ -206,8 +213,8 @@ _refuse_foreign_environment() {
     if _is_ours || _is_reusable; then
         return
     fi
-    refuse "The environment .venv must be made by this script, or be" \
-        "Python $(_spoken_versions)${PYTHON:+ and that of PYTHON=$PYTHON}." \
+    refuse "The environment $environment_name must be made by this script, or be" \
+        "Python $_spoken_versions${PYTHON:+ and that of PYTHON=$PYTHON}." \
         "Received: one of Python $_found that somebody else made." \
         "Rename or remove $environment and run again."
 }
@@ -221,9 +228,9 @@ _make_environment() {
     _interpreter=$(
         "$python" -c 'import os, sys; print(os.path.realpath(sys.executable))'
     )
-    step "making .venv with Python $(_version_of "$python") ($_interpreter)"
+    step "making $environment_name with Python $(_version_of "$python") ($_interpreter)"
     if ! "$_interpreter" -m venv --clear --prompt "$_prompt" "$environment"; then
-        printf '%s\n' "The environment .venv could not be made: see above." >&2
+        printf '%s\n' "The environment $environment_name could not be made: see above." >&2
         exit 1
     fi
 }

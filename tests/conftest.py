@@ -5,6 +5,10 @@ import pathlib
 
 import pytest
 
+from estimator_accum.compat import enable_estimator
+
+enable_estimator()  # a no-op on TensorFlow 2.15
+
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 

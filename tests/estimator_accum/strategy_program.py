@@ -19,7 +19,9 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
+from estimator_accum.compat import enable_estimator
 
+enable_estimator()
 v1 = tf.compat.v1
 EXAMPLES = 96
 

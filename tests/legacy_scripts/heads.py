@@ -20,13 +20,15 @@ HEADS = {
 
 def model_fn(features, labels, mode, params):
     head = HEADS[params["head"]][0]
+    optimizer = tf.keras.optimizers.legacy.SGD(0.3)
+    optimizer.iterations = tf.compat.v1.train.get_or_create_global_step()
     layer = tf.compat.v1.layers.Dense(head.logits_dimension)
     return head.create_estimator_spec(
         features,
         mode,
         layer(features["x"]),
         labels=labels,
-        optimizer=tf.keras.optimizers.legacy.SGD(0.3),
+        optimizer=optimizer,
         trainable_variables=layer.trainable_weights,
         update_ops=[],
     )

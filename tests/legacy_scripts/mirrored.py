@@ -20,7 +20,7 @@ estimator = tf.estimator.DNNRegressor(
     [4],
     [tf.feature_column.numeric_column("x")],
     model_dir=sys.argv[1],
-    optimizer=tf.keras.optimizers.legacy.Adam(0.05),
+    optimizer=lambda: tf.keras.optimizers.legacy.Adam(0.05),  # one a replica
     config=tf.estimator.RunConfig(
         train_distribute=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
         # The Session makes one CPU device unless told, and then waits for ever.

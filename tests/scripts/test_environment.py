@@ -58,7 +58,7 @@ def test_shim_that_does_not_run_is_passed_over(machine):
 def test_pyenvs_versions_are_searched(machine, is_named):
     root = machine.home / ("somewhere" if is_named else ".pyenv")
     executable(machine.bin / "python3.11", SHIM)
-    interpreter(root / "versions" / "3.12.1" / "bin" / "python", "3.12")
+    interpreter(root / "versions" / "3.9.18" / "bin" / "python", "3.9")
     hidden = interpreter(root / "versions" / "3.10.13" / "bin" / "python", "3.10")
     variables = {"PYENV_ROOT": str(root)} if is_named else {}
     assert _picked(machine.pick(**variables)) == str(hidden)
@@ -76,16 +76,16 @@ def test_uv_is_asked(machine):
 
 def test_no_python_at_all_is_one_sentence(machine):
     message = _refusal(machine.pick())
-    assert "needs Python 3.11 or 3.10" in message
+    assert "needs Python 3.10 to 3.13" in message
     assert "(found: no Python at all)" in message
     assert "PYTHON=/path/to/python" in message
 
 
 def test_unsuitable_pythons_are_named(machine):
-    interpreter(machine.bin / "python3", "3.13")
+    interpreter(machine.bin / "python3", "3.14")
     interpreter(machine.bin / "python", "2.7")
     message = _refusal(machine.pick())
-    assert f"found: Python 3.13 at {machine.bin}/python3, Python 2.7 at" in message
+    assert f"found: Python 3.14 at {machine.bin}/python3, Python 2.7 at" in message
 
 
 def test_python_without_venv_is_passed_over_and_named_when_alone(machine):
@@ -106,7 +106,7 @@ def test_explicit_python_wins(machine):
 @pytest.mark.parametrize(
     ("version", "has_venv", "reason"),
     [
-        ("3.13", True, r"\(Python 3\.13 at .*/mine\)"),
+        ("3.14", True, r"\(Python 3\.14 at .*/mine\)"),
         ("3.11", False, r"\(Python 3\.11 at .*/mine without its venv module\)"),
         (None, True, r"\(it does not run\)"),
     ],
@@ -186,11 +186,11 @@ def test_another_explicit_python_makes_the_environment_anew(machine):
 def test_environment_that_somebody_else_made_is_not_deleted(machine):
     interpreter(machine.bin / "python3.11", "3.11")
     foreign = machine.repository / ".venv"
-    interpreter(foreign / "bin" / "python", "3.13")
+    interpreter(foreign / "bin" / "python", "3.14")
     (foreign / "pyvenv.cfg").write_text("home = /usr/bin\n")
     message = machine.test()
     assert message.returncode == 2
-    assert "Received: one of Python 3.13 that somebody else made." in message.stderr
+    assert "Received: one of Python 3.14 that somebody else made." in message.stderr
     assert machine.log == []
     interpreter(foreign / "bin" / "python", "3.10")  # one that fits is used
     assert machine.test().returncode == 0
@@ -212,11 +212,50 @@ def test_second_run_at_the_same_time_waits_for_the_first(machine):
     assert len(waited) == 1
 
 
-def test_ci_shows_pytests_last_line_and_passes_its_code_through(machine):
+def _ci(machine, *arguments, **variables):
+    return machine.run(str(machine.repository / ".ci" / "run"), *arguments, **variables)
+
+
+def test_ci_runs_the_suite_on_both_pythons_in_environments_of_their_own(machine):
+    other = interpreter(machine.bin / "python3.10", "3.10")
     interpreter(machine.bin / "python3.11", "3.11")
-    done = machine.run(str(machine.repository / ".ci" / "run"), PYTEST_CODE="3")
+    pyenvs = machine.home / ".pyenv" / "versions" / "3.12.1" / "bin" / "python"
+    interpreter(pyenvs, "3.12")
+    done = _ci(machine, "-k", "window", PYTHON=str(other))
+    assert done.returncode == 0, done.stderr
+    steps = [f"pip {machine.repository}[test]", "ruff check", "ruff format"]
+    steps.append("pytest -k window")
+    assert machine.log == ["venv 3.11", *steps, "venv 3.12", *steps]
+    for version in ("3.11", "3.12"):
+        assert (machine.repository / f".venv-{version}" / "bin" / "python").exists()
+    machine.forget_log()
+    assert _ci(machine).returncode == 0
+    assert machine.log == 2 * ["ruff check", "ruff format", "pytest "]
+
+
+def test_ci_shows_pytests_last_line_and_passes_its_code_through(machine):
+    for version in ("3.11", "3.12"):
+        interpreter(machine.bin / f"python{version}", version)
+    done = _ci(machine, PYTEST_CODE="3")
     assert done.returncode == 3
     assert done.stdout.splitlines()[-1] == "3 passed in 0.01s"
+    assert done.stderr.splitlines()[-1] == "failed on Python 3.11 3.12"
+
+
+@pytest.mark.parametrize(("found", "missing"), [("3.11", "3.12"), ("3.12", "3.11")])
+def test_ci_without_one_of_the_pythons_says_so_and_does_nothing(
+    machine, found, missing
+):
+    interpreter(machine.bin / f"python{found}", found)
+    message = _refusal(_ci(machine))
+    assert f"needs Python {missing}, and none was found" in message
+    assert machine.log == []
+
+
+def test_unsupported_only_python_is_refused(machine):
+    message = _refusal(machine.pick(ONLY_PYTHON="3.9"))
+    assert "ONLY_PYTHON must be one of 3.11 3.12 3.13 3.10." in message
+    assert "Received: ONLY_PYTHON=3.9." in message
 
 
 @pytest.mark.parametrize("script", ["test", "quickstart"])
