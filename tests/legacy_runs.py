@@ -1,0 +1,124 @@
+"""Runs the scripts of tests/legacy_scripts, the way their users would.
+
+Three ways: "plain" as they are, "two_lines" with the two lines of the README's migration
+page added, "unedited" through `python -m estimator_accum.compat`.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = pathlib.Path(__file__).with_name("legacy_scripts")
+TWO_LINES = """from estimator_accum.compat import enable_estimator
+enable_estimator()
+"""
+_DEADLINE_SECS = 180
+
+
+def names() -> list[str]:
+    """Returns the names of the scripts that run as one process and must succeed."""
+    found = {path.stem for path in SCRIPTS.glob("*.py")}
+    return sorted(found - {"cluster", "tpu_estimator"})
+
+
+def run(
+    name: str,
+    folder: pathlib.Path,
+    way: str = "unedited",
+    python: str = sys.executable,
+    tasks: tuple[str, ...] = (),
+) -> tuple[list[int], str]:
+    """Runs a script, or the tasks of a cluster, each a process of the script.
+
+    Args:
+        name: Of the script, without `.py`.
+        folder: Where the script is copied to and where its model goes.
+        way: "plain", "two_lines" or "unedited".
+        python: The interpreter.
+        tasks: Job of each task of a TF_CONFIG cluster, e.g. ("chief", "worker").
+
+    Returns:
+        (exit codes, what they printed).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / f"{name}.py"
+    text = (SCRIPTS / f"{name}.py").read_text()
+    if way == "two_lines":
+        text = _with_two_lines(text)
+    script.write_text(text)
+    model_dir = str(folder / "model")
+    command = [python, *(["-m", "estimator_accum.compat"] if way == "unedited" else [])]
+    is_flag = name == "version_1_style"
+    command += [str(script), f"--model_dir={model_dir}" if is_flag else model_dir]
+    environments = [_environment(task) for task in _tasks(tasks)]
+    with tempfile.TemporaryFile("w+") as log:
+        started = []
+        try:
+            for environment in environments:
+                started.append(
+                    subprocess.Popen(
+                        command, env=environment, stdout=log, stderr=log, cwd=folder
+                    )
+                )
+            codes = [process.wait(timeout=_DEADLINE_SECS) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+            log.seek(0)
+            output = log.read()
+            print(output[-6000:])  # shown when the test fails
+    return codes, output
+
+
+def _with_two_lines(text: str) -> str:
+    """Adds them after `import tensorflow`, or before where names of it follow."""
+    lines = text.splitlines(keepends=True)
+    for line in lines:
+        if line.startswith(("import tensorflow", "from tensorflow")):
+            where = lines.index(line)
+            where += line == "import tensorflow as tf\n"
+            return "".join([*lines[:where], TWO_LINES, *lines[where:]])
+    raise AssertionError("no import of TensorFlow in the script")
+
+
+def _tasks(jobs: tuple[str, ...]) -> list[dict | None]:
+    """Returns the TF_CONFIG of each task; [None] without a cluster."""
+    if not jobs:
+        return [None]
+    cluster, tasks = {}, []
+    for job, port in zip(jobs, _free_ports(len(jobs)), strict=True):
+        addresses = cluster.setdefault(job, [])
+        tasks.append({"type": job, "index": len(addresses)})
+        addresses.append(f"127.0.0.1:{port}")
+    cluster.pop("evaluator", None)  # no part of the cluster that trains
+    return [{"cluster": cluster, "task": task} for task in tasks]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _environment(tf_config: dict | None) -> dict[str, str]:
+    """Without the variable that this process may have set for itself."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TF_USE_LEGACY_KERAS", "TF_CONFIG")
+    }
+    environment["PYTHONPATH"] = str(REPOSITORY)
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    if tf_config:
+        environment["TF_CONFIG"] = json.dumps(tf_config)
+    return environment
