@@ -72,7 +72,8 @@ def run(
                 process.wait()
             log.seek(0)
             output = log.read()
-            print(output[-6000:])  # shown when the test fails
+            if any(process.returncode for process in started):
+                print(output[-6000:], file=sys.stderr)
     return codes, output
 
 
