@@ -14,6 +14,7 @@ the same flags.
 """
 
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -100,9 +101,9 @@ def settings_from_flags() -> Settings:
             f"The flags {', '.join('--' + name for name in _REQUIRED)} must be given. "
             f"Received: none for {', '.join(missing)}. See --help."
         )
-    if FLAGS.clip_norm < 0:
+    if not 0 <= FLAGS.clip_norm < math.inf:
         raise ValueError(
-            "`--clip_norm` must be a number >= 0. "
+            "`--clip_norm` must be a finite number >= 0. "
             f"Received: {FLAGS.clip_norm}. Use 0 to turn clipping off."
         )
     names = Settings.__dataclass_fields__

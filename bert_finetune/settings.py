@@ -54,7 +54,7 @@ class Settings:
         return self.train_batch_size * self.gradient_accumulation_steps
 
 
-# What decides the weights of a trained model; paths count by their content's name.
+# What decides the weights of a trained model.
 _TRAINING_FIELDS = (
     "task_name",
     "init_checkpoint",
@@ -95,8 +95,11 @@ def check_settings(settings: Settings) -> None:
         )
     for field in _POSITIVE:
         value = getattr(settings, field)
-        if not value > 0:
+        most = 2**31 - 1 if isinstance(value, int) else 1e9
+        if not 0 < value <= most:
             kind = "an integer >= 1" if isinstance(value, int) else "a number > 0"
+            if value > most:
+                kind += f" and <= {most:g}"
             remedy = (
                 "Use 1 to turn accumulation off."
                 if field == "gradient_accumulation_steps"
@@ -108,9 +111,10 @@ def check_settings(settings: Settings) -> None:
             "`--warmup_proportion` must be from 0 to 1. "
             f"Received: {settings.warmup_proportion}. Use 0.1 for a tenth of training."
         )
-    if settings.seed < 0:
+    if not 0 <= settings.seed < 2**31:
         raise ValueError(
-            f"`--seed` must be an integer >= 0. Received: {settings.seed}. Use 0."
+            "`--seed` must be an integer >= 0 and < 2**31. "
+            f"Received: {settings.seed}. Use 0."
         )
 
 

@@ -1,6 +1,7 @@
 """What `make_accumulating_train_op` refuses: a function a rule, a sentence an error."""
 
 import inspect
+import math
 
 import tensorflow as tf
 
@@ -21,9 +22,9 @@ def check_clip_norm(clip_norm) -> None:
             "`clip_norm` must be a number > 0 or None. "
             f"Received: {clip_norm!r}. Use None to turn clipping off."
         )
-    if not clip_norm > 0:
+    if not 0 < clip_norm < math.inf:
         raise ValueError(
-            "`clip_norm` must be a number > 0 or None. "
+            "`clip_norm` must be a finite number > 0 or None. "
             f"Received: {clip_norm}. Use None to turn clipping off."
         )
 

@@ -131,7 +131,12 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if self._applies:
             if self._apply_partial_windows(session):
                 global_step = session.run(self._windows[0].global_step)
-                self._watch.save_again(session, global_step)
+                if not self._watch.save_again(session, global_step):
+                    _logger.warning(
+                        "the applied window is in no checkpoint: none was written "
+                        "through the Saver that make_accumulation_hooks found. Pass "
+                        "the Saver of your own Scaffold as `saver`."
+                    )
         else:
             for window, open_steps, steps in self._partial_windows(session):
                 _logger.info(

@@ -118,6 +118,7 @@ def make_accumulating_train_op(
         global_step = tf.compat.v1.train.get_or_create_global_step()
     is_always_boundary = gradient_accumulation_steps == 1
     weight = tf.constant(1.0) if weight is None else check_scalar("weight", weight)
+    weight = tf.stop_gradient(weight)  # it counts; it is not trained
     # One micro-batch alone is its own mean: the weight would cancel, up to rounding.
     is_plain = is_always_boundary and replica.num_replicas_in_sync == 1
     gradients, variables = _compute_gradients(
@@ -149,7 +150,8 @@ def make_accumulating_train_op(
         )
 
     plan = replica.merge_call(prepare)
-    steps = accumulation_steps_tensor(gradient_accumulation_steps, update_step)
+    with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
+        steps = accumulation_steps_tensor(gradient_accumulation_steps, update_step)
     if is_always_boundary:
         done, mean_loss = tf.constant(1, tf.int64), loss
     else:
@@ -211,7 +213,8 @@ def _accumulators(scope, gradients, variables) -> list[Accumulator]:
 def _accumulate_micro_batch(plan: _Plan, gradients) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns, once it is accumulated, (micro-steps in the window, its mean loss)."""
     before = plan.micro_steps.read_value()
-    written = accumulate(plan.accumulators, gradients, is_first=tf.equal(before, 0))
+    with tf.control_dependencies([gradients[-1]]):  # no loss, nothing accumulated
+        written = accumulate(plan.accumulators, gradients, tf.equal(before, 0))
     with tf.control_dependencies(written):
         weight, loss = (
             tf.raw_ops.ReadVariableOp(resource=a.total.handle, dtype=a.total.dtype)

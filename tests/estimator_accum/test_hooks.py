@@ -289,3 +289,55 @@ def test_a_metrics_file_with_other_columns_is_refused(tmp_path):
     (tmp_path / "train_metrics.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"must have the columns.*Received: a,b\. Use"):
         _estimator(tmp_path, csv=tmp_path).train(_input_fn, steps=1)
+
+
+def test_apply_reads_no_micro_batch_under_update_ops_of_the_caller(tmp_path):
+    """Batch normalization's idiom: the train op under its moving averages' updates."""
+
+    def model_fn(features, labels, mode):
+        weights = v1.get_variable("weights", [3], initializer=tf.zeros_initializer())
+        seen = v1.get_variable("seen", initializer=0.0, trainable=False)
+        predicted = tf.linalg.matvec(features["inputs"], weights)
+        loss = tf.reduce_mean(tf.square(predicted - labels))
+        with tf.control_dependencies(
+            [seen.assign_add(tf.cast(tf.size(labels), tf.float32))]
+        ):
+            optimizer = v1.train.GradientDescentOptimizer(0.1)
+            train_op = make_accumulating_train_op(loss, optimizer, 4)
+        hooks = make_accumulation_hooks("apply")
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=train_op, training_hooks=hooks
+        )
+
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+    estimator.train(_input_fn)
+    assert estimator.get_variable_value("update_step") == 6
+    assert estimator.get_variable_value("seen") == EXAMPLES
+
+
+def test_an_own_scaffolds_saver_has_to_be_passed_and_then_works(tmp_path, info_log):
+    def train(folder, is_passed):
+        def model_fn(features, labels, mode):
+            weights = v1.get_variable("weights", [3])
+            predicted = tf.linalg.matvec(features["inputs"], weights)
+            loss = tf.reduce_mean(tf.square(predicted - labels))
+            optimizer = v1.train.GradientDescentOptimizer(0.1)
+            train_op = make_accumulating_train_op(loss, optimizer, 4)
+            saver = v1.train.Saver()
+            hooks = make_accumulation_hooks("apply", saver=saver if is_passed else None)
+            return tf.estimator.EstimatorSpec(
+                mode,
+                loss=loss,
+                train_op=train_op,
+                training_hooks=hooks,
+                scaffold=v1.train.Scaffold(saver=saver),
+            )
+
+        estimator = tf.estimator.Estimator(model_fn, str(folder))
+        estimator.train(_input_fn, steps=6)
+        return estimator.get_variable_value("update_step")
+
+    assert train(tmp_path / "passed", True) == 2
+    assert "in no checkpoint" not in info_log.text
+    assert train(tmp_path / "not_passed", False) == 1
+    assert "in no checkpoint" in info_log.text

@@ -358,11 +358,18 @@ def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():
 
 
 @pytest.mark.parametrize(
-    ("clip_norm", "error"), [(0, ValueError), (-1.0, ValueError), ("1", TypeError)]
+    ("clip_norm", "error"),
+    [
+        (0, ValueError),
+        (-1.0, ValueError),
+        (float("inf"), ValueError),
+        (float("nan"), ValueError),
+        ("1", TypeError),
+    ],
 )
 def test_clip_norm_must_be_positive(clip_norm, error):
     _, _, loss = _linear_loss()
-    with pytest.raises(error, match=r"`clip_norm` must be a number > 0 or None\. Rec"):
+    with pytest.raises(error, match=r"must be a (finite )?number > 0 or None\. Rec"):
         make_accumulating_train_op(
             loss, v1.train.AdamOptimizer(), 2, clip_norm=clip_norm
         )
@@ -415,3 +422,35 @@ def test_a_second_train_op_needs_its_own_name():
     make_accumulating_train_op(x * 1.0, v1.train.AdamOptimizer(), 2, var_list=[x])
     with pytest.raises(ValueError, match=r"`name` must be unique.*'accumulation'"):
         make_accumulating_train_op(y * 1.0, v1.train.AdamOptimizer(), 2, var_list=[y])
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_weight_counts_and_is_not_differentiated(steps):
+    """The gradient of w * w at 2 is 4, whatever it weighs."""
+    x = v1.get_variable("x", initializer=2.0)
+    train_op = make_accumulating_train_op(
+        x * x, v1.train.GradientDescentOptimizer(1.0), steps, weight=x
+    )
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for _ in range(steps):
+            session.run(train_op)
+        assert session.run(x) == -2
+
+
+def test_a_micro_step_that_fails_leaves_the_accumulators_as_they_were():
+    ids = v1.placeholder(tf.int32, [None])
+    target = v1.placeholder(tf.float32, [None])
+    table = v1.get_variable("table", [4], initializer=tf.zeros_initializer())
+    checked = tf.debugging.check_numerics(target, "no target")
+    loss = tf.reduce_mean(tf.gather(table, ids) - checked)
+    train_op = make_accumulating_train_op(loss, v1.train.MomentumOptimizer(1.0, 0.9), 4)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(train_op, {ids: [0], target: [1.0]})
+        before = session.run(v1.global_variables())
+        for _ in range(20):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                session.run(train_op, {ids: [2], target: [np.nan]})
+        for old, new in zip(before, session.run(v1.global_variables()), strict=True):
+            np.testing.assert_array_equal(new, old)
