@@ -97,7 +97,6 @@ def _tasks(jobs: tuple[str, ...]) -> list[dict | None]:
         addresses = cluster.setdefault(job, [])
         tasks.append({"type": job, "index": len(addresses)})
         addresses.append(f"127.0.0.1:{port}")
-    cluster.pop("evaluator", None)  # no part of the cluster that trains
     return [{"cluster": cluster, "task": task} for task in tasks]
 
 
