@@ -15,19 +15,20 @@ the same flags.
 
 import logging
 import math
-import os
 import pathlib
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
 
-from bert_finetune import jobs
-from bert_finetune.settings import Settings
-from estimator_accum.compat import enable_estimator
+from bert_finetune.quiet import quiet_import
+
+with quiet_import():
+    from bert_finetune import jobs
+    from bert_finetune.settings import Settings
+    from estimator_accum.compat import enable_estimator
 
 FLAGS = flags.FLAGS
 

