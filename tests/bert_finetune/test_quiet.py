@@ -1,0 +1,47 @@
+"""What an import of TensorFlow writes to stderr."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
+_PROGRAM = f"""
+from bert_finetune.quiet import quiet_import
+with quiet_import():
+    {_NOISE}
+    {{end}}
+print("after", file=sys.stderr)
+"""
+
+
+def _stderr(*arguments, end="pass"):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(end=end), *arguments],
+        env=dict(os.environ) | {"PYTHONPATH": str(_REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--verbosity=-1"], ["--task=v 0"]])
+def test_import_is_quiet_and_what_follows_is_not(arguments):
+    assert _stderr(*arguments) == "after\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--verbosity=0"], ["--verbosity", "1"], ["-v=1"]]
+)
+def test_verbosity_brings_the_noise_back(arguments):
+    assert _stderr(*arguments) == "noise\nmore\nafter\n"
+
+
+def test_import_that_fails_shows_the_noise():
+    stderr = _stderr(end="import no_such_module")
+    assert stderr.startswith("noise\nmore\nTraceback")
+    assert "No module named 'no_such_module'" in stderr
