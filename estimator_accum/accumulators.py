@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.window import root_variable_scope
+from estimator_accum.window import create_variable
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
@@ -34,66 +34,102 @@ class Accumulator(NamedTuple):
     touched: tf.Variable | None
 
 
-def create_accumulator(name: str, shape, dtype: tf.DType, is_sparse: bool):
+def create_accumulator(
+    name: str, shape, dtype: tf.DType, is_sparse: bool = False
+) -> Accumulator:
     """Creates `<name>` and, for sparse gradients, `<name>_rows`, all zeros."""
-    total = _create(name, shape, dtype)
-    touched = _create(f"{name}_rows", shape[:1], tf.float32) if is_sparse else None
-    return Accumulator(total, touched)
 
-
-def _create(name: str, shape, dtype: tf.DType) -> tf.Variable:
-    with root_variable_scope():
-        return tf.compat.v1.get_variable(
+    def create(name, shape, dtype):
+        return create_variable(
             name,
-            shape=shape,
-            dtype=dtype,
-            initializer=tf.compat.v1.zeros_initializer(),
-            trainable=False,
-            use_resource=True,  # reads and writes must be orderable
+            shape,
+            dtype,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
 
+    total = create(name, shape, dtype)
+    return Accumulator(
+        total, create(f"{name}_rows", shape[:1], tf.float32) if is_sparse else None
+    )
+
 
 def accumulate(
-    accumulators: list[Accumulator], gradients: list[Gradient], is_first: tf.Tensor
+    accumulators: list[Accumulator],
+    gradients: list[Gradient],
+    is_first: tf.Tensor,
+    factor: tf.Tensor | None = None,
+    is_good: tf.Tensor | None = None,
 ) -> list[tf.Operation]:
-    """Adds one micro-batch's weighted gradients to this replica's accumulators.
+    """Adds one micro-batch's gradients to this replica's accumulators.
 
     Args:
         accumulators: One for each gradient.
-        gradients: Of this replica's micro-batch, already weighted.
+        gradients: Of this replica's micro-batch.
         is_first: Scalar bool, whether this is the window's first micro-step.
+        factor: Scalar to multiply the gradients by; None is 1.
+        is_good: Scalar bool, whether the micro-batch counts at all; None is True.
 
     Returns:
         The operations after which the sums contain the gradients.
     """
-    dense, scattered = [], []
+    dense, sparse = [], []
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
-        if accumulator.touched is None:
-            value = tf.cast(gradient, accumulator.total.dtype)
-            dense.append((accumulator.total.handle, value))
-        else:
-            scattered.extend(_scatter(accumulator, gradient))
+        gradient = cast(gradient, accumulator.total.dtype)
+        if factor is not None:
+            gradient = scaled(gradient, factor)
+        (sparse if accumulator.touched is not None else dense).append(
+            (accumulator, gradient)
+        )
 
-    def write(raw_op) -> tf.Tensor:
-        with tf.control_dependencies([raw_op(resource=h, value=v) for h, v in dense]):
+    def assign():
+        return [_write(tf.raw_ops.AssignVariableOp, a, g) for a, g in dense]
+
+    def add():
+        return [_write(tf.raw_ops.AssignAddVariableOp, a, g) for a, g in dense]
+
+    def assign_zeros():
+        return [
+            _write(tf.raw_ops.AssignVariableOp, a, tf.zeros(a.total.shape, g.dtype))
+            for a, g in dense
+        ]
+
+    def scatter():
+        return [op for a, g in sparse for op in _scatter(a, g)]
+
+    if is_good is None:
+        return [_branch(is_first, assign, add), *scatter()]
+    return [
+        _branch(
+            is_good,
+            lambda: [_branch(is_first, assign, add), *scatter()],
+            lambda: [_branch(is_first, assign_zeros, list)],
+        )
+    ]
+
+
+def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:
+    """A `tf.cond` over functions that return lists of operations."""
+
+    def run(operations) -> tf.Tensor:
+        with tf.control_dependencies(operations()):
             return tf.constant(True)
 
-    written = tf.cond(
-        is_first,
-        lambda: write(tf.raw_ops.AssignVariableOp),
-        lambda: write(tf.raw_ops.AssignAddVariableOp),
-    )
-    return [written.op, *scattered]
+    return tf.cond(predicate, lambda: run(if_true), lambda: run(if_false)).op
+
+
+def _write(raw_op, accumulator: Accumulator, value: tf.Tensor) -> tf.Operation:
+    # `.handle` is this replica's copy.
+    return raw_op(resource=accumulator.total.handle, value=value)
 
 
 def _scatter(accumulator: Accumulator, gradient: tf.IndexedSlices):
-    values = tf.cast(gradient.values, accumulator.total.dtype)
-    # `.handle` is this replica's copy; ON_READ variables refuse scatter_add().
+    # ON_READ variables refuse scatter_add().
     return (
         tf.raw_ops.ResourceScatterAdd(
-            resource=accumulator.total.handle, indices=gradient.indices, updates=values
+            resource=accumulator.total.handle,
+            indices=gradient.indices,
+            updates=gradient.values,
         ),
         tf.raw_ops.ResourceScatterUpdate(
             resource=accumulator.touched.handle, indices=gradient.indices, updates=1.0
@@ -118,9 +154,9 @@ def take_window(
     local = []
     for accumulator in accumulators:
         if accumulator.touched is None or not is_alone:
-            local.append(_read(accumulator.total))
+            local.append(read(accumulator.total))
         if accumulator.touched is not None:
-            local.append(_read(accumulator.touched))
+            local.append(read(accumulator.touched))
     reduced = iter(sum_over_replicas(local))
     sums, cleared = [], []
     for accumulator in accumulators:
@@ -142,7 +178,7 @@ def take_window(
     return sums, cleared
 
 
-def _read(variable: tf.Variable) -> tf.Tensor:
+def read(variable: tf.Variable) -> tf.Tensor:
     """Reads this replica's copy."""
     value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
     value.set_shape(variable.shape)
@@ -169,3 +205,20 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
     if not tensors or context.num_replicas_in_sync == 1:
         return tensors
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+
+
+def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    """Returns the gradient in `dtype`."""
+    return _map_values(lambda values: tf.cast(values, dtype), gradient)
+
+
+def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    """Returns factor * gradient, in the gradient's dtype."""
+    return _map_values(lambda v: v * tf.cast(factor, v.dtype), gradient)
+
+
+def _map_values(function, gradient: Gradient) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return function(gradient)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.window import root_variable_scope
+from estimator_accum.window import Window
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -60,31 +60,35 @@ class WindowlessRestore:
 
     `update_step` then counts on from the checkpoint's own, or, where it has none, from
     its `global_step`: without accumulation every micro-step was an update. The window
-    starts empty.
+    starts empty. Statistics that the checkpoint lacks start at 0.
 
     Args:
         saver: The Saver to change.
-        state: Variables that a graph without accumulation does not have.
-        update_step: The update counter, one of `state`.
+        windows: The graph's accumulating train ops.
     """
 
-    def __init__(
-        self,
-        saver: tf.compat.v1.train.Saver,
-        state: list[tf.Variable],
-        update_step: tf.Variable,
-    ):
+    def __init__(self, saver: tf.compat.v1.train.Saver, windows: list[Window]):
         self._restore = saver.restore
-        self._state_names = {variable.op.name for variable in state}
-        self._initialize = tf.compat.v1.variables_initializer(state)
-        self._new_update_step = tf.compat.v1.placeholder(tf.int64, [])
-        self._set_update_step = tf.compat.v1.assign(update_step, self._new_update_step)
+        state = _by_name(v for window in windows for v in window.state)
+        statistics = _by_name(v for window in windows for v in window.statistics)
+        self._state_names = state.keys()
+        self._initialize = tf.compat.v1.variables_initializer(
+            [*state.values(), *statistics.values()]
+        )
         # The graph is finalized before anyone knows which checkpoint is restored.
-        with root_variable_scope():
-            self._others = tf.compat.v1.train.Saver(
-                [v for v in _saveables() if v not in _ByIdentity(state)],
-                allow_empty=True,
-                name="restore_without_accumulation",
+        self._scalars = {
+            name: _Assignment(variable)
+            for name, variable in {
+                "update_step": windows[0].update_step,
+                **statistics,
+            }.items()
+        }
+        ours = [*state.values(), *statistics.values()]
+        with tf.compat.v1.name_scope(None):
+            self._window = _saver(list(state.values()), "restore_accumulation")
+            self._others = _saver(
+                [v for v in _saveables() if v not in _ByIdentity(ours)],
+                "restore_without_accumulation",
             )
         saver.restore = self.restore
 
@@ -93,23 +97,44 @@ class WindowlessRestore:
         reader = tf.train.load_checkpoint(save_path)
         names = set(reader.get_variable_to_shape_map())
         _warn_of_lost_window(reader, names, self._state_names)
-        if self._state_names <= names:
+        if self._state_names | self._scalars.keys() <= names:
             self._restore(sess, save_path)
             return
         self._others.restore(sess, save_path)
         sess.run(self._initialize)
+        for name in self._scalars.keys() & names:
+            self._scalars[name].run(sess, reader.get_tensor(name))
+        if self._state_names <= names:
+            self._window.restore(sess, save_path)
+            return
         known = "update_step" if "update_step" in names else "global_step"
         if known in names:
-            sess.run(
-                self._set_update_step,
-                {self._new_update_step: reader.get_tensor(known)},
-            )
+            self._scalars["update_step"].run(sess, reader.get_tensor(known))
         _logger.info(
             "%s has no accumulators for this graph: its window starts empty, and "
             "update_step goes on from the checkpoint's %s.",
             save_path,
             known,
         )
+
+
+class _Assignment:
+    """Sets a scalar variable in a graph that is finalized by then."""
+
+    def __init__(self, variable: tf.Variable):
+        self._value = tf.compat.v1.placeholder(variable.dtype.base_dtype, [])
+        self._assign = tf.compat.v1.assign(variable, self._value)
+
+    def run(self, session: tf.compat.v1.Session, value) -> None:
+        session.run(self._assign, {self._value: value})
+
+
+def _saver(variables: list, name: str) -> tf.compat.v1.train.Saver:
+    return tf.compat.v1.train.Saver(variables, allow_empty=True, name=name)
+
+
+def _by_name(variables) -> dict[str, tf.Variable]:
+    return {variable.op.name: variable for variable in variables}
 
 
 def _saveables() -> list:

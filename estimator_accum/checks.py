@@ -1,23 +1,72 @@
-"""What `make_accumulating_train_op` refuses: a function a rule, a sentence an error."""
+"""What the train op refuses: a function a rule, a sentence an error."""
 
 import inspect
 import math
+import numbers
 
 import tensorflow as tf
 
+from estimator_accum.accumulators import Gradient
+from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
+from estimator_accum.micro_step import Rule
+from estimator_accum.nonfinite import check_on_nonfinite
+from estimator_accum.window import check_accumulation_steps, window_name
 
-def check_optimizer(optimizer) -> None:
+
+def checked_rule(
+    optimizer,
+    gradient_accumulation_steps,
+    clip_norm,
+    on_nonfinite,
+    accumulator_dtype,
+    accumulator_device,
+    noise_scale,
+    update_ops,
+    name,
+) -> Rule:
+    """Returns the arguments of `make_accumulating_train_op` as a rule, or raises."""
+    check_accumulation_steps(gradient_accumulation_steps)
+    _check_optimizer(optimizer)
+    _check_clip_norm(clip_norm)
+    check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
+    _check_accumulator_dtype(accumulator_dtype)
+    if noise_scale and gradient_accumulation_steps == 1:
+        _check_replicas_for_noise_scale()
+    return Rule(
+        optimizer,
+        gradient_accumulation_steps,
+        clip_norm,
+        on_nonfinite,
+        accumulator_dtype and tf.as_dtype(accumulator_dtype),
+        accumulator_device,
+        bool(noise_scale),
+        update_ops,
+        window_name(name),
+    )
+
+
+def _check_optimizer(optimizer) -> None:
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise TypeError(
             "`optimizer` must be a tf.compat.v1.train.Optimizer. Received: "
             f"{optimizer!r}. Keras optimizers have no place in a v1 train op."
         )
+    if isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
+        raise TypeError(
+            "`optimizer` must not be a SyncReplicasOptimizer, which accumulates over "
+            f"workers by itself. Received: {optimizer!r}. Use a tf.distribute strategy."
+        )
+    if hasattr(innermost(optimizer), "gradient_accumulation_steps"):
+        raise TypeError(
+            "`optimizer` must not accumulate already. Received: "
+            f"{type(innermost(optimizer)).__name__}. Pass the optimizer inside of it."
+        )
 
 
-def check_clip_norm(clip_norm) -> None:
+def _check_clip_norm(clip_norm) -> None:
     if clip_norm is None:
         return
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float):
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, numbers.Real):
         raise TypeError(
             "`clip_norm` must be a number > 0 or None. "
             f"Received: {clip_norm!r}. Use None to turn clipping off."
@@ -29,7 +78,49 @@ def check_clip_norm(clip_norm) -> None:
         )
 
 
+def _check_accumulator_dtype(dtype) -> None:
+    if dtype is None:
+        return
+    if not tf.as_dtype(dtype).is_floating:
+        raise ValueError(
+            "`accumulator_dtype` must be a floating-point dtype or None. "
+            f"Received: {dtype!r}. Use tf.float32 for float16 variables."
+        )
+
+
+def _check_replicas_for_noise_scale() -> None:
+    replica = tf.distribute.get_replica_context()
+    if replica is not None and replica.num_replicas_in_sync == 1:
+        raise ValueError(
+            "`noise_scale` compares the micro-batches of a window, so there must be "
+            "two. Received: gradient_accumulation_steps=1 on one replica. Accumulate, "
+            "or leave `noise_scale` out."
+        )
+
+
+def check_loss(loss) -> tf.Tensor:
+    """Returns the loss as a Tensor, or raises unless it is a floating-point scalar."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "An accumulating train op needs a graph. Received: eager execution. Call "
+            "it in a model_fn, or inside tf.Graph().as_default()."
+        )
+    if loss is None or isinstance(loss, str):
+        raise TypeError(
+            "`loss` must be a scalar Tensor. Received: "
+            f"{loss!r}. Pass the mean loss of the micro-batch."
+        )
+    loss = check_scalar("loss", loss)
+    if not loss.dtype.is_floating:
+        raise TypeError(
+            "`loss` must be a floating-point scalar. Received: dtype "
+            f"{loss.dtype.name}. Cast what it is computed from."
+        )
+    return loss
+
+
 def check_scalar(argument: str, value) -> tf.Tensor:
+    """Returns `value` as a Tensor, or raises unless it is a scalar."""
     value = tf.convert_to_tensor(value)
     if value.shape.rank != 0:
         raise ValueError(
@@ -39,26 +130,49 @@ def check_scalar(argument: str, value) -> tf.Tensor:
     return value
 
 
-def check_replica_context(optimizer):
-    replica = tf.distribute.get_replica_context()
-    if replica is None:
+def check_replica_context(optimizer) -> None:
+    """Raises where no micro-step can be made, for this optimizer or at all."""
+    if tf.distribute.get_replica_context() is None:
         raise ValueError(
-            "make_accumulating_train_op must be called in replica context. Received: "
+            "An accumulating train op must be made in replica context. Received: "
             "cross-replica context. Call it inside a model_fn or inside strategy.run."
         )
-    if tf.distribute.has_strategy():
-        parameters = inspect.signature(optimizer.apply_gradients).parameters
-        if "skip_gradients_aggregation" not in parameters:
-            raise ValueError(
-                "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
-                "`skip_gradients_aggregation`, so that gradients are reduced once. "
-                f"Received: {type(optimizer).__name__}, which overrides it without. "
-                "Implement _resource_apply_dense and _resource_apply_sparse instead."
-            )
-    return replica
+    if not tf.distribute.has_strategy() or is_loss_scaling(optimizer):
+        return
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    if "skip_gradients_aggregation" not in parameters:
+        raise ValueError(
+            "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
+            "`skip_gradients_aggregation`, so that gradients are reduced once. "
+            f"Received: {type(optimizer).__name__}, which overrides it without. "
+            "Implement _resource_apply_dense and _resource_apply_sparse instead."
+        )
 
 
-def check_resource_variables(variables) -> None:
+def check_trained(
+    pairs, loss: tf.Tensor | None
+) -> tuple[list[Gradient], list[tf.Variable]]:
+    """Returns (gradients, their variables) without those that have no gradient.
+
+    Raises:
+        ValueError: If none has, or a variable is one that no `tf.cond` can hold.
+    """
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+    if not pairs:
+        raise ValueError(
+            "`loss` must depend on a trained variable. Received: "
+            f"{'gradients' if loss is None else loss.name}, of which no variable has a "
+            "gradient. Check `var_list` and that nothing between the variables and the "
+            "loss stops gradients."
+        )
+    gradients, variables = map(list, zip(*pairs, strict=True))
+    _check_resource_variables(variables)
+    return gradients, variables
+
+
+def _check_resource_variables(variables: list[tf.Variable]) -> None:
     if not tf.compat.v1.control_flow_v2_enabled():
         return
     for variable in variables:

@@ -35,6 +35,7 @@ def make_accumulation_hooks(
     metrics_dir: str | os.PathLike | None = None,
     learning_rate: tf.Tensor | None = None,
     weight_unit: str = "micro_steps",
+    micro_batch_size: int | None = None,
     total_updates: int | None = None,
     saver: tf.compat.v1.train.Saver | None = None,
 ) -> list[tf.compat.v1.train.SessionRunHook]:
@@ -55,6 +56,8 @@ def make_accumulation_hooks(
         learning_rate: Scalar that the rows report.
         weight_unit: What `weight` counts, the name of a column: "examples", "tokens";
             "micro_steps" where no weight is given.
+        micro_batch_size: Examples that one replica takes in a micro-step, to report the
+            effective batch size; None where weights count the examples.
         total_updates: Updates of the whole run, for the progress bar's remaining time.
         saver: Your own `Scaffold`'s Saver, if it has one; None finds the Estimator's.
 
@@ -72,7 +75,7 @@ def make_accumulation_hooks(
         )
     reports = [Progress(total_updates)]
     if metrics_dir is not None:
-        reports.append(MetricsFile(metrics_dir, weight_unit))
+        reports.append(MetricsFile(metrics_dir, weight_unit, micro_batch_size))
     return [AccumulationHook(partial_window, learning_rate, reports, saver)]
 
 
@@ -96,41 +99,41 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._windows = get_windows()
         if not self._windows:
             raise ValueError(
-                "make_accumulation_hooks needs a train op of "
-                "make_accumulating_train_op. Received: a graph without one. "
-                "Make the train op in this model_fn, or leave the hooks out."
+                "make_accumulation_hooks needs an accumulating train op that it can "
+                "run. Received: a graph without one. Make the train op in this "
+                "model_fn, with a loss-scaling optimizer inside AccumulatingOptimizer, "
+                "not around it; or leave the hooks out."
             )
         saver = self._saver or get_or_add_saver()
-        state = {id(v): v for window in self._windows for v in window.state}
-        WindowlessRestore(saver, list(state.values()), self._windows[0].update_step)
+        WindowlessRestore(saver, self._windows)
         self._watch = SaveWatch(saver, self._before_save)
-        self._session = self._saved_session = self._last_global_step = None
-        self._fetches = _fetches(self._windows[0], self._learning_rate)
+        self._session = self._coordinator = self._run_context = None
+        self._fetches = [self._window_fetches(window) for window in self._windows]
 
     def after_create_session(self, session, coord) -> None:
-        del coord
-        self._session = session
-        self._last_global_step = None
-        # CheckpointSaverHook saves when a session is created: has it come before us?
-        self._is_saved_before_end = self._saved_session is session
+        self._session, self._coordinator = session, coord
+        self._run_context = None
         update_step = int(session.run(self._windows[0].update_step))
         for report in self._reports:
             report.open(update_step)
 
     def before_run(self, run_context):
-        del run_context
-        return tf.compat.v1.train.SessionRunArgs(self._fetches)
+        self._run_context, self._is_running = run_context, True
+        return tf.compat.v1.train.SessionRunArgs(self._fetches[0])
 
     def after_run(self, run_context, run_values) -> None:
-        del run_context
-        self._last_global_step = run_values.results["global_step"]
-        if run_values.results["is_boundary"]:
+        self._is_running = False
+        if "global_step" in run_values.results:
+            self._last_global_step = run_values.results["global_step"]
+        else:  # whoever counts it does so after the train op
+            self._last_global_step = run_context.session.run(self._global_step())
+        if run_values.results["has_updated"]:
             self._report(run_values.results)
 
     def end(self, session) -> None:
         if self._applies:
             if self._apply_partial_windows(session):
-                global_step = session.run(self._windows[0].global_step)
+                global_step = session.run(self._global_step())
                 if not self._watch.save_again(session, global_step):
                     _logger.warning(
                         "the applied window is in no checkpoint: none was written "
@@ -138,39 +141,54 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                         "the Saver of your own Scaffold as `saver`."
                     )
         else:
-            for window, open_steps, steps in self._partial_windows(session):
+            for window, held, steps in self._partial_windows(session):
                 _logger.info(
                     "partial window of %s: %d of %d micro-steps kept in the "
                     "checkpoint; the next train() goes on in mid-window.",
                     window.name,
-                    open_steps,
+                    held,
                     steps,
                 )
         for report in self._reports:
             report.close()
 
     def _before_save(self, session) -> None:
-        self._saved_session = session
-        if not self._applies or session is not self._session:
-            return
-        if not self._is_saved_before_end:
-            return  # the hook that saves comes after this one, and so does its end()
-        # A save in mid-training is made before our after_run has seen the micro-step.
-        if session.run(self._windows[0].global_step) == self._last_global_step:
+        if self._applies and session is self._session and self._is_over(session):
             self._apply_partial_windows(session)
+
+    def _is_over(self, session) -> bool:
+        """Whether no micro-step will follow: the save is then the final one."""
+        if self._run_context is None:
+            return False
+        if self._is_running:
+            # Either the data has ended, or a hook ahead of this one saves what the
+            # session has just run.
+            return session.run(self._global_step()) == self._last_global_step
+        return self._run_context.stop_requested or self._coordinator.should_stop()
 
     def _apply_partial_windows(self, session) -> bool:
         partial = self._partial_windows(session)
-        for window, open_steps, steps in partial:
+        # The first window moves the clock that the others read: it comes last.
+        for window, held, steps in reversed(partial):
             # The boundary branch depends on `is_boundary` alone: no micro-batch is read.
-            fetches = _fetches(window, self._learning_rate)
-            fetches["global_step"] = window.global_step  # not moved by it
+            fetches = dict(self._fetches[self._windows.index(window)])
+            fetches["global_step"] = self._global_step()  # not moved by it
             result = session.run(fetches, {window.is_boundary: True})
+            result["micro_batches"] = held * window.num_replicas
+            if not result["has_updated"]:
+                _logger.info(
+                    "partial window of %s: %d of %d micro-steps dropped: their "
+                    "gradients are not finite.",
+                    window.name,
+                    held,
+                    steps,
+                )
+                continue
             _logger.info(
                 "partial window of %s: %d of %d micro-steps applied as update %d, "
                 "divided by their own weight.",
                 window.name,
-                open_steps,
+                held,
                 steps,
                 result["update_step"],
             )
@@ -183,35 +201,46 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         for window in self._windows:
             if window.micro_steps is None:
                 continue
-            open_steps, steps = session.run([window.micro_steps, window.steps])
-            if open_steps:
-                found.append((window, int(open_steps), int(steps)))
+            held, steps = session.run(
+                [window.micro_steps, window.gradient_accumulation_steps]
+            )
+            if held:
+                found.append((window, int(held), int(steps)))
         return found
 
+    def _global_step(self) -> tf.Variable:
+        window = self._windows[0]
+        if window.global_step is not None:
+            return window.global_step
+        return tf.compat.v1.train.get_global_step()
+
     def _report(self, values: dict) -> None:
+        if "global_step" not in values:
+            values = {**values, "global_step": self._last_global_step}
         update = Update(
-            update_step=int(values["update_step"]),
-            global_step=int(values["global_step"]),
-            loss=float(values["loss"]),
-            gradient_norm=float(values["gradient_norm"]),
-            weight=float(values["weight"]),
-            learning_rate=(
-                float(values["learning_rate"]) if "learning_rate" in values else None
-            ),
+            **{
+                name: kind(values[name])
+                for name, kind in Update.__annotations__.items()
+                if name in values
+            }
         )
         for report in self._reports:
             report.write(update)
 
-
-def _fetches(window: Window, learning_rate: tf.Tensor | None) -> dict:
-    fetches = {
-        "is_boundary": window.is_boundary,
-        "loss": window.loss,
-        "gradient_norm": window.gradient_norm,
-        "weight": window.weight,
-        "update_step": window.update_step_after,
-        "global_step": window.global_step_after,
-    }
-    if learning_rate is not None:
-        fetches["learning_rate"] = learning_rate
-    return fetches
+    def _window_fetches(self, window: Window) -> dict:
+        """What a report needs; the scalars are NaN where there is nothing to report."""
+        fetches = {
+            "has_updated": window.has_updated,
+            "loss": window.loss,
+            "gradient_norm": window.gradient_norm,
+            "weight": window.weight,
+            "update_step": window.update_step_after,
+            "clipped_share": window.clipped_share,
+            "noise_scale": window.noise_scale,
+            "micro_batches": window.gradient_accumulation_steps * window.num_replicas,
+        }
+        if window.global_step_after is not None:
+            fetches["global_step"] = window.global_step_after
+        if self._learning_rate is not None:
+            fetches["learning_rate"] = self._learning_rate
+        return fetches

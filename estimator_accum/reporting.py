@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import math
 import os
 import pathlib
 import time
@@ -22,7 +23,10 @@ class Update(NamedTuple):
         loss: Mean loss of the window, over all its micro-batches and replicas.
         gradient_norm: Global norm of the window's mean gradient, before clipping.
         weight: Sum of the window's weights over all replicas.
-        learning_rate: As this update used it; None where it is not known.
+        micro_batches: Micro-batches in the window, over all replicas.
+        clipped_share: Share of the updates so far that were clipped, 0 to 1.
+        noise_scale: Gradient noise scale [unit of the weights]; NaN if unknown.
+        learning_rate: As this update used it; NaN if unknown.
     """
 
     update_step: int
@@ -30,7 +34,10 @@ class Update(NamedTuple):
     loss: float
     gradient_norm: float
     weight: float
-    learning_rate: float | None
+    micro_batches: int = 1
+    clipped_share: float = 0.0
+    noise_scale: float = math.nan
+    learning_rate: float = math.nan
 
 
 class MetricsFile:
@@ -38,14 +45,20 @@ class MetricsFile:
 
     Columns: update_step, global_step, <unit> (so far), learning_rate, loss,
     gradient_norm, <unit>_per_sec, where <unit> is what weights count. The same values
-    go to TensorBoard under `accumulation/`, at the update's global_step.
+    go to TensorBoard under `accumulation/`, at the update's global_step, beside the
+    window's weight, effective_batch_size, clipped_share and noise_scale.
 
     Args:
         folder: Where the file and the events go; made if need be.
         unit: What weights count, e.g. "examples".
+        micro_batch_size: Examples that one replica takes in a micro-step, for
+            `effective_batch_size`; None where the weights say it, or nobody knows.
     """
 
-    def __init__(self, folder: str | os.PathLike, unit: str):
+    def __init__(
+        self, folder: str | os.PathLike, unit: str, micro_batch_size: int | None = None
+    ):
+        self._micro_batch_size = micro_batch_size
         self._path = pathlib.Path(folder) / "train_metrics.csv"
         self._unit = unit
         self._columns = [
@@ -97,7 +110,7 @@ class MetricsFile:
             "gradient_norm": update.gradient_norm,
             f"{self._unit}_per_sec": rate,
         }
-        row = {name: f"{v:.9g}" for name, v in values.items() if v is not None}
+        row = {name: f"{v:.9g}" for name, v in values.items() if not math.isnan(v)}
         row |= {
             "update_step": update.update_step,
             "global_step": update.global_step,
@@ -105,7 +118,14 @@ class MetricsFile:
         }
         with open(self._path, "a", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
-        values |= {"update_step": update.update_step, self._unit: self._weight}
+        values |= {
+            "update_step": update.update_step,
+            self._unit: self._weight,
+            "weight": update.weight,
+            "clipped_share": update.clipped_share,
+            "noise_scale": update.noise_scale,
+            "effective_batch_size": self._effective_batch_size(update),
+        }
         self._events.add_summary(
             tf.compat.v1.Summary(
                 value=[
@@ -113,11 +133,16 @@ class MetricsFile:
                         tag=f"accumulation/{name}", simple_value=value
                     )
                     for name, value in values.items()
-                    if value is not None
+                    if not math.isnan(value)
                 ]
             ),
             update.global_step,
         )
+
+    def _effective_batch_size(self, update: Update) -> float:
+        if self._micro_batch_size is not None:
+            return self._micro_batch_size * update.micro_batches
+        return update.weight if self._unit == "examples" else math.nan
 
     def close(self) -> None:
         """Leaves every row and event on disk."""

@@ -27,7 +27,8 @@ def get_or_create_update_step() -> tf.Variable:
     """Returns the variable that counts optimizer updates.
 
     Learning rates, warm-up and decay take it where a plain model_fn takes
-    `global_step`; it moves once per accumulation window.
+    `global_step`; it moves once per accumulation window. Where a graph has several
+    accumulating train ops it counts the updates of the first.
 
     Creates:
         `update_step`: int64 scalar, not trainable, saved in checkpoints.
@@ -35,38 +36,53 @@ def get_or_create_update_step() -> tf.Variable:
     Returns:
         The default graph's `update_step` [updates].
     """
-    found = tf.compat.v1.get_collection(_UPDATE_STEP_KEY)
-    if found:
-        return found[0]
-    return get_counter(
-        "update_step", [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, _UPDATE_STEP_KEY]
+    with tf.init_scope():  # out of whatever branch the caller may be building
+        found = tf.compat.v1.get_collection(_UPDATE_STEP_KEY)
+        if found:
+            return found[0]
+        keys = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, _UPDATE_STEP_KEY]
+        return create_shared_scalar("update_step", tf.int64, keys)
+
+
+def create_shared_scalar(
+    name: str, dtype: tf.DType = tf.int64, collections: list[str] | None = None
+) -> tf.Variable:
+    """Creates a scalar, 0, that every replica sees with the same value.
+
+    Args:
+        name: Its name from the graph's root, whatever scope is open.
+        dtype: Its dtype.
+        collections: Graph collections; None is GLOBAL_VARIABLES.
+    """
+    return create_variable(
+        name,
+        [],
+        dtype,
+        collections=collections,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
 
-def get_counter(name: str, collections: list[str] | None = None) -> tf.Variable:
-    """Creates an int64 scalar that every replica sees with the same value.
+def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable:
+    """Creates a variable of zeros that is saved and not trained.
 
     Args:
-        name: Its name from the graph's root, whatever variable scope is open.
-        collections: Graph collections; None is GLOBAL_VARIABLES.
+        name: Its name from the graph's root, whatever scope is open.
+        shape: Its static shape.
+        dtype: Its dtype.
+        **options: Of tf.compat.v1.Variable.
     """
-    with root_variable_scope():
-        return tf.compat.v1.get_variable(
-            name,
-            shape=[],
-            dtype=tf.int64,
-            initializer=tf.compat.v1.zeros_initializer(),
+    # Not by get_variable: what users do to all variables of a scope (partitioners,
+    # init_from_checkpoint) is not meant for these.
+    with tf.init_scope(), tf.compat.v1.name_scope(None):
+        return tf.compat.v1.Variable(
+            lambda: tf.zeros(shape, dtype),
+            name=name,
+            shape=shape,
             trainable=False,
-            collections=collections,
             use_resource=True,  # a reference variable's read races its increment
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            **options,
         )
-
-
-def root_variable_scope():
-    """A variable scope at the graph's root, so that names do not depend on callers."""
-    root = tf.compat.v1.VariableScope(reuse=False, name="")
-    return tf.compat.v1.variable_scope(root, auxiliary_name_scope=False)
 
 
 def check_accumulation_steps(steps: AccumulationSteps) -> None:
@@ -95,11 +111,22 @@ def accumulation_steps_tensor(
     """
     if not callable(steps):
         return tf.constant(steps, tf.int64)
-    scheduled = tf.convert_to_tensor(steps(update_step))
-    if not scheduled.dtype.is_integer or scheduled.shape.rank not in (0, None):
+    scheduled = steps(update_step)
+    if scheduled is not None:
+        scheduled = tf.convert_to_tensor(scheduled)
+    if (
+        scheduled is None
+        or not scheduled.dtype.is_integer
+        or scheduled.shape.rank not in (0, None)
+    ):
+        received = (
+            None
+            if scheduled is None
+            else f"{scheduled.dtype.name} of shape {scheduled.shape}"
+        )
         raise ValueError(
             "`gradient_accumulation_steps` must return an integer scalar. Received: "
-            f"{scheduled.dtype.name} of shape {scheduled.shape}. Cast it to tf.int64."
+            f"{received}. Cast it to tf.int64."
         )
     # A schedule that falls to 0 would never close a window of its own accord.
     at_least_one = tf.debugging.assert_positive(
@@ -115,54 +142,82 @@ class Window(NamedTuple):
 
     Attributes:
         name: The scope of the window's variables.
-        is_boundary: Whether this micro-step updates. Fed with True, any of
+        is_boundary: Whether this micro-step closes the window. Fed with True, any of
             `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
             window without consuming a micro-batch.
+        has_updated: Whether the optimizer was applied: at boundaries, unless the window
+            was skipped for what was not finite.
         loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
         gradient_norm: Its gradient's global norm before clipping; NaN off the boundary.
         weight: Sum of its weights over all replicas; NaN off the boundary.
+        noise_scale: Gradient noise scale, in the unit of the weights, over the updates
+            so far; NaN off the boundary, and throughout if it was not asked for.
         mean_loss: Mean loss of the open window so far, this replica's micro-batches;
             at a boundary that of the whole window.
         micro_steps: Counts the micro-steps of the open window; None for K = 1.
-        steps: K of the open window [micro-steps per update].
+        gradient_accumulation_steps: K of the open window [micro-steps per update].
+        num_replicas: Replicas that train in sync, a Python int.
+        clipped_share: Share of the updates so far that were clipped.
         update_step: Counts updates.
         update_step_after: `update_step` as this micro-step leaves it.
-        global_step: Counts micro-steps.
-        global_step_after: `global_step` as this micro-step leaves it.
+        global_step: Counts micro-steps; None if the caller counts them.
+        global_step_after: `global_step` as this micro-step leaves it; None likewise.
         state: Variables that a graph without accumulation does not have.
+        statistics: Further ones, that are only reported.
     """
 
     name: str
     is_boundary: tf.Tensor
+    has_updated: tf.Tensor
     loss: tf.Tensor
     gradient_norm: tf.Tensor
     weight: tf.Tensor
+    noise_scale: tf.Tensor
     mean_loss: tf.Tensor
     micro_steps: tf.Variable | None
-    steps: tf.Tensor
+    gradient_accumulation_steps: tf.Tensor
+    num_replicas: int
+    clipped_share: tf.Tensor
     update_step: tf.Variable
     update_step_after: tf.Tensor
-    global_step: tf.Variable
-    global_step_after: tf.Tensor
+    global_step: tf.Variable | None
+    global_step_after: tf.Tensor | None
     state: list[tf.Variable]
+    statistics: list[tf.Variable]
 
 
-def check_window_name(name: str) -> None:
-    """Raises if another accumulating train op of the default graph has that name."""
-    if any(window.name == name for window in get_windows()):
+def window_name(name: str | None) -> str:
+    """Returns `name`, or the first free one of "accumulation", "accumulation_1", ...
+
+    Raises:
+        ValueError: If another accumulating train op of the graph has that name.
+    """
+    known = {window.name for window in get_windows()}
+    if name is None:
+        names = [
+            "accumulation",
+            *(f"accumulation_{i}" for i in range(1, 1 + len(known))),
+        ]
+        return next(name for name in names if name not in known)
+    if name in known:
         raise ValueError(
             "`name` must be unique among the accumulating train ops of a graph. "
             f"Received: {name!r} a second time. Pass another `name`."
         )
+    return name
 
 
 def get_windows() -> list[Window]:
     """Returns the accumulating train ops of the default graph, in order of creation."""
-    return list(getattr(tf.compat.v1.get_default_graph(), _WINDOWS_ATTRIBUTE, []))
+    return list(getattr(_outermost_graph(), _WINDOWS_ATTRIBUTE, []))
 
 
 def register(window: Window) -> None:
     """Makes `window` known to `get_windows`."""
-    graph = tf.compat.v1.get_default_graph()
     # An attribute, not a collection: MetaGraphs could not serialize it.
-    setattr(graph, _WINDOWS_ATTRIBUTE, [*get_windows(), window])
+    setattr(_outermost_graph(), _WINDOWS_ATTRIBUTE, [*get_windows(), window])
+
+
+def _outermost_graph() -> tf.Graph:
+    with tf.init_scope():
+        return tf.compat.v1.get_default_graph()

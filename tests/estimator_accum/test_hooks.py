@@ -281,7 +281,9 @@ def test_an_unknown_partial_window_is_refused():
 
 def test_hooks_without_an_accumulating_train_op_are_refused(tmp_path):
     estimator = _estimator(tmp_path, steps=None)
-    with pytest.raises(ValueError, match="needs a train op of make_accumulating_train"):
+    with pytest.raises(
+        ValueError, match="needs an accumulating train op that it can run"
+    ):
         estimator.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
 
 

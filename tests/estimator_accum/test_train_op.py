@@ -417,11 +417,33 @@ def test_a_reference_variable_is_refused_where_tf_cond_cannot_hold_it():
         make_accumulating_train_op(x * 1.0, v1.train.AdamOptimizer(), 2)
 
 
-def test_a_second_train_op_needs_its_own_name():
-    x, y = (v1.get_variable(name, []) for name in "xy")
-    make_accumulating_train_op(x * 1.0, v1.train.AdamOptimizer(), 2, var_list=[x])
-    with pytest.raises(ValueError, match=r"`name` must be unique.*'accumulation'"):
-        make_accumulating_train_op(y * 1.0, v1.train.AdamOptimizer(), 2, var_list=[y])
+def test_two_train_ops_have_windows_of_their_own_even_over_one_variable():
+    """x is trained by both: by the first every 2nd micro-step, by the second every 3rd."""
+    x = v1.get_variable("x", initializer=0.0)
+    sgd = v1.train.GradientDescentOptimizer(1.0)
+    first = make_accumulating_train_op(x * 1.0, sgd, 2)
+    second = make_accumulating_train_op(x * 100.0, sgd, 3)
+    windows = get_windows()
+    assert [window.name for window in windows] == ["accumulation", "accumulation_1"]
+    values = []
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for _ in range(6):
+            session.run(first)
+            session.run(second)
+            values.append(int(session.run(x)))
+        counts = session.run([window.update_step for window in windows])
+    assert values == [0, -1, -101, -102, -102, -203]
+    assert counts == [3, 2]
+    assert get_or_create_update_step() is windows[0].update_step
+
+
+def test_the_name_of_a_train_op_is_its_own():
+    x = v1.get_variable("x", [])
+    sgd = v1.train.GradientDescentOptimizer(1.0)
+    make_accumulating_train_op(x * 1.0, sgd, 2, name="first")
+    with pytest.raises(ValueError, match=r"`name` must be unique.*'first'"):
+        make_accumulating_train_op(x * 1.0, sgd, 2, name="first")
 
 
 @pytest.mark.parametrize("steps", [1, 2])

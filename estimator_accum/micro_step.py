@@ -1,0 +1,528 @@
+"""One micro-step: the rule, whoever calls for it.
+
+    update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
+
+over all micro-batches i of the window and all replicas. Order inside one micro-step,
+every arrow a control or data dependency:
+
+    gradients -> accumulate -> (boundary only: reduce over replicas once, normalize,
+    clip, apply, clear, update_step += 1) -> global_step += 1
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.accumulators import (
+    Accumulator,
+    Gradient,
+    accumulate,
+    cast,
+    create_accumulator,
+    read,
+    scaled,
+    sum_over_replicas,
+    take_window,
+)
+from estimator_accum.clipping import half_squared_norms, scale_and_clip
+from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
+from estimator_accum.noise_scale import (
+    NoiseScale,
+    create_noise_scale,
+    update_noise_scale,
+)
+from estimator_accum.nonfinite import are_finite, assert_finite
+from estimator_accum.window import (
+    AccumulationSteps,
+    Window,
+    accumulation_steps_tensor,
+    create_shared_scalar,
+    get_or_create_update_step,
+    get_windows,
+    register,
+)
+
+
+class Rule(NamedTuple):
+    """What the caller asked for, checked; see `make_accumulating_train_op`."""
+
+    optimizer: tf.compat.v1.train.Optimizer
+    gradient_accumulation_steps: AccumulationSteps
+    clip_norm: float | None
+    on_nonfinite: str
+    accumulator_dtype: tf.DType | None
+    accumulator_device: str | None
+    noise_scale: bool
+    update_ops: list[tf.Operation] | None
+    name: str
+
+
+class MicroBatch(NamedTuple):
+    """What one replica computed of one micro-batch.
+
+    Attributes:
+        gradients: One for each variable.
+        variables: The trained variables.
+        loss: Scalar mean over the micro-batch; None where nobody knows.
+        weight: Scalar, what it counts for.
+        is_weighted: Whether `gradients` are those of weight * loss already.
+    """
+
+    gradients: list[Gradient]
+    variables: list[tf.Variable]
+    loss: tf.Tensor | None
+    weight: tf.Tensor
+    is_weighted: bool
+
+
+class _Plan(NamedTuple):
+    """What one accumulating train op is made of; the same in every replica."""
+
+    rule: Rule
+    variables: list[tf.Variable]
+    loss_divisor: int  # by which compute_gradients divided the loss
+    num_replicas: int
+    has_loss: bool
+    accumulators: list[Accumulator]  # of the variables, then of the scalars
+    micro_steps: tf.Variable | None  # None: every micro-step is a window
+    clipped_updates: tf.Variable | None
+    noise_scale: NoiseScale | None
+    update_step: tf.Variable
+    global_step: tf.Variable | None
+
+
+def make_micro_step(
+    rule: Rule, micro_batch: MicroBatch, global_step: tf.Variable | None
+) -> tf.Operation:
+    """Makes the train op, in replica context.
+
+    Args:
+        rule: What to do at the window's boundary.
+        micro_batch: What to accumulate.
+        global_step: Moves by 1 every micro-step; None leaves that to the caller.
+    """
+    replica = tf.distribute.get_replica_context()
+    scalars = _scalars(rule, micro_batch)
+    plan = replica.merge_call(
+        lambda strategy: _make_plan(strategy, rule, micro_batch, scalars, global_step)
+    )
+    with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
+        steps = accumulation_steps_tensor(
+            rule.gradient_accumulation_steps, plan.update_step
+        )
+    if plan.micro_steps is not None:
+        gradients = None
+        counted, mean_loss = _accumulate(plan, micro_batch, scalars)
+    else:
+        gradients = [*micro_batch.gradients, *scalars]
+        if not micro_batch.is_weighted and not is_plain(rule):
+            gradients = [
+                *(scaled(g, scalars[0]) for g in gradients[: -len(scalars)]),
+                *scalars,
+            ]
+        counted, mean_loss = tf.constant(1, tf.int64), micro_batch.loss
+    with tf.control_dependencies(_update_ops(rule)):
+        counted = tf.identity(counted)
+    if micro_batch.loss is None:
+        mean_loss = _nan(scalars[0].dtype)
+    return replica.merge_call(
+        _finish, args=(plan, gradients, counted, steps, mean_loss)
+    )
+
+
+def _update_ops(rule: Rule) -> list[tf.Operation]:
+    """What has to run once a micro-step: the moving averages of batch normalization."""
+    if rule.update_ops is not None:
+        return rule.update_ops
+    if tf.compat.v1.get_default_graph().building_function:
+        return []  # inside somebody's tf.cond; they belong outside
+    return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+
+
+def is_plain(rule: Rule) -> bool:
+    """Whether every micro-batch is a window, and this replica the only one."""
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    return rule.gradient_accumulation_steps == 1 and replicas == 1
+
+
+def _scalars(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
+    """What is summed beside the gradients: weights, losses, for the noise two more."""
+    is_wide = any(gradient.dtype == tf.float64 for gradient in micro_batch.gradients)
+    dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
+    loss = micro_batch.loss
+    if loss is None:  # nothing to report, and nothing to find not finite
+        with tf.control_dependencies([_values(micro_batch.gradients[0])]):
+            loss = tf.zeros([], dtype)
+    with tf.control_dependencies([loss]):
+        # A constant weight must not be counted when the micro-batch fails to come.
+        weight = tf.identity(tf.cast(micro_batch.weight, dtype))
+    scalars = [weight, weight * tf.cast(loss, dtype)]
+    if rule.noise_scale:
+        squares = (
+            2.0
+            * tf.reduce_sum(half_squared_norms(micro_batch.gradients, dtype))
+            * tf.constant(_loss_divisor() ** 2, dtype)
+        )
+        squares = (
+            tf.math.divide_no_nan(squares, weight)
+            if micro_batch.is_weighted
+            else squares * weight
+        )
+        scalars += [squares, tf.ones_like(weight)]
+    return scalars
+
+
+def _nan(dtype: tf.DType = tf.float32) -> tf.Tensor:
+    return tf.constant(float("nan"), dtype)
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _loss_divisor() -> int:
+    """By what `compute_gradients` has divided the loss, to sum means over replicas."""
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+    if getattr(graph, "_is_loss_scaled_by_optimizer", False):
+        return tf.distribute.get_strategy().num_replicas_in_sync
+    return 1
+
+
+def _make_plan(strategy, rule, micro_batch, scalars, global_step) -> _Plan:
+    """Cross-replica: creates the variables, before any branch that would own them."""
+    replicas = strategy.num_replicas_in_sync
+    with tf.init_scope():  # slots then have their plain names
+        innermost(rule.optimizer)._create_slots(micro_batch.variables)
+    # Several replicas leave out a micro-batch each on their own: from accumulators.
+    has_window = rule.gradient_accumulation_steps != 1 or (
+        replicas > 1 and rule.on_nonfinite == "skip_micro_batch"
+    )
+    shared_step = get_or_create_update_step()
+    is_first = not get_windows()
+    return _Plan(
+        rule=rule,
+        variables=micro_batch.variables,
+        loss_divisor=_loss_divisor(),
+        num_replicas=replicas,
+        has_loss=micro_batch.loss is not None,
+        accumulators=_accumulators(rule, micro_batch, scalars) if has_window else [],
+        micro_steps=(
+            create_shared_scalar(f"{rule.name}/micro_steps") if has_window else None
+        ),
+        clipped_updates=(
+            create_shared_scalar(f"{rule.name}/clipped_updates")
+            if rule.clip_norm is not None
+            else None
+        ),
+        noise_scale=create_noise_scale(rule.name) if rule.noise_scale else None,
+        update_step=(
+            shared_step
+            if is_first
+            else create_shared_scalar(f"{rule.name}/update_step")
+        ),
+        global_step=global_step,
+    )
+
+
+def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumulator]:
+    """Makes an accumulator for each variable, then those of the scalars."""
+    taken = {v.op.name for window in get_windows() for v in window.state}
+    made = []
+    with tf.device(rule.accumulator_device):
+        for gradient, variable in zip(
+            micro_batch.gradients, micro_batch.variables, strict=True
+        ):
+            # `op.name` of a mirrored variable is replica 0's, the same in every replica.
+            name = f"{variable.op.name}/accumulator"
+            if name in taken:  # a second train op's variable
+                name = f"{variable.op.name}/{rule.name}/accumulator"
+            dtype = rule.accumulator_dtype or variable.dtype.base_dtype
+            is_sparse = isinstance(gradient, tf.IndexedSlices)
+            made.append(create_accumulator(name, variable.shape, dtype, is_sparse))
+    for scalar, value in zip(("weight", "loss", "squares", "count"), scalars):
+        name = f"{rule.name}/{scalar}"
+        made.append(create_accumulator(name, tf.TensorShape([]), value.dtype))
+    return made
+
+
+def _accumulate(
+    plan: _Plan, micro_batch: MicroBatch, scalars: list[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns, once it is accumulated, (what the window counts it for, mean loss)."""
+    is_good, checked = _check_micro_batch(plan, micro_batch, scalars)
+    trained, beside = (
+        plan.accumulators[: -len(scalars)],
+        plan.accumulators[-len(scalars) :],
+    )
+    with tf.control_dependencies([scalars[1], *checked]):  # no loss, nothing is written
+        is_first = tf.equal(plan.micro_steps.read_value(), 0)
+        written = [
+            *accumulate(
+                trained,
+                micro_batch.gradients,
+                is_first,
+                None if micro_batch.is_weighted else scalars[0],
+                is_good,
+            ),
+            *accumulate(beside, scalars, is_first, None, is_good),
+        ]
+    with tf.control_dependencies(written):
+        weight, loss = (read(accumulator.total) for accumulator in beside[:2])
+        mean_loss = tf.math.divide_no_nan(loss, weight)
+        if is_good is None or plan.num_replicas > 1:
+            counted = tf.constant(1, tf.int64)
+        else:  # the window then takes another micro-batch instead
+            counted = tf.cast(is_good, tf.int64)
+        return tf.identity(counted), mean_loss
+
+
+def _check_micro_batch(plan: _Plan, micro_batch: MicroBatch, scalars):
+    """Returns (whether it counts; None is always, operations that must come first)."""
+    rule = plan.rule
+    if rule.on_nonfinite == "skip_window" or is_dynamic(rule.optimizer):
+        return None, []  # the window's sum will tell
+    gradients = [*micro_batch.gradients, *scalars[:2]]
+    halves = half_squared_norms(gradients, scalars[0].dtype, has_unique_rows=True)
+    finite = are_finite(gradients, halves)
+    if rule.on_nonfinite == "skip_micro_batch":
+        return tf.reduce_all(finite), []
+    return None, [_raise_unless(finite, plan)]
+
+
+def _raise_unless(finite: tf.Tensor, plan: _Plan) -> tf.Operation:
+    names = [v.op.name for v in plan.variables] + ["the weight", "the loss"]
+    clock = plan.global_step
+    if clock is None:
+        clock = tf.compat.v1.train.get_global_step()
+    return assert_finite(finite, names, None if clock is None else clock + 1)
+
+
+def _finish(strategy, plan, gradients, counted, steps, mean_loss):
+    """Cross-replica: the `tf.cond` on the boundary, then global_step += 1.
+
+    Args:
+        strategy: The strategy in force, TensorFlow's default one included.
+        plan: The train op's plan.
+        gradients: For K = 1, the replicas' gradients; else None, they are accumulated.
+        counted: What the window counts each replica's micro-batch for, 0 or 1.
+        steps: K.
+        mean_loss: The replicas' mean losses of the window so far.
+    """
+    steps, mean_loss = _first(strategy, steps), _first(strategy, mean_loss)
+    train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    known_train_ops = list(train_ops)
+    is_boundary = tf.constant(True)
+    if plan.micro_steps is not None:
+        with tf.control_dependencies(_flatten(strategy, counted)):
+            done = _add(plan.micro_steps, _first(strategy, counted))
+            is_boundary = done >= steps
+    # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
+    # outside of them, feeding `is_boundary` is enough to apply a partial window.
+    with tf.control_dependencies(None):
+        if plan.micro_steps is None:
+            result = _update(strategy, plan, gradients)
+        else:
+            result = tf.cond(
+                is_boundary,
+                lambda: _update(strategy, plan, gradients),
+                lambda: _no_update(plan),
+            )
+        if not plan.has_loss:
+            result = result._replace(loss=_nan(result.loss.dtype))
+        # Whoever computes a learning rate in this micro-step has read its clock before.
+        with tf.control_dependencies(_reads(strategy, plan.update_step)):
+            updates = _add(plan.update_step, tf.cast(result.has_updated, tf.int64))
+        clipped_share = _clipped_share(plan, updates)
+    with tf.control_dependencies([updates, *_flatten(strategy, counted)]):
+        if plan.global_step is None:
+            global_step_after, train_op = None, tf.no_op(f"{plan.rule.name}_train")
+        else:
+            global_step_after = _add(plan.global_step, 1)
+            train_op = tf.group(global_step_after, name=f"{plan.rule.name}_train")
+    # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
+    train_ops[:] = [*known_train_ops, train_op]
+    register(
+        Window(
+            name=plan.rule.name,
+            is_boundary=is_boundary,
+            mean_loss=mean_loss,
+            micro_steps=plan.micro_steps,
+            gradient_accumulation_steps=steps,
+            num_replicas=plan.num_replicas,
+            clipped_share=clipped_share,
+            update_step=plan.update_step,
+            update_step_after=updates,
+            global_step=plan.global_step,
+            global_step_after=global_step_after,
+            state=_state(plan),
+            statistics=_statistics(plan),
+            **result._asdict(),
+        )
+    )
+    return train_op
+
+
+class _Result(NamedTuple):
+    """Of one micro-step; the fields of `Window` with these names."""
+
+    has_updated: tf.Tensor
+    loss: tf.Tensor
+    gradient_norm: tf.Tensor
+    weight: tf.Tensor
+    noise_scale: tf.Tensor
+
+
+def _no_update(plan: _Plan) -> _Result:
+    nothing = _nan(plan.accumulators[-1].total.dtype)
+    return _Result(tf.constant(False), nothing, nothing, nothing, _nan())
+
+
+def _update(strategy, plan: _Plan, gradients) -> _Result:
+    """Cross-replica, at a boundary: the window's mean, then the optimizer."""
+    extended = strategy.extended
+    mean = extended.call_for_each_replica(_take_mean, args=(plan, gradients))
+    gradients, scalars, is_good = mean
+    loss, norm, weight, *noise = [_first(strategy, value) for value in scalars]
+    is_good = _first(strategy, is_good)
+
+    def apply() -> tf.Tensor:
+        applied = extended.call_for_each_replica(_apply, args=(plan, gradients, loss))
+        with tf.control_dependencies(_flatten(strategy, applied)):
+            return _observe(plan, norm, weight, noise)
+
+    if plan.rule.on_nonfinite == "raise" or is_dynamic(plan.rule.optimizer):
+        noise_scale = apply()
+    else:
+        noise_scale = tf.cond(is_good, apply, _nan)
+    with tf.control_dependencies([noise_scale, *_flatten(strategy, scalars)]):
+        if plan.micro_steps is not None:
+            closed = [plan.micro_steps.assign(0, read_value=False)]
+        else:
+            closed = []
+    with tf.control_dependencies([noise_scale, *closed]):
+        return _Result(
+            *[tf.identity(v) for v in (is_good, loss, norm, weight, noise_scale)]
+        )
+
+
+def _take_mean(plan: _Plan, gradients: list[Gradient] | None):
+    """Replica context, at a boundary: reduce, normalize, clip, clear.
+
+    Returns:
+        The gradients for the optimizer; the window's scalars: mean loss, gradient norm
+        before clipping, weight, and what the noise scale needs; whether all is finite.
+    """
+    rule = plan.rule
+    if plan.accumulators:
+        sums, cleared = take_window(plan.accumulators)
+    else:
+        sums, cleared = sum_over_replicas(gradients), []
+    num_variables = len(plan.variables)
+    sums, (weight, loss, *noise) = sums[:num_variables], sums[num_variables:]
+    halves = half_squared_norms(sums, weight.dtype, bool(plan.accumulators))
+    finite = are_finite([*sums, weight, loss], tf.concat([halves, [weight, loss]], 0))
+    is_good = tf.reduce_all(finite)
+    done = cleared
+    if rule.on_nonfinite == "raise" and not is_dynamic(rule.optimizer):
+        done = [*cleared, _raise_unless(finite, plan)]
+    elif rule.on_nonfinite != "raise":
+        is_good = tf.logical_and(is_good, weight > 0)  # every micro-batch left out
+    is_alone = not plan.accumulators and plan.num_replicas == 1
+    mean, norm = scale_and_clip(
+        sums,
+        # One micro-batch alone is its own mean.
+        None
+        if is_alone
+        else tf.math.divide_no_nan(
+            tf.constant(plan.loss_divisor, weight.dtype), weight
+        ),
+        rule.clip_norm,
+        tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, halves.dtype)),
+    )
+    mean = [cast(g, v.dtype) for g, v in zip(mean, plan.variables, strict=True)]
+    with tf.control_dependencies(done):
+        scalars = [tf.math.divide_no_nan(loss, weight), norm, weight, *noise]
+        return mean, [tf.identity(value) for value in scalars], tf.identity(is_good)
+
+
+def _apply(plan: _Plan, gradients: list[Gradient], loss: tf.Tensor):
+    """Replica context: the optimizer, which must not reduce a second time."""
+    options = {}
+    if is_loss_scaling(plan.rule.optimizer):  # cannot be told
+        gradients = [scaled(g, 1.0 / plan.num_replicas) for g in gradients]
+    elif tf.distribute.has_strategy():
+        options = {"skip_gradients_aggregation": True}
+    # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
+    # as the one does that finds the end of the data, must not move even that.
+    with tf.control_dependencies([loss]):
+        return plan.rule.optimizer.apply_gradients(
+            list(zip(gradients, plan.variables, strict=True)), **options
+        )
+
+
+def _observe(plan: _Plan, norm, weight, noise: list[tf.Tensor]) -> tf.Tensor:
+    """Cross-replica, after an update: returns the noise scale, NaN without one."""
+    counted = []
+    if plan.clipped_updates is not None:
+        is_clipped = tf.cast(norm > plan.rule.clip_norm, tf.int64)
+        counted = [plan.clipped_updates.assign_add(is_clipped, read_value=False)]
+    with tf.control_dependencies(counted):
+        if plan.noise_scale is None:
+            return _nan()
+        return update_noise_scale(plan.noise_scale, *noise, weight, norm)
+
+
+def _clipped_share(plan: _Plan, updates: tf.Tensor) -> tf.Tensor:
+    if plan.clipped_updates is None:
+        return tf.constant(0.0)
+    with tf.control_dependencies([updates]):
+        clipped = tf.cast(plan.clipped_updates.read_value(), tf.float32)
+        return tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))
+
+
+def _first(strategy, values):
+    """One replica's value, of what every replica knows alike."""
+    return strategy.experimental_local_results(values)[0]
+
+
+def _flatten(strategy, values) -> list:
+    per_value = tf.nest.map_structure(strategy.experimental_local_results, values)
+    return tf.nest.flatten(per_value)
+
+
+def _add(counter: tf.Variable, value) -> tf.Tensor:
+    """Returns the counter's value after adding."""
+    value = tf.cast(value, counter.dtype.base_dtype)
+    with tf.control_dependencies([tf.compat.v1.assign_add(counter, value)]):
+        return tf.identity(counter.read_value())
+
+
+def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
+    """The operations of this graph that read `variable`, so far."""
+    if tf.compat.v1.get_default_graph().building_function:
+        return []
+    return [
+        operation
+        for component in strategy.experimental_local_results(variable)
+        for operation in component.handle.consumers()
+        if operation.type == "ReadVariableOp"
+    ]
+
+
+def _state(plan: _Plan) -> list[tf.Variable]:
+    """What a graph without accumulation does not have, and cannot do without."""
+    state = [plan.update_step]
+    if plan.micro_steps is not None:
+        state.append(plan.micro_steps)
+    for accumulator in plan.accumulators:
+        state.extend(variable for variable in accumulator if variable is not None)
+    return state
+
+
+def _statistics(plan: _Plan) -> list[tf.Variable]:
+    """What is only reported: a checkpoint without it restores all the same."""
+    statistics = list(plan.noise_scale or [])
+    if plan.clipped_updates is not None:
+        statistics.append(plan.clipped_updates)
+    return statistics

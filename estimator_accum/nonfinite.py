@@ -1,0 +1,72 @@
+"""What becomes of gradients that are NaN or infinite: `on_nonfinite`.
+
+    "raise"             the micro-step fails, before anything is accumulated
+    "skip_micro_batch"  the micro-batch is left out, and its window goes on without it
+    "skip_window"       the window ends without an update
+
+A window that follows a skipped one starts clean in every case.
+"""
+
+import tensorflow as tf
+
+from estimator_accum.accumulators import Gradient
+
+POLICIES = ("raise", "skip_micro_batch", "skip_window")
+
+
+def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
+    """Raises unless `on_nonfinite` is a policy that the optimizer allows."""
+    if on_nonfinite not in POLICIES:
+        raise ValueError(
+            "`on_nonfinite` must be one of 'raise', 'skip_micro_batch' and "
+            f"'skip_window'. Received: {on_nonfinite!r}. Use 'raise' to find the cause."
+        )
+    if on_nonfinite == "skip_micro_batch" and is_loss_scale_dynamic:
+        raise ValueError(
+            "`on_nonfinite` cannot be 'skip_micro_batch' where dynamic loss scaling "
+            "has to see what is not finite. Received: an optimizer with a "
+            "DynamicLossScale. Leave `on_nonfinite` out: it skips the window itself."
+        )
+
+
+def are_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:
+    """Returns whether each gradient is finite, bool [gradients].
+
+    Args:
+        gradients: Tensors or `IndexedSlices`.
+        half_squares: Their `half_squared_norms`, finite in all but rare cases, and then
+            nothing else has to be read.
+    """
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+
+    def read_all():  # the square of 1e20 is infinite in float32
+        return tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+
+    finite = tf.math.is_finite(half_squares)
+    return tf.cond(tf.reduce_all(finite), lambda: finite, read_all)
+
+
+def assert_finite(
+    finite: tf.Tensor, names: list[str], micro_step: tf.Tensor | None
+) -> tf.Operation:
+    """Returns an operation that fails, naming what is not finite.
+
+    Args:
+        finite: bool [names].
+        names: What `finite` tells of.
+        micro_step: Scalar, of which the error speaks; None where nobody counts.
+    """
+    culprits = tf.strings.reduce_join(
+        tf.boolean_mask(tf.constant(names), tf.logical_not(finite)), separator=", "
+    )
+    when = "" if micro_step is None else tf.strings.as_string(micro_step)
+    message = tf.strings.join(
+        [
+            "Gradients must be finite. Received: NaN or infinity at micro-step ",
+            when,
+            " in ",
+            culprits,
+            ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to go on without.",
+        ]
+    )
+    return tf.debugging.Assert(tf.reduce_all(finite), [message])

@@ -1,0 +1,126 @@
+"""`AccumulatingOptimizer`: the rule behind `tf.compat.v1.train.Optimizer`'s interface."""
+
+import tensorflow as tf
+
+from estimator_accum.checks import (
+    check_replica_context,
+    check_scalar,
+    check_trained,
+    checked_rule,
+)
+from estimator_accum.micro_step import MicroBatch, make_micro_step
+from estimator_accum.window import AccumulationSteps
+
+
+class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
+    """Wraps an optimizer so that K micro-batches make one update.
+
+        update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
+
+    For code that takes an optimizer and makes the train op itself: heads and canned
+    estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
+    `minimize` or `apply_gradients` is what one call of `make_accumulating_train_op` is;
+    see there for the arguments, the variables and the errors. A learning rate that
+    changes takes `get_or_create_update_step()` for its clock.
+
+    Args:
+        optimizer: The `tf.compat.v1.train.Optimizer` that updates.
+        gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable.
+        clip_norm: Largest global norm of the window's mean gradient; None: no clipping.
+        weight: Scalar Tensor, what the micro-batch counts for, or a callable without
+            arguments that returns it in the graph of the gradients; None is 1.
+        name: Scope of the window's counters; None takes the next free one.
+        on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
+        accumulator_dtype: None is each variable's own.
+        accumulator_device: None is where the variables are created.
+        noise_scale: Whether to estimate the gradient noise scale.
+        update_ops: What runs with every micro-step; None is the graph's `UPDATE_OPS`.
+
+    Example:
+        estimator = tf.compat.v1.estimator.DNNClassifier(
+            [16],
+            columns,
+            optimizer=lambda: AccumulatingOptimizer(
+                tf.compat.v1.train.AdamOptimizer(1e-3), gradient_accumulation_steps=4
+            ),
+        )
+    """
+
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        gradient_accumulation_steps: AccumulationSteps,
+        clip_norm: float | None = None,
+        weight=None,
+        name: str | None = None,
+        *,
+        on_nonfinite: str = "raise",
+        accumulator_dtype: tf.DType | None = None,
+        accumulator_device: str | None = None,
+        noise_scale: bool = False,
+        update_ops: list[tf.Operation] | None = None,
+    ):
+        self._arguments = (
+            optimizer,
+            gradient_accumulation_steps,
+            clip_norm,
+            on_nonfinite,
+            accumulator_dtype,
+            accumulator_device,
+            noise_scale,
+            update_ops,
+            name,
+        )
+        checked_rule(*self._arguments)
+        super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._optimizer = optimizer
+        self._weight = weight
+        self._loss = None
+
+    def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
+        """Returns the (gradient, variable) pairs of the wrapped optimizer."""
+        self._loss = loss
+        return self._optimizer.compute_gradients(loss, *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """Accumulates one micro-batch's gradients; at the boundary, applies the mean.
+
+        Args:
+            grads_and_vars: Of the mean loss over this replica's micro-batch.
+            global_step: Moves by 1 every micro-step; None leaves that to the caller.
+            name: Ignored; the constructor's counts.
+
+        Returns:
+            The train op.
+        """
+        del name
+        rule = checked_rule(*self._arguments)
+        check_replica_context(rule.optimizer)
+        loss = self._loss_of_this_graph()
+        gradients, variables = check_trained(grads_and_vars, loss)
+        weight = self._weight() if callable(self._weight) else self._weight
+        is_weighted = weight is None  # by 1
+        weight = tf.constant(1.0) if is_weighted else check_scalar("weight", weight)
+        micro_batch = MicroBatch(gradients, variables, loss, weight, is_weighted)
+        return make_micro_step(rule, micro_batch, global_step)
+
+    def _loss_of_this_graph(self) -> tf.Tensor | None:
+        """The loss to report; None if somebody else computed the gradients."""
+        with tf.init_scope():
+            graph = tf.compat.v1.get_default_graph()
+        if getattr(self._loss, "graph", None) is graph:
+            return self._loss
+        return None
+
+    def get_slot(self, var, name: str) -> tf.Variable | None:
+        """Returns the wrapped optimizer's slot."""
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the wrapped optimizer's slots."""
+        return self._optimizer.get_slot_names()
+
+    def variables(self) -> list[tf.Variable]:
+        """Returns the wrapped optimizer's variables."""
+        return self._optimizer.variables()
