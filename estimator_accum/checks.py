@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from estimator_accum.accumulators import Gradient
 from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
-from estimator_accum.micro_step import Rule
 from estimator_accum.nonfinite import check_on_nonfinite
+from estimator_accum.plan import Rule
 from estimator_accum.window import check_accumulation_steps, window_name
 
 
@@ -17,6 +17,8 @@ def checked_rule(
     optimizer,
     gradient_accumulation_steps,
     clip_norm,
+    weight,
+    reduction,
     on_nonfinite,
     accumulator_dtype,
     accumulator_device,
@@ -28,6 +30,7 @@ def checked_rule(
     check_accumulation_steps(gradient_accumulation_steps)
     _check_optimizer(optimizer)
     _check_clip_norm(clip_norm)
+    _check_reduction(reduction, weight, noise_scale)
     check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
     _check_accumulator_dtype(accumulator_dtype)
     if noise_scale and gradient_accumulation_steps == 1:
@@ -36,6 +39,7 @@ def checked_rule(
         optimizer,
         gradient_accumulation_steps,
         clip_norm,
+        reduction,
         on_nonfinite,
         accumulator_dtype and tf.as_dtype(accumulator_dtype),
         accumulator_device,
@@ -75,6 +79,19 @@ def _check_clip_norm(clip_norm) -> None:
         raise ValueError(
             "`clip_norm` must be a finite number > 0 or None. "
             f"Received: {clip_norm}. Use None to turn clipping off."
+        )
+
+
+def _check_reduction(reduction, weight, noise_scale) -> None:
+    if reduction not in ("mean", "sum"):
+        raise ValueError(
+            "`reduction` must be one of 'mean' and 'sum'. "
+            f"Received: {reduction!r}. Use 'mean' unless the loss sums over examples."
+        )
+    if reduction == "sum" and (weight is not None or noise_scale):
+        raise ValueError(
+            "`reduction='sum'` adds gradients as they are, so it takes neither `weight` "
+            "nor `noise_scale`. Received: one of them. Make the loss a mean."
         )
 
 

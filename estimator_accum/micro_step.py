@@ -14,81 +14,29 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.accumulators import (
-    Accumulator,
     Gradient,
     accumulate,
     cast,
-    create_accumulator,
     read,
     scaled,
     sum_over_replicas,
     take_window,
 )
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
-from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
-from estimator_accum.noise_scale import (
-    NoiseScale,
-    create_noise_scale,
-    update_noise_scale,
-)
+from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
+from estimator_accum.noise_scale import update_noise_scale
 from estimator_accum.nonfinite import are_finite, assert_finite
-from estimator_accum.window import (
-    AccumulationSteps,
-    Window,
-    accumulation_steps_tensor,
-    create_shared_scalar,
-    get_or_create_update_step,
-    get_windows,
-    register,
+from estimator_accum.plan import (
+    MicroBatch,
+    Plan,
+    Rule,
+    is_plain,
+    make_plan,
+    scalars_of,
+    state_of,
+    statistics_of,
 )
-
-
-class Rule(NamedTuple):
-    """What the caller asked for, checked; see `make_accumulating_train_op`."""
-
-    optimizer: tf.compat.v1.train.Optimizer
-    gradient_accumulation_steps: AccumulationSteps
-    clip_norm: float | None
-    on_nonfinite: str
-    accumulator_dtype: tf.DType | None
-    accumulator_device: str | None
-    noise_scale: bool
-    update_ops: list[tf.Operation] | None
-    name: str
-
-
-class MicroBatch(NamedTuple):
-    """What one replica computed of one micro-batch.
-
-    Attributes:
-        gradients: One for each variable.
-        variables: The trained variables.
-        loss: Scalar mean over the micro-batch; None where nobody knows.
-        weight: Scalar, what it counts for.
-        is_weighted: Whether `gradients` are those of weight * loss already.
-    """
-
-    gradients: list[Gradient]
-    variables: list[tf.Variable]
-    loss: tf.Tensor | None
-    weight: tf.Tensor
-    is_weighted: bool
-
-
-class _Plan(NamedTuple):
-    """What one accumulating train op is made of; the same in every replica."""
-
-    rule: Rule
-    variables: list[tf.Variable]
-    loss_divisor: int  # by which compute_gradients divided the loss
-    num_replicas: int
-    has_loss: bool
-    accumulators: list[Accumulator]  # of the variables, then of the scalars
-    micro_steps: tf.Variable | None  # None: every micro-step is a window
-    clipped_updates: tf.Variable | None
-    noise_scale: NoiseScale | None
-    update_step: tf.Variable
-    global_step: tf.Variable | None
+from estimator_accum.window import Window, accumulation_steps_tensor, register
 
 
 def make_micro_step(
@@ -102,9 +50,9 @@ def make_micro_step(
         global_step: Moves by 1 every micro-step; None leaves that to the caller.
     """
     replica = tf.distribute.get_replica_context()
-    scalars = _scalars(rule, micro_batch)
+    scalars = scalars_of(rule, micro_batch)
     plan = replica.merge_call(
-        lambda strategy: _make_plan(strategy, rule, micro_batch, scalars, global_step)
+        lambda strategy: make_plan(strategy, rule, micro_batch, scalars, global_step)
     )
     with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
         steps = accumulation_steps_tensor(
@@ -139,115 +87,12 @@ def _update_ops(rule: Rule) -> list[tf.Operation]:
     return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
 
 
-def is_plain(rule: Rule) -> bool:
-    """Whether every micro-batch is a window, and this replica the only one."""
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    return rule.gradient_accumulation_steps == 1 and replicas == 1
-
-
-def _scalars(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
-    """What is summed beside the gradients: weights, losses, for the noise two more."""
-    is_wide = any(gradient.dtype == tf.float64 for gradient in micro_batch.gradients)
-    dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
-    loss = micro_batch.loss
-    if loss is None:  # nothing to report, and nothing to find not finite
-        with tf.control_dependencies([_values(micro_batch.gradients[0])]):
-            loss = tf.zeros([], dtype)
-    with tf.control_dependencies([loss]):
-        # A constant weight must not be counted when the micro-batch fails to come.
-        weight = tf.identity(tf.cast(micro_batch.weight, dtype))
-    scalars = [weight, weight * tf.cast(loss, dtype)]
-    if rule.noise_scale:
-        squares = (
-            2.0
-            * tf.reduce_sum(half_squared_norms(micro_batch.gradients, dtype))
-            * tf.constant(_loss_divisor() ** 2, dtype)
-        )
-        squares = (
-            tf.math.divide_no_nan(squares, weight)
-            if micro_batch.is_weighted
-            else squares * weight
-        )
-        scalars += [squares, tf.ones_like(weight)]
-    return scalars
-
-
 def _nan(dtype: tf.DType = tf.float32) -> tf.Tensor:
     return tf.constant(float("nan"), dtype)
 
 
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _loss_divisor() -> int:
-    """By what `compute_gradients` has divided the loss, to sum means over replicas."""
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-    if getattr(graph, "_is_loss_scaled_by_optimizer", False):
-        return tf.distribute.get_strategy().num_replicas_in_sync
-    return 1
-
-
-def _make_plan(strategy, rule, micro_batch, scalars, global_step) -> _Plan:
-    """Cross-replica: creates the variables, before any branch that would own them."""
-    replicas = strategy.num_replicas_in_sync
-    with tf.init_scope():  # slots then have their plain names
-        innermost(rule.optimizer)._create_slots(micro_batch.variables)
-    # Several replicas leave out a micro-batch each on their own: from accumulators.
-    has_window = rule.gradient_accumulation_steps != 1 or (
-        replicas > 1 and rule.on_nonfinite == "skip_micro_batch"
-    )
-    shared_step = get_or_create_update_step()
-    is_first = not get_windows()
-    return _Plan(
-        rule=rule,
-        variables=micro_batch.variables,
-        loss_divisor=_loss_divisor(),
-        num_replicas=replicas,
-        has_loss=micro_batch.loss is not None,
-        accumulators=_accumulators(rule, micro_batch, scalars) if has_window else [],
-        micro_steps=(
-            create_shared_scalar(f"{rule.name}/micro_steps") if has_window else None
-        ),
-        clipped_updates=(
-            create_shared_scalar(f"{rule.name}/clipped_updates")
-            if rule.clip_norm is not None
-            else None
-        ),
-        noise_scale=create_noise_scale(rule.name) if rule.noise_scale else None,
-        update_step=(
-            shared_step
-            if is_first
-            else create_shared_scalar(f"{rule.name}/update_step")
-        ),
-        global_step=global_step,
-    )
-
-
-def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumulator]:
-    """Makes an accumulator for each variable, then those of the scalars."""
-    taken = {v.op.name for window in get_windows() for v in window.state}
-    made = []
-    with tf.device(rule.accumulator_device):
-        for gradient, variable in zip(
-            micro_batch.gradients, micro_batch.variables, strict=True
-        ):
-            # `op.name` of a mirrored variable is replica 0's, the same in every replica.
-            name = f"{variable.op.name}/accumulator"
-            if name in taken:  # a second train op's variable
-                name = f"{variable.op.name}/{rule.name}/accumulator"
-            dtype = rule.accumulator_dtype or variable.dtype.base_dtype
-            is_sparse = isinstance(gradient, tf.IndexedSlices)
-            made.append(create_accumulator(name, variable.shape, dtype, is_sparse))
-    for scalar, value in zip(("weight", "loss", "squares", "count"), scalars):
-        name = f"{rule.name}/{scalar}"
-        made.append(create_accumulator(name, tf.TensorShape([]), value.dtype))
-    return made
-
-
 def _accumulate(
-    plan: _Plan, micro_batch: MicroBatch, scalars: list[tf.Tensor]
+    plan: Plan, micro_batch: MicroBatch, scalars: list[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns, once it is accumulated, (what the window counts it for, mean loss)."""
     is_good, checked = _check_micro_batch(plan, micro_batch, scalars)
@@ -269,7 +114,7 @@ def _accumulate(
         ]
     with tf.control_dependencies(written):
         weight, loss = (read(accumulator.total) for accumulator in beside[:2])
-        mean_loss = tf.math.divide_no_nan(loss, weight)
+        mean_loss = _reduced(plan.rule, loss, weight)
         if is_good is None or plan.num_replicas > 1:
             counted = tf.constant(1, tf.int64)
         else:  # the window then takes another micro-batch instead
@@ -277,7 +122,7 @@ def _accumulate(
         return tf.identity(counted), mean_loss
 
 
-def _check_micro_batch(plan: _Plan, micro_batch: MicroBatch, scalars):
+def _check_micro_batch(plan: Plan, micro_batch: MicroBatch, scalars):
     """Returns (whether it counts; None is always, operations that must come first)."""
     rule = plan.rule
     if rule.on_nonfinite == "skip_window" or is_dynamic(rule.optimizer):
@@ -290,7 +135,7 @@ def _check_micro_batch(plan: _Plan, micro_batch: MicroBatch, scalars):
     return None, [_raise_unless(finite, plan)]
 
 
-def _raise_unless(finite: tf.Tensor, plan: _Plan) -> tf.Operation:
+def _raise_unless(finite: tf.Tensor, plan: Plan) -> tf.Operation:
     names = [v.op.name for v in plan.variables] + ["the weight", "the loss"]
     clock = plan.global_step
     if clock is None:
@@ -355,8 +200,8 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
             update_step_after=updates,
             global_step=plan.global_step,
             global_step_after=global_step_after,
-            state=_state(plan),
-            statistics=_statistics(plan),
+            state=state_of(plan),
+            statistics=statistics_of(plan),
             **result._asdict(),
         )
     )
@@ -373,12 +218,12 @@ class _Result(NamedTuple):
     noise_scale: tf.Tensor
 
 
-def _no_update(plan: _Plan) -> _Result:
+def _no_update(plan: Plan) -> _Result:
     nothing = _nan(plan.accumulators[-1].total.dtype)
     return _Result(tf.constant(False), nothing, nothing, nothing, _nan())
 
 
-def _update(strategy, plan: _Plan, gradients) -> _Result:
+def _update(strategy, plan: Plan, gradients) -> _Result:
     """Cross-replica, at a boundary: the window's mean, then the optimizer."""
     extended = strategy.extended
     mean = extended.call_for_each_replica(_take_mean, args=(plan, gradients))
@@ -406,7 +251,7 @@ def _update(strategy, plan: _Plan, gradients) -> _Result:
         )
 
 
-def _take_mean(plan: _Plan, gradients: list[Gradient] | None):
+def _take_mean(plan: Plan, gradients: list[Gradient] | None):
     """Replica context, at a boundary: reduce, normalize, clip, clear.
 
     Returns:
@@ -434,19 +279,22 @@ def _take_mean(plan: _Plan, gradients: list[Gradient] | None):
         # One micro-batch alone is its own mean.
         None
         if is_alone
-        else tf.math.divide_no_nan(
-            tf.constant(plan.loss_divisor, weight.dtype), weight
-        ),
+        else _reduced(rule, tf.constant(plan.loss_divisor, weight.dtype), weight),
         rule.clip_norm,
         tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, halves.dtype)),
     )
     mean = [cast(g, v.dtype) for g, v in zip(mean, plan.variables, strict=True)]
     with tf.control_dependencies(done):
-        scalars = [tf.math.divide_no_nan(loss, weight), norm, weight, *noise]
+        scalars = [_reduced(rule, loss, weight), norm, weight, *noise]
         return mean, [tf.identity(value) for value in scalars], tf.identity(is_good)
 
 
-def _apply(plan: _Plan, gradients: list[Gradient], loss: tf.Tensor):
+def _reduced(rule: Rule, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """The mean or the sum over the window of what was summed."""
+    return total if rule.reduction == "sum" else tf.math.divide_no_nan(total, weight)
+
+
+def _apply(plan: Plan, gradients: list[Gradient], loss: tf.Tensor):
     """Replica context: the optimizer, which must not reduce a second time."""
     options = {}
     if is_loss_scaling(plan.rule.optimizer):  # cannot be told
@@ -461,7 +309,7 @@ def _apply(plan: _Plan, gradients: list[Gradient], loss: tf.Tensor):
         )
 
 
-def _observe(plan: _Plan, norm, weight, noise: list[tf.Tensor]) -> tf.Tensor:
+def _observe(plan: Plan, norm, weight, noise: list[tf.Tensor]) -> tf.Tensor:
     """Cross-replica, after an update: returns the noise scale, NaN without one."""
     counted = []
     if plan.clipped_updates is not None:
@@ -473,7 +321,7 @@ def _observe(plan: _Plan, norm, weight, noise: list[tf.Tensor]) -> tf.Tensor:
         return update_noise_scale(plan.noise_scale, *noise, weight, norm)
 
 
-def _clipped_share(plan: _Plan, updates: tf.Tensor) -> tf.Tensor:
+def _clipped_share(plan: Plan, updates: tf.Tensor) -> tf.Tensor:
     if plan.clipped_updates is None:
         return tf.constant(0.0)
     with tf.control_dependencies([updates]):
@@ -508,21 +356,3 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
         for operation in component.handle.consumers()
         if operation.type == "ReadVariableOp"
     ]
-
-
-def _state(plan: _Plan) -> list[tf.Variable]:
-    """What a graph without accumulation does not have, and cannot do without."""
-    state = [plan.update_step]
-    if plan.micro_steps is not None:
-        state.append(plan.micro_steps)
-    for accumulator in plan.accumulators:
-        state.extend(variable for variable in accumulator if variable is not None)
-    return state
-
-
-def _statistics(plan: _Plan) -> list[tf.Variable]:
-    """What is only reported: a checkpoint without it restores all the same."""
-    statistics = list(plan.noise_scale or [])
-    if plan.clipped_updates is not None:
-        statistics.append(plan.clipped_updates)
-    return statistics

@@ -8,7 +8,8 @@ from estimator_accum.checks import (
     check_trained,
     checked_rule,
 )
-from estimator_accum.micro_step import MicroBatch, make_micro_step
+from estimator_accum.micro_step import make_micro_step
+from estimator_accum.plan import MicroBatch
 from estimator_accum.window import AccumulationSteps
 
 
@@ -30,6 +31,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         weight: Scalar Tensor, what the micro-batch counts for, or a callable without
             arguments that returns it in the graph of the gradients; None is 1.
         name: Scope of the window's counters; None takes the next free one.
+        reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum the
+            loss over the batch unless they are told otherwise by `loss_reduction`.
         on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
         accumulator_dtype: None is each variable's own.
         accumulator_device: None is where the variables are created.
@@ -41,7 +44,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             [16],
             columns,
             optimizer=lambda: AccumulatingOptimizer(
-                tf.compat.v1.train.AdamOptimizer(1e-3), gradient_accumulation_steps=4
+                tf.compat.v1.train.AdamOptimizer(1e-3),
+                gradient_accumulation_steps=4,
+                reduction="sum",
             ),
         )
     """
@@ -54,6 +59,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         weight=None,
         name: str | None = None,
         *,
+        reduction: str = "mean",
         on_nonfinite: str = "raise",
         accumulator_dtype: tf.DType | None = None,
         accumulator_device: str | None = None,
@@ -64,6 +70,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             optimizer,
             gradient_accumulation_steps,
             clip_norm,
+            weight,
+            reduction,
             on_nonfinite,
             accumulator_dtype,
             accumulator_device,

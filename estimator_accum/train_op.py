@@ -9,7 +9,8 @@ from estimator_accum.checks import (
     check_trained,
     checked_rule,
 )
-from estimator_accum.micro_step import MicroBatch, is_plain, make_micro_step
+from estimator_accum.micro_step import make_micro_step
+from estimator_accum.plan import MicroBatch, is_plain
 from estimator_accum.window import AccumulationSteps
 
 
@@ -23,6 +24,7 @@ def make_accumulating_train_op(
     global_step: tf.Variable | None = None,
     name: str | None = None,
     *,
+    reduction: str = "mean",
     on_nonfinite: str = "raise",
     accumulator_dtype: tf.DType | None = None,
     accumulator_device: str | None = None,
@@ -39,8 +41,8 @@ def make_accumulating_train_op(
     `optimizer.minimize(loss, global_step)` would stand.
 
     Args:
-        loss: Scalar, the mean over this replica's micro-batch; nobody divides it by K
-            or by the number of replicas.
+        loss: Scalar, the mean over this replica's micro-batch (or its sum, see
+            `reduction`); nobody divides it by K or by the number of replicas.
         optimizer: A `tf.compat.v1.train.Optimizer`. A learning rate that changes takes
             `get_or_create_update_step()` for its clock.
         gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable
@@ -54,6 +56,8 @@ def make_accumulating_train_op(
         global_step: Moves by 1 every micro-step; None is the graph's global step.
         name: Scope of the window's counters. None is "accumulation", for a second train
             op "accumulation_1" and so on.
+        reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
+            one that sums over its examples, whose big batch sums over the window's.
         on_nonfinite: What becomes of a micro-batch whose gradients or loss are NaN or
             infinite. "raise": the micro-step fails with the variables' names, and
             nothing was accumulated. "skip_micro_batch": it is left out, and the window
@@ -90,6 +94,8 @@ def make_accumulating_train_op(
         optimizer,
         gradient_accumulation_steps,
         clip_norm,
+        weight,
+        reduction,
         on_nonfinite,
         accumulator_dtype,
         accumulator_device,

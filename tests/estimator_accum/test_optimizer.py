@@ -1,0 +1,311 @@
+"""AccumulatingOptimizer: the rule for code that takes an optimizer."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_estimator.python.estimator.canned import head as v1_heads
+from toy_models import (
+    OPTIMIZERS,
+    make_batches,
+    make_model,
+    relative_difference,
+    split,
+    train_accumulating,
+    train_plain,
+)
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    get_windows,
+    make_accumulation_hooks,
+)
+
+v1 = tf.compat.v1
+K, UPDATES, BATCH = 3, 8, 6
+
+
+def _train(batches, make_train_op):
+    """Trains the toy model by `make_train_op(model)`; returns values by name."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        model = make_model()
+        train_op = make_train_op(model)
+        session.run(v1.global_variables_initializer())
+        for batch in batches:
+            session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
+        variables = v1.global_variables()
+        values = session.run(variables)
+        return {v.op.name: x for v, x in zip(variables, values, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "ftrl"])
+def test_minimize_is_make_accumulating_train_op_bit_for_bit(name):
+    batches = make_batches(UPDATES, BATCH)
+
+    def minimize(model):
+        clock = get_or_create_update_step()
+        rate = 0.05 / (1.0 + 0.1 * tf.cast(clock, tf.float32))
+        optimizer = AccumulatingOptimizer(OPTIMIZERS[name](rate, clock), K, 0.5)
+        return optimizer.minimize(model.loss, v1.train.get_or_create_global_step())
+
+    ours = _train([part for b in batches for part in split(b, K)], minimize)
+    reference = train_accumulating(
+        OPTIMIZERS[name], batches, K, clip_norm=0.5, decay=0.1
+    )
+    assert ours.keys() == reference.keys()
+    for key, value in reference.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=key)
+
+
+def test_gradients_that_the_caller_computed_are_accumulated_likewise():
+    """Without a loss there is none to report; the weights are the big batch's."""
+    batches = make_batches(UPDATES, BATCH)
+
+    def apply(model):
+        optimizer = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(0.05), K)
+        variables = [model.dense, model.embedding]
+        gradients = tf.gradients(model.loss, variables)
+        train_op = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        assert np.isnan(v1.Session().run(get_windows()[0].mean_loss))
+        return train_op
+
+    ours = _train([part for b in batches for part in split(b, K)], apply)
+    plain = train_plain(OPTIMIZERS["gradient_descent"], batches)
+    assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
+    assert "global_step" not in ours  # nobody asked for it
+
+
+def test_a_weight_may_be_a_callable():
+    batch = make_batches(1, BATCH)[0]
+
+    def minimize(model):
+        optimizer = AccumulatingOptimizer(
+            v1.train.GradientDescentOptimizer(0.05),
+            2,
+            weight=lambda: tf.shape(model.feeds.targets)[0],
+        )
+        return optimizer.minimize(model.loss)
+
+    uneven = [type(batch)(*(f[part] for f in batch)) for part in ([0], range(1, 6))]
+    ours = _train(uneven, minimize)
+    plain = train_plain(OPTIMIZERS["gradient_descent"], [batch])
+    assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
+
+
+def test_slots_and_variables_are_those_of_the_wrapped_optimizer():
+    with tf.Graph().as_default():
+        model = make_model()
+        adam = v1.train.AdamOptimizer()
+        optimizer = AccumulatingOptimizer(adam, K)
+        optimizer.minimize(model.loss)
+        assert optimizer.get_slot_names() == ["m", "v"]
+        assert optimizer.get_slot(model.dense, "m") is adam.get_slot(model.dense, "m")
+        assert {v.op.name for v in optimizer.variables()} == {
+            "beta1_power",
+            "beta2_power",
+            *(f"{n}/Adam{i}" for n in ("dense", "embedding") for i in ("", "_1")),
+        }
+
+
+def test_an_accumulating_optimizer_inside_another_is_refused():
+    inner = AccumulatingOptimizer(v1.train.AdamOptimizer(), 2)
+    with pytest.raises(TypeError, match=r"must not accumulate already\. Received: Acc"):
+        AccumulatingOptimizer(inner, 2)
+
+
+@pytest.mark.parametrize("bad", [{"gradient_accumulation_steps": 0}, {"clip_norm": -1}])
+def test_arguments_are_checked_when_the_optimizer_is_made(bad):
+    arguments = {"gradient_accumulation_steps": 2, **bad}
+    with pytest.raises(ValueError, match=f"`{next(iter(bad))}` must be"):
+        AccumulatingOptimizer(v1.train.AdamOptimizer(), **arguments)
+
+
+# Canned estimators and heads: one run over big batches, one over micro-batches.
+
+
+def _columns():
+    return [tf.feature_column.numeric_column("x", shape=[4])]
+
+
+def _input_fn(batch_size, count=BATCH * UPDATES):
+    def input_fn():
+        random = np.random.default_rng(3)
+        x = random.normal(size=[count, 4]).astype(np.float32)
+        y = (x.sum(axis=1) > 0).astype(np.int64)
+        return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(batch_size)
+
+    return input_fn
+
+
+def _final_values(estimator):
+    return {name: estimator.get_variable_value(name) for name in _trained(estimator)}
+
+
+def _trained(estimator):
+    theirs = ("accumul", "global_step", "update_step")
+    return [
+        name
+        for name in estimator.get_variable_names()
+        if not any(word in name for word in theirs)
+    ]
+
+
+def _accumulating(**options):
+    def wrap(make_optimizer):
+        return lambda: AccumulatingOptimizer(make_optimizer(), K, **options)
+
+    return wrap
+
+
+def _dnn(wrap, reduction, folder):
+    return v1.estimator.DNNClassifier(
+        [5],
+        _columns(),
+        model_dir=folder,
+        optimizer=wrap(lambda: v1.train.AdamOptimizer(_rate(0.05))),
+        loss_reduction=reduction,
+        config=tf.estimator.RunConfig(tf_random_seed=1),
+    )
+
+
+def _linear(wrap, reduction, folder):
+    return v1.estimator.LinearClassifier(
+        _columns(),
+        model_dir=folder,
+        optimizer=wrap(lambda: v1.train.FtrlOptimizer(_rate(0.5))),
+        loss_reduction=reduction,
+        config=tf.estimator.RunConfig(tf_random_seed=1),
+    )
+
+
+def _combined(wrap, reduction, folder):
+    return v1.estimator.DNNLinearCombinedClassifier(
+        folder,
+        _columns(),
+        wrap(lambda: v1.train.FtrlOptimizer(_rate(0.5))),
+        _columns(),
+        wrap(lambda: v1.train.AdagradOptimizer(_rate(0.1))),
+        [5],
+        loss_reduction=reduction,
+        config=tf.estimator.RunConfig(tf_random_seed=1),
+    )
+
+
+_IS_PLAIN = []
+
+
+def _rate(initial):
+    """A rate that decays with every update: a clock that is off shows."""
+    clock = (
+        v1.train.get_or_create_global_step()
+        if _IS_PLAIN
+        else get_or_create_update_step()
+    )
+    return initial / (1.0 + 0.5 * tf.cast(clock, tf.float32))
+
+
+def _plain(make_optimizer):
+    return make_optimizer
+
+
+@pytest.mark.parametrize("make", [_dnn, _linear, _combined], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_canned_estimators_take_it_and_train_as_on_the_big_batch(
+    tmp_path, monkeypatch, make, reduction
+):
+    theirs = {
+        "mean": v1.losses.Reduction.SUM_OVER_BATCH_SIZE,
+        "sum": v1.losses.Reduction.SUM,
+    }[reduction]
+    ours = make(_accumulating(reduction=reduction), theirs, str(tmp_path / "ours"))
+    ours.train(_input_fn(BATCH // K), hooks=make_accumulation_hooks())
+    monkeypatch.setitem(globals(), "_IS_PLAIN", [True])
+    plain = make(_plain, theirs, str(tmp_path / "plain"))
+    plain.train(_input_fn(BATCH))
+    expected = _final_values(plain)
+    found = _final_values(ours)
+    assert found.keys() == expected.keys()
+    assert relative_difference(found, expected, expected) < 1e-5
+    assert ours.get_variable_value("update_step") == UPDATES
+    assert ours.get_variable_value("global_step") == UPDATES * K
+
+
+def test_a_partial_window_of_two_optimizers_is_applied(tmp_path, caplog):
+    estimator = _combined(
+        _accumulating(), v1.losses.Reduction.SUM_OVER_BATCH_SIZE, str(tmp_path)
+    )
+    caplog.set_level("INFO", "tensorflow.estimator_accum")
+    hooks = make_accumulation_hooks("apply", metrics_dir=tmp_path)
+    estimator.train(_input_fn(2, 10), hooks=hooks)  # 5 micro-steps: 3 and 2
+    applied = [r.getMessage() for r in caplog.records if "applied" in r.getMessage()]
+    assert [line.split(":")[0] for line in applied] == [
+        "partial window of accumulation_1",
+        "partial window of accumulation",
+    ]
+    assert estimator.get_variable_value("update_step") == 2
+    assert estimator.get_variable_value("accumulation_1/update_step") == 2
+    assert estimator.get_variable_value("accumulation/micro_steps") == 0
+    rows = (tmp_path / "train_metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in rows[1:]] == [["1", "3"], ["2", "5"]]
+
+
+def _head_model_fn(make_head, make_spec):
+    def model_fn(features, labels, mode):
+        head = make_head()
+        weights = v1.get_variable("weights", [4, 1], initializer=v1.zeros_initializer())
+        logits = tf.matmul(features["x"], weights)
+        return make_spec(head, features, mode, logits, labels, [weights])
+
+    return model_fn
+
+
+def _sgd():
+    return AccumulatingOptimizer(v1.train.GradientDescentOptimizer(0.5), K)
+
+
+def _spec_with_train_op_fn(head, features, mode, logits, labels, variables):
+    return head.create_estimator_spec(
+        features,
+        mode,
+        logits,
+        labels=tf.cast(labels, tf.float32)[:, None],
+        trainable_variables=variables,
+        train_op_fn=lambda loss: _sgd().minimize(
+            loss, global_step=v1.train.get_or_create_global_step()
+        ),
+    )
+
+
+def _spec_with_optimizer(head, features, mode, logits, labels, variables):
+    return head.create_estimator_spec(
+        features, mode, logits, labels=labels[:, None], optimizer=_sgd()
+    )
+
+
+@pytest.mark.parametrize(
+    ("make_head", "make_spec"),
+    [
+        (lambda: tf.estimator.BinaryClassHead(), _spec_with_train_op_fn),
+        (
+            lambda: v1_heads._binary_logistic_head_with_sigmoid_cross_entropy_loss(
+                loss_reduction=v1.losses.Reduction.SUM_OVER_BATCH_SIZE
+            ),
+            _spec_with_optimizer,
+        ),
+    ],
+    ids=["train_op_fn", "optimizer"],
+)
+def test_heads_take_it_and_train_as_on_the_big_batch(tmp_path, make_head, make_spec):
+    estimator = tf.estimator.Estimator(
+        _head_model_fn(make_head, make_spec), str(tmp_path)
+    )
+    estimator.train(_input_fn(BATCH // K))
+    random = np.random.default_rng(3)
+    x = random.normal(size=[BATCH * UPDATES, 4])
+    y = (x.sum(axis=1) > 0).astype(float)
+    weights = np.zeros(4)  # logistic regression by hand, on the big batches
+    for inputs, labels in zip(np.split(x, UPDATES), np.split(y, UPDATES), strict=True):
+        error = 1 / (1 + np.exp(-inputs @ weights)) - labels
+        weights -= 0.5 * inputs.T @ error / BATCH
+    found = estimator.get_variable_value("weights")[:, 0]
+    np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-6)
