@@ -1,0 +1,179 @@
+"""accumulator_dtype, accumulator_device, reduction, update_ops: what they change."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from toy_models import OPTIMIZERS, make_batches, make_model, split, train_plain
+
+from estimator_accum import make_accumulating_train_op
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def _fresh_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+def _sgd(rate=1.0):
+    return v1.train.GradientDescentOptimizer(rate)
+
+
+def _variables():
+    return {variable.op.name: variable for variable in v1.global_variables()}
+
+
+def test_float32_accumulators_keep_what_float16_ones_lose():
+    """2048 + 1 is 2048 in float16."""
+
+    def train(dtype):
+        with tf.Graph().as_default(), v1.Session() as session:
+            slope = v1.placeholder(tf.float16, [])
+            x = v1.get_variable("x", initializer=tf.constant(0, tf.float16))
+            train_op = make_accumulating_train_op(
+                x * slope, _sgd(), 4, accumulator_dtype=dtype
+            )
+            found = _variables()["x/accumulator"].dtype.base_dtype
+            assert found == (dtype or tf.float16)
+            session.run(v1.global_variables_initializer())
+            for value in (2048, 1, 1, 2):
+                session.run(train_op, {slope: value})
+            return float(session.run(x))
+
+    assert train(tf.float32) == -513
+    assert train(None) == -512.5
+
+
+def test_large_weights_do_not_overflow_half_precision_gradients():
+    x = v1.get_variable("x", initializer=tf.constant(0, tf.float16))
+    train_op = make_accumulating_train_op(
+        x * tf.constant(100, tf.float16),
+        _sgd(),
+        2,
+        weight=tf.constant(4096),
+        accumulator_dtype=tf.float32,
+    )
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(train_op)
+        session.run(train_op)
+        assert session.run(x) == -100
+
+
+def test_accumulators_live_where_they_are_asked_to():
+    model = make_model()
+    make_accumulating_train_op(model.loss, _sgd(), 2, accumulator_device="/cpu:1")
+    for name, variable in _variables().items():
+        is_ours = "accumulator" in name
+        assert variable.device.endswith("CPU:1") == is_ours, (name, variable.device)
+
+
+@pytest.mark.parametrize("sparse_rows", [0, 11])
+def test_there_is_one_accumulator_a_variable_and_scalars_beside(sparse_rows):
+    model = make_model()
+    make_accumulating_train_op(
+        model.loss,
+        v1.train.AdamOptimizer(),
+        2,
+        clip_norm=1.0,
+        noise_scale=True,
+        var_list=[model.dense, *([model.embedding] if sparse_rows else [])],
+    )
+    trained = 3 + sparse_rows * 2
+    slots = 2 * trained
+    ours = [v for n, v in _variables().items() if "accumulator" in n]
+    sizes = [int(np.prod(v.shape)) for v in ours]
+    assert sum(sizes) == trained + sparse_rows  # and the mask of touched rows
+    scalars = [v for v in v1.global_variables() if v.shape.rank == 0]
+    total = sum(int(np.prod(v.shape)) for v in v1.global_variables())
+    untrained = 0 if sparse_rows else 22
+    assert total == trained + untrained + slots + sum(sizes) + len(scalars)
+
+
+def test_an_accumulator_dtype_that_is_no_float_is_refused():
+    x = v1.get_variable("x", initializer=1.0)
+    with pytest.raises(
+        ValueError, match="`accumulator_dtype` must be a floating-point"
+    ):
+        make_accumulating_train_op(x * x, _sgd(), 2, accumulator_dtype=tf.int32)
+
+
+def test_losses_that_are_sums_add_up():
+    """As the big batch's sum does, where the mean rule gives a third of it."""
+    batches = make_batches(4, 6)
+    model = make_model()
+    loss = model.loss * tf.cast(tf.shape(model.feeds.targets)[0], tf.float32)
+    train_op = make_accumulating_train_op(loss, _sgd(0.05 / 6), 3, reduction="sum")
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for part in (part for batch in batches for part in split(batch, 3)):
+            session.run(train_op, dict(zip(model.feeds, part, strict=True)))
+        found = session.run(model.dense)
+    plain = train_plain(OPTIMIZERS["gradient_descent"], batches)  # of the mean
+    np.testing.assert_allclose(found, plain["dense"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduction": "max"}, r"`reduction` must be one of 'mean' and 'sum'.*'max'"),
+        ({"reduction": "sum", "weight": 2.0}, "neither `weight` nor `noise_scale`"),
+        ({"reduction": "sum", "noise_scale": True}, "neither `weight` nor"),
+    ],
+)
+def test_reductions_are_checked(options, message):
+    x = v1.get_variable("x", initializer=1.0)
+    with pytest.raises(ValueError, match=message):
+        make_accumulating_train_op(x * x, _sgd(), 2, **options)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_update_ops_run_once_every_micro_step(steps, is_wrapped):
+    """By themselves, and not twice where the caller asks for them as well."""
+    x = v1.get_variable("x", initializer=1.0)
+    average = v1.get_variable("average", initializer=0.0, trainable=False)
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)
+    wrapped = v1.get_collection(v1.GraphKeys.UPDATE_OPS) if is_wrapped else []
+    with tf.control_dependencies(wrapped):
+        train_op = make_accumulating_train_op(x * x, _sgd(), steps)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        counts = []
+        for _ in range(6):
+            session.run(train_op)
+            counts.append(session.run(average))
+    assert counts == [1, 2, 3, 4, 5, 6]
+
+
+def test_update_ops_may_be_chosen():
+    x = v1.get_variable("x", initializer=1.0)
+    average = v1.get_variable("average", initializer=0.0, trainable=False)
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)
+    train_op = make_accumulating_train_op(x * x, _sgd(), 2, update_ops=[])
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(train_op)
+        assert session.run(average) == 0
+
+
+def test_batch_normalization_moves_with_every_micro_batch():
+    """The moving mean after K micro-batches is that of K plain training steps."""
+    inputs = v1.placeholder(tf.float32, [None, 2])
+    scale = v1.get_variable("scale", initializer=[1.0, 1.0])
+    moving = v1.get_variable("moving", initializer=[0.0, 0.0], trainable=False)
+    mean, variance = tf.nn.moments(inputs, [0])
+    update = v1.assign_sub(moving, 0.1 * (moving - mean))
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+    normalized = tf.nn.batch_normalization(inputs, mean, variance, None, scale, 1e-3)
+    train_op = make_accumulating_train_op(tf.reduce_mean(normalized**3), _sgd(), 4)
+    expected = np.zeros(2)
+    random = np.random.default_rng(0)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for _ in range(8):
+            batch = random.normal(1.0, size=[5, 2])
+            session.run(train_op, {inputs: batch})
+            expected -= 0.1 * (expected - batch.mean(0))
+        np.testing.assert_allclose(session.run(moving), expected, rtol=1e-5)

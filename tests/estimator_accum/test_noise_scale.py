@@ -1,0 +1,101 @@
+"""The gradient noise scale against its analytic value."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import get_windows, make_accumulating_train_op
+
+v1 = tf.compat.v1
+
+# Every example's gradient is SIGNAL + noise of covariance NOISE**2 * identity, whatever
+# the weights are: a loss that is linear in them. tr(Sigma) / |G|^2 is known.
+SIGNAL = np.array([0.3, -0.4, 1.2])  # |G| = 1.3
+NOISE = 2.0
+EXPECTED = 3 * NOISE**2 / np.sum(SIGNAL**2)  # 7.1 examples
+
+
+def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
+    """Noise scale after `updates` windows of micro-batches of these sizes."""
+    random = np.random.default_rng(seed)
+    with tf.Graph().as_default(), v1.Session() as session:
+        examples = v1.placeholder(tf.float32, [None, 3])
+        x = v1.get_variable("x", initializer=np.zeros([3, 1], np.float32))
+        # Rows 0, 1 and 2, each looked up twice: the norm is that of the summed rows.
+        rows = (
+            tf.gather(x, [0, 1, 2, 0, 1, 2]) / 2 if sparse else tf.concat([x, x], 0) / 2
+        )
+        loss = tf.reduce_mean(tf.matmul(tf.concat([examples, examples], 1), rows))
+        train_op = make_accumulating_train_op(
+            loss,
+            v1.train.GradientDescentOptimizer(1e-3),
+            len(sizes),
+            weight=tf.shape(examples)[0] if weigh_examples else None,
+            noise_scale=True,
+        )
+        session.run(v1.global_variables_initializer())
+        run = session.make_callable(
+            [get_windows()[0].noise_scale, train_op], [examples]
+        )
+        for _ in range(updates):
+            for size in sizes:
+                found, _ = run(SIGNAL + NOISE * random.normal(size=[size, 3]))
+    return float(found)
+
+
+@pytest.mark.parametrize("sizes", [[4] * 8, [1, 2, 3, 10, 16]], ids=["even", "uneven"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_it_is_the_analytic_value_in_examples(sizes, sparse):
+    # Its means run over about a hundred updates of 32 examples each.
+    found = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
+    assert found == pytest.approx(EXPECTED, rel=0.1)
+
+
+def test_without_weights_its_unit_is_the_micro_batch():
+    found = np.mean([_estimate([4] * 8, 300, False, seed=i) for i in range(4)])
+    assert found == pytest.approx(EXPECTED / 4, rel=0.1)
+
+
+def test_it_is_off_by_far_if_micro_batches_were_one_batch():
+    """The control: two copies of one micro-batch have no noise between them."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.get_variable("x", initializer=[1.0, 2.0])
+        train_op = make_accumulating_train_op(
+            tf.reduce_sum(x),
+            v1.train.GradientDescentOptimizer(0.1),
+            2,
+            noise_scale=True,
+        )
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            _, found = session.run([train_op, get_windows()[0].noise_scale])
+        assert found == pytest.approx(0.0, abs=1e-6)
+
+
+def test_it_moves_no_weight():
+    def train(noise_scale):
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.get_variable("x", initializer=[1.0, 2.0])
+            train_op = make_accumulating_train_op(
+                tf.reduce_sum(x**2),
+                v1.train.AdamOptimizer(),
+                3,
+                noise_scale=noise_scale,
+            )
+            session.run(v1.global_variables_initializer())
+            for _ in range(9):
+                session.run(train_op)
+            return session.run(x)
+
+    np.testing.assert_array_equal(train(True), train(False))
+
+
+def test_one_micro_batch_a_window_has_no_noise_to_compare():
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(
+            ValueError, match=r"there must be two\. Received: .*=1 on one rep"
+        ),
+    ):
+        x = v1.get_variable("x", initializer=1.0)
+        make_accumulating_train_op(x * x, v1.train.AdamOptimizer(), 1, noise_scale=True)

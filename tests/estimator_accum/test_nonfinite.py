@@ -1,0 +1,233 @@
+"""NaN and infinity: what each policy leaves behind."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    make_accumulating_train_op,
+)
+
+v1 = tf.compat.v1
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+class _Run:
+    """A train op whose variables' gradients are what is fed, and their values after."""
+
+    def __init__(self, steps, sparse=False, **options):
+        self.gradient = v1.placeholder(tf.float32, [])
+        # The slope of 0 * x is 0: `other` shows that the culprit alone is named.
+        self.x = v1.get_variable("x", initializer=[0.0, 0.0])
+        other = v1.get_variable("other", initializer=0.0)
+        x = tf.reduce_sum(tf.gather(self.x, [0])) if sparse else self.x[0]
+        self.train_op = make_accumulating_train_op(
+            self.gradient * x + 0.0 * other,
+            v1.train.MomentumOptimizer(1.0, 0.0),
+            steps,
+            **options,
+        )
+        self.session = v1.Session()
+        self.session.run(v1.global_variables_initializer())
+
+    def __call__(self, *gradients):
+        """Returns x after each micro-step."""
+        values = []
+        for gradient in gradients:
+            self.session.run(self.train_op, {self.gradient: gradient})
+            values.append(float(self.session.run(self.x)[0]))
+        return values
+
+    def state(self):
+        names = ("global_step", "update_step", "accumulation/micro_steps")
+        found = {v.op.name: v for v in v1.global_variables()}
+        return [int(self.session.run(found[n])) for n in names if n in found]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_raise_names_variable_and_micro_step_and_accumulates_nothing(bad, sparse):
+    run = _Run(3, sparse)
+    run(1.0)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"Gradients must be finite\. Received: NaN or infinity at micro-step 2 "
+        r"in x\b.*Pass on_nonfinite=",
+    ):
+        run(bad)
+    assert run.state() == [1, 0, 1]
+    assert run(2.0, 6.0) == [0.0, -3.0]  # as if the bad one had not been
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_raise_is_the_default_for_one_step_windows_too(sparse):
+    run = _Run(1, sparse)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"micro-step 1 in x\b"):
+        run(NAN)
+    assert run(1.0) == [-1.0]
+    assert run.state() == [1, 1]
+
+
+def test_a_loss_that_is_not_finite_is_named_though_its_gradients_are():
+    x = v1.get_variable("x", initializer=0.0)
+    bias = v1.placeholder(tf.float32, [])
+    train_op = make_accumulating_train_op(
+        x + bias, v1.train.GradientDescentOptimizer(1.0), 2
+    )
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match="1 in the loss"):
+            session.run(train_op, {bias: INF})
+
+
+def test_gradients_too_large_for_their_squares_are_finite_all_the_same():
+    run = _Run(2)
+    assert run(1e25, 3e25) == [0.0, pytest.approx(-2e25)]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_skip_micro_batch_leaves_it_out_wherever_it_stands(bad, sparse):
+    run = _Run(2, sparse, on_nonfinite="skip_micro_batch")
+    assert run(bad, 1.0, bad, 3.0, 5.0, bad, 7.0) == [0, 0, 0, -2, -2, -2, -8]
+    assert run.state() == [7, 2, 0]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_skip_window_ends_the_window_and_the_next_starts_clean(sparse):
+    run = _Run(2, sparse, on_nonfinite="skip_window", clip_norm=100.0)
+    assert run(1.0, NAN, 2.0, 4.0, INF, 1.0, 5.0, 7.0) == [0, 0, 0, -3, -3, -3, -3, -9]
+    assert run.state() == [8, 2, 0]
+
+
+@pytest.mark.parametrize("policy", ["skip_window", "skip_micro_batch"])
+def test_skipping_works_with_one_step_windows(policy):
+    run = _Run(1, on_nonfinite=policy)
+    assert run(1.0, NAN, 2.0) == [-1, -1, -3]
+    assert run.state() == [3, 2]
+
+
+def test_a_skipped_window_moves_no_slot_and_no_clock():
+    x = v1.get_variable("x", initializer=0.0)
+    slope = v1.placeholder(tf.float32, [])
+    adam = v1.train.AdamOptimizer(0.1)
+    train_op = make_accumulating_train_op(
+        x * slope, adam, 2, on_nonfinite="skip_window"
+    )
+    frozen = [x, *adam.variables(), get_or_create_update_step()]
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for value in (1.0, 2.0):
+            session.run(train_op, {slope: value})
+        before = session.run(frozen)
+        for value in (NAN, 2.0):
+            session.run(train_op, {slope: value})
+        np.testing.assert_array_equal(session.run(frozen), before)
+
+
+def test_the_norm_of_a_skipped_window_poisons_nothing():
+    """Clipping scales by NaN where the norm is not finite: to nothing that is kept."""
+    run = _Run(1, on_nonfinite="skip_window", clip_norm=0.5)
+    assert run(INF, 3.0, 0.25) == [0, -0.5, -0.75]
+
+
+def test_policies_are_checked_by_name():
+    with pytest.raises(ValueError, match=r"`on_nonfinite` must be one of.*'ignore'"):
+        _Run(2, on_nonfinite="ignore")
+
+
+# Loss scaling: inside and outside.
+
+
+def _half_model():
+    """d loss / d x is what is fed; past 65504 / scale it overflows in float16."""
+    slope = v1.placeholder(tf.float32, [])
+    x = v1.get_variable("x", initializer=0.0)
+    loss = tf.cast(tf.cast(x, tf.float16) * tf.cast(slope, tf.float16), tf.float32)
+    return slope, x, loss
+
+
+def _scaling(optimizer, scale):
+    return v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale)
+
+
+def _dynamic():
+    return v1.mixed_precision.DynamicLossScale(
+        initial_loss_scale=1024.0, increment_period=2
+    )
+
+
+def _train(session, train_op, slope, x, values):
+    seen = []
+    for value in values:
+        session.run(train_op, {slope: value})
+        seen.append(float(session.run(x)))
+    return seen
+
+
+@pytest.mark.parametrize("where", ["inside", "outside", "train_op"])
+@pytest.mark.parametrize("kind", ["fixed", "dynamic"])
+def test_loss_scaling_gives_the_weights_of_training_without(where, kind):
+    slope, x, loss = _half_model()
+    scale = 8.0 if kind == "fixed" else _dynamic()
+    sgd = v1.train.GradientDescentOptimizer(1.0)
+    step = v1.train.get_or_create_global_step()
+    if where == "outside":
+        optimizer = _scaling(AccumulatingOptimizer(sgd, 2), scale)
+        train_op = optimizer.minimize(loss, step)
+    elif where == "inside":
+        optimizer = AccumulatingOptimizer(_scaling(sgd, scale), 2)
+        train_op = optimizer.minimize(loss, step)
+    else:
+        train_op = make_accumulating_train_op(loss, _scaling(sgd, scale), 2)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        seen = _train(session, train_op, slope, x, [1.0, 3.0, 0.5, 0.25])
+        assert session.run(step) == 4
+        assert session.run(get_or_create_update_step()) == 2
+    assert seen == [0, -2, -2, -2.375]
+
+
+def test_inside_the_rule_the_scale_moves_once_a_window_and_voids_it_by_itself():
+    slope, x, loss = _half_model()
+    scale = _dynamic()
+    optimizer = _scaling(v1.train.GradientDescentOptimizer(1.0), scale)
+    train_op = make_accumulating_train_op(loss, optimizer, 2)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        scales, values = [], []
+        # 100 * 1024 leaves float16's range; 1 * 512 does not.
+        for value in (1.0, 100.0, 1.0, 3.0, 1.0, 1.0):
+            values += _train(session, train_op, slope, x, [value])
+            scales.append(float(session.run(scale())))
+        assert session.run(get_or_create_update_step()) == 2
+    assert values == [0, 0, 0, -2, -2, -3]
+    assert scales == [1024, 512, 512, 512, 512, 1024]  # doubled after two good windows
+
+
+def test_outside_the_rule_one_micro_batch_is_left_out_and_the_scale_falls():
+    slope, x, loss = _half_model()
+    scale = _dynamic()
+    inner = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(1.0), 2)
+    train_op = _scaling(inner, scale).minimize(
+        loss, v1.train.get_or_create_global_step()
+    )
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        assert _train(session, train_op, slope, x, [1.0, 100.0, 3.0]) == [0, 0, -2]
+        assert session.run(scale()) == 512
+
+
+def test_dynamic_loss_scaling_refuses_to_skip_single_micro_batches():
+    _, _, loss = _half_model()
+    optimizer = _scaling(v1.train.GradientDescentOptimizer(1.0), _dynamic())
+    with pytest.raises(ValueError, match=r"cannot be 'skip_micro_batch' where dynamic"):
+        make_accumulating_train_op(loss, optimizer, 2, on_nonfinite="skip_micro_batch")
