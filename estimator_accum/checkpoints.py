@@ -33,26 +33,29 @@ def get_or_add_saver() -> tf.compat.v1.train.Saver:
 
 
 class SaveWatch:
-    """Calls back before every save of `saver`, and can repeat the last one."""
+    """Calls back before every save of `saver`, and can repeat the latest ones."""
 
     def __init__(self, saver: tf.compat.v1.train.Saver, before_save: Callable):
         self._save = saver.save
-        self._arguments = None
+        self._latest = {}
+        self.has_saved = False
 
         def save(sess, save_path, *args, **kwargs):
             before_save(sess)
-            self._arguments = (save_path, args, kwargs)
+            self._latest[save_path] = (args, kwargs)
+            self.has_saved = True
             return self._save(sess, save_path, *args, **kwargs)
 
         saver.save = save
 
-    def save_again(self, session: tf.compat.v1.Session, global_step: int) -> bool:
-        """Saves as the last save did; False if nothing was ever saved."""
-        if self._arguments is None:
-            return False
-        save_path, args, kwargs = self._arguments
-        self._save(session, save_path, *args, **{**kwargs, "global_step": global_step})
-        return True
+    def forget(self) -> None:
+        """Leaves the saves until now as they are: training goes on."""
+        self._latest.clear()
+
+    def save_again(self, session: tf.compat.v1.Session) -> None:
+        """Repeats the saves since `forget`, of what the session holds now."""
+        for save_path, (args, kwargs) in self._latest.items():
+            self._save(session, save_path, *args, **kwargs)
 
 
 class WindowlessRestore:

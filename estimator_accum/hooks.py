@@ -112,13 +112,14 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
-        self._run_context = None
+        self._run_context = self._last_global_step = None
         update_step = int(session.run(self._windows[0].update_step))
         for report in self._reports:
             report.open(update_step)
 
     def before_run(self, run_context):
         self._run_context, self._is_running = run_context, True
+        self._watch.forget()
         return tf.compat.v1.train.SessionRunArgs(self._fetches[0])
 
     def after_run(self, run_context, run_values) -> None:
@@ -133,8 +134,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def end(self, session) -> None:
         if self._applies:
             if self._apply_partial_windows(session):
-                global_step = session.run(self._global_step())
-                if not self._watch.save_again(session, global_step):
+                self._watch.save_again(session)
+                if not self._watch.has_saved:
                     _logger.warning(
                         "the applied window is in no checkpoint: none was written "
                         "through the Saver that make_accumulation_hooks found. Pass "

@@ -162,6 +162,66 @@ def test_apply_works_in_a_session_whose_saving_hook_comes_last(tmp_path):
     assert train(tmp_path / "b", lambda saving, ours: [*ours, saving]) == -4
 
 
+class _Saving(v1.train.SessionRunHook):
+    """Saves after every micro-step, as a user's own code may."""
+
+    def __init__(self, folder):
+        self._path = str(folder / "own.ckpt")
+
+    def after_run(self, run_context, run_values):
+        saver = v1.get_collection(v1.GraphKeys.SAVERS)[0]
+        step = run_context.session.run(v1.train.get_global_step())
+        saver.save(run_context.session, self._path, global_step=step)
+
+
+def test_saves_that_others_make_apply_nothing_before_the_end(tmp_path):
+    """22 micro-steps in windows of 4 are 6 updates, however often they are saved."""
+    estimator = _estimator(tmp_path, partial_window="apply")
+    estimator.train(_input_fn, hooks=[_Saving(tmp_path)], max_steps=22)
+    plain = _estimator(tmp_path / "plain", partial_window="apply")
+    plain.train(_input_fn, max_steps=22)
+    _assert_same(_values(estimator), _values(plain))
+    assert plain.get_variable_value("update_step") == 6
+    middle = tf.train.load_checkpoint(str(tmp_path / "own.ckpt-21"))
+    assert middle.get_tensor("accumulation/micro_steps") == 1
+
+
+def test_a_second_saving_hook_applies_nothing_before_the_end(tmp_path):
+    with tf.Graph().as_default():
+        x = v1.get_variable("x", initializer=0.0)
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_op = make_accumulating_train_op(2 * x, optimizer, 4)
+        first, second = (
+            v1.train.CheckpointSaverHook(str(tmp_path / name), save_steps=1)
+            for name in ("first", "second")
+        )
+        hooks = [first, *make_accumulation_hooks("apply"), second]
+        with v1.train.MonitoredTrainingSession(
+            hooks=[*hooks, v1.train.StopAtStepHook(7)]
+        ) as session:
+            while not session.should_stop():
+                session.run(train_op)
+    assert tf.train.load_variable(str(tmp_path / "first"), "x") == -4
+    assert tf.train.load_variable(str(tmp_path / "second"), "x") == -4
+    middle = tf.train.load_checkpoint(str(tmp_path / "second" / "model.ckpt-6"))
+    assert middle.get_tensor("accumulation/micro_steps") == 2
+    assert middle.get_tensor("x") == -2
+
+
+def test_a_session_that_just_ends_applies_its_partial_window(tmp_path):
+    """No hook has asked it to stop, and the data has not ended."""
+    with tf.Graph().as_default():
+        x = v1.get_variable("x", initializer=0.0)
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_op = make_accumulating_train_op(2 * x, optimizer, 4)
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), hooks=make_accumulation_hooks("apply")
+        ) as session:
+            for _ in range(6):
+                session.run(train_op)
+    assert tf.train.load_variable(str(tmp_path), "x") == -4
+
+
 def test_a_checkpoint_without_accumulation_resumes_with_it_and_back(tmp_path, info_log):
     plain = _estimator(tmp_path, steps=None)
     plain.train(_input_fn, steps=5)
@@ -193,14 +253,6 @@ def test_a_partial_window_that_a_graph_cannot_hold_is_dropped_with_a_warning(
     _estimator(tmp_path, steps=4).train(_input_fn, steps=6)
     _estimator(tmp_path, steps=1).train(lambda: _input_fn(6), steps=1)
     assert "partial window of 2 micro-steps, which this graph cannot" in info_log.text
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_evaluation_and_prediction_graphs_contain_no_accumulator(tmp_path, steps):
-    estimator = _estimator(tmp_path, steps=steps)
-    estimator.train(_input_fn, steps=8)
-    assert np.isfinite(estimator.evaluate(_input_fn)["loss"])
-    assert len(list(estimator.predict(_input_fn))) == EXAMPLES
 
 
 def _rows(folder):
@@ -262,6 +314,61 @@ def test_metrics_go_to_tensorboard_too(tmp_path):
     for name in ("loss", "gradient_norm", "learning_rate", "update_step"):
         value = events[(f"accumulation/{name}", 8)]
         np.testing.assert_allclose(value, float(row[name]), rtol=1e-6)
+
+
+def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
+    with tf.Graph().as_default():
+        slope = v1.placeholder_with_default(3.0, [])
+        x = v1.get_variable("x", initializer=0.0)
+        train_op = make_accumulating_train_op(
+            x * slope,
+            v1.train.GradientDescentOptimizer(1.0),
+            2,
+            clip_norm=1.0,
+            noise_scale=True,
+        )
+        hooks = make_accumulation_hooks(metrics_dir=tmp_path, micro_batch_size=8)
+        with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+            for value in (3, 3, 0.5, 0.5, 5, 1):
+                session.run(train_op, {slope: value})
+    scalars = {
+        (value.tag.removeprefix("accumulation/"), event.step): value.simple_value
+        for path in tmp_path.glob("events*")
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    for at, clipped_share in ((2, 1.0), (4, 0.5), (6, 2 / 3)):
+        assert scalars[("clipped_share", at)] == pytest.approx(clipped_share)
+        assert scalars[("effective_batch_size", at)] == 16
+        assert scalars[("weight", at)] == 2
+    assert scalars[("noise_scale", 2)] == 0
+    assert scalars[("noise_scale", 6)] > 0
+
+
+def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
+    """Clipping switched on in mid-window: only its count starts at 0."""
+
+    def train(clip_norm, micro_steps):
+        with tf.Graph().as_default():
+            x = v1.get_variable("x", initializer=0.0)
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            train_op = make_accumulating_train_op(2 * x, optimizer, 4, clip_norm)
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=make_accumulation_hooks()
+            ) as session:
+                for _ in range(micro_steps):
+                    session.run(train_op)
+
+    def value(name):
+        return tf.train.load_variable(str(tmp_path), name)
+
+    train(None, 7)
+    assert (value("update_step"), value("accumulation/micro_steps")) == (1, 3)
+    train(0.5, 1)
+    assert (value("update_step"), value("accumulation/micro_steps")) == (2, 0)
+    assert (value("x"), value("accumulation/clipped_updates")) == (-2.5, 1)
+    train(0.5, 4)
+    assert (value("x"), value("accumulation/clipped_updates")) == (-3.0, 2)
 
 
 def test_the_end_of_the_data_moves_nothing(tmp_path):
