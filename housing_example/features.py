@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-TARGET = "MEDV"  # median price [1,000 dollars]
+TARGET = "MEDV"  # median price; 1,000 dollars in the Boston data, any unit does
 CATEGORY = "CHAS"  # 1 where the tract bounds the river, else 0
 COLUMNS = (
     *("CRIM", "ZN", "INDUS", CATEGORY, "NOX", "RM", "AGE", "DIS", "RAD", "TAX"),

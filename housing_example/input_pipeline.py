@@ -136,9 +136,12 @@ def _check_cells(path: str, cells: pd.DataFrame, table: pd.DataFrame) -> None:
         return
     row, column = wrong[0]
     name, line = COLUMNS[column], table.index[row]
-    rule = f"a number of less than {_LARGEST:g} in size"
     if is_number.iat[row, column]:
         rule = rules[name][1]
+    elif np.isnan(table.iat[row, column]):
+        rule = "a number"
+    else:
+        rule = f"a number of less than {_LARGEST:g} in size"
     raise ValueError(
         f"{path} line {line} must have {rule} for {name}. "
         f"Received: {cells.iat[row, column]!r}. Correct or remove the line."

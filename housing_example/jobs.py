@@ -50,8 +50,8 @@ class Result(NamedTuple):
     """Of one trained model.
 
     Attributes:
-        metrics: Of the test examples: mae, rmse [1,000 dollars], update_step and more.
-        prices: Predicted for the test examples [1,000 dollars].
+        metrics: Of the test examples: mae, rmse [unit of MEDV], update_step and more.
+        prices: Predicted for the test examples [unit of MEDV].
         losses: The rows of `train_metrics.csv`.
         weights: Trained variables by name.
     """
@@ -199,7 +199,7 @@ def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
 
     Args:
         results: Of one or two models, by label.
-        truth: True prices of the test examples [1,000 dollars].
+        truth: True prices of the test examples [unit of MEDV].
     """
     metrics = [("", "MAE", "RMSE")]
     for label, result in results.items():
@@ -210,10 +210,10 @@ def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
         values = [price, *(result.prices[row] for result in results.values())]
         shown.append((f"example {row + 1}", *(f"{value:.2f}" for value in values)))
     lines = [
-        f"test examples ({len(truth)}) [1,000 dollars]",
+        f"test examples ({len(truth)}) [unit of MEDV]",
         *_aligned(metrics),
         "",
-        "predicted prices [1,000 dollars]",
+        "predicted prices [unit of MEDV]",
         *_aligned(shown),
     ]
     if len(results) == 2:

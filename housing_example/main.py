@@ -26,6 +26,8 @@ from absl import flags
 from housing_example.quiet import quiet_import
 
 with quiet_import():
+    import tensorflow as tf
+
     from estimator_accum.compat import enable_estimator
     from housing_example import jobs
     from housing_example.settings import Settings, remember_settings
@@ -103,7 +105,15 @@ def main(argv: list[str]) -> None:
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"housing_example: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
-    print(jobs.execute(job))
+    try:
+        print(jobs.execute(job))
+    except tf.estimator.NanLossDuringTrainingError:
+        print(
+            "housing_example: The loss must stay finite. Received: NaN. Use a lower "
+            "--learning_rate, or a --clip_norm, and another --output_dir.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def _sentence(error: Exception) -> str:
@@ -129,7 +139,7 @@ def _set_verbosity() -> None:
     for name in ("tensorflow.estimator_accum", "tensorflow.housing_example"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
+        logger.handlers[:] = [handler]
         logger.propagate = False
 
 

@@ -78,7 +78,7 @@ def _training(head, features, labels, prices, settings: Settings, model_dir: str
 
 
 def _prices(features, moments: dict[str, Moments], seed: int) -> tf.Tensor:
-    """Makes the prices [1,000 dollars], float32 [B, 1]."""
+    """Makes the prices [unit of MEDV], float32 [B, 1]."""
     hidden = tf.compat.v1.feature_column.input_layer(
         features, feature_columns(moments)
     )  # [B, F]

@@ -30,7 +30,7 @@ def write_plot(
     Args:
         path: Where it goes.
         losses: The `train_metrics.csv` of one or two runs, by label.
-        predictions: Their prices of the test examples [1,000 dollars], by label.
+        predictions: Their prices of the test examples [unit of MEDV], by label.
         truth: The true ones, in the same order.
     """
     figure = draw(losses, predictions, truth)
@@ -79,7 +79,7 @@ def _draw_losses(axes: Axes, losses: dict[str, pd.DataFrame]) -> None:
         f"Training loss of each update; bold: centred mean of {_SMOOTHED_UPDATES}"
     )
     axes.set_xlabel("optimizer updates")
-    axes.set_ylabel("mean squared error [(1,000 dollars)²]")
+    axes.set_ylabel("mean squared error [(unit of MEDV)²]")
 
 
 def _draw_prices(
@@ -93,5 +93,5 @@ def _draw_prices(
         )
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_title(f"Prices of {len(truth)} test examples")
-    axes.set_xlabel("true price [1,000 dollars]")
-    axes.set_ylabel("predicted price [1,000 dollars]")
+    axes.set_xlabel("true price [unit of MEDV]")
+    axes.set_ylabel("predicted price [unit of MEDV]")
