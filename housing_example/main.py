@@ -1,0 +1,147 @@
+"""Predicts house prices, with gradient accumulation and without: 59 x 3 against 177.
+
+    python -m housing_example.main
+
+trains on data that it generates. Any CSV file with the columns CRIM, ZN, INDUS, CHAS,
+NOX, RM, AGE, DIS, RAD, TAX, PTRATIO, B, LSTAT and MEDV does as well; without a test
+file, 30% of the examples are kept to test:
+
+    python -m housing_example.main --train_csv=train.csv --test_csv=test.csv
+
+A run that was stopped goes on from its last checkpoints when it is started again with
+the same flags.
+"""
+
+import functools
+import logging
+import math
+import pathlib
+import sys
+
+if __name__ == "__main__":  # a clone that is not installed runs as well
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+from absl import flags
+
+from housing_example.quiet import quiet_import
+
+with quiet_import():
+    import tensorflow as tf
+
+    from estimator_accum.compat import enable_estimator
+    from housing_example import jobs
+    from housing_example.settings import Settings, remember_settings
+
+# Its own: other examples have flags of the same names.
+FLAGS = flags.FlagValues()
+_string = functools.partial(flags.DEFINE_string, flag_values=FLAGS)
+_integer = functools.partial(flags.DEFINE_integer, flag_values=FLAGS)
+_float = functools.partial(flags.DEFINE_float, flag_values=FLAGS)
+_bool = functools.partial(flags.DEFINE_bool, flag_values=FLAGS)
+
+## Files
+_string("train_csv", None, "Training examples; generated ones if not given.")
+_string("test_csv", None, "Test examples; 30% of the training file if not given.")
+_string("output_dir", "housing_output", "Folder for checkpoints, results and the plot.")
+
+## Training
+_integer(
+    "train_batch_size", 59, "Micro-batch: examples of one forward and backward pass."
+)
+_integer(
+    "gradient_accumulation_steps",
+    3,
+    "Micro-batches that make one update; the effective batch is train_batch_size "
+    "times this.",
+)
+flags.DEFINE_alias(
+    "gradient_accumulation_multiplier",
+    "gradient_accumulation_steps",
+    flag_values=FLAGS,
+)
+_integer("train_updates", 500, "Optimizer updates.")
+_float(
+    "learning_rate", 5e-3, "First learning rate of Adam; it falls to 0 along a cosine."
+)
+_float(
+    "clip_norm", 0.0, "Largest global norm of an update's gradient; 0 does not clip."
+)
+_bool("shuffle", True, "Whether each epoch has an order of its own, not the file's.")
+_integer("seed", 0, "Of the order of the examples and of the first weights.")
+_integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
+
+
+def settings_from_flags() -> Settings:
+    """Returns the flags as settings.
+
+    Raises:
+        ValueError: If `--clip_norm` is out of its range.
+    """
+    if not 0 <= FLAGS.clip_norm < math.inf:
+        raise ValueError(
+            "`--clip_norm` must be a finite number >= 0. "
+            f"Received: {FLAGS.clip_norm}. Use 0 to turn clipping off."
+        )
+    values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
+    return Settings(**values | {"clip_norm": FLAGS.clip_norm or None})
+
+
+def main(argv: list[str]) -> None:
+    """Checks everything first, then trains, evaluates, predicts and draws."""
+    if {"-h", "--help", "--helpfull"} & set(argv):
+        print(__doc__, FLAGS.module_help(sys.modules[__name__]), sep="\n")
+        return
+    try:
+        rest = FLAGS(argv)[1:]
+        if rest:
+            raise ValueError(
+                "Everything must be given as a flag. "
+                f"Received: {rest[0]!r}. Write --flag=value."
+            )
+        _set_verbosity()
+        enable_estimator()
+        job = jobs.prepare(settings_from_flags())
+        remember_settings(job.settings, job.checksum)
+    except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
+        print(f"housing_example: {_sentence(error)}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        print(jobs.execute(job))
+    except tf.estimator.NanLossDuringTrainingError:
+        print(
+            "housing_example: The loss must stay finite. Received: NaN. Use a lower "
+            "--learning_rate, or a --clip_norm, and another --output_dir.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def _sentence(error: Exception) -> str:
+    """Says what an error is about in one line, absl's in this project's form."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        _, _, similar = str(error).partition("Did you mean: ")
+        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
+        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
+    if isinstance(error, flags.IllegalFlagValueError):
+        name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
+        if name in FLAGS:
+            kind = FLAGS[name].parser.syntactic_help or "true or false"
+            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
+    return " ".join(str(error).split())
+
+
+def _set_verbosity() -> None:
+    """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
+    tensorflow_level = logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
+    logging.getLogger("tensorflow").setLevel(tensorflow_level)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("tensorflow.estimator_accum", "tensorflow.housing_example"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+
+
+if __name__ == "__main__":
+    main(sys.argv)

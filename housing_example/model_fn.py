@@ -1,0 +1,97 @@
+"""The `model_fn` of the regression: feature columns, network, head, accumulation.
+
+Shapes: B = examples of a micro-batch, F = numbers that the network sees of one example.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum import (
+    get_or_create_update_step,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+)
+from housing_example.features import TARGET, Moments, feature_columns
+from housing_example.settings import Settings
+
+_UNITS = (16, 8, 4)
+
+
+def make_model_fn(settings: Settings, moments: dict[str, Moments]) -> Callable:
+    """Returns the model_fn for `tf.estimator.Estimator`.
+
+    Args:
+        settings: Of the run.
+        moments: Of the training examples.
+    """
+    head = tf.estimator.RegressionHead()  # its loss is the mean over the micro-batch
+
+    def model_fn(features, labels, mode, config):
+        prices = _prices(features, moments, settings.seed)  # [B, 1]
+        if mode == tf.estimator.ModeKeys.TRAIN:
+            return _training(head, features, labels, prices, settings, config.model_dir)
+        spec = head.create_estimator_spec(features, mode, prices, labels=labels)
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            return spec
+        metrics = {
+            "mae": tf.compat.v1.metrics.mean_absolute_error(labels, prices),
+            "rmse": tf.compat.v1.metrics.root_mean_squared_error(labels, prices),
+        }
+        return spec._replace(eval_metric_ops=spec.eval_metric_ops | metrics)
+
+    return model_fn
+
+
+def _training(head, features, labels, prices, settings: Settings, model_dir: str):
+    # accumulation: the rate's clock counts updates
+    update_step = get_or_create_update_step()
+    rate = tf.compat.v1.train.cosine_decay(
+        settings.learning_rate, update_step, settings.train_updates
+    )
+
+    def train_op_fn(loss):
+        # accumulation: was optimizer.minimize(loss, global_step)
+        return make_accumulating_train_op(
+            loss,
+            tf.compat.v1.train.AdamOptimizer(rate),
+            settings.gradient_accumulation_steps,
+            clip_norm=settings.clip_norm,
+            weight=tf.shape(labels)[0],  # examples: a short micro-batch counts less
+        )
+
+    spec = head.create_estimator_spec(
+        features,
+        tf.estimator.ModeKeys.TRAIN,
+        prices,
+        labels=labels,
+        train_op_fn=train_op_fn,
+    )
+    # accumulation: a row of train_metrics.csv an update
+    hooks = make_accumulation_hooks(
+        metrics_dir=model_dir,
+        learning_rate=rate,
+        weight_unit="examples",
+        total_updates=settings.train_updates,
+    )
+    return spec._replace(training_hooks=hooks)
+
+
+def _prices(features, moments: dict[str, Moments], seed: int) -> tf.Tensor:
+    """Makes the prices [unit of MEDV], float32 [B, 1]."""
+    hidden = tf.compat.v1.feature_column.input_layer(
+        features, feature_columns(moments)
+    )  # [B, F]
+    for number, units in enumerate(_UNITS):
+        # elu: where relu's gradient jumps, a rounding error moves the weights for good.
+        hidden = _dense(f"hidden_{number}", units, seed + number, "elu")(hidden)
+    scaled = _dense("price", 1, seed + len(_UNITS))(hidden)  # [B, 1]
+    return moments[TARGET].mean + moments[TARGET].deviation * scaled
+
+
+def _dense(name: str, units: int, seed: int, activation: str | None = None):
+    # A seed of its own: the first weights are the same in every graph.
+    initializer = tf.keras.initializers.GlorotUniform(seed)
+    return tf.keras.layers.Dense(
+        units, activation, kernel_initializer=initializer, name=name
+    )

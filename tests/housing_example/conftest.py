@@ -1,0 +1,33 @@
+"""Fixtures of the room's tests: a small CSV file, the settings of a run."""
+
+import pathlib
+
+import pytest
+
+from housing_example import demo_data, input_pipeline
+from housing_example.settings import Settings
+
+
+@pytest.fixture
+def csv(tmp_path) -> pathlib.Path:
+    """20 generated examples, below a line with the columns' names."""
+    path = tmp_path / "houses.csv"
+    path.write_text(input_pipeline.csv_text(demo_data.generate(20)))
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    """59 x 3 in the file's order, on generated data."""
+    return Settings(
+        train_csv=None,
+        test_csv=None,
+        output_dir=str(tmp_path / "output"),
+        train_batch_size=59,
+        gradient_accumulation_steps=3,
+        train_updates=500,
+        learning_rate=5e-3,
+        clip_norm=None,
+        shuffle=False,
+        seed=0,
+    )

@@ -1,0 +1,56 @@
+"""The generated dataset: its ranges, and that there is something to learn."""
+
+import numpy as np
+import pandas as pd
+
+from housing_example import demo_data, input_pipeline
+from housing_example.features import COLUMNS, TARGET
+
+
+def test_data_is_the_same_each_time_and_other_with_another_seed():
+    table = demo_data.generate()
+    pd.testing.assert_frame_equal(table, demo_data.generate())
+    assert not table.equals(demo_data.generate(seed=1))
+    # The same numbers on every NumPy.
+    assert table.iloc[0].tolist()[:4] == [0.27264, 0.0, 14.44, 0]
+
+
+def test_data_passes_the_checks_of_a_csv_file(tmp_path):
+    table = demo_data.generate()
+    path = tmp_path / "houses.csv"
+    path.write_text(input_pipeline.csv_text(table))
+    read = input_pipeline.read_table(str(path))
+    assert tuple(read.columns) == COLUMNS and len(read) == 506
+    pd.testing.assert_frame_equal(read, table, check_dtype=False)
+
+
+def test_ranges_are_those_of_the_boston_housing_data():
+    table = demo_data.generate()
+    ranges = {
+        "CRIM": (0.006, 89),
+        "ZN": (0, 100),
+        "INDUS": (0.4, 28),
+        "CHAS": (0, 1),
+        "NOX": (0.38, 0.88),
+        "RM": (3.5, 8.8),
+        "AGE": (2.9, 100),
+        "DIS": (1.1, 12.2),
+        "RAD": (1, 24),
+        "TAX": (187, 711),
+        "PTRATIO": (12.6, 22),
+        "B": (0.3, 396.9),
+        "LSTAT": (1.7, 38),
+        "MEDV": (5, 50),
+    }
+    for name, (low, high) in ranges.items():
+        values = table[name]
+        assert low <= values.min() < values.max() <= high, name
+        assert values.nunique() > 1, name
+
+
+def test_price_follows_from_the_other_columns_but_for_the_noise():
+    table = demo_data.generate()
+    numbers = {name: table[name].to_numpy() for name in COLUMNS}
+    noise = table[TARGET] - np.clip(demo_data._price(numbers), 5, 50)
+    assert 1.8 < noise.std() < 2.2
+    assert table[TARGET].std() > 7
