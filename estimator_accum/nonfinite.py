@@ -7,6 +7,8 @@
 A window that follows a skipped one starts clean in every case.
 """
 
+import re
+
 import tensorflow as tf
 
 from estimator_accum.accumulators import Gradient
@@ -70,3 +72,12 @@ def assert_finite(
         ]
     )
     return tf.debugging.Assert(tf.reduce_all(finite), [message])
+
+
+def what_was_not_finite(error: Exception) -> str | None:
+    """Returns what an error of `on_nonfinite="raise"` has received, else None.
+
+    Such as "NaN or infinity at micro-step 12 in dense/kernel".
+    """
+    found = re.search(r"Gradients must be finite\. Received: (.*?)\. Pass ", str(error))
+    return found and found[1]

@@ -29,6 +29,7 @@ with quiet_import():
     import tensorflow as tf
 
     from estimator_accum.compat import enable_estimator
+    from estimator_accum.nonfinite import what_was_not_finite
     from housing_example import jobs
     from housing_example.settings import Settings, remember_settings
 
@@ -107,10 +108,13 @@ def main(argv: list[str]) -> None:
         sys.exit(2)
     try:
         print(jobs.execute(job))
-    except tf.estimator.NanLossDuringTrainingError:
+    except tf.errors.InvalidArgumentError as error:
+        received = what_was_not_finite(error)
+        if received is None:
+            raise
         print(
-            "housing_example: The loss must stay finite. Received: NaN. Use a lower "
-            "--learning_rate, or a --clip_norm, and another --output_dir.",
+            f"housing_example: Gradients must be finite. Received: {received}. Use a "
+            "lower --learning_rate, or a --clip_norm, and another --output_dir.",
             file=sys.stderr,
         )
         sys.exit(2)
