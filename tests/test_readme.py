@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import estimator_accum
 from bert_finetune import run_classifier
 from estimator_accum import get_or_create_update_step
 
 _README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 _CODE = re.findall(r"```python\n(.*?)```", _README, re.DOTALL)
+
+
+def _code_with(words: str) -> str:
+    """The first block of Python that holds these words."""
+    return next(code for code in _CODE if words in code)
 
 
 def _network(features):
@@ -35,17 +41,84 @@ def test_the_ten_lines_train_like_the_big_batch(tmp_path):
         return estimator.get_variable_value("weights")
 
     code = _CODE[0]
-    assert "gradient_accumulation_steps=4" in code
-    whole = code.replace(
-        "gradient_accumulation_steps=4", "gradient_accumulation_steps=1"
-    )
+    whole = _without_accumulation(code)
     ours = train(code, 4, tmp_path / "ours")
     np.testing.assert_allclose(ours, train(whole, 16, tmp_path / "whole"), rtol=1e-5)
     assert np.all(ours != 0)
 
 
+def _without_accumulation(code):
+    assert "gradient_accumulation_steps=4" in code
+    return code.replace(
+        "gradient_accumulation_steps=4", "gradient_accumulation_steps=1"
+    )
+
+
+def _regression_data():
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=[64, 3]).astype(np.float32)
+    return {"x": inputs}, inputs.sum(axis=1, keepdims=True)
+
+
+def _train(estimator, batch):
+    data = _regression_data()
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(batch))
+    return estimator
+
+
+def _head_model_fn(code):
+    def model_fn(features, labels, mode):
+        names = {
+            "tf": tf,
+            "make_accumulating_train_op": estimator_accum.make_accumulating_train_op,
+        }
+        exec(code, names)  # noqa: S102
+        return names["head"].create_estimator_spec(
+            features,
+            mode,
+            _network(features["x"]),
+            labels,
+            trainable_variables=tf.compat.v1.trainable_variables(),
+            train_op_fn=names["train_op_fn"],
+        )
+
+    return model_fn
+
+
+def test_the_lines_for_a_head_train_like_the_big_batch(tmp_path):
+    def train(code, batch, folder):
+        estimator = tf.estimator.Estimator(_head_model_fn(code), str(folder))
+        return _train(estimator, batch).get_variable_value("weights")
+
+    code = _code_with("RegressionHead")
+    ours = train(code, 4, tmp_path / "ours")
+    whole = train(_without_accumulation(code), 16, tmp_path / "whole")
+    np.testing.assert_allclose(ours, whole, rtol=1e-5)
+    assert np.all(ours != 0)
+
+
+def test_the_lines_for_a_canned_estimator_train_like_the_big_batch():
+    def train(code, batch):
+        names = {
+            "tf": tf,
+            "AccumulatingOptimizer": estimator_accum.AccumulatingOptimizer,
+            "feature_columns": [tf.feature_column.numeric_column("x", [3])],
+        }
+        exec(code, names)  # noqa: S102
+        estimator = _train(names["estimator"], batch)
+        name = "linear/linear_model/x/weights"
+        return estimator.get_variable_value(name)
+
+    code = _code_with("LinearRegressor")
+    ours = train(code, 4)
+    np.testing.assert_allclose(ours, train(_without_accumulation(code), 16), rtol=1e-5)
+    assert np.all(ours != 0)
+
+
 def test_the_migrated_script_has_two_more_lines():
-    before, after = (code.splitlines() for code in _CODE[1:3])
+    after = _code_with("enable_estimator")
+    before = _CODE[_CODE.index(after) - 1].splitlines()
+    after = after.splitlines()
     assert all(line in after for line in before)
     added = [line for line in after if line and line not in before]
     assert added == legacy_runs.TWO_LINES.splitlines()
