@@ -58,16 +58,14 @@ def accumulate(
     accumulators: list[Accumulator],
     gradients: list[Gradient],
     is_first: tf.Tensor,
-    factor: tf.Tensor | None = None,
     is_good: tf.Tensor | None = None,
 ) -> list[tf.Operation]:
     """Adds one micro-batch's gradients to this replica's accumulators.
 
     Args:
         accumulators: One for each gradient.
-        gradients: Of this replica's micro-batch.
+        gradients: Of this replica's micro-batch, weighted.
         is_first: Scalar bool, whether this is the window's first micro-step.
-        factor: Scalar to multiply the gradients by; None is 1.
         is_good: Scalar bool, whether the micro-batch counts at all; None is True.
 
     Returns:
@@ -76,8 +74,6 @@ def accumulate(
     dense, sparse = [], []
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
         gradient = cast(gradient, accumulator.total.dtype)
-        if factor is not None:
-            gradient = scaled(gradient, factor)
         (sparse if accumulator.touched is not None else dense).append(
             (accumulator, gradient)
         )

@@ -96,24 +96,22 @@ def _accumulate(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns, once it is accumulated, (what the window counts it for, mean loss)."""
     is_good, checked = _check_micro_batch(plan, micro_batch, scalars)
-    trained, beside = (
-        plan.accumulators[: -len(scalars)],
-        plan.accumulators[-len(scalars) :],
-    )
+    gradients = micro_batch.gradients
+    if not micro_batch.is_weighted:  # in the accumulators' dtype: theirs may be wider
+        gradients = [
+            scaled(cast(gradient, accumulator.total.dtype), scalars[0])
+            for gradient, accumulator in zip(gradients, plan.accumulators)
+        ]
     with tf.control_dependencies([scalars[1], *checked]):  # no loss, nothing is written
         is_first = tf.equal(plan.micro_steps.read_value(), 0)
-        written = [
-            *accumulate(
-                trained,
-                micro_batch.gradients,
-                is_first,
-                None if micro_batch.is_weighted else scalars[0],
-                is_good,
-            ),
-            *accumulate(beside, scalars, is_first, None, is_good),
-        ]
+        written = accumulate(
+            plan.accumulators, [*gradients, *scalars], is_first, is_good
+        )
     with tf.control_dependencies(written):
-        weight, loss = (read(accumulator.total) for accumulator in beside[:2])
+        weight, loss = (
+            read(accumulator.total)
+            for accumulator in plan.accumulators[len(gradients) :][:2]
+        )
         mean_loss = _reduced(plan.rule, loss, weight)
         if is_good is None or plan.num_replicas > 1:
             counted = tf.constant(1, tf.int64)
