@@ -1,0 +1,141 @@
+"""Two replicas in one process: policies, loss scaling and noise over both."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    get_windows,
+    make_accumulating_train_op,
+)
+
+v1 = tf.compat.v1
+NAN = float("nan")
+
+
+class _TwoReplicas:
+    """x's gradient on each replica is what is fed for it."""
+
+    def __init__(self, make_train_op):
+        strategy = tf.distribute.MirroredStrategy(
+            ["/cpu:0", "/cpu:1"],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+        with tf.Graph().as_default(), strategy.scope():
+            self._gradients = v1.placeholder(tf.float32, [2])
+            v1.train.get_or_create_global_step()
+
+            def replica():
+                number = tf.distribute.get_replica_context().replica_id_in_sync_group
+                x = v1.get_variable("x", initializer=0.0)
+                return make_train_op(x * self._gradients[number])
+
+            results = strategy.extended.call_for_each_replica(replica)
+            self._train_op = strategy.group(results)
+            x = next(v for v in v1.global_variables() if v.op.name == "x")
+            self._x = [v.read_value() for v in strategy.experimental_local_results(x)]
+            self._window = get_windows()[0]
+            self._update_step = get_or_create_update_step().read_value()
+            config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+            self.session = v1.Session(config=config)
+            self.session.run(v1.global_variables_initializer())
+
+    def __call__(self, *gradients):
+        """Returns x after each micro-step; it is the same on both replicas."""
+        values = []
+        for pair in gradients:
+            feed = {self._gradients: pair}
+            _, self.noise_scale = self.session.run(
+                [self._train_op, self._window.noise_scale], feed
+            )
+            first, second = self.session.run(self._x)
+            assert first == second
+            values.append(float(first))
+        return values
+
+    def update_step(self):
+        return self.session.run(self._update_step)
+
+
+def _sgd():
+    return v1.train.GradientDescentOptimizer(1.0)
+
+
+def _train_op(steps, **options):
+    return lambda loss: make_accumulating_train_op(loss, _sgd(), steps, **options)
+
+
+@pytest.mark.parametrize("interface", ["train_op", "optimizer"])
+def test_the_update_is_the_mean_over_replicas_and_micro_batches(interface):
+    def minimize(loss):
+        step = v1.train.get_global_step()
+        return AccumulatingOptimizer(_sgd(), 2).minimize(loss, step)
+
+    run = _TwoReplicas(_train_op(2) if interface == "train_op" else minimize)
+    assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sums_add_up_over_replicas(steps):
+    run = _TwoReplicas(_train_op(steps, reduction="sum"))
+    assert run(*[(1, 2), (3, 6)][:steps]) == [[-3], [0, -12]][steps - 1]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_micro_batch_of_one_replica_is_left_out_alone(steps):
+    run = _TwoReplicas(_train_op(steps, on_nonfinite="skip_micro_batch"))
+    if steps == 1:
+        assert run((NAN, 4), (2, 4), (NAN, NAN), (1, 3)) == [-4, -7, -7, -9]
+        assert run.update_step() == 3
+    else:
+        assert run((NAN, 4), (2, 6), (1, 1), (1, NAN)) == [0, -4, -4, -5]
+        assert run.update_step() == 2
+
+
+def test_a_window_with_a_bad_replica_is_skipped_by_both():
+    run = _TwoReplicas(_train_op(2, on_nonfinite="skip_window"))
+    assert run((1, NAN), (1, 1), (2, 4), (2, 4)) == [0, 0, 0, -3]
+    assert run.update_step() == 1
+
+
+def test_a_bad_replica_is_named_by_the_variable():
+    run = _TwoReplicas(_train_op(2))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at micro-step 1 in x"):
+        run((1, NAN))
+
+
+@pytest.mark.parametrize("scale", [4.0, "dynamic"])
+def test_loss_scaling_inside_reduces_to_the_same_mean(scale):
+    def make(loss):
+        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(_sgd(), scale)
+        return make_accumulating_train_op(loss, optimizer, 2)
+
+    run = _TwoReplicas(make)
+    assert run((1, 2), (3, 6)) == [0, -3]
+    if scale == "dynamic":
+        assert run((1, NAN), (1, 1), (1, 1), (1, 1)) == [-3, -3, -3, -4]
+        assert run.update_step() == 2
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_noise_scale_is_that_of_all_micro_batches(steps):
+    """By the formula, from the gradients of one window."""
+    run = _TwoReplicas(_train_op(steps, noise_scale=True))
+    gradients = np.array([(1.0, 2.0), (3.0, 6.0), (0.5, 1.0)])[:steps]
+    run(*gradients)
+    n, mean = gradients.size, gradients.mean()
+    noise = (np.mean(gradients**2) - mean**2) * n / (n - 1)
+    assert run.noise_scale == pytest.approx(noise / (mean**2 - noise / n), rel=1e-5)
+
+
+def test_an_optimizer_that_would_reduce_again_is_refused():
+    class Own(v1.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            return super().apply_gradients(grads_and_vars, global_step, name)
+
+    with pytest.raises(
+        ValueError, match=r"`skip_gradients_aggregation`.*Received: Own"
+    ):
+        _TwoReplicas(lambda loss: make_accumulating_train_op(loss, Own(1.0), 2))
