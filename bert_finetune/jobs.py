@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_finetune import input_pipeline, results
 from bert_finetune.checkpoint import check_checkpoint
-from bert_finetune.input_pipeline import EncodedExamples, encode_examples
+from bert_finetune.encoding import EncodedExamples, encode_examples
 from bert_finetune.model_fn import make_model_fn, serving_input_receiver_fn
 from bert_finetune.modeling import BertConfig
 from bert_finetune.settings import (
