@@ -11,6 +11,7 @@ import tensorflow as tf
 from tiny_bert import write_rows
 
 from bert_finetune import jobs
+from bert_finetune.output_dir import make_output_dir
 from bert_finetune.tasks import get_task
 
 
@@ -18,7 +19,7 @@ def _run(settings, **changes):
     """Does a run; returns its output folder."""
     settings = dataclasses.replace(settings, **changes)
     run = jobs.prepare(settings)
-    jobs.make_output_dir(settings)
+    make_output_dir(settings.output_dir)
     jobs.execute(run)
     return pathlib.Path(settings.output_dir)
 
@@ -150,7 +151,7 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(setti
     expected = _variables(_run(settings, do_train=True, save_checkpoints_steps=13))
     other = dataclasses.replace(settings, output_dir=f"{settings.output_dir}_killed")
     run = jobs.prepare(dataclasses.replace(other, do_train=True))
-    jobs.make_output_dir(other)
+    make_output_dir(other.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = jobs.make_model_fn.__globals__["make_accumulation_hooks"]
         patch.setitem(
