@@ -121,13 +121,14 @@ def _check_values(values: dict[str, Any], source: str) -> None:
 
 def _check_size(name: str, value: Any, source: str) -> None:
     most = _MAX_LAYERS if name == "num_hidden_layers" else _MAX_SIZE
-    rule = f"`{name}` in {source} must be an integer >= 1. Received: {value!r}."
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{rule} {_REMEDY}")
-    if value > most:
-        rule = rule.replace(">= 1.", f">= 1 and <= {most:,}.", 1)
-    if not 1 <= value <= most:
-        raise ValueError(f"{rule} {_REMEDY}")
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if is_integer and 1 <= value <= most:
+        return
+    bound = f" and <= {most:,}" if is_integer and value > most else ""
+    raise (ValueError if is_integer else TypeError)(
+        f"`{name}` in {source} must be an integer >= 1{bound}. "
+        f"Received: {value!r}. {_REMEDY}"
+    )
 
 
 def _check_number(name: str, value: Any, source: str, range_: str, is_inside) -> None:

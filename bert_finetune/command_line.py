@@ -17,18 +17,17 @@ class OneSentenceParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}. Try --help.\n")
 
 
-def exit_code_of(action: Callable[[], None]) -> int:
+def exit_code_of(action: Callable[[], int | None]) -> int:
     """Runs a script's action; its error becomes one sentence on stderr.
 
     Returns:
-        0, 1 (nothing to fetch from, or something else came) or 2 (bad flags).
+        What the action returns, 0 for None; 1 (nothing to fetch from, or something else came) or 2 (bad flags).
     """
     try:
-        action()
+        return action() or 0
     except FetchError as error:
         print(error, file=sys.stderr)
         return 1
     except (TypeError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
