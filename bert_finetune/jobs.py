@@ -135,20 +135,19 @@ def _check_checkpoints(run: Run) -> None:
     """What the model starts from fits; without training it is a classifier."""
     settings, num_labels = run.settings, len(run.task.labels)
     own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
+    if not settings.do_train:
+        if not own and not init:
+            raise ValueError(
+                "Without --do_train, --output_dir or --init_checkpoint must hold a "
+                f"trained classifier. Received: {settings.output_dir} without a "
+                "checkpoint, and no --init_checkpoint. Add --do_train=true."
+            )
+        check_same_model(own or init, run.description)
     if own:
         check_checkpoint(own, run.config, num_labels)
     if init:
         is_classifier = not (own or settings.do_train)
         check_checkpoint(init, run.config, num_labels if is_classifier else None)
-    if settings.do_train:
-        return
-    if not own and not init:
-        raise ValueError(
-            "Without --do_train, --output_dir or --init_checkpoint must hold a trained "
-            f"classifier. Received: --output_dir={settings.output_dir} without a "
-            "checkpoint, and no --init_checkpoint. Add --do_train=true."
-        )
-    check_same_model(own or init, run.description)
 
 
 def execute(run: Run) -> None:
@@ -172,7 +171,7 @@ def execute(run: Run) -> None:
         path = estimator.export_saved_model(
             str(pathlib.Path(settings.output_dir) / _EXPORT),
             serving_input_receiver_fn,
-            checkpoint_path=_checkpoint(run) or settings.init_checkpoint,
+            checkpoint_path=_checkpoint(run),
         )
         _logger.info("exported %s", path.decode())
 
@@ -208,11 +207,12 @@ def _train(run: Run, estimator) -> None:
         ),
         hooks=[RememberingHook(settings.output_dir, run.description)],
     )
+    _logger.info("trained %s", latest_checkpoint(settings.output_dir))
 
 
 def _progress(output_dir: str) -> tuple[int, bool]:
     """Returns (micro-steps so far, whether a window is open) of the last checkpoint."""
-    path = tf.train.latest_checkpoint(output_dir)
+    path = latest_checkpoint(output_dir)
     if path is None:
         return 0, False
     reader = tf.train.load_checkpoint(path)
@@ -221,9 +221,9 @@ def _progress(output_dir: str) -> tuple[int, bool]:
     return int(reader.get_tensor("global_step")), bool(is_partial)
 
 
-def _checkpoint(run: Run) -> str | None:
-    """The checkpoint to use; None lets the model start from --init_checkpoint."""
-    return tf.train.latest_checkpoint(run.settings.output_dir)
+def _checkpoint(run: Run) -> str:
+    """The checkpoint to use; without own ones the model is that of --init_checkpoint."""
+    return latest_checkpoint(run.settings.output_dir) or run.settings.init_checkpoint
 
 
 def _evaluate(run: Run, estimator) -> None:
@@ -250,11 +250,9 @@ def _evaluate(run: Run, estimator) -> None:
 
 
 def _update_step(run: Run) -> int:
-    path = _checkpoint(run) or run.settings.init_checkpoint
-    reader = tf.train.load_checkpoint(path)
-    return (
-        int(reader.get_tensor("update_step")) if reader.has_tensor("update_step") else 0
-    )
+    reader = tf.train.load_checkpoint(_checkpoint(run))
+    has_updates = reader.has_tensor("update_step")
+    return int(reader.get_tensor("update_step")) if has_updates else 0
 
 
 def _predict(run: Run, estimator) -> None:

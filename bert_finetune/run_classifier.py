@@ -16,6 +16,7 @@ the same flags.
 import logging
 import math
 import pathlib
+import signal
 import sys
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
@@ -151,7 +152,15 @@ def main(argv: list[str]) -> None:
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
-    jobs.execute(run)
+    try:
+        jobs.execute(run)
+    except KeyboardInterrupt:
+        print(
+            "run_classifier.py: stopped. Started again with the same flags, training "
+            f"goes on from the last checkpoint in {run.settings.output_dir}.",
+            file=sys.stderr,
+        )
+        sys.exit(128 + signal.SIGINT)
 
 
 def _sentence(error: Exception) -> str:
