@@ -73,7 +73,8 @@ def make_output_dir(output_dir: str) -> None:
     try:
         pathlib.Path(output_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(_unfit(output_dir, error.strerror)) from error
+        fault = f"it cannot be made ({error.strerror})"
+        raise ValueError(_unfit(output_dir, fault)) from error
 
 
 def _unfit(folder: str | os.PathLike, fault: str) -> str:
@@ -104,8 +105,8 @@ def latest_checkpoint(output_dir: str) -> str | None:
         raise ValueError(
             "`--output_dir` must be new or hold a whole run. Received: "
             f"{output_dir}, with {found[-1]}, but its file `checkpoint` names no "
-            "checkpoint that is there. Use another --output_dir, or bring that file "
-            "back."
+            "checkpoint that is there. Use another --output_dir, or correct that "
+            "file."
         )
     return path
 
