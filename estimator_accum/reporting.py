@@ -87,7 +87,7 @@ class MetricsFile:
             lines = text[: text.rfind("\n") + 1].splitlines()
             header, *rows = list(csv.reader(lines)) or [self._columns]
             if header != self._columns:
-                raise ValueError(f"the columns {','.join(header)}")
+                raise ValueError(",".join(header))
             if any(len(row) != len(header) for row in rows):
                 raise ValueError("a row with too few or too many columns")
             rows = [dict(zip(header, row, strict=True)) for row in rows]
@@ -96,7 +96,7 @@ class MetricsFile:
             return [row for row in rows if int(row["update_step"]) <= update_step]
         except (OSError, ValueError, csv.Error) as error:
             raise ValueError(
-                f"{self._path} must be a table with the columns "
+                f"{self._path} must have the columns "
                 f"{','.join(self._columns)}. Received: {error}. Use another folder."
             ) from error
 

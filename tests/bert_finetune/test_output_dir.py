@@ -194,7 +194,7 @@ def test_a_foreign_table_of_metrics_is_refused_before_training(settings):
     path = pathlib.Path(settings.output_dir) / "train_metrics.csv"
     path.parent.mkdir()
     path.write_text("a,b\n1,2\n")
-    assert f"{path} must be a table with" in _refusal(settings, do_train=True)
+    assert f"{path} must have the columns" in _refusal(settings, do_train=True)
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):

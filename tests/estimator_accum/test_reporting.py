@@ -70,7 +70,7 @@ def _metrics_file(tmp_path, *lines):
 @pytest.mark.parametrize(
     ("content", "received"),
     [
-        (b"a,b\n1,2\n", "the columns a,b"),
+        (b"a,b\n1,2\n", "a,b"),
         (bytes(range(256)), "'utf-8' codec can't decode byte 0x80 in position 128: i"),
         (f"{_HEADER}\n1,4\n".encode(), "a row with too few or too many columns"),
         (f"{_HEADER}\nx,4,8,1,1,1,1\n".encode(), "invalid literal for int"),
@@ -90,7 +90,7 @@ def test_a_table_of_another_origin_is_refused_untouched(tmp_path, content, recei
             act()
         sentence = str(refused.value)
         assert sentence.startswith(
-            f"{path} must be a table with the columns {_HEADER}. Received: {received}"
+            f"{path} must have the columns {_HEADER}. Received: {received}"
         )
         assert sentence.endswith(". Use another folder.")
     assert path.is_dir() if content is None else path.read_bytes() == content
