@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import numbers
 from typing import Any
 
@@ -18,6 +19,8 @@ _SIZES = (
     "max_position_embeddings",
     "type_vocab_size",
 )
+_MAX_SIZE = 2**24
+_MAX_LAYERS = 1000  # a graph of many more exhausts the memory before it is built
 _REMEDY = "Use the file that came with the checkpoint."
 
 
@@ -107,7 +110,7 @@ def _check_values(values: dict[str, Any], source: str) -> None:
         elif name.endswith("_prob"):
             _check_number(name, value, source, "in [0, 1)", lambda v: 0 <= v < 1)
         else:
-            _check_number(name, value, source, "> 0", lambda v: v > 0)
+            _check_number(name, value, source, "> 0", lambda v: 0 < v < math.inf)
     width, heads = values["hidden_size"], values["num_attention_heads"]
     if width % heads:
         raise ValueError(
@@ -117,11 +120,15 @@ def _check_values(values: dict[str, Any], source: str) -> None:
 
 
 def _check_size(name: str, value: Any, source: str) -> None:
-    rule = f"`{name}` in {source} must be an integer >= 1. Received: {value!r}."
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{rule} {_REMEDY}")
-    if value < 1:
-        raise ValueError(f"{rule} {_REMEDY}")
+    most = _MAX_LAYERS if name == "num_hidden_layers" else _MAX_SIZE
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if is_integer and 1 <= value <= most:
+        return
+    bound = f" and <= {most:,}" if is_integer and value > most else ""
+    raise (ValueError if is_integer else TypeError)(
+        f"`{name}` in {source} must be an integer >= 1{bound}. "
+        f"Received: {value!r}. {_REMEDY}"
+    )
 
 
 def _check_number(name: str, value: Any, source: str, range_: str, is_inside) -> None:

@@ -3,9 +3,10 @@
 What a checkpoint has to hold is asked of the encoder itself, never listed.
 """
 
+import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -31,29 +32,61 @@ def encoder_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
         return _trainable_shapes()
 
 
-def check_checkpoint(path: str, config: BertConfig) -> None:
-    """Checks that `encode` can start from a checkpoint.
+def check_checkpoint(
+    path: str, config: BertConfig, num_labels: int | None = None
+) -> None:
+    """Checks that a model can start from a checkpoint.
 
-    Every variable of the encoder is read once, so that a file that is cut short is
-    found here and not in a session. Other variables (heads, Adam's slots) are ignored.
+    Everything in it is read once, so that a file that is cut short is found here and
+    not in a session.
 
     Args:
         path: What TensorFlow calls a checkpoint's path or prefix, such as
             `folder/bert_model.ckpt`, without `.index`.
         config: Of the encoder.
+        num_labels: Classes of the classifier that it must hold as well; None: none
+            has to be there. Other variables (Adam's slots) are not judged.
 
     Raises:
-        ValueError: It does not exist or cannot be read, or a variable of the encoder
-            is missing or has another shape.
+        ValueError: It does not exist or cannot be read, a variable is missing or has
+            another shape, or it is one of an encoder with more layers.
     """
-    expected = encoder_shapes(config)
     reader = _open(path)
+    shapes = reader.get_variable_to_shape_map()
+    num_layers = _num_layers(shapes)
+    if num_layers > config.num_hidden_layers:
+        raise ValueError(
+            f"`num_hidden_layers` must be that of {path}, {num_layers}. Received: "
+            f"{config.num_hidden_layers}. Use the checkpoint's own bert_config.json."
+        )
+    # The first layer too many is missing: no need to build all that are asked for.
+    layers = min(config.num_hidden_layers, num_layers + 1)
+    expected = encoder_shapes(dataclasses.replace(config, num_hidden_layers=layers))
     _check_variables(path, reader, expected)
-    for name in expected:
+    if num_labels is not None:
+        _check_classifier(path, shapes, num_labels)
+    for name in shapes:
         try:
             reader.get_tensor(name)
         except _READ_ERRORS as error:
             raise _unreadable(path, error) from error
+
+
+def _num_layers(names: Iterable[str]) -> int:
+    found = [re.match(rf"{_SCOPE}/encoder/layer_(\d+)/", name) for name in names]
+    return max((int(layer[1]) + 1 for layer in found if layer), default=0)
+
+
+def _check_classifier(
+    path: str, shapes: Mapping[str, list[int]], num_labels: int
+) -> None:
+    found = shapes.get("output_weights")
+    if not found or found[0] != num_labels:
+        raise ValueError(
+            f"{path} must hold a trained classifier of {num_labels} classes. Received: "
+            f"{f'one of {found[0]}' if found else 'none'}. Use the --task_name that it "
+            "was trained on, or train one with --do_train=true."
+        )
 
 
 def init_from_checkpoint(path: str) -> list[str]:
@@ -84,20 +117,20 @@ def init_from_checkpoint(path: str) -> list[str]:
             f"{len(shapes)} trainable variables, none of them there. Call `encode` "
             "before `init_from_checkpoint`."
         )
+    head = {name: shape for name, shape in shapes.items() if name not in expected}
     reader = _open(path)
     _check_variables(path, reader, expected)
-    names = [*expected, *_head_in_checkpoint(path, reader, shapes.keys() - expected)]
+    names = [*expected, *_head_in_checkpoint(path, reader, head)]
     tf.compat.v1.train.init_from_checkpoint(path, {name: name for name in names})
     return names
 
 
-def _head_in_checkpoint(path: str, reader, head: set[str]) -> list[str]:
+def _head_in_checkpoint(path: str, reader, head: Mapping[str, tuple]) -> list[str]:
     """Returns the names of the head if the checkpoint holds all of it, else none."""
-    shapes = _trainable_shapes()
     found = reader.get_variable_to_shape_map()
-    if not head <= found.keys():
+    if not head.keys() <= found.keys():
         return []
-    if all(tuple(found[name]) == shapes[name] for name in head):
+    if all(tuple(found[name]) == shape for name, shape in head.items()):
         return sorted(head)
     _logger.info(
         "the classifier of %s is one of other classes: this one starts untrained", path

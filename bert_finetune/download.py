@@ -11,23 +11,20 @@ import http.client
 import os
 import pathlib
 import shutil
-import sys
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
+
+from bert_finetune.command_line import FetchError
 
 _CHUNK_BYTES = 1 << 18
 _TIMEOUT_SECS = 60
 # What zipfile raises for damage, encryption (RuntimeError) and unknown compression.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-
-
-class FetchError(Exception):
-    """A file could not be had, or is not what was published: exit code 1."""
 
 
 @dataclass(frozen=True)
@@ -48,29 +45,34 @@ class RemoteFile:
         return self.url.rpartition("/")[2]
 
 
-class OneSentenceParser(argparse.ArgumentParser):
-    """An argument parser that says what is wrong in one sentence, without usage."""
+def add_source_flags(
+    parser: argparse.ArgumentParser, official_url: str, archive_help: str
+) -> None:
+    """Adds the flags of every fetching script: --archive, --base_url and --list.
 
-    def error(self, message: str):
-        """Leaves with exit code 2."""
-        self.exit(2, f"{self.prog}: {message}. Try --help.\n")
-
-
-def exit_code_of(action: Callable[[], None]) -> int:
-    """Runs a script's action; its error becomes one sentence on stderr.
-
-    Returns:
-        0, 1 (nothing to fetch from, or something else came) or 2 (bad flags).
+    Args:
+        parser: Gets the flags.
+        official_url: Where files come from unless `--base_url` names a mirror.
+        archive_help: What `--archive` takes, one path or several.
     """
-    try:
-        action()
-    except FetchError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except (TypeError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    parser.add_argument(
+        "--archive",
+        type=pathlib.Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help=f"{archive_help}, downloaded by hand, instead of the network",
+    )
+    parser.add_argument(
+        "--base_url",
+        default=official_url,
+        help="a mirror with the same paths (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="show what there is, with addresses and terms, then leave",
+    )
 
 
 def check_base_url(base_url: str) -> None:

@@ -1,4 +1,4 @@
-"""From examples to `input_fn`s: tokenized once, ordered by position, cut, padded.
+"""From encoded examples to `input_fn`s: ordered by position, cut, padded.
 
     order  ->  cut  ->  pad
     which example comes at position p of the run | micro-batches | one dense batch
@@ -11,91 +11,17 @@ it would have read, and 4 micro-batches of 8 are the batch of 32 in other pieces
 Shapes: B = examples of a micro-batch, T = `max_seq_length`.
 """
 
-import itertools
 import math
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune.tasks import Example
-from bert_finetune.tokenization import WordPieceTokenizer
+from bert_finetune.encoding import EncodedExamples
 
 _PREFETCHED_BATCHES = 2
 
 InputFn = Callable[[], tf.data.Dataset]
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedExamples:
-    """Tokenized examples, one after the other without padding; see `encode_examples`.
-
-    Attributes:
-        input_ids: int32 [tokens of all examples].
-        segment_ids: int8 [tokens of all examples].
-        offsets: int64 [examples + 1]; example i is `offsets[i]:offsets[i + 1]`.
-        labels: int32 [examples]; None when there are none.
-        pad_id: What fills up a row.
-    """
-
-    input_ids: np.ndarray
-    segment_ids: np.ndarray
-    offsets: np.ndarray
-    labels: np.ndarray | None
-    pad_id: int
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each example, special tokens included: int64 [examples]."""
-        return np.diff(self.offsets)
-
-    @property
-    def checksum(self) -> str:
-        """Differs, but for chance, where an example, a label or their order does."""
-        parts = (self.input_ids, self.segment_ids, self.offsets, self.labels)
-        code = 0
-        for part in parts:
-            code = zlib.crc32(b"" if part is None else part.tobytes(), code)
-        return f"{code:08x}"
-
-
-def encode_examples(
-    examples: Sequence[Example], tokenizer: WordPieceTokenizer, max_seq_length: int
-) -> EncodedExamples:
-    """Tokenizes examples of one task, all with a label or all without.
-
-    Args:
-        examples: At least one, in the order that evaluation and prediction keep.
-        tokenizer: Makes ids of text.
-        max_seq_length: T; longer examples are truncated.
-    """
-    is_pair = examples[0].text_b is not None
-    encodings = tokenizer.encode_batch(
-        [example.text_a for example in examples],
-        [example.text_b for example in examples] if is_pair else None,
-        max_seq_length,
-    )
-    lengths = [len(encoding.input_ids) for encoding in encodings]
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    labels = None
-    if examples[0].label is not None:
-        labels = np.array([example.label for example in examples], np.int32)
-    return EncodedExamples(
-        input_ids=_flat((e.input_ids for e in encodings), np.int32, offsets[-1]),
-        segment_ids=_flat((e.segment_ids for e in encodings), np.int8, offsets[-1]),
-        offsets=offsets,
-        labels=labels,
-        pad_id=tokenizer.pad_id,
-    )
-
-
-def _flat(rows: Iterable[list[int]], dtype: type, count: int) -> np.ndarray:
-    return np.fromiter(itertools.chain.from_iterable(rows), dtype, count)
 
 
 def num_micro_steps(
@@ -236,7 +162,7 @@ def _input_fn(
 
     def generate():
         for rows in batches():
-            features = _pad(examples, rows, max_seq_length)
+            features = examples.features(rows, max_seq_length)
             yield (features, examples.labels[rows]) if is_labelled else features
 
     signature = {
@@ -251,23 +177,6 @@ def _input_fn(
         return dataset.prefetch(_PREFETCHED_BATCHES)
 
     return input_fn
-
-
-def _pad(examples: EncodedExamples, rows: np.ndarray, length: int) -> dict:
-    """Makes the features of some examples, int32 [B, length]."""
-    starts = examples.offsets[rows, np.newaxis]  # [B, 1]
-    ends = examples.offsets[rows + 1, np.newaxis]
-    tokens = starts + np.arange(length)  # [B, length]
-    is_token = tokens < ends
-    input_ids = np.full(is_token.shape, examples.pad_id, np.int32)
-    segment_ids = np.zeros(is_token.shape, np.int32)
-    input_ids[is_token] = examples.input_ids[tokens[is_token]]
-    segment_ids[is_token] = examples.segment_ids[tokens[is_token]]
-    return {
-        "input_ids": input_ids,
-        "input_mask": is_token.astype(np.int32),
-        "segment_ids": segment_ids,
-    }
 
 
 def _check_batch_size(flag: str, batch_size: int) -> None:

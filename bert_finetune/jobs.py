@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from bert_finetune import input_pipeline, results
+from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
-from bert_finetune.input_pipeline import EncodedExamples, encode_examples
-from bert_finetune.model_fn import make_model_fn, serving_input_receiver_fn
-from bert_finetune.modeling import BertConfig
-from bert_finetune.settings import (
-    Settings,
-    check_same_settings,
-    check_settings,
-    remember_settings,
+from bert_finetune.encoding import EncodedExamples, encode_examples
+from bert_finetune.model_fn import (
+    WEIGHT_UNIT,
+    make_model_fn,
+    serving_input_receiver_fn,
 )
+from bert_finetune.output_dir import (
+    SETTINGS_FILE,
+    RememberingHook,
+    check_output_dir,
+    check_same_model,
+    check_same_run,
+    describe_run,
+    latest_checkpoint,
+)
+from bert_finetune.settings import Settings, check_settings
 from bert_finetune.tasks import Example, Task, get_task, read_examples
 from bert_finetune.tokenization import (
     WordPieceTokenizer,
@@ -24,8 +32,11 @@ from bert_finetune.tokenization import (
     check_max_seq_length,
     check_vocabulary,
 )
+from estimator_accum.reporting import MetricsFile
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
+
+_EXPORT = "export"
 
 
 @dataclass
@@ -36,6 +47,7 @@ class Run:
         settings: What the user asked for.
         task: The GLUE task.
         config: The encoder's architecture.
+        description: What `run_settings.json` says of it.
         train: Training examples; None without --do_train.
         dev: Dev examples by suffix of their results.
         test: Test rows and examples by name of their submission file.
@@ -45,6 +57,7 @@ class Run:
     settings: Settings
     task: Task
     config: BertConfig
+    description: dict
     train: EncodedExamples | None = None
     dev: dict[str, EncodedExamples] = field(default_factory=dict)
     test: dict[str, tuple[list[Example], EncodedExamples]] = field(default_factory=dict)
@@ -64,6 +77,7 @@ def prepare(settings: Settings) -> Run:
     """
     check_settings(settings)
     task = get_task(settings.task_name)
+    _check_output(settings, task)
     config = BertConfig.from_json_file(settings.bert_config_file)
     tokenizer = WordPieceTokenizer(settings.vocab_file, settings.do_lower_case)
     check_vocabulary(tokenizer, config.vocab_size)
@@ -73,9 +87,7 @@ def prepare(settings: Settings) -> Run:
         max_position_embeddings=config.max_position_embeddings,
     )
     check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)
-    if settings.init_checkpoint:
-        check_checkpoint(settings.init_checkpoint, config)
-    run = Run(settings, task, config)
+    run = Run(settings, task, config, describe_run(settings, config, tokenizer))
 
     def read(file: str, labelled: bool):
         rows = read_examples(task, settings.data_dir, file, labelled=labelled)
@@ -83,12 +95,12 @@ def prepare(settings: Settings) -> Run:
 
     if settings.do_train:
         _, run.train = read(task.train_file, labelled=True)
-        check_same_settings(settings, run.train.checksum)
+        run.description["training_examples_checksum"] = run.train.checksum
+        check_same_run(settings.output_dir, run.description)
         run.num_micro_steps = input_pipeline.num_micro_steps(
             len(run.train), settings.num_train_epochs, settings.train_batch_size
         )
-    else:
-        _check_trained(settings)
+    _check_checkpoints(run)
     if settings.do_eval:
         run.dev = {
             suffix: read(file, labelled=True)[1]
@@ -101,34 +113,41 @@ def prepare(settings: Settings) -> Run:
     return run
 
 
-def _check_trained(settings: Settings) -> None:
-    """Without training there must be a trained classifier to use."""
-    for path in (
-        tf.train.latest_checkpoint(settings.output_dir),
-        settings.init_checkpoint,
-    ):
-        if path and "output_weights" in dict(tf.train.list_variables(path)):
-            return
-    raise ValueError(
-        "Without --do_train, --output_dir or --init_checkpoint must hold a trained "
-        f"classifier. Received: --output_dir={settings.output_dir}, "
-        f"--init_checkpoint={settings.init_checkpoint}. Add --do_train=true."
-    )
+def _check_output(settings: Settings, task: Task) -> None:
+    """Nothing may stand where the run writes later, maybe hours later."""
+    files, folders = [], []
+    if settings.do_train:
+        files += ["checkpoint", SETTINGS_FILE]
+    if settings.do_eval:
+        files += [results.EVAL_RESULTS]
+        folders += [f"eval{suffix}" for suffix in task.dev_files]
+    if settings.do_predict:
+        for names in results.prediction_files(task).items():
+            files += names
+    if settings.do_export:
+        folders += [_EXPORT]
+    check_output_dir(settings.output_dir, files=files, folders=folders)
+    if settings.do_train:
+        MetricsFile(settings.output_dir, WEIGHT_UNIT).check()
 
 
-def make_output_dir(settings: Settings) -> None:
-    """Makes the output folder.
-
-    Raises:
-        ValueError: If that is impossible.
-    """
-    try:
-        pathlib.Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "`--output_dir` must be a folder, or a path where one can be made. "
-            f"Received: {settings.output_dir} ({error.strerror}). Use another one."
-        ) from error
+def _check_checkpoints(run: Run) -> None:
+    """What the model starts from fits; without training it is a classifier."""
+    settings, num_labels = run.settings, len(run.task.labels)
+    own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
+    if not settings.do_train:
+        if not own and not init:
+            raise ValueError(
+                "Without --do_train, --output_dir or --init_checkpoint must hold a "
+                f"trained classifier. Received: {settings.output_dir} without a "
+                "checkpoint, and no --init_checkpoint. Add --do_train=true."
+            )
+        check_same_model(own or init, run.description)
+    if own:
+        check_checkpoint(own, run.config, num_labels)
+    if init:
+        is_classifier = not (own or settings.do_train)
+        check_checkpoint(init, run.config, num_labels if is_classifier else None)
 
 
 def execute(run: Run) -> None:
@@ -150,9 +169,9 @@ def execute(run: Run) -> None:
         _predict(run, estimator)
     if settings.do_export:
         path = estimator.export_saved_model(
-            str(pathlib.Path(settings.output_dir) / "export"),
+            str(pathlib.Path(settings.output_dir) / _EXPORT),
             serving_input_receiver_fn,
-            checkpoint_path=_checkpoint(run) or settings.init_checkpoint,
+            checkpoint_path=_checkpoint(run),
         )
         _logger.info("exported %s", path.decode())
 
@@ -174,7 +193,8 @@ def _train(run: Run, estimator) -> None:
         return
     if done:
         _logger.info("going on after micro-step %s", f"{done:,}")
-    remember_settings(settings, run.train.checksum)
+    elif not settings.init_checkpoint:
+        _logger.info("no --init_checkpoint: training starts from random weights")
     # The data ends with the run, so that a restart finds where it stands by itself.
     estimator.train(
         input_pipeline.train_input_fn(
@@ -184,13 +204,15 @@ def _train(run: Run, estimator) -> None:
             seed=settings.seed,
             first_micro_step=done,
             max_seq_length=settings.max_seq_length,
-        )
+        ),
+        hooks=[RememberingHook(settings.output_dir, run.description)],
     )
+    _logger.info("trained %s", latest_checkpoint(settings.output_dir))
 
 
 def _progress(output_dir: str) -> tuple[int, bool]:
     """Returns (micro-steps so far, whether a window is open) of the last checkpoint."""
-    path = tf.train.latest_checkpoint(output_dir)
+    path = latest_checkpoint(output_dir)
     if path is None:
         return 0, False
     reader = tf.train.load_checkpoint(path)
@@ -199,9 +221,9 @@ def _progress(output_dir: str) -> tuple[int, bool]:
     return int(reader.get_tensor("global_step")), bool(is_partial)
 
 
-def _checkpoint(run: Run) -> str | None:
-    """The checkpoint to use; None lets the model start from --init_checkpoint."""
-    return tf.train.latest_checkpoint(run.settings.output_dir)
+def _checkpoint(run: Run) -> str:
+    """The checkpoint to use; without own ones the model is that of --init_checkpoint."""
+    return latest_checkpoint(run.settings.output_dir) or run.settings.init_checkpoint
 
 
 def _evaluate(run: Run, estimator) -> None:
@@ -216,6 +238,8 @@ def _evaluate(run: Run, estimator) -> None:
             name=suffix.strip("_") or None,
         )
         global_step = found.pop("global_step")
+        # Estimator's own is the mean over batches, of which the last may be short.
+        found["loss"] = found["eval_loss"]
         values |= {f"{name}{suffix}": value for name, value in found.items()}
     values["global_step"] = global_step
     values["update_step"] = _update_step(run)
@@ -226,11 +250,9 @@ def _evaluate(run: Run, estimator) -> None:
 
 
 def _update_step(run: Run) -> int:
-    path = _checkpoint(run) or run.settings.init_checkpoint
-    reader = tf.train.load_checkpoint(path)
-    return (
-        int(reader.get_tensor("update_step")) if reader.has_tensor("update_step") else 0
-    )
+    reader = tf.train.load_checkpoint(_checkpoint(run))
+    has_updates = reader.has_tensor("update_step")
+    return int(reader.get_tensor("update_step")) if has_updates else 0
 
 
 def _predict(run: Run, estimator) -> None:
@@ -242,12 +264,11 @@ def _predict(run: Run, estimator) -> None:
                 max_seq_length=run.settings.max_seq_length,
             )
         )
-        is_main = name == next(iter(run.test))
         paths = results.write_predictions(
             run.settings.output_dir,
             run.task,
             name,
-            "test_results.tsv" if is_main else f"test_results_{name}",
+            results.prediction_files(run.task)[name],
             rows,
             predictions,
         )

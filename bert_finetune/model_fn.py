@@ -19,6 +19,8 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 
+WEIGHT_UNIT = "examples"  # what a micro-batch counts for in its window's mean
+
 
 def make_model_fn(
     settings: Settings, config: modeling.BertConfig, task: Task, num_updates: int
@@ -87,7 +89,7 @@ def _training(mode, settings: Settings, loss, num_examples, num_updates: int):
         partial_window="apply",
         metrics_dir=settings.output_dir,
         learning_rate=rate,
-        weight_unit="examples",
+        weight_unit=WEIGHT_UNIT,
         total_updates=num_updates,
     )
     return tf.estimator.EstimatorSpec(

@@ -4,13 +4,21 @@ import os
 import pathlib
 from collections.abc import Iterable
 
-from bert_finetune.settings import write_text
+from bert_finetune.output_dir import write_text
 from bert_finetune.tasks import Example, Task
+
+EVAL_RESULTS = "eval_results.txt"
+
+
+def prediction_files(task: Task) -> dict[str, str]:
+    """Returns, by name of the submission file, that of the file of probabilities."""
+    main, *others = task.test_files
+    return {main: "test_results.tsv"} | {o: f"test_results_{o}" for o in others}
 
 
 def write_eval_results(output_dir: str | os.PathLike, values: dict) -> pathlib.Path:
     """Writes `eval_results.txt`: a line `name = value` each, sorted by name."""
-    path = pathlib.Path(output_dir) / "eval_results.txt"
+    path = pathlib.Path(output_dir) / EVAL_RESULTS
     write_text(path, "".join(f"{name} = {values[name]}\n" for name in sorted(values)))
     return path
 

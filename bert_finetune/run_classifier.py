@@ -16,6 +16,7 @@ the same flags.
 import logging
 import math
 import pathlib
+import signal
 import sys
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
@@ -27,6 +28,7 @@ from bert_finetune.quiet import quiet_import
 
 with quiet_import():
     from bert_finetune import jobs
+    from bert_finetune.output_dir import make_output_dir
     from bert_finetune.settings import Settings
     from estimator_accum.compat import enable_estimator
 
@@ -67,7 +69,11 @@ flags.DEFINE_integer(
     "Micro-batches that make one update; the effective batch is train_batch_size "
     "times this.",
 )
-flags.DEFINE_alias("gradient_accumulation_multiplier", "gradient_accumulation_steps")
+flags.DEFINE_integer(
+    "gradient_accumulation_multiplier",
+    None,
+    "Another name of --gradient_accumulation_steps.",
+)
 flags.DEFINE_float("learning_rate", 5e-5, "Peak learning rate of AdamW.")
 flags.DEFINE_float("num_train_epochs", 3.0, "Passes over the training examples.")
 flags.DEFINE_float(
@@ -107,9 +113,24 @@ def settings_from_flags() -> Settings:
             "`--clip_norm` must be a finite number >= 0. "
             f"Received: {FLAGS.clip_norm}. Use 0 to turn clipping off."
         )
-    names = Settings.__dataclass_fields__
-    values = {name: FLAGS[name].value for name in names}
-    return Settings(**{**values, "clip_norm": FLAGS.clip_norm or None})
+    values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
+    values["clip_norm"] = FLAGS.clip_norm or None
+    values["gradient_accumulation_steps"] = _gradient_accumulation_steps()
+    return Settings(**values)
+
+
+def _gradient_accumulation_steps() -> int:
+    steps = FLAGS["gradient_accumulation_steps"]
+    multiplier = FLAGS["gradient_accumulation_multiplier"]
+    if multiplier.value is None:
+        return steps.value
+    if steps.present and steps.value != multiplier.value:
+        raise ValueError(
+            "`--gradient_accumulation_steps` and its other name "
+            "`--gradient_accumulation_multiplier` must be equal. Received: "
+            f"{steps.value} and {multiplier.value}. Give one of them."
+        )
+    return multiplier.value
 
 
 def main(argv: list[str]) -> None:
@@ -127,11 +148,19 @@ def main(argv: list[str]) -> None:
         _set_verbosity()
         enable_estimator()
         run = jobs.prepare(settings_from_flags())
-        jobs.make_output_dir(run.settings)
+        make_output_dir(run.settings.output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
-    jobs.execute(run)
+    try:
+        jobs.execute(run)
+    except KeyboardInterrupt:
+        print(
+            "run_classifier.py: stopped. Started again with the same flags, training "
+            f"goes on from the last checkpoint in {run.settings.output_dir}.",
+            file=sys.stderr,
+        )
+        sys.exit(128 + signal.SIGINT)
 
 
 def _sentence(error: Exception) -> str:

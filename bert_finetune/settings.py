@@ -1,19 +1,6 @@
-"""The settings of a run: one frozen dataclass, checked, remembered in the folder.
-
-A training run leaves `run_settings.json` in its output folder. Training goes on there
-only with the same settings, since the order of the examples, the schedule and the
-window of a checkpoint mean something else under others.
-"""
+"""The settings of a run: one frozen dataclass, checked."""
 
 import dataclasses
-import json
-import os
-import pathlib
-
-import tensorflow as tf
-
-_SETTINGS_FILE = "run_settings.json"
-_CHECKSUM = "training_examples_checksum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,22 +41,6 @@ class Settings:
         return self.train_batch_size * self.gradient_accumulation_steps
 
 
-# What decides the weights of a trained model.
-_TRAINING_FIELDS = (
-    "task_name",
-    "init_checkpoint",
-    "do_lower_case",
-    "max_seq_length",
-    "train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "num_train_epochs",
-    "warmup_proportion",
-    "clip_norm",
-    "dropout",
-    "seed",
-)
-
 _POSITIVE = (
     "max_seq_length",
     "train_batch_size",
@@ -92,6 +63,12 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(
             "At least one of --do_train, --do_eval, --do_predict and --do_export must "
             "be true. Received: none of them. Use --do_train=true to train."
+        )
+    if settings.init_checkpoint == "":
+        raise ValueError(
+            "`--init_checkpoint` must name a checkpoint. Received: nothing. Use "
+            "--init_checkpoint=bert_model.ckpt, or leave the flag out to start from "
+            "random weights."
         )
     for field in _POSITIVE:
         value = getattr(settings, field)
@@ -116,70 +93,3 @@ def check_settings(settings: Settings) -> None:
             "`--seed` must be an integer >= 0 and < 2**31. "
             f"Received: {settings.seed}. Use 0."
         )
-
-
-def check_same_settings(settings: Settings, data_checksum: str) -> None:
-    """Raises ValueError if the output folder's run was begun with other settings.
-
-    Args:
-        settings: Of this run.
-        data_checksum: Of the tokenized training examples.
-    """
-    folder = pathlib.Path(settings.output_dir)
-    path = folder / _SETTINGS_FILE
-    if not path.exists():
-        if tf.train.latest_checkpoint(settings.output_dir):
-            raise ValueError(
-                "`--output_dir` must be new or hold a run of this program. Received: "
-                f"{folder}, with checkpoints but no {_SETTINGS_FILE}. "
-                "Use another --output_dir, and this one's checkpoint as "
-                "--init_checkpoint to start from it."
-            )
-        return
-    before = _read(path)
-    for field, value in _training_settings(settings).items():
-        if before.get(field) != value:
-            raise ValueError(
-                "`--output_dir` must be new or hold a run with the same settings. "
-                f"Received: {folder}, whose run has --{field}={before.get(field)}, not "
-                f"{value}. Use another --output_dir, or the same settings to go on."
-            )
-    if before.get(_CHECKSUM) != data_checksum:
-        raise ValueError(
-            "`--output_dir` must be new or hold a run on the same examples. Received: "
-            f"{folder}, whose run began with other training examples or another "
-            "vocabulary. Use another --output_dir, or the same files to go on."
-        )
-
-
-def _read(path: pathlib.Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must be what a run has written. Received: a file that cannot be "
-            f"read ({error}). Use another --output_dir."
-        ) from error
-    return content if isinstance(content, dict) else {}
-
-
-def remember_settings(settings: Settings, data_checksum: str) -> None:
-    """Writes the settings that training goes on with into the output folder."""
-    values = _training_settings(settings) | {_CHECKSUM: data_checksum}
-    text = json.dumps(values, indent=2) + "\n"
-    write_text(pathlib.Path(settings.output_dir) / _SETTINGS_FILE, text)
-
-
-def _training_settings(settings: Settings) -> dict:
-    values = {field: getattr(settings, field) for field in _TRAINING_FIELDS}
-    values["task_name"] = values["task_name"].lower().replace("-", "")
-    if values["init_checkpoint"]:
-        values["init_checkpoint"] = os.path.abspath(values["init_checkpoint"])
-    return values
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either whole or not there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

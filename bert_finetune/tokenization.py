@@ -10,6 +10,7 @@ are removed, and punctuation marks and CJK characters are tokens of their own. T
 
 import pathlib
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class WordPieceTokenizer:
         vocab_file: Where the vocabulary came from.
         num_entries: Lines of the vocabulary; every id is smaller.
         pad_id: The id of [PAD].
+        checksum: Differs, but for chance, where a token or its id does.
     """
 
     def __init__(self, vocab_file: str | pathlib.Path, do_lower_case: bool):
@@ -58,6 +60,8 @@ class WordPieceTokenizer:
         ids = {token: number for number, token in enumerate(tokens)}
         _check_special_tokens(self.vocab_file, ids)
         self.num_entries = len(tokens)
+        text = "\n".join(tokens)
+        self.checksum = f"{zlib.crc32(text.encode()):08x}"
         self.pad_id = ids["[PAD]"]
         self._cls_id = ids["[CLS]"]
         self._sep_id = ids["[SEP]"]

@@ -87,17 +87,31 @@ class MetricsFile:
         partial.replace(self._path)
         self._events = tf.compat.v1.summary.FileWriterCache.get(str(self._path.parent))
 
+    def check(self) -> None:
+        """Raises ValueError if there is a file that `open` could not go on with."""
+        self._rows_until(0)
+
     def _rows_until(self, update_step: int) -> list[dict]:
-        if not self._path.exists():
+        if not os.path.lexists(self._path):
             return []
-        with open(self._path, newline="") as file:
-            rows = list(csv.DictReader(file))
-        if rows and list(rows[0]) != self._columns:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            # A run that was killed may have left half a line.
+            lines = text[: text.rfind("\n") + 1].splitlines()
+            header, *rows = list(csv.reader(lines)) or [self._columns]
+            if header != self._columns:
+                raise ValueError(",".join(header))
+            if any(len(row) != len(header) for row in rows):
+                raise ValueError("a row with too few or too many columns")
+            rows = [dict(zip(header, row, strict=True)) for row in rows]
+            for row in rows:
+                float(row[self._unit])
+            return [row for row in rows if int(row["update_step"]) <= update_step]
+        except (OSError, ValueError, csv.Error) as error:
             raise ValueError(
-                f"{self._path} must have the columns {','.join(self._columns)}. "
-                f"Received: {','.join(map(str, rows[0]))}. Use another folder."
-            )
-        return [row for row in rows if int(row["update_step"] or 0) <= update_step]
+                f"{self._path} must have the columns "
+                f"{','.join(self._columns)}. Received: {error}. Use another folder."
+            ) from error
 
     def write(self, update: Update) -> None:
         """Appends a row and the TensorBoard scalars of one update."""

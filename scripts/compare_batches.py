@@ -19,42 +19,74 @@ import subprocess
 import sys
 
 import numpy as np
-import tensorflow as tf
+
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from bert_finetune.quiet import quiet_import
+from bert_finetune.tasks import get_task, read_examples
+
+with quiet_import():
+    import tensorflow as tf
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+_COUNTS = ("updates", "micro_batch_size", "gradient_accumulation_steps")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
+def main(argv: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data_dir", required=True, help="folder with train.tsv")
-    parser.add_argument("--bert_dir", required=True, help="folder with bert_model.ckpt")
-    parser.add_argument("--output_dir", required=True, help="for both runs")
+    folder = pathlib.Path
+    parser.add_argument(
+        "--data_dir", type=folder, required=True, help="folder with train.tsv"
+    )
+    parser.add_argument(
+        "--bert_dir", type=folder, required=True, help="folder with bert_model.ckpt"
+    )
+    parser.add_argument(
+        "--output_dir", type=folder, required=True, help="for both runs; new or empty"
+    )
     parser.add_argument("--task_name", default="CoLA")
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--micro_batch_size", type=int, default=8)
     parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
     parser.add_argument("--max_seq_length", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-5)
-    arguments = parser.parse_args()
-    output = pathlib.Path(arguments.output_dir)
-    if output.exists() and any(output.iterdir()):
-        parser.error(
-            f"--output_dir must be new or empty. Received: {output}. Use another one."
+    arguments = parser.parse_args(argv)
+    return exit_code_of(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    for name in _COUNTS:
+        if getattr(arguments, name) < 1:
+            raise ValueError(
+                f"`--{name}` must be an integer >= 1. "
+                f"Received: {getattr(arguments, name)}. See --help."
+            )
+    output = arguments.output_dir
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(
+            "`--output_dir` must be a new or empty folder. "
+            f"Received: {output}. Use another one."
         )
+    task = get_task(arguments.task_name)
+    examples = read_examples(task, arguments.data_dir, task.train_file, labelled=True)
     steps = arguments.gradient_accumulation_steps
-    size = arguments.micro_batch_size * steps
-    accumulated = _train(arguments, output / "accumulated", size // steps, steps)
-    whole = _train(arguments, output / "whole", size, 1)
-    sys.exit(_compare(accumulated, whole, arguments.tolerance))
+    size = arguments.micro_batch_size
+    epochs = arguments.updates * size * steps / len(examples)
+    accumulated = _train(arguments, epochs, output / "accumulated", size, steps)
+    whole = _train(arguments, epochs, output / "whole", size * steps, 1)
+    return _compare(accumulated, whole, arguments.tolerance)
 
 
-def _train(arguments, folder: pathlib.Path, batch_size: int, steps: int) -> dict:
-    data = pathlib.Path(arguments.data_dir)
-    bert = pathlib.Path(arguments.bert_dir)
-    examples = arguments.updates * batch_size * steps
-    epochs = examples / _num_examples(arguments.task_name, data)
+def _train(
+    arguments: argparse.Namespace,
+    epochs: float,
+    folder: pathlib.Path,
+    batch_size: int,
+    steps: int,
+) -> dict:
+    bert = arguments.bert_dir
     print(f"{arguments.updates} updates of {batch_size} x {steps}", flush=True)
     command = [
         sys.executable,
@@ -62,7 +94,7 @@ def _train(arguments, folder: pathlib.Path, batch_size: int, steps: int) -> dict
         f"--task_name={arguments.task_name}",
         "--do_train=true",
         "--dropout=false",
-        f"--data_dir={data}",
+        f"--data_dir={arguments.data_dir}",
         f"--vocab_file={bert / 'vocab.txt'}",
         f"--bert_config_file={bert / 'bert_config.json'}",
         f"--init_checkpoint={bert / 'bert_model.ckpt'}",
@@ -80,13 +112,6 @@ def _train(arguments, folder: pathlib.Path, batch_size: int, steps: int) -> dict
     return {
         name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
     }
-
-
-def _num_examples(task_name: str, data: pathlib.Path) -> int:
-    from bert_finetune.tasks import get_task, read_examples
-
-    task = get_task(task_name)
-    return len(read_examples(task, data, task.train_file, labelled=True))
 
 
 def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
@@ -113,4 +138,4 @@ def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

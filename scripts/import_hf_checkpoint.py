@@ -13,7 +13,7 @@ import argparse
 import pathlib
 import sys
 
-from bert_finetune.download import OneSentenceParser
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from bert_finetune.quiet import quiet_import
 
 
@@ -37,12 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder to make; may exist if it is empty",
     )
     flags = parser.parse_args(arguments)
-    try:
-        _import(flags.input_dir, flags.output_dir)
-    except (TypeError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_code_of(lambda: _import(flags.input_dir, flags.output_dir))
 
 
 def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ import json
 import pathlib
 import sys
 
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from bert_finetune.demo_grammar import (
     SPECIAL_TOKENS,
     Corpus,
@@ -22,7 +23,7 @@ from bert_finetune.demo_grammar import (
     make_corpus,
     vocabulary,
 )
-from bert_finetune.download import OneSentenceParser, exit_code_of, staging_folder
+from bert_finetune.download import staging_folder
 from bert_finetune.quiet import quiet_import
 
 with quiet_import():

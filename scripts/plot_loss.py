@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from bert_finetune.download import OneSentenceParser, exit_code_of
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
 
 _METRICS_FILE = "train_metrics.csv"
 _COLUMNS = ("update_step", "examples", "loss")

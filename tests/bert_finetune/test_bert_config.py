@@ -102,7 +102,10 @@ def test_missing_key_is_named_with_the_file(key, tmp_path):
         ("hidden_dropout_prob", 1, ValueError, r"a number in [0, 1). Received: 1"),
         ("attention_probs_dropout_prob", "0", TypeError, r"a number in [0, 1)"),
         ("hidden_dropout_prob", float("nan"), ValueError, r"a number in [0, 1)"),
+        ("num_hidden_layers", 10**6, ValueError, "an integer >= 1 and <= 1,000. Rec"),
+        ("hidden_size", 10**9, ValueError, "an integer >= 1 and <= 16,777,216. Rec"),
         ("initializer_range", 0, ValueError, "a number > 0. Received: 0"),
+        ("initializer_range", float("inf"), ValueError, "a number > 0. Received: inf"),
         ("layer_norm_eps", None, TypeError, "a number > 0. Received: None"),
         (
             "hidden_act",

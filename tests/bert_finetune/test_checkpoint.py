@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import time
 
 import numpy as np
 import pytest
@@ -84,6 +85,53 @@ def test_checkpoint_with_heads_and_slots_passes(tmp_path):
     arrays["cls/predictions/output_bias"] = np.zeros([20], np.float32)
     arrays[f"{_WORDS}/adam_m"] = np.zeros([20, 8], np.float32)
     check_checkpoint(_write(tmp_path, arrays), _CONFIG)
+
+
+def test_a_classifier_of_the_right_classes_passes(tmp_path):
+    arrays = _arrays() | {"output_weights": np.zeros([3, 8], np.float32)}
+    check_checkpoint(_write(tmp_path, arrays), _CONFIG, num_labels=3)
+
+
+@pytest.mark.parametrize(("classes", "received"), [(2, "one of 2"), (None, "none")])
+def test_a_classifier_of_other_classes_or_none_is_refused(tmp_path, classes, received):
+    arrays = _arrays()
+    if classes:
+        arrays["output_weights"] = np.zeros([classes, 8], np.float32)
+    path = _write(tmp_path, arrays)
+    sentence = (
+        f"{path} must hold a trained classifier of 3 classes. Received: {received}. "
+        "Use the --task_name that it was trained on, or train one with --do_train=true."
+    )
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_checkpoint(path, _CONFIG, num_labels=3)
+
+
+def test_a_checkpoint_of_more_layers_is_refused(tmp_path):
+    path = _write(tmp_path, _arrays())
+    config = dataclasses.replace(_CONFIG, num_hidden_layers=1)
+    sentence = f"`num_hidden_layers` must be that of {path}, 2. Received: 1. Use the"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_checkpoint(path, config)
+
+
+def test_a_checkpoint_of_far_fewer_layers_is_refused_without_building_them(tmp_path):
+    path = _write(tmp_path, _arrays())
+    config = dataclasses.replace(_CONFIG, num_hidden_layers=1000)
+    since = time.perf_counter()
+    with pytest.raises(
+        ValueError, match="must hold the variable `bert/encoder/layer_2"
+    ):
+        check_checkpoint(path, config)
+    assert time.perf_counter() - since < 10
+
+
+def test_a_head_that_is_cut_short_is_found(tmp_path):
+    arrays = _arrays() | {"output_weights": np.ones([3, 8], np.float32)}
+    path = _write(tmp_path, arrays)
+    (data,) = tmp_path.glob("*.data-*")
+    data.write_bytes(data.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="must be a complete TensorFlow checkpoint"):
+        check_checkpoint(path, _CONFIG)
 
 
 def test_missing_checkpoint_names_its_index_file(tmp_path):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_finetune.encoding import encode_examples
 from bert_finetune.input_pipeline import (
-    encode_examples,
     epoch_order,
     eval_input_fn,
     num_micro_steps,
@@ -214,14 +214,6 @@ def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
             assert label == number % 3
             seen.add(number)
     assert seen == set(range(12))
-
-
-def test_examples_longer_than_max_seq_length_are_truncated(tokenizer):
-    encoded = encode_examples(_examples(20), tokenizer, 5)
-    ((features, _),) = _batches(eval_input_fn(encoded, batch_size=20, max_seq_length=5))
-    assert encoded.lengths.tolist() == [3, 4, *[5] * 8] * 2
-    assert features["input_mask"].sum(axis=1).tolist() == [3, 4, *[5] * 8] * 2
-    assert set(features["input_ids"][2:10, 4]) == {2}  # [SEP] comes last all the same
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 100])

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tiny_bert import write_rows
 
 from bert_finetune import jobs
+from bert_finetune.output_dir import make_output_dir
 from bert_finetune.tasks import get_task
 
 
@@ -18,7 +19,7 @@ def _run(settings, **changes):
     """Does a run; returns its output folder."""
     settings = dataclasses.replace(settings, **changes)
     run = jobs.prepare(settings)
-    jobs.make_output_dir(settings)
+    make_output_dir(settings.output_dir)
     jobs.execute(run)
     return pathlib.Path(settings.output_dir)
 
@@ -150,7 +151,7 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(setti
     expected = _variables(_run(settings, do_train=True, save_checkpoints_steps=13))
     other = dataclasses.replace(settings, output_dir=f"{settings.output_dir}_killed")
     run = jobs.prepare(dataclasses.replace(other, do_train=True))
-    jobs.make_output_dir(other)
+    make_output_dir(other.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = jobs.make_model_fn.__globals__["make_accumulation_hooks"]
         patch.setitem(
@@ -165,6 +166,35 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(setti
     for name, value in expected.items():
         if "accumul" not in name:
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+def test_the_loss_of_an_evaluation_is_the_mean_over_examples(settings):
+    """20 examples in batches of 20, or of 16 and 4, whose means differ."""
+    folder = _run(settings, do_train=True)
+    found = {}
+    for batch_size in (20, 16):
+        _run(settings, do_eval=True, eval_batch_size=batch_size)
+        found[batch_size] = _results(folder)
+    for name in ("loss", "eval_loss"):
+        np.testing.assert_allclose(found[16][name], found[20][name], rtol=1e-5)
+        np.testing.assert_allclose(found[16][name], found[16]["eval_loss"])
+
+
+def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypatch):
+    def broken(*_):
+        raise ValueError("`loss` must be a scalar.")
+
+    monkeypatch.setattr("bert_finetune.model_fn._training", broken)
+    with pytest.raises(ValueError, match="`loss` must be a scalar"):
+        _run(settings, do_train=True)
+    assert not list(pathlib.Path(settings.output_dir).iterdir())
+
+
+def test_training_without_a_checkpoint_says_so(settings, caplog):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    folder = _run(settings, do_train=True, init_checkpoint=None)
+    assert "no --init_checkpoint: training starts from random weights" in caplog.text
+    assert f"trained {folder / 'model.ckpt-13'}" in caplog.text
 
 
 def test_a_trained_folder_is_evaluated_and_predicted_later(settings):

@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -79,6 +80,12 @@ def _refused(flags, capsys) -> str:
         ({"gradient_accumulation_steps": 0}, "must be an integer >= 1. Received: 0. U"),
         ({"gradient_accumulation_steps": -2}, "integer >= 1. Received: -2. Use 1 to "),
         ({"gradient_accumulation_multiplier": 1.5}, "an integer. Received: '1.5'"),
+        (
+            {"gradient_accumulation_steps": 2, "gradient_accumulation_multiplier": 4},
+            "`--gradient_accumulation_multiplier` must be equal. Received: 2 and 4. G",
+        ),
+        ({"gradient_accumulation_multiplier": 0}, "an integer >= 1. Received: 0. Use"),
+        ({"init_checkpoint": ""}, "`--init_checkpoint` must name a checkpoint. Recei"),
         ({"train_batch_size": 0}, "`--train_batch_size` must be an integer >= 1. Rec"),
         ({"learning_rate": 0}, "`--learning_rate` must be a number > 0. Received: 0"),
         ({"num_train_epochs": -1}, "`--num_train_epochs` must be a number > 0. Recei"),
@@ -103,6 +110,21 @@ def _refused(flags, capsys) -> str:
 )
 def test_bad_flags_end_with_one_sentence(flags, capsys, changes, expected):
     assert expected in _refused(flags | changes, capsys)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gradient_accumulation_steps": 4},
+        {"gradient_accumulation_multiplier": 4},
+        {"gradient_accumulation_steps": 4, "gradient_accumulation_multiplier": 4},
+    ],
+)
+def test_either_name_of_the_accumulation_flag_counts(flags, given):
+    with flagsaver.flagsaver():
+        run_classifier.FLAGS([str(_SCRIPT), *_arguments(flags | given)])
+        settings = run_classifier.settings_from_flags()
+    assert settings.gradient_accumulation_steps == 4
 
 
 @pytest.mark.parametrize(
@@ -254,3 +276,30 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
     rows = (flags["output_dir"] / "train_metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == [str(n) for n in range(1, 135)]
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on(flags):
+    flags |= {"train_batch_size": 1, "num_train_epochs": 1000}
+    process = subprocess.Popen(
+        [sys.executable, str(_SCRIPT), *_arguments(flags)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        metrics = flags["output_dir"] / "train_metrics.csv"
+        deadline = time.monotonic() + 120
+        while not metrics.exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == (
+        "run_classifier.py: stopped. Started again with the same flags, training goes "
+        f"on from the last checkpoint in {flags['output_dir']}."
+    )

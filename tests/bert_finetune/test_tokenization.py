@@ -328,3 +328,13 @@ def test_case_that_does_not_match_the_checkpoints_name_is_refused(folder, is_unc
 def test_names_that_say_nothing_about_case_are_not_judged(checkpoint):
     check_case_matches_checkpoint(True, checkpoint)
     check_case_matches_checkpoint(False, checkpoint)
+
+
+def test_checksum_tells_vocabularies_apart(tmp_path):
+    def checksum(*words):
+        path = tmp_path / "vocab.txt"
+        path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]))
+        return WordPieceTokenizer(path, do_lower_case=True).checksum
+
+    assert checksum("a", "b") == checksum("a", "b")
+    assert len({checksum("a", "b"), checksum("b", "a"), checksum("ab")}) == 3

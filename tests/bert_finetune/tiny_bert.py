@@ -8,6 +8,7 @@ import numpy as np
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
+from bert_finetune.settings import Settings
 
 WORDS = [f"w{number}" for number in range(20)]
 CONFIG = BertConfig(
@@ -57,3 +58,34 @@ def write_bert(folder: pathlib.Path, seed: int = 0) -> None:
     (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(CONFIG)))
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens))
+
+
+def make_settings(
+    bert_dir: pathlib.Path, cola_dir: pathlib.Path, output_dir: pathlib.Path
+) -> Settings:
+    """A run that does nothing yet: 13 micro-steps of 4, 7 updates, when it trains."""
+    return Settings(
+        task_name="CoLA",
+        data_dir=str(cola_dir),
+        vocab_file=str(bert_dir / "vocab.txt"),
+        bert_config_file=str(bert_dir / "bert_config.json"),
+        output_dir=str(output_dir),
+        init_checkpoint=str(bert_dir / "bert_model.ckpt"),
+        do_lower_case=True,
+        max_seq_length=16,
+        do_train=False,
+        do_eval=False,
+        do_predict=False,
+        do_export=False,
+        train_batch_size=4,
+        eval_batch_size=8,
+        predict_batch_size=8,
+        learning_rate=1e-3,
+        num_train_epochs=1.0,
+        warmup_proportion=0.1,
+        clip_norm=1.0,
+        gradient_accumulation_steps=2,
+        save_checkpoints_steps=1000,
+        dropout=False,
+        seed=0,
+    )

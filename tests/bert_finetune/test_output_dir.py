@@ -1,0 +1,219 @@
+"""What stands in an output folder already: refused before anything is written."""
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+
+import pytest
+import tensorflow as tf
+from tiny_bert import make_settings
+
+from bert_finetune import jobs
+from bert_finetune.output_dir import check_output_dir, latest_checkpoint
+from bert_finetune.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, bert_dir, cola_dir):
+    """Settings of a run that has been trained, and its folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    settings = make_settings(bert_dir, cola_dir, folder)
+    settings = dataclasses.replace(settings, do_train=True, num_train_epochs=0.2)
+    jobs.execute(jobs.prepare(settings))
+    return settings
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Settings:
+    """The same, in a folder that a test may spoil."""
+    folder = tmp_path / "copy"
+    shutil.copytree(trained.output_dir, folder)
+    state = folder / "checkpoint"
+    state.write_text(state.read_text().replace(trained.output_dir, str(folder)))
+    return dataclasses.replace(trained, output_dir=str(folder))
+
+
+def _refusal(settings, **changes) -> str:
+    """The sentence; the folder stays as it is."""
+    before = _content(settings.output_dir)
+    with pytest.raises(ValueError) as refused:
+        jobs.prepare(dataclasses.replace(settings, **changes))
+    assert _content(settings.output_dir) == before
+    return str(refused.value)
+
+
+def _content(folder):
+    return {path: path.stat().st_mtime_ns for path in pathlib.Path(folder).rglob("*")}
+
+
+_EVAL = {"do_train": False, "do_eval": True}
+_MODES = pytest.mark.parametrize("mode", [{}, _EVAL], ids=["train", "eval"])
+
+
+@_MODES
+def test_a_whole_folder_is_accepted(copy, mode):
+    jobs.prepare(dataclasses.replace(copy, **mode))
+
+
+@_MODES
+@pytest.mark.parametrize("size", [100, -40])
+def test_a_half_written_checkpoint_is_refused(copy, mode, size):
+    (data,) = pathlib.Path(copy.output_dir).glob("model.ckpt-3.data*")
+    data.write_bytes(data.read_bytes()[:size])
+    sentence = _refusal(copy, **mode)
+    assert "model.ckpt-3 must be a complete TensorFlow checkpoint. Rece" in sentence
+
+
+@_MODES
+@pytest.mark.parametrize("content", [b"", b"garbage {{{", bytes(range(256)), None])
+def test_a_garbled_state_file_is_refused(copy, mode, content, caplog):
+    state = pathlib.Path(copy.output_dir) / "checkpoint"
+    state.unlink()
+    if content is not None:
+        state.write_bytes(content)
+    caplog.set_level(logging.DEBUG)
+    sentence = _refusal(copy, **mode)
+    assert (
+        "with model.ckpt-3, but its file `checkpoint` names no checkpoint" in sentence
+    )
+    assert not caplog.records  # TensorFlow's own warning would be a second line
+    assert not logging.getLogger("tensorflow").disabled
+
+
+def test_a_run_that_was_killed_in_its_first_save_begins_anew(tmp_path):
+    (tmp_path / "model.ckpt-0.index").write_text("")
+    assert latest_checkpoint(str(tmp_path)) is None
+
+
+@_MODES
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("num_hidden_layers", 1, "bert_config.num_hidden_layers=2, not 1"),
+        ("hidden_size", 32, "bert_config.hidden_size=16, not 32"),
+        ("num_attention_heads", 4, "bert_config.num_attention_heads=2, not 4"),
+        ("hidden_act", "relu", "bert_config.hidden_act=gelu, not relu"),
+    ],
+)
+def test_another_bert_config_is_refused(copy, tmp_path, mode, key, value, expected):
+    """Of another hidden_act or number of heads the shapes are the same."""
+    config = json.loads(pathlib.Path(copy.bert_config_file).read_text())
+    path = tmp_path / "bert_config.json"
+    path.write_text(json.dumps(config | {key: value}))
+    sentence = _refusal(copy, **mode, bert_config_file=str(path))
+    assert f"Received: {copy.output_dir}, whose run has {expected}. Use" in sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("hidden_size", 32, r"must have the shape \[25, 32\] .* Received: \[25, 16\]"),
+        ("num_hidden_layers", 1, r"`num_hidden_layers` must be that of .*, 2\. Rec"),
+        ("num_hidden_layers", 3, r"must hold the variable `bert/encoder/layer_2/"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused_without_run_settings(
+    copy, tmp_path, key, value, expected
+):
+    (pathlib.Path(copy.output_dir) / "run_settings.json").unlink()
+    config = json.loads(pathlib.Path(copy.bert_config_file).read_text())
+    path = tmp_path / "bert_config.json"
+    path.write_text(json.dumps(config | {key: value}))
+    changes = {"bert_config_file": str(path), "init_checkpoint": None}
+    assert re.search(expected, _refusal(copy, **_EVAL, **changes))
+
+
+@_MODES
+def test_text_of_another_case_is_refused(copy, mode):
+    sentence = _refusal(copy, **mode, do_lower_case=False)
+    assert "whose run has --do_lower_case=True, not False. Use" in sentence
+
+
+def test_a_classifier_of_other_classes_is_refused_without_run_settings(copy):
+    (pathlib.Path(copy.output_dir) / "run_settings.json").unlink()
+    sentence = _refusal(copy, **_EVAL, task_name="MNLI")
+    assert "must hold a trained classifier of 3 classes. Received: one of 2" in sentence
+
+
+def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_path):
+    """SST-2 has two classes as well: the shapes fit."""
+    checkpoint = f"{copy.output_dir}/model.ckpt-3"
+    changes = {"output_dir": str(tmp_path / "new"), "init_checkpoint": checkpoint}
+    sentence = _refusal(copy, **_EVAL, **changes, task_name="SST-2")
+    assert sentence.startswith("A trained classifier must be used for what it was tr")
+    assert "whose run has --task_name=cola, not sst2. Use the same" in sentence
+    jobs.prepare(dataclasses.replace(copy, **_EVAL, **changes))
+
+
+@_MODES
+def test_another_vocabulary_of_the_same_size_is_refused(copy, tmp_path, mode):
+    path = tmp_path / "vocab.txt"
+    lines = pathlib.Path(copy.vocab_file).read_text().split()
+    path.write_text("\n".join([*lines[:5], *reversed(lines[5:])]))
+    sentence = _refusal(copy, **mode, vocab_file=str(path))
+    assert "whose run began with another vocabulary. Use " in sentence
+
+
+@_MODES
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_settings_file_of_another_origin_is_refused(copy, mode, content):
+    path = pathlib.Path(copy.output_dir) / "run_settings.json"
+    path.unlink()
+    path.write_text(content) if content else path.mkdir()
+    sentence = _refusal(copy, **mode)
+    assert "run_settings.json must be what a run has written" in sentence or (
+        f"{path} is a folder. Use another one." in sentence
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "fault"),
+    [
+        ({"do_train": True}, "checkpoint", "is a folder"),
+        ({"do_train": True}, "run_settings.json", "is a folder"),
+        ({"do_eval": True}, "eval_results.txt", "is a folder"),
+        ({"do_predict": True}, "test_results.tsv", "is a folder"),
+        ({"do_predict": True}, "CoLA.tsv", "is a folder"),
+        ({"do_eval": True}, "eval", "is not a folder"),
+        ({"do_export": True}, "export", "is not a folder"),
+    ],
+)
+def test_what_stands_in_the_way_of_results_is_refused(settings, changes, name, fault):
+    path = pathlib.Path(settings.output_dir) / name
+    path.parent.mkdir()
+    path.mkdir() if fault == "is a folder" else path.write_text("")
+    sentence = _refusal(settings, **changes)
+    assert f"Received: {path.parent}, but {path} {fault}. Use another one." in sentence
+
+
+def test_a_foreign_table_of_metrics_is_refused_before_training(settings):
+    path = pathlib.Path(settings.output_dir) / "train_metrics.csv"
+    path.parent.mkdir()
+    path.write_text("a,b\n1,2\n")
+    assert f"{path} must have the columns" in _refusal(settings, do_train=True)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
+    """Root may write everywhere: the question is answered for it."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    sentence = f"Received: {tmp_path / 'a' / 'b'}, but {tmp_path} cannot be written to."
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_output_dir(str(tmp_path / "a" / "b"), files=[], folders=[])
+
+
+def test_a_folder_inside_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    sentence = f"Received: {tmp_path}/file/x, but {tmp_path}/file is not a folder. Use"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_output_dir(f"{tmp_path}/file/x", files=[], folders=[])
+
+
+def test_a_new_folder_is_accepted_and_not_made(tmp_path):
+    check_output_dir(str(tmp_path / "a" / "b"), files=["x"], folders=["y"])
+    assert not list(tmp_path.iterdir())
+    assert latest_checkpoint(str(tmp_path / "a")) is None
+    assert tf.train.latest_checkpoint(str(tmp_path)) is None
