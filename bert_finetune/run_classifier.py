@@ -27,10 +27,13 @@ from absl import flags
 from bert_finetune.quiet import quiet_import
 
 with quiet_import():
+    import tensorflow as tf
+
     from bert_finetune import jobs
     from bert_finetune.output_dir import make_output_dir
     from bert_finetune.settings import Settings
     from estimator_accum.compat import enable_estimator
+    from estimator_accum.nonfinite import what_was_not_finite
 
 FLAGS = flags.FLAGS
 
@@ -161,6 +164,16 @@ def main(argv: list[str]) -> None:
             file=sys.stderr,
         )
         sys.exit(128 + signal.SIGINT)
+    except tf.errors.InvalidArgumentError as error:
+        received = what_was_not_finite(error)
+        if received is None:
+            raise
+        print(
+            f"run_classifier.py: Gradients must be finite. Received: {received}. Use a "
+            "lower --learning_rate, and another --output_dir.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def _sentence(error: Exception) -> str:

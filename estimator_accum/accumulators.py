@@ -200,6 +200,9 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
     context = tf.distribute.get_replica_context()
     if not tensors or context.num_replicas_in_sync == 1:
         return tensors
+    # all_reduce looks for the variables that other replicas' tensors depend on, as far as
+    # gradients would flow, and does not know those replicas' names of them.
+    tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
 

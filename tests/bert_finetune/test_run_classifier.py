@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -279,6 +280,17 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
 
 
 @pytest.mark.slow
+def test_training_that_diverges_ends_with_one_sentence(flags, capsys):
+    changed = {"learning_rate": 1e30, "train_batch_size": 4, "num_train_epochs": 5}
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
+        run_classifier.main([str(_SCRIPT), *_arguments(flags | changed)])
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"finite\. Received: NaN or inf.* in \S.*\. Use a lower --le", last
+    )
+
+
 def test_ctrl_c_says_how_to_go_on(flags):
     flags |= {"train_batch_size": 1, "num_train_epochs": 1000}
     process = subprocess.Popen(

@@ -18,7 +18,6 @@ def _update(step):
         loss=0.5,
         gradient_norm=1.0,
         weight=4.0,
-        learning_rate=None,
     )
 
 
