@@ -18,12 +18,14 @@ SyncReplicasOptimizer is not in it: it accumulates by itself, and is refused.
 import argparse
 import csv
 import itertools
+import pathlib
 import sys
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from bert_finetune.download import OneSentenceParser
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
 
 v1 = tf.compat.v1
@@ -94,44 +96,60 @@ class _Row(NamedTuple):
     relative_difference: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", help="CSV file for the difference of every run")
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        metavar="FILE.csv",
+        help="where the difference of every run goes",
+    )
     parser.add_argument(
         "--optimizers",
-        default=",".join(_OPTIMIZERS),
-        help="some of the table's rows, separated by commas (default: all)",
+        type=lambda text: text.split(","),
+        default=list(_OPTIMIZERS),
+        metavar="NAME,NAME",
+        help="some of the table's rows (default: all)",
     )
-    parser.add_argument("--updates", type=int, default=30)
-    parser.add_argument("--float32_bound", type=float, default=2e-5)
-    parser.add_argument("--float64_bound", type=float, default=1e-12)
-    arguments = parser.parse_args()
-    names = arguments.optimizers.split(",")
-    unknown = [name for name in names if name not in _OPTIMIZERS]
+    parser.add_argument("--updates", type=int, default=30, help="default: 30")
+    parser.add_argument(
+        "--float32_bound", type=float, default=2e-5, help="default: 2e-5"
+    )
+    parser.add_argument(
+        "--float64_bound", type=float, default=1e-12, help="default: 1e-12"
+    )
+    flags = parser.parse_args(arguments)
+    unknown = [name for name in flags.optimizers if name not in _OPTIMIZERS]
     if unknown:
         parser.error(
             f"--optimizers must be of {', '.join(_OPTIMIZERS)}. "
             f"Received: {', '.join(unknown)}. Leave them out."
         )
-    if arguments.updates < 1:
+    if flags.updates < 1:
         parser.error(
-            f"--updates must be >= 1. Received: {arguments.updates}. Use 30 as the "
-            "README does."
+            f"--updates must be >= 1. Received: {flags.updates}. Leave it out for 30."
         )
-    batches = _make_batches(arguments.updates)
+    rows = _measure_all(flags.optimizers, flags.updates)
+    _print_table(flags.optimizers, rows)
+    if flags.output is not None:
+        flags.output.parent.mkdir(parents=True, exist_ok=True)
+        with flags.output.open("w", newline="") as file:
+            csv.writer(file).writerows([_Row._fields, *rows])
+    bounds = {"float32": flags.float32_bound, "float64": flags.float64_bound}
+    is_within = all(_worst(rows, dtype=d) <= bound for d, bound in bounds.items())
+    return 0 if is_within else 1
+
+
+def _measure_all(names: list[str], updates: int) -> list[_Row]:
+    batches = _make_batches(updates)
     rows = []
     for name in names:
         rows += _measure(name, batches)
         print(f"{name}: {_worst(rows, optimizer=name):.1e}", file=sys.stderr)
-    if arguments.output:
-        with open(arguments.output, "w", newline="") as file:
-            csv.writer(file).writerows([_Row._fields, *rows])
-    _print_table(names, rows)
-    bounds = {"float32": arguments.float32_bound, "float64": arguments.float64_bound}
-    is_broken = any(not _worst(rows, dtype=d) <= bound for d, bound in bounds.items())
-    sys.exit(int(is_broken))
+    return rows
 
 
 def _make_batches(count: int) -> list[_Batch]:
@@ -264,4 +282,4 @@ def _print_table(names: list[str], rows: list[_Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
