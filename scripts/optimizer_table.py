@@ -61,7 +61,7 @@ _OPTIMIZERS = {
     ),
 }
 _STEPS = (1, 2, 3, 4, 7)
-_CLIP_NORMS = (None, 0.5)  # the second one below most gradients' norms
+_CLIP_NORMS = (None, 3.0)  # 3 is between the norms of the gradients here
 _DECAYS = {"constant": 0.0, "decaying": 0.1}
 _DTYPES = (tf.float32, tf.float64)
 _VARIABLES = ("dense", "sparse")
@@ -126,11 +126,11 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(
             f"--optimizers must be of {', '.join(_OPTIMIZERS)}. "
-            f"Received: {', '.join(unknown)}. Leave them out."
+            f"Received: {', '.join(unknown)}. Leave them out"
         )
     if flags.updates < 1:
         parser.error(
-            f"--updates must be >= 1. Received: {flags.updates}. Leave it out for 30."
+            f"--updates must be >= 1. Received: {flags.updates}. Leave it out for 30"
         )
     rows = _measure_all(flags.optimizers, flags.updates)
     _print_table(flags.optimizers, rows)

@@ -157,7 +157,7 @@ def test_multi_steps_computes_mean(accumulate):
 
 @pytest.mark.parametrize("accumulate", ALL)
 def test_multi_steps_skip_not_finite(accumulate):
-    """optax, _accumulation_test.py, test_multi_steps_skip_not_finite."""
+    """optax, _accumulation_test.py, test_multi_steps_skip_not_finite; and a window."""
     (gradient,), (variable,), loss = fed_gradients(0.0)
     optimizer = v1.train.GradientDescentOptimizer(1.0)
     train_op = accumulate(loss, optimizer, 2, on_nonfinite="skip_micro_batch")
@@ -169,6 +169,8 @@ def test_multi_steps_skip_not_finite(accumulate):
         (np.nan, 0, -1),
         (1, 1, -1),
         (1, 0, -2),
+        (3, 1, -2),
+        (5, 0, -6),
     ]
     with start_session() as session:
         for value, micro_steps, expected in table:
