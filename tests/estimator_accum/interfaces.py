@@ -1,0 +1,63 @@
+"""The rule's three interfaces, for cases that each of them has to pass."""
+
+import tensorflow as tf
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_windows,
+    make_accumulating_train_op,
+)
+
+v1 = tf.compat.v1
+
+
+def by_train_op(loss, optimizer, steps, **options):
+    return make_accumulating_train_op(loss, optimizer, steps, **options)
+
+
+def by_minimize(loss, optimizer, steps, **options):
+    global_step = v1.train.get_or_create_global_step()
+    return AccumulatingOptimizer(optimizer, steps, **options).minimize(
+        loss, global_step
+    )
+
+
+def by_apply_gradients(loss, optimizer, steps, **options):
+    """Of gradients that somebody else computed, so that nobody knows the loss."""
+    pairs = optimizer.compute_gradients(loss)
+    global_step = v1.train.get_or_create_global_step()
+    return AccumulatingOptimizer(optimizer, steps, **options).apply_gradients(
+        pairs, global_step
+    )
+
+
+ALL = [by_train_op, by_minimize, by_apply_gradients]
+WITH_LOSS = [by_train_op, by_minimize]
+
+
+def fed_gradients(*values, dtype=tf.float32):
+    """Makes variables of these values, and a loss whose gradients are what is fed.
+
+    Returns:
+        The placeholders, the variables, and the loss.
+    """
+    variables = [
+        v1.get_variable(f"variable_{i}", initializer=tf.constant(value, dtype))
+        for i, value in enumerate(values)
+    ]
+    gradients = [v1.placeholder(dtype, variable.shape) for variable in variables]
+    pairs = zip(gradients, variables, strict=True)
+    return gradients, variables, sum(tf.reduce_sum(g * v) for g, v in pairs)
+
+
+def start_session():
+    session = v1.Session()
+    session.run(v1.global_variables_initializer())
+    return session
+
+
+def apply_partial_window(session):
+    """What the hooks do when the data ends in mid-window."""
+    window = get_windows()[0]
+    if window.micro_steps is not None and session.run(window.micro_steps):
+        session.run(window.update_step_after, {window.is_boundary: True})

@@ -1,0 +1,121 @@
+"""scripts/optimizer_table.py: what it measures, and that a broken rule is seen."""
+
+import csv
+import inspect
+import re
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum import make_accumulating_train_op
+from scripts import optimizer_table
+
+v1 = tf.compat.v1
+
+
+def _run(*arguments: str) -> int:
+    return optimizer_table.main(["--updates=3", *arguments])
+
+
+def test_the_table_has_every_optimizer_of_v1_train():
+    public = {
+        value
+        for value in vars(v1.train).values()
+        if inspect.isclass(value) and issubclass(value, v1.train.Optimizer)
+    }
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        rate = tf.constant(0.1)
+        made = {type(make(rate, step)) for make in optimizer_table._OPTIMIZERS.values()}
+    assert made == public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
+
+
+def test_every_run_is_in_the_csv_and_the_largest_in_the_table(tmp_path, capsys):
+    output = tmp_path / "new" / "table.csv"
+    assert _run("--optimizers=Momentum", f"--output={output}") == 0
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5 * 2 * 2 * 2 * 2  # K, clipping, rate, dtype, variable
+    assert len({tuple(row.values())[:-1] for row in rows}) == len(rows)
+    header, _, line = capsys.readouterr().out.splitlines()
+    columns = ["float32, dense", "float32, sparse", "float64, dense", "float64, sparse"]
+    assert header.strip("| ").split(" | ") == columns
+    name, *cells = line.strip("| ").split(" | ")
+    assert name == "Momentum"
+    for column, cell in zip(columns, cells, strict=True):
+        dtype, variable = column.split(", ")
+        largest = max(
+            float(row["relative_difference"])
+            for row in rows
+            if (row["dtype"], row["variable"]) == (dtype, variable)
+        )
+        assert cell == f"{largest:.1e}"
+        assert largest < (2e-5 if dtype == "float32" else 1e-12)
+        for_one_step = [
+            float(row["relative_difference"])
+            for row in rows
+            if row["gradient_accumulation_steps"] == "1" and not row["clip_norm"]
+        ]
+        assert set(for_one_step) == {0.0}  # the plain optimizer, bit for bit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bound_that_is_broken_gives_exit_code_1(dtype):
+    assert _run("--optimizers=GradientDescent", f"--{dtype}_bound=0") == 1
+
+
+def _sums(loss, optimizer, steps, clip_norm):
+    return make_accumulating_train_op(loss * steps, optimizer, steps, clip_norm)
+
+
+def _clips_every_micro_batch(loss, optimizer, steps, clip_norm):
+    class Clipping(type(optimizer)):
+        def compute_gradients(self, *args, **kwargs):
+            pairs = super().compute_gradients(*args, **kwargs)
+            if clip_norm is None:
+                return pairs
+            gradients, variables = zip(*pairs, strict=True)
+            clipped, _ = tf.clip_by_global_norm(gradients, clip_norm)
+            return list(zip(clipped, variables, strict=True))
+
+    optimizer.__class__ = Clipping
+    return make_accumulating_train_op(loss, optimizer, steps)
+
+
+def _makes_embeddings_dense(loss, optimizer, steps, clip_norm):
+    class Dense(type(optimizer)):
+        def compute_gradients(self, *args, **kwargs):
+            pairs = super().compute_gradients(*args, **kwargs)
+            return [(tf.convert_to_tensor(g), v) for g, v in pairs]
+
+    optimizer.__class__ = Dense
+    return make_accumulating_train_op(loss, optimizer, steps, clip_norm)
+
+
+@pytest.mark.parametrize(
+    "broken_rule",
+    [_sums, _clips_every_micro_batch, _makes_embeddings_dense],
+)
+def test_a_broken_rule_gives_exit_code_1(broken_rule, monkeypatch):
+    monkeypatch.setattr(optimizer_table, "make_accumulating_train_op", broken_rule)
+    assert _run("--optimizers=Momentum") == 1
+
+
+def test_a_rate_that_counts_micro_steps_gives_exit_code_1(monkeypatch):
+    wrong_clock = v1.train.get_or_create_global_step
+    monkeypatch.setattr(optimizer_table, "get_or_create_update_step", wrong_clock)
+    assert _run("--optimizers=GradientDescent") == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("--optimizers=Adam,Lion", r"must be of Adadelta, .*\. Received: Lion\. Leave"),
+        ("--updates=0", r"--updates must be >= 1\. Received: 0\. Leave it out for 30"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(argument, sentence, capsys):
+    with pytest.raises(SystemExit) as left:
+        _run(argument)
+    assert left.value.code == 2
+    assert re.search(sentence, capsys.readouterr().err)
