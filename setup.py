@@ -27,6 +27,8 @@ setup(
         # Later ones run it through estimator_accum.compat, with Keras 2.
         "tensorflow>=2.21,<2.22; python_version>='3.12'",
         "tf_keras>=2.21,<2.22; python_version>='3.12'",
+        # TensorFlow's tf.summary.scalar is TensorBoard's; 2.21 no longer brings it.
+        "tensorboard>=2.21,<2.22; python_version>='3.12'",
         "tensorflow-estimator==2.15.0",
         "pandas",
         "matplotlib",

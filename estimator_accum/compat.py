@@ -8,8 +8,10 @@ TensorFlow 2.15 it does nothing. A script that is not to be edited runs with
 
     python -m estimator_accum.compat legacy_script.py --its --flags
 
-What tensorflow-estimator asks of TensorFlow and newer ones lack, and what stands in:
+What legacy scripts and tensorflow-estimator ask of TensorFlow and newer ones lack, and
+what stands in:
 
+    tensorflow.python.estimator.*    tensorflow-estimator's modules of the same names
     tensorflow.python.distribute.estimator_training    the functions below: TF_CONFIG
         clusters, one task a process; no `experimental_distribute.remote_cluster`
     tensorflow.python.util.tf_export.ESTIMATOR_API_NAME    an `estimator_export` that
@@ -22,12 +24,14 @@ estimator.py; Apache-2.0, The TensorFlow Authors), and the behavior of TensorFlo
 """
 
 import copy
+import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
-import runpy
 import sys
 import types
 import warnings
@@ -40,6 +44,7 @@ VERIFIED_VERSIONS = ("2.16", "2.17", "2.18", "2.19", "2.20", "2.21")
 _KERAS_VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_IS_LEGACY = ("1", "true", "True")  # TensorFlow's own list
 _ESTIMATOR = "tensorflow_estimator.python.estimator"
+_OLD_ESTIMATOR = "tensorflow.python.estimator"  # up to TensorFlow 2.15
 _INDEPENDENT_WORKER = "independent_worker"
 
 
@@ -72,15 +77,14 @@ def enable_estimator() -> types.ModuleType:
         parent, _, name = module.__name__.rpartition(".")
         if parent in sys.modules:
             setattr(sys.modules[parent], name, module)
+    sys.meta_path.insert(0, _OldNames())
     v1 = importlib.import_module(f"{_ESTIMATOR}.api._v1.estimator")
     v2 = importlib.import_module(f"{_ESTIMATOR}.api._v2.estimator")
-    for name, owner, api in (
-        ("tensorflow.compat.v1", tf.compat.v1, v1),
-        ("tensorflow.compat.v2", tf.compat.v2, v2),
-        ("tensorflow", tf, v2),  # the last: "estimator" in vars(tf) says it is done
-    ):
-        sys.modules[f"{name}.estimator"] = api
-        owner.estimator = api
+    for name, api in (("", v2), (".compat.v1", v1), (".compat.v2", v2)):
+        sys.modules[f"tensorflow{name}.estimator"] = api
+    for outer in (tf, tf.compat.v1, tf.compat.v2):
+        outer.compat.v1.estimator, outer.compat.v2.estimator = v1, v2
+    tf.estimator = v2  # the last: it says that all is done
     return tf
 
 
@@ -210,8 +214,8 @@ def _replacements() -> list[types.ModuleType]:
             init_run_config=_init_run_config,
             should_run_distribute_coordinator=_should_run_distribute_coordinator,
             train_and_evaluate=_train_and_evaluate,
-            estimator_train=_refuse_train,
-            estimator_evaluate=_refuse_evaluate,
+            estimator_train=_refusing_method("train"),
+            estimator_evaluate=_refusing_method("evaluate"),
         ),
         _module(
             f"{_ESTIMATOR}.estimator_export",
@@ -229,6 +233,20 @@ def _module(name: str, **contents) -> types.ModuleType:
     module = types.ModuleType(name, "Made by estimator_accum.compat.")
     vars(module).update(contents)
     return module
+
+
+class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Lets `import tensorflow.python.estimator.x` find tensorflow-estimator's x."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        del path, target
+        if f"{fullname}.".startswith(f"{_OLD_ESTIMATOR}."):
+            return importlib.machinery.ModuleSpec(fullname, self)
+        return None
+
+    def exec_module(self, module):
+        new_name = module.__name__.replace(_OLD_ESTIMATOR, _ESTIMATOR, 1)
+        sys.modules[module.__name__] = importlib.import_module(new_name)
 
 
 class _EstimatorExport:
@@ -363,45 +381,56 @@ def _global_id(jobs: dict[str, list], context) -> int:
     return sum(len(jobs[job]) for job in before) + context.task_id
 
 
-def _refuse_train(estimator, train_fn, hooks):
-    del estimator, train_fn, hooks
-    _refuse("train")
+def _refusing_method(method: str):
+    def refuse(estimator, distributed_fn, hooks):
+        del estimator, distributed_fn, hooks
+        raise ValueError(
+            f"`Estimator.{method}` must run without a strategy for a TF_CONFIG cluster: "
+            "its tasks would not start together. Received: a cluster and a strategy. "
+            "Use tf.estimator.train_and_evaluate."
+        )
 
-
-def _refuse_evaluate(estimator, evaluate_fn, hooks):
-    del estimator, evaluate_fn, hooks
-    _refuse("evaluate")
-
-
-def _refuse(method: str):
-    raise ValueError(
-        f"`Estimator.{method}` must run without a strategy for a TF_CONFIG cluster: "
-        "its tasks would not start together. Received: a cluster and a strategy. "
-        "Use tf.estimator.train_and_evaluate."
-    )
+    return refuse
 
 
 ## A script that is not to be edited
 
 
+_USAGE = "python -m estimator_accum.compat legacy_script.py --its --flags"
+
+
 def main(arguments: list[str]) -> None:
-    """Runs `legacy_script.py --its --flags` as `python` does, with `tf.estimator`."""
-    if not arguments or not os.path.isfile(arguments[0]):
-        received = arguments[0] if arguments else "nothing"
-        _leave(
-            "A Python script must be given. "
-            f"Received: {received}. "
-            "Run: python -m estimator_accum.compat legacy_script.py --its --flags"
-        )
+    """Runs `legacy_script.py --its --flags` as `python` does, with `tf.estimator`.
+
+    Not by runpy: what the script leaves to run at exit finds its `__main__`.
+    """
+    script, *_ = arguments or ["nothing"]
+    if script in ("-h", "--help"):
+        print(f"usage: {_USAGE}\n\nRuns the script as python does, with tf.estimator.")
+        return
+    if not os.path.isfile(script):
+        _leave(f"A Python script must be given. Received: {script}. Run: {_USAGE}")
     try:
         enable_estimator()
     except ImportError as error:
         _leave(str(error))
-    script = arguments[0]
     sys.argv[:] = arguments
     if not getattr(sys.flags, "safe_path", False):  # else there is no folder of ours
         sys.path[0] = str(pathlib.Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    path = os.path.abspath(script)
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    sys.excepthook = functools.partial(_show_from, path)
+    code = compile(pathlib.Path(path).read_bytes(), path, "exec")
+    exec(code, vars(module))  # noqa: S102, what python does
+
+
+def _show_from(path: str, kind: type, error: BaseException, trace) -> None:
+    """Shows a traceback that begins in that file, as under `python`."""
+    while trace and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 def _leave(sentence: str):

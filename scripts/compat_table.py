@@ -72,7 +72,10 @@ def _environment(folder: pathlib.Path, version: str) -> str:
     is_reference = version == _REFERENCE
     base = _interpreter("3.11" if is_reference else "3.12")
     packages = [f"tensorflow=={version}.*", "tensorflow-estimator==2.15.0", "tqdm"]
-    packages += ["numpy<2"] if is_reference else [f"tf_keras=={version}.*"]
+    if is_reference:
+        packages += ["numpy<2"]
+    else:  # TensorFlow 2.21 no longer brings TensorBoard
+        packages += [f"tf_keras=={version}.*", f"tensorboard=={version}.*"]
     packages += ["protobuf<7"] if version == "2.20" else []
     print(f"making {environment} with {base}", file=sys.stderr)
     subprocess.run([base, "-m", "venv", str(environment)], check=True)

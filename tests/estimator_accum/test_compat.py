@@ -17,8 +17,8 @@ later = pytest.mark.skipif(
 )
 
 
-def _python(code, *arguments, **variables):
-    """Runs code, or `-m module`, in a process of its own."""
+def _python(code, *arguments, cwd=None, **variables):
+    """Runs code, or a script, or `-m module`, in a process of its own."""
     command = [sys.executable, *(["-c", code] if code else []), *map(str, arguments)]
     environment = legacy_runs._environment(None) | variables
     return subprocess.run(
@@ -28,11 +28,14 @@ def _python(code, *arguments, **variables):
         text=True,
         timeout=120,
         env=environment,
+        cwd=cwd,
     )
 
 
-def _runner(*arguments, **variables):
-    return _python(None, "-m", "estimator_accum.compat", *arguments, **variables)
+def _runner(*arguments, cwd=None, **variables):
+    return _python(
+        None, "-m", "estimator_accum.compat", *arguments, cwd=cwd, **variables
+    )
 
 
 ## Legacy scripts
@@ -82,23 +85,69 @@ def test_tpu_estimator_is_refused_when_it_is_made(tmp_path):
 ## python -m estimator_accum.compat
 
 
-def test_runner_is_like_python_to_the_script(tmp_path):
-    neighbor = tmp_path / "neighbor.py"
-    neighbor.write_text("here = __file__\n")
+def test_runner_enables_before_the_script_begins(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, neighbor\nimport tensorflow as tf\n"
-        "print(__name__, __file__, sys.argv, sys.path[0], neighbor.here)\n"
+        "import sys\nimport tensorflow as tf\n"
         "print(sys.modules['__main__'].tf is tf, tf.estimator.ModeKeys.TRAIN)\n"
-        "sys.exit(3)\n"
     )
-    done = _runner(script, "--steps=2", "--help")
-    assert done.returncode == 3, done.stderr
-    argv = [str(script), "--steps=2", "--help"]
-    assert done.stdout.splitlines() == [
-        f"__main__ {script} {argv} {tmp_path} {neighbor}",
-        "True train",
-    ]
+    done = _runner(script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True train\n"
+
+
+_NOSY_SCRIPT = """'''Looks around.'''
+import atexit, pickle, sys
+import neighbor
+class Picklable: pass
+atexit.register(lambda: print(type(pickle.loads(pickle.dumps(Picklable())))))
+print(__name__, __file__, __doc__, __package__, __spec__, neighbor.__file__)
+print(sys.argv, sys.path[0], vars(sys.modules["__main__"]) is globals())
+if sys.argv[1] == "--exit":
+    sys.exit(3)
+if sys.argv[1] == "--interrupt":
+    raise KeyboardInterrupt
+if sys.argv[1] == "--fail":
+    try:
+        neighbor.fail()
+    except KeyError as error:
+        raise ValueError("and why") from error
+"""
+
+
+@pytest.mark.parametrize("flag", ["--exit", "--fail", "--interrupt"])
+def test_runner_is_like_python_to_the_script(tmp_path, flag):
+    (tmp_path / "neighbor.py").write_text("def fail():\n    raise KeyError(1)\n")
+    (tmp_path / "script.py").write_text(_NOSY_SCRIPT)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "script.py").symlink_to("../script.py")
+    command = ["link/script.py", flag, "--steps=2", "--help"]
+    plain = _python(None, *command, cwd=tmp_path)
+    done = _runner(*command, cwd=tmp_path)
+    assert done.returncode == plain.returncode
+    assert done.stdout == plain.stdout
+    assert plain.stdout.endswith("<class '__main__.Picklable'>\n")
+    assert done.stderr.endswith(plain.stderr)
+    assert ("Traceback" in plain.stderr) == (flag in ("--fail", "--interrupt"))
+    assert done.stderr.count("Traceback") == plain.stderr.count("Traceback")
+
+
+def test_script_that_does_not_compile_fails_as_under_python(tmp_path):
+    (tmp_path / "script.py").write_text("x = = 1\n")
+    plain = _python(None, "script.py", cwd=tmp_path)
+    done = _runner("script.py", cwd=tmp_path)
+    assert done.returncode == plain.returncode == 1
+    assert "SyntaxError" in plain.stderr
+    assert done.stderr.endswith(plain.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_runner_has_a_help_of_its_own():
+    done = _runner("--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "usage: python -m estimator_accum.compat legacy_script.py --its --flags\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,6 +197,24 @@ def test_every_spelling_is_the_same_estimator():
     assert estimator_v1.Estimator is tf1.estimator.Estimator
     assert tf.estimator.export.ServingInputReceiver is ServingInputReceiver
     assert issubclass(Estimator, tf1.estimator.Estimator)
+    for v1 in (tf1.compat.v1, tf.compat.v2.compat.v1):
+        assert v1.estimator.Estimator is tf1.estimator.Estimator
+
+
+def test_names_from_before_2_16_are_tensorflow_estimators_modules():
+    import tensorflow.python.estimator.canned.head as old_head
+    from tensorflow.python.estimator import estimator_lib
+    from tensorflow.python.estimator.estimator import Estimator
+    from tensorflow_estimator.python.estimator.canned import head
+
+    assert Estimator is tf.compat.v1.estimator.Estimator
+    assert estimator_lib.EstimatorSpec is tf.estimator.EstimatorSpec
+    assert old_head._regression_head is head._regression_head
+
+
+def test_module_that_tensorflow_estimator_lacks_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match=r"no_such"):
+        import tensorflow.python.estimator.no_such  # noqa: F401
 
 
 def test_import_of_the_library_enables_nothing():

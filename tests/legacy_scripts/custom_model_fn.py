@@ -20,6 +20,7 @@ def model_fn(features, labels, mode):
     if mode == tf.estimator.ModeKeys.PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions={"y": predicted})
     loss = tf.compat.v1.losses.mean_squared_error(labels, predicted)
+    tf.summary.scalar("bias", bias)
     if mode == tf.estimator.ModeKeys.EVAL:
         error = tf.compat.v1.metrics.mean_absolute_error(labels, predicted)
         keras_error = tf.keras.metrics.MeanAbsoluteError()

@@ -216,7 +216,7 @@ def _ci(machine, *arguments, **variables):
     return machine.run(str(machine.repository / ".ci" / "run"), *arguments, **variables)
 
 
-def test_ci_runs_the_suite_on_the_reference_in_an_environment_of_its_own(machine):
+def test_ci_runs_the_suite_on_both_pythons_in_environments_of_their_own(machine):
     other = interpreter(machine.bin / "python3.10", "3.10")
     interpreter(machine.bin / "python3.11", "3.11")
     pyenvs = machine.home / ".pyenv" / "versions" / "3.12.1" / "bin" / "python"
@@ -225,25 +225,32 @@ def test_ci_runs_the_suite_on_the_reference_in_an_environment_of_its_own(machine
     assert done.returncode == 0, done.stderr
     steps = [f"pip {machine.repository}[test]", "ruff check", "ruff format"]
     steps.append("pytest -k window")
-    assert machine.log == ["venv 3.11", *steps]
-    assert (machine.repository / ".venv-3.11" / "bin" / "python").exists()
+    assert machine.log == ["venv 3.11", *steps, "venv 3.12", *steps]
+    for version in ("3.11", "3.12"):
+        assert (machine.repository / f".venv-{version}" / "bin" / "python").exists()
     machine.forget_log()
     assert _ci(machine).returncode == 0
-    assert machine.log == ["ruff check", "ruff format", "pytest "]
+    assert machine.log == 2 * ["ruff check", "ruff format", "pytest "]
 
 
-def test_ci_shows_pytests_last_line_and_passes_its_code_through(machine):
+@pytest.mark.parametrize("failing", ["3.11", "3.12", "3.11 3.12"])
+def test_ci_runs_both_though_one_fails_and_passes_its_code_through(machine, failing):
     for version in ("3.11", "3.12"):
         interpreter(machine.bin / f"python{version}", version)
-    done = _ci(machine, PYTEST_CODE="3")
+    done = _ci(machine, PYTEST_CODE="3", PYTEST_FAILS_ON=failing)
     assert done.returncode == 3
+    assert machine.log.count("pytest ") == 2
     assert done.stdout.splitlines()[-1] == "3 passed in 0.01s"
+    assert done.stderr.splitlines()[-1] == f"failed on Python {failing}"
 
 
-def test_ci_without_the_reference_says_so_and_does_nothing(machine):
-    interpreter(machine.bin / "python3.12", "3.12")
+@pytest.mark.parametrize(("found", "missing"), [("3.11", "3.12"), ("3.12", "3.11")])
+def test_ci_without_one_of_the_pythons_says_so_and_does_nothing(
+    machine, found, missing
+):
+    interpreter(machine.bin / f"python{found}", found)
     message = _refusal(_ci(machine))
-    assert "needs Python 3.11, and none was found" in message
+    assert f"needs Python {missing}, and none was found" in message
     assert machine.log == []
 
 
