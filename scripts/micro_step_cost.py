@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_finetune import modeling
+from bert_finetune.command_line import OneSentenceParser
 from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import make_accumulating_train_op
 
@@ -35,7 +36,7 @@ _MANY = 10**6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = OneSentenceParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hidden_size", type=int, default=512)

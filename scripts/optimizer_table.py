@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune.download import OneSentenceParser
+from bert_finetune.command_line import OneSentenceParser
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
 
 v1 = tf.compat.v1
