@@ -30,6 +30,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import operator
 import os
 import pathlib
 import sys
@@ -43,6 +44,9 @@ VERIFIED_VERSIONS = ("2.16", "2.17", "2.18", "2.19", "2.20", "2.21")
 
 _KERAS_VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_IS_LEGACY = ("1", "true", "True")  # TensorFlow's own list
+_KERAS_LOADERS = ("keras", "losses", "metrics", "optimizers", "initializers")
+_KERAS_LOADERS += ("compat.v1.keras", "compat.v1.layers", "compat.v1.nn.rnn_cell")
+_KERAS_LOADERS += ("compat.v2.keras",)
 _ESTIMATOR = "tensorflow_estimator.python.estimator"
 _OLD_ESTIMATOR = "tensorflow.python.estimator"  # up to TensorFlow 2.15
 _INDEPENDENT_WORKER = "independent_worker"
@@ -157,18 +161,7 @@ def _use_keras_2() -> None:
         )
     os.environ[_KERAS_VARIABLE] = received
     _redirect_imports_of_keras()
-    compat_v1 = tf.compat.v1
-    names = {
-        "tf.keras": tf.keras,
-        "tf.losses": tf.losses,
-        "tf.metrics": tf.metrics,
-        "tf.optimizers": tf.optimizers,
-        "tf.initializers": tf.initializers,
-        "tf.compat.v1.keras": compat_v1.keras,
-        "tf.compat.v1.layers": compat_v1.layers,
-        "tf.compat.v1.nn.rnn_cell": compat_v1.nn.rnn_cell,
-        "tf.compat.v2.keras": tf.compat.v2.keras,
-    }
+    names = {f"tf.{name}": operator.attrgetter(name)(tf) for name in _KERAS_LOADERS}
     for name in ("tensorflow.keras", "tensorflow.compat.v1.keras"):
         if name in sys.modules:
             names[name] = sys.modules[name]

@@ -77,6 +77,23 @@ def run(
     return codes, output
 
 
+def run_python(
+    code: str | None, *arguments, cwd=None, **variables: str
+) -> subprocess.CompletedProcess:
+    """Runs code, or a script, or `-m module`, in a process of its own."""
+    command = [sys.executable, *(["-c", code] if code else []), *map(str, arguments)]
+    environment = _environment(None) | variables
+    return subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=cwd,
+    )
+
+
 def _with_two_lines(text: str) -> str:
     """Adds them after `import tensorflow`, or before where names of it follow."""
     lines = text.splitlines(keepends=True)
