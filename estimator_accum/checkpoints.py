@@ -33,29 +33,37 @@ def get_or_add_saver() -> tf.compat.v1.train.Saver:
 
 
 class SaveWatch:
-    """Calls back before every save of `saver`, and can repeat the latest ones."""
+    """Calls back before every save of `saver`, and can repeat the latest ones.
 
-    def __init__(self, saver: tf.compat.v1.train.Saver, before_save: Callable):
+    Args:
+        saver: The Saver to watch.
+        before_save: Gets the session; returns its global_step.
+    """
+
+    def __init__(
+        self,
+        saver: tf.compat.v1.train.Saver,
+        before_save: Callable[[tf.compat.v1.Session], int],
+    ):
         self._save = saver.save
         self._latest = {}
-        self.has_saved = False
 
         def save(sess, save_path, *args, **kwargs):
-            before_save(sess)
-            self._latest[save_path] = (args, kwargs)
-            self.has_saved = True
+            self._latest[save_path] = before_save(sess), args, kwargs
             return self._save(sess, save_path, *args, **kwargs)
 
         saver.save = save
 
-    def forget(self) -> None:
-        """Leaves the saves until now as they are: training goes on."""
-        self._latest.clear()
+    @property
+    def has_saved(self) -> bool:
+        """Whether there was any save."""
+        return bool(self._latest)
 
-    def save_again(self, session: tf.compat.v1.Session) -> None:
-        """Repeats the saves since `forget`, of what the session holds now."""
-        for save_path, (args, kwargs) in self._latest.items():
-            self._save(session, save_path, *args, **kwargs)
+    def save_again(self, session: tf.compat.v1.Session, global_step: int) -> None:
+        """Repeats the saves of `global_step`, of what the session holds now."""
+        for save_path, (saved_step, args, kwargs) in self._latest.items():
+            if saved_step == global_step:
+                self._save(session, save_path, *args, **kwargs)
 
 
 class WindowlessRestore:

@@ -112,14 +112,14 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
-        self._run_context = self._last_global_step = None
+        self._run_context = None
+        self._last_global_step = session.run(self._global_step())
         update_step = int(session.run(self._windows[0].update_step))
         for report in self._reports:
             report.open(update_step)
 
     def before_run(self, run_context):
         self._run_context, self._is_running = run_context, True
-        self._watch.forget()
         return tf.compat.v1.train.SessionRunArgs(self._fetches[0])
 
     def after_run(self, run_context, run_values) -> None:
@@ -134,7 +134,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def end(self, session) -> None:
         if self._applies:
             if self._apply_partial_windows(session):
-                self._watch.save_again(session)
+                self._watch.save_again(session, session.run(self._global_step()))
                 if not self._watch.has_saved:
                     _logger.warning(
                         "the applied window is in no checkpoint: none was written "
@@ -153,9 +153,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         for report in self._reports:
             report.close()
 
-    def _before_save(self, session) -> None:
+    def _before_save(self, session) -> int:
         if self._applies and session is self._session and self._is_over(session):
             self._apply_partial_windows(session)
+        return session.run(self._global_step())
 
     def _is_over(self, session) -> bool:
         """Whether no micro-step will follow: the save is then the final one."""

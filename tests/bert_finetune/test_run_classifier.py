@@ -298,6 +298,8 @@ def test_ctrl_c_says_how_to_go_on(flags):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background may have Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
         metrics = flags["output_dir"] / "train_metrics.csv"
