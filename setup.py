@@ -40,6 +40,7 @@ setup(
     extras_require={
         "test": [
             "pytest>=8",
+            "pytest-xdist",
             # One formatter version everywhere: its output is part of the tests.
             "ruff==0.17.5",
             # The last major version that has BERT in TensorFlow, to compare with.

@@ -8,6 +8,8 @@ import pytest
 from fake_machine import REPOSITORY, SHIM, WAIT_SECS, Machine, executable, interpreter
 from packaging.specifiers import SpecifierSet
 
+_PYTEST = "pytest --numprocesses=2 --dist=loadfile "
+
 
 @pytest.fixture
 def machine(tmp_path: pathlib.Path) -> Machine:
@@ -131,13 +133,13 @@ def test_environment_is_made_once_and_reused(machine):
         f"pip {machine.repository}[test]",
         "ruff check",
         "ruff format",
-        "pytest -k one thing",
+        f"{_PYTEST}-k one thing",
     ]
     assert "making .venv with Python 3.11" in first.stderr
     machine.forget_log()
     second = machine.test()
     assert second.stderr.startswith("==> using .venv (Python 3.11)\n")
-    assert machine.log == ["ruff check", "ruff format", "pytest "]
+    assert machine.log == ["ruff check", "ruff format", _PYTEST]
 
 
 def test_environment_of_the_tests_serves_quickstart_too(machine):
@@ -224,13 +226,13 @@ def test_ci_runs_the_suite_on_both_pythons_in_environments_of_their_own(machine)
     done = _ci(machine, "-k", "window", PYTHON=str(other))
     assert done.returncode == 0, done.stderr
     steps = [f"pip {machine.repository}[test]", "ruff check", "ruff format"]
-    steps.append("pytest -k window")
+    steps.append(f"{_PYTEST}-k window")
     assert machine.log == ["venv 3.11", *steps, "venv 3.12", *steps]
     for version in ("3.11", "3.12"):
         assert (machine.repository / f".venv-{version}" / "bin" / "python").exists()
     machine.forget_log()
     assert _ci(machine).returncode == 0
-    assert machine.log == 2 * ["ruff check", "ruff format", "pytest "]
+    assert machine.log == 2 * ["ruff check", "ruff format", _PYTEST]
 
 
 @pytest.mark.parametrize("failing", ["3.11", "3.12", "3.11 3.12"])
@@ -239,7 +241,7 @@ def test_ci_runs_both_though_one_fails_and_passes_its_code_through(machine, fail
         interpreter(machine.bin / f"python{version}", version)
     done = _ci(machine, PYTEST_CODE="3", PYTEST_FAILS_ON=failing)
     assert done.returncode == 3
-    assert machine.log.count("pytest ") == 2
+    assert machine.log.count(_PYTEST) == 2
     assert done.stdout.splitlines()[-1] == "3 passed in 0.01s"
     assert done.stderr.splitlines()[-1] == f"failed on Python {failing}"
 
