@@ -1,7 +1,8 @@
 """What the accumulation window asks of a graph's Saver.
 
-Two things that a hook cannot say through the Saver's own interface:
+Three things that a hook cannot say through the Saver's own interface:
 
+* a warm start is not meant for accumulators;
 * a checkpoint of a graph without accumulation has no accumulators, and must restore
   all the same, with an empty window;
 * a partial window that is applied when training ends has to be applied *before* the
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.window import Window
+from estimator_accum.window import INITIALIZER_ATTRIBUTE, Window
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -30,6 +31,18 @@ def get_or_add_saver() -> tf.compat.v1.train.Saver:
             tf.compat.v1.train.Saver(sharded=True, allow_empty=True, defer_build=True)
         )
     return savers[0]
+
+
+def keep_initial_values(windows: list[Window]) -> None:
+    """Takes back what a warm start has made of the accumulation state: nothing.
+
+    `WarmStartSettings` with a list of patterns means global variables, these included.
+    """
+    for window in windows:
+        for variable in (*window.state, *window.statistics):
+            initializer = getattr(variable, INITIALIZER_ATTRIBUTE, None)
+            if initializer is not None and hasattr(variable, "_initializer_op"):
+                variable._initializer_op = initializer
 
 
 class SaveWatch:

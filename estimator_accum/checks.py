@@ -14,6 +14,7 @@ from estimator_accum.window import check_accumulation_steps, window_name
 
 
 def checked_rule(
+    *,
     optimizer,
     gradient_accumulation_steps,
     clip_norm,
@@ -32,20 +33,19 @@ def checked_rule(
     _check_clip_norm(clip_norm)
     _check_reduction(reduction, weight, noise_scale)
     check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
-    _check_accumulator_dtype(accumulator_dtype)
     if noise_scale and gradient_accumulation_steps == 1:
         _check_replicas_for_noise_scale()
     return Rule(
-        optimizer,
-        gradient_accumulation_steps,
-        clip_norm,
-        reduction,
-        on_nonfinite,
-        accumulator_dtype and tf.as_dtype(accumulator_dtype),
-        accumulator_device,
-        bool(noise_scale),
-        update_ops,
-        window_name(name),
+        optimizer=optimizer,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        clip_norm=clip_norm,
+        reduction=reduction,
+        on_nonfinite=on_nonfinite,
+        accumulator_dtype=_checked_accumulator_dtype(accumulator_dtype),
+        accumulator_device=accumulator_device,
+        noise_scale=bool(noise_scale),
+        update_ops=update_ops,
+        name=window_name(name),
     )
 
 
@@ -95,14 +95,19 @@ def _check_reduction(reduction, weight, noise_scale) -> None:
         )
 
 
-def _check_accumulator_dtype(dtype) -> None:
+def _checked_accumulator_dtype(dtype) -> tf.DType | None:
     if dtype is None:
-        return
-    if not tf.as_dtype(dtype).is_floating:
+        return None
+    try:
+        known = tf.as_dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or not known.is_floating:
         raise ValueError(
             "`accumulator_dtype` must be a floating-point dtype or None. "
             f"Received: {dtype!r}. Use tf.float32 for float16 variables."
         )
+    return known
 
 
 def _check_replicas_for_noise_scale() -> None:
@@ -115,19 +120,19 @@ def _check_replicas_for_noise_scale() -> None:
         )
 
 
-def check_loss(loss) -> tf.Tensor:
-    """Returns the loss as a Tensor, or raises unless it is a floating-point scalar."""
+def check_graph() -> None:
+    """Raises under eager execution."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "An accumulating train op needs a graph. Received: eager execution. Call "
             "it in a model_fn, or inside tf.Graph().as_default()."
         )
-    if loss is None or isinstance(loss, str):
-        raise TypeError(
-            "`loss` must be a scalar Tensor. Received: "
-            f"{loss!r}. Pass the mean loss of the micro-batch."
-        )
-    loss = check_scalar("loss", loss)
+
+
+def check_loss(loss) -> tf.Tensor:
+    """Returns the loss as a Tensor, or raises unless it is a floating-point scalar."""
+    check_graph()
+    loss = _check_number("loss", loss)
     if not loss.dtype.is_floating:
         raise TypeError(
             "`loss` must be a floating-point scalar. Received: dtype "
@@ -136,15 +141,29 @@ def check_loss(loss) -> tf.Tensor:
     return loss
 
 
-def check_scalar(argument: str, value) -> tf.Tensor:
-    """Returns `value` as a Tensor, or raises unless it is a scalar."""
-    value = tf.convert_to_tensor(value)
-    if value.shape.rank != 0:
-        raise ValueError(
-            f"`{argument}` must be a scalar. Received: shape {value.shape} from "
-            f"{value.name}. Reduce it, e.g. with tf.reduce_mean."
+def check_weight(weight) -> tf.Tensor:
+    """Returns the weight as a Tensor, 1 for None, or raises unless it is a scalar."""
+    return tf.constant(1.0) if weight is None else _check_number("weight", weight)
+
+
+def _check_number(argument: str, value) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`{argument}` must be a scalar Tensor. Received: {value!r}. Pass one."
+        ) from error
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise TypeError(
+            f"`{argument}` must be a number. Received: {value!r}, of dtype "
+            f"{tensor.dtype.name}. Pass a scalar Tensor of numbers."
         )
-    return value
+    if tensor.shape.rank != 0:
+        raise ValueError(
+            f"`{argument}` must be a scalar. Received: shape {tensor.shape} from "
+            f"{tensor.name}. Reduce it, e.g. with tf.reduce_mean."
+        )
+    return tensor
 
 
 def check_replica_context(optimizer) -> None:
@@ -178,15 +197,26 @@ def check_trained(
         (gradient, variable) for gradient, variable in pairs if gradient is not None
     ]
     if not pairs:
-        raise ValueError(
-            "`loss` must depend on a trained variable. Received: "
-            f"{'gradients' if loss is None else loss.name}, of which no variable has a "
-            "gradient. Check `var_list` and that nothing between the variables and the "
-            "loss stops gradients."
-        )
+        raise ValueError(no_gradient(loss))
     gradients, variables = map(list, zip(*pairs, strict=True))
     _check_resource_variables(variables)
+    for variable in variables:
+        if not variable.shape.is_fully_defined():
+            raise ValueError(
+                "Trained variables must have a static shape. Received: "
+                f"{variable.name} of shape {variable.shape}. Make it with its shape."
+            )
     return gradients, variables
+
+
+def no_gradient(loss: tf.Tensor | None) -> str:
+    """What is wrong where there is nothing to train."""
+    return (
+        "`loss` must depend on a trained variable. Received: "
+        f"{'gradients' if loss is None else loss.name}, of which no variable has a "
+        "gradient. Check `var_list` and that nothing between the variables and the "
+        "loss stops gradients."
+    )
 
 
 def _check_resource_variables(variables: list[tf.Variable]) -> None:

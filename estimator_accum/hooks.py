@@ -20,7 +20,12 @@ import os
 
 import tensorflow as tf
 
-from estimator_accum.checkpoints import SaveWatch, WindowlessRestore, get_or_add_saver
+from estimator_accum.checkpoints import (
+    SaveWatch,
+    WindowlessRestore,
+    get_or_add_saver,
+    keep_initial_values,
+)
 from estimator_accum.reporting import MetricsFile, Progress, Update
 from estimator_accum.window import Window, get_windows
 
@@ -104,6 +109,12 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 "model_fn, with a loss-scaling optimizer inside AccumulatingOptimizer, "
                 "not around it; or leave the hooks out."
             )
+        if self._global_step() is None:
+            raise ValueError(
+                "make_accumulation_hooks needs a global step. Received: a graph without "
+                "one. Pass tf.compat.v1.train.get_or_create_global_step() to minimize()."
+            )
+        keep_initial_values(self._windows)
         saver = self._saver or get_or_add_saver()
         WindowlessRestore(saver, self._windows)
         self._watch = SaveWatch(saver, self._before_save)
@@ -210,7 +221,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 found.append((window, int(held), int(steps)))
         return found
 
-    def _global_step(self) -> tf.Variable:
+    def _global_step(self) -> tf.Variable | None:
         window = self._windows[0]
         if window.global_step is not None:
             return window.global_step

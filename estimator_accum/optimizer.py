@@ -3,14 +3,16 @@
 import tensorflow as tf
 
 from estimator_accum.checks import (
+    check_graph,
+    check_loss,
     check_replica_context,
-    check_scalar,
     check_trained,
+    check_weight,
     checked_rule,
 )
 from estimator_accum.micro_step import make_micro_step
 from estimator_accum.plan import MicroBatch
-from estimator_accum.window import AccumulationSteps
+from estimator_accum.window import AccumulationSteps, get_windows
 
 
 class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
@@ -66,20 +68,20 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         noise_scale: bool = False,
         update_ops: list[tf.Operation] | None = None,
     ):
-        self._arguments = (
-            optimizer,
-            gradient_accumulation_steps,
-            clip_norm,
-            weight,
-            reduction,
-            on_nonfinite,
-            accumulator_dtype,
-            accumulator_device,
-            noise_scale,
-            update_ops,
-            name,
-        )
-        checked_rule(*self._arguments)
+        self._arguments = {
+            "optimizer": optimizer,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "clip_norm": clip_norm,
+            "weight": weight,
+            "reduction": reduction,
+            "on_nonfinite": on_nonfinite,
+            "accumulator_dtype": accumulator_dtype,
+            "accumulator_device": accumulator_device,
+            "noise_scale": noise_scale,
+            "update_ops": update_ops,
+            "name": name,
+        }
+        checked_rule(**self._arguments)
         super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._optimizer = optimizer
@@ -88,6 +90,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
 
     def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
         """Returns the (gradient, variable) pairs of the wrapped optimizer."""
+        if not callable(loss):
+            loss = check_loss(loss)
         self._loss = loss
         return self._optimizer.compute_gradients(loss, *args, **kwargs)
 
@@ -103,13 +107,14 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             The train op.
         """
         del name
-        rule = checked_rule(*self._arguments)
+        check_graph()
+        rule = checked_rule(**self._arguments)
         check_replica_context(rule.optimizer)
         loss = self._loss_of_this_graph()
         gradients, variables = check_trained(grads_and_vars, loss)
         weight = self._weight() if callable(self._weight) else self._weight
         is_weighted = weight is None  # by 1
-        weight = tf.constant(1.0) if is_weighted else check_scalar("weight", weight)
+        weight = check_weight(weight)
         micro_batch = MicroBatch(gradients, variables, loss, weight, is_weighted)
         return make_micro_step(rule, micro_batch, global_step)
 
@@ -130,5 +135,14 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return self._optimizer.get_slot_names()
 
     def variables(self) -> list[tf.Variable]:
-        """Returns the wrapped optimizer's variables."""
-        return self._optimizer.variables()
+        """Returns the wrapped optimizer's variables, then those of the windows."""
+        return [*self._optimizer.variables(), *_window_variables()]
+
+    def _trackable_children(self, *args, **kwargs):
+        """What object-based checkpoints hold, those of Keras's Estimators for one."""
+        children = self._optimizer._trackable_children(*args, **kwargs)
+        return {**children, **{v.op.name: v for v in _window_variables()}}
+
+
+def _window_variables() -> list[tf.Variable]:
+    return [v for window in get_windows() for v in (*window.state, *window.statistics)]

@@ -151,7 +151,8 @@ def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
             if micro_batch.is_weighted
             else squares * weight
         )
-        scalars += [squares, tf.ones_like(weight)]
+        # A micro-batch of weight 0, all of it masked, says nothing.
+        scalars += [squares, tf.cast(weight > 0, dtype)]
     return scalars
 
 

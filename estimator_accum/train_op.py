@@ -5,9 +5,10 @@ import tensorflow as tf
 from estimator_accum.checks import (
     check_loss,
     check_replica_context,
-    check_scalar,
     check_trained,
+    check_weight,
     checked_rule,
+    no_gradient,
 )
 from estimator_accum.micro_step import make_micro_step
 from estimator_accum.plan import MicroBatch, is_plain
@@ -63,23 +64,27 @@ def make_accumulating_train_op(
             nothing was accumulated. "skip_micro_batch": it is left out, and the window
             takes another one instead (of several replicas, the others' count alone).
             "skip_window": the window ends without an update. An optimizer with dynamic
-            loss scaling skips the window and lowers its scale by itself.
+            loss scaling skips the window and lowers its scale by itself. Estimator
+            stops by itself where `EstimatorSpec.loss` is NaN: to go on, give it
+            tf.where(tf.math.is_finite(loss), loss, 0.0).
         accumulator_dtype: Of the accumulators, e.g. tf.float32 for float16 variables;
             None is each variable's own.
         accumulator_device: Where they live, e.g. "/cpu:0"; None is where the variables
             are created.
         noise_scale: Whether to estimate the gradient noise scale (McCandlish et al.
             2018, https://arxiv.org/abs/1812.06162) for hooks to report.
-        update_ops: What runs with every micro-step, outside the branch that updates;
-            None is the graph's `UPDATE_OPS`, batch normalization's moving averages.
+        update_ops: What runs with every micro-step, outside the branch that updates,
+            also for a micro-batch that is skipped; None is the graph's `UPDATE_OPS`,
+            batch normalization's moving averages.
 
     Creates:
         `update_step`, `<name>/micro_steps` (int64 scalars), `<name>/weight`,
         `<name>/loss` (scalars), and for each trained variable `<variable>/accumulator`
         of its shape, with `<variable>/accumulator_rows` (float32 [rows]) where the
         gradient is sparse; with clipping `<name>/clipped_updates` (int64 scalar), for
-        the noise scale four scalars. All are global variables that checkpoints hold.
-        K = 1 makes no accumulator.
+        the noise scale four scalars, for a further train op `<name>/update_step`. All
+        are global variables that checkpoints hold. K = 1 makes no accumulator, unless
+        several replicas skip micro-batches.
 
     Returns:
         The train op.
@@ -91,22 +96,26 @@ def make_accumulating_train_op(
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
     """
     rule = checked_rule(
-        optimizer,
-        gradient_accumulation_steps,
-        clip_norm,
-        weight,
-        reduction,
-        on_nonfinite,
-        accumulator_dtype,
-        accumulator_device,
-        noise_scale,
-        update_ops,
-        name,
+        optimizer=optimizer,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        clip_norm=clip_norm,
+        weight=weight,
+        reduction=reduction,
+        on_nonfinite=on_nonfinite,
+        accumulator_dtype=accumulator_dtype,
+        accumulator_device=accumulator_device,
+        noise_scale=noise_scale,
+        update_ops=update_ops,
+        name=name,
     )
     check_replica_context(optimizer)
     loss = check_loss(loss)
-    weight = tf.constant(1.0) if weight is None else check_scalar("weight", weight)
-    weight = tf.stop_gradient(weight)  # it counts; it is not trained
+    weight = tf.stop_gradient(check_weight(weight))  # it counts; it is not trained
+    if var_list is None:
+        var_list = tf.compat.v1.trainable_variables()
+    var_list = tf.nest.flatten(var_list)
+    if not var_list:
+        raise ValueError(no_gradient(loss))
     # Weighting the loss costs nothing; but float16 gradients would leave their range.
     is_weighted = not is_plain(rule) and not _has_half_precision(var_list)
     pairs = optimizer.compute_gradients(
@@ -119,7 +128,6 @@ def make_accumulating_train_op(
     return make_micro_step(rule, micro_batch, global_step)
 
 
-def _has_half_precision(var_list: list[tf.Variable] | None) -> bool:
-    if var_list is None:
-        var_list = tf.compat.v1.trainable_variables()
-    return any(v.dtype.base_dtype in (tf.float16, tf.bfloat16) for v in var_list)
+def _has_half_precision(variables: list[tf.Variable]) -> bool:
+    halves = (tf.float16, tf.bfloat16)
+    return any(variable.dtype.base_dtype in halves for variable in variables)

@@ -19,6 +19,8 @@ import tensorflow as tf
 
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
+# Of a variable: its first initializer, which a warm start may replace.
+INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 
 AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 
@@ -75,7 +77,7 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
     # Not by get_variable: what users do to all variables of a scope (partitioners,
     # init_from_checkpoint) is not meant for these.
     with tf.init_scope(), tf.compat.v1.name_scope(None):
-        return tf.compat.v1.Variable(
+        variable = tf.compat.v1.Variable(
             lambda: tf.zeros(shape, dtype),
             name=name,
             shape=shape,
@@ -83,6 +85,8 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
             use_resource=True,  # a reference variable's read races its increment
             **options,
         )
+    setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
+    return variable
 
 
 def check_accumulation_steps(steps: AccumulationSteps) -> None:
@@ -131,7 +135,7 @@ def accumulation_steps_tensor(
     # A schedule that falls to 0 would never close a window of its own accord.
     at_least_one = tf.debugging.assert_positive(
         scheduled,
-        message="`gradient_accumulation_steps` must return an integer >= 1.",
+        message="`gradient_accumulation_steps` must return an integer >= 1",
     )
     with tf.control_dependencies([at_least_one]):
         return tf.cast(tf.identity(scheduled), tf.int64)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import (
+    AccumulatingOptimizer,
     get_or_create_update_step,
     make_accumulating_train_op,
     make_accumulation_hooks,
@@ -392,6 +393,18 @@ def test_hooks_without_an_accumulating_train_op_are_refused(tmp_path):
         ValueError, match="needs an accumulating train op that it can run"
     ):
         estimator.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+
+
+def test_hooks_without_a_global_step_are_refused():
+    with tf.Graph().as_default():
+        x = v1.get_variable("x", initializer=0.0)
+        sgd = v1.train.GradientDescentOptimizer(1.0)
+        train_op = AccumulatingOptimizer(sgd, 2).minimize(x * 1.0)
+        with (
+            pytest.raises(ValueError, match=r"needs a global step.*Pass tf\.compat"),
+            v1.train.SingularMonitoredSession(hooks=make_accumulation_hooks()) as run,
+        ):
+            run.run(train_op)
 
 
 def test_a_metrics_file_with_other_columns_is_refused(tmp_path):

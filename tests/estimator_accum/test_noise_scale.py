@@ -51,6 +51,28 @@ def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     assert found == pytest.approx(EXPECTED, rel=0.1)
 
 
+def test_a_micro_batch_of_weight_zero_does_not_count():
+    def estimate(weights, slopes):
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight, slope = (v1.placeholder(tf.float32, []) for _ in range(2))
+            x = v1.get_variable("x", initializer=0.0)
+            train_op = make_accumulating_train_op(
+                x * slope,
+                v1.train.GradientDescentOptimizer(0.1),
+                len(weights),
+                weight=weight,
+                noise_scale=True,
+            )
+            session.run(v1.global_variables_initializer())
+            for w, g in zip(weights, slopes, strict=True):
+                _, found = session.run(
+                    [train_op, get_windows()[0].noise_scale], {weight: w, slope: g}
+                )
+            return found
+
+    assert estimate([1, 0, 1], [2, 7, 3]) == pytest.approx(estimate([1, 1], [2, 3]))
+
+
 def test_without_weights_its_unit_is_the_micro_batch():
     found = np.mean([_estimate([4] * 8, 300, False, seed=i) for i in range(4)])
     assert found == pytest.approx(EXPECTED / 4, rel=0.1)

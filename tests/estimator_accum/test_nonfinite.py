@@ -144,6 +144,33 @@ def test_policies_are_checked_by_name():
         _Run(2, on_nonfinite="ignore")
 
 
+@pytest.mark.parametrize("policy", ["skip_window", "skip_micro_batch"])
+def test_an_estimator_goes_on_where_its_loss_is_kept_finite(tmp_path, policy):
+    """Its own NanTensorHook looks at EstimatorSpec.loss; update ops run all the same."""
+
+    def model_fn(features, labels, mode):
+        x = v1.get_variable("x", initializer=0.0)
+        seen = v1.get_variable("seen", initializer=0.0, trainable=False)
+        loss = x * features + labels
+        with tf.control_dependencies([loss]):
+            v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, seen.assign_add(1.0).op)
+        train_op = make_accumulating_train_op(
+            loss, v1.train.GradientDescentOptimizer(1.0), 2, on_nonfinite=policy
+        )
+        finite = tf.where(tf.math.is_finite(loss), loss, 0.0)
+        return tf.estimator.EstimatorSpec(mode, loss=finite, train_op=train_op)
+
+    values = [1.0, 3.0, NAN, 2.0, 4.0, 6.0]
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+    estimator.train(
+        lambda: tf.data.Dataset.from_tensor_slices((values, [0.0] * len(values)))
+    )
+    # Windows (1, 3), (4, 6) and 2 skipped with NaN; or (1, 3), (2, 4) and 6 left over.
+    expected = -7.0 if policy == "skip_window" else -5.0
+    assert estimator.get_variable_value("x") == expected
+    assert estimator.get_variable_value("seen") == len(values)
+
+
 # Loss scaling: inside and outside.
 
 

@@ -90,6 +90,18 @@ def test_warm_starts_from_settings_ignore_accumulators(trained, tmp_path):
     )
 
 
+def test_warm_starts_from_lists_of_patterns_leave_the_window_empty(trained, tmp_path):
+    """Such lists mean global variables, and with them the accumulators."""
+    settings = tf.estimator.WarmStartSettings(trained.model_dir, [".*"])
+    warm = _estimator(tmp_path / "warm", warm_start_from=settings)
+    warm.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+    assert warm.get_variable_value("accumulation/micro_steps") == 1
+    assert warm.get_variable_value("update_step") == 0
+    np.testing.assert_array_equal(
+        warm.get_variable_value("weights"), trained.get_variable_value("weights")
+    )
+
+
 def test_init_from_checkpoint_of_all_variables_ignores_accumulators(trained, tmp_path):
     """From a checkpoint with them and from one without."""
     plain = tmp_path / "plain"

@@ -19,28 +19,32 @@ class _TwoReplicas:
     """x's gradient on each replica is what is fed for it."""
 
     def __init__(self, make_train_op):
-        strategy = tf.distribute.MirroredStrategy(
-            ["/cpu:0", "/cpu:1"],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
-        with tf.Graph().as_default(), strategy.scope():
-            self._gradients = v1.placeholder(tf.float32, [2])
-            v1.train.get_or_create_global_step()
+        with tf.Graph().as_default():  # made eagerly it would ask for two real CPUs
+            strategy = tf.distribute.MirroredStrategy(
+                ["/cpu:0", "/cpu:1"],
+                cross_device_ops=tf.distribute.ReductionToOneDevice(),
+            )
+            with strategy.scope():
+                self._build(strategy, make_train_op)
 
-            def replica():
-                number = tf.distribute.get_replica_context().replica_id_in_sync_group
-                x = v1.get_variable("x", initializer=0.0)
-                return make_train_op(x * self._gradients[number])
+    def _build(self, strategy, make_train_op):
+        self._gradients = v1.placeholder(tf.float32, [2])
+        v1.train.get_or_create_global_step()
 
-            results = strategy.extended.call_for_each_replica(replica)
-            self._train_op = strategy.group(results)
-            x = next(v for v in v1.global_variables() if v.op.name == "x")
-            self._x = [v.read_value() for v in strategy.experimental_local_results(x)]
-            self._window = get_windows()[0]
-            self._update_step = get_or_create_update_step().read_value()
-            config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
-            self.session = v1.Session(config=config)
-            self.session.run(v1.global_variables_initializer())
+        def replica():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            x = v1.get_variable("x", initializer=0.0)
+            return make_train_op(x * self._gradients[number])
+
+        results = strategy.extended.call_for_each_replica(replica)
+        self._train_op = strategy.group(results)
+        x = next(v for v in v1.global_variables() if v.op.name == "x")
+        self._x = [v.read_value() for v in strategy.experimental_local_results(x)]
+        self._window = get_windows()[0]
+        self._update_step = get_or_create_update_step().read_value()
+        config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+        self.session = v1.Session(config=config)
+        self.session.run(v1.global_variables_initializer())
 
     def __call__(self, *gradients):
         """Returns x after each micro-step; it is the same on both replicas."""

@@ -8,7 +8,7 @@ import pytest
 from fake_machine import REPOSITORY, SHIM, WAIT_SECS, Machine, executable, interpreter
 from packaging.specifiers import SpecifierSet
 
-_PYTEST = "pytest --numprocesses=2 --dist=loadfile "
+_PYTEST = "pytest --numprocesses=2 --dist=loadfile"
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_environment_is_made_once_and_reused(machine):
         f"pip {machine.repository}[test]",
         "ruff check",
         "ruff format",
-        f"{_PYTEST}-k one thing",
+        f"{_PYTEST} -k one thing",
     ]
     assert "making .venv with Python 3.11" in first.stderr
     machine.forget_log()
@@ -226,7 +226,7 @@ def test_ci_runs_the_suite_on_both_pythons_in_environments_of_their_own(machine)
     done = _ci(machine, "-k", "window", PYTHON=str(other))
     assert done.returncode == 0, done.stderr
     steps = [f"pip {machine.repository}[test]", "ruff check", "ruff format"]
-    steps.append(f"{_PYTEST}-k window")
+    steps.append(f"{_PYTEST} -k window")
     assert machine.log == ["venv 3.11", *steps, "venv 3.12", *steps]
     for version in ("3.11", "3.12"):
         assert (machine.repository / f".venv-{version}" / "bin" / "python").exists()
