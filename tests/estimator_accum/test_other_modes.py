@@ -102,6 +102,21 @@ def test_warm_starts_from_lists_of_patterns_leave_the_window_empty(trained, tmp_
     )
 
 
+def test_a_list_of_patterns_without_accumulators_takes_any_checkpoint(tmp_path):
+    plain = tmp_path / "plain"
+    weights = np.full([3, 1], 0.25, np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.get_variable("weights", initializer=weights)
+        v1.train.get_or_create_global_step()
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(plain / "model.ckpt"))
+    patterns = ["^(?!.*(accumul|update_step)).*"]
+    settings = tf.estimator.WarmStartSettings(str(plain), patterns)
+    warm = _estimator(tmp_path / "warm", warm_start_from=settings)
+    warm.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+    np.testing.assert_array_equal(warm.get_variable_value("weights"), weights)
+
+
 def test_init_from_checkpoint_of_all_variables_ignores_accumulators(trained, tmp_path):
     """From a checkpoint with them and from one without."""
     plain = tmp_path / "plain"
