@@ -93,6 +93,24 @@ def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, info_log):
     assert again.get_variable_value("update_step") == 5
 
 
+def test_windows_that_grow_go_on_in_mid_schedule_bit_for_bit(tmp_path):
+    """Windows of 1, 2, 3, ...: 22 micro-steps are 6 updates and 1 micro-step."""
+
+    def estimator(folder):
+        return _estimator(folder, steps=lambda updates: 1 + tf.cast(updates, tf.int32))
+
+    whole = estimator(tmp_path / "whole")
+    whole.train(_input_fn, steps=22)
+    first = 0
+    for part in (2, 7, 3, 10):  # in mid-window, every one of them
+        stopped = estimator(tmp_path / "stopped")
+        stopped.train(lambda skipped=first: _input_fn(skipped), steps=part)
+        first += part
+    _assert_same(_values(stopped), _values(whole))
+    assert stopped.get_variable_value("update_step") == 6
+    assert stopped.get_variable_value("accumulation/micro_steps") == 1
+
+
 @pytest.mark.parametrize("steps", [22, None], ids=["at_the_step", "at_the_datas_end"])
 def test_apply_divides_a_partial_window_by_what_it_holds(tmp_path, info_log, steps):
     """22 micro-steps of 4: five windows and one of 2, as a schedule says outright."""
