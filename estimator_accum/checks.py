@@ -7,6 +7,7 @@ import numbers
 import tensorflow as tf
 
 from estimator_accum.accumulators import Gradient
+from estimator_accum.batch_window import current_batch
 from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
 from estimator_accum.nonfinite import check_on_nonfinite
 from estimator_accum.plan import Rule
@@ -30,6 +31,9 @@ def checked_rule(
     check_accumulation_steps(gradient_accumulation_steps)
     _check_optimizer(optimizer)
     _check_clip_norm(clip_norm)
+    if current_batch() is not None:
+        taken = current_batch().take_over(reduction)
+        gradient_accumulation_steps, reduction = taken
     _check_reduction(reduction, weight, noise_scale)
     check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
     _check_accumulator_dtype(accumulator_dtype)
@@ -145,6 +149,24 @@ def check_scalar(argument: str, value) -> tf.Tensor:
             f"{value.name}. Reduce it, e.g. with tf.reduce_mean."
         )
     return value
+
+
+def weight_and_scale(weight, rule: Rule) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns what a micro-batch counts for, and the factor of its loss and gradients.
+
+    Args:
+        weight: As the caller gave it; None where nobody says.
+        rule: What the micro-batch is for.
+    """
+    batch = current_batch()
+    if weight is not None:
+        weight = tf.stop_gradient(check_scalar("weight", weight))  # it is not trained
+    elif batch is None:
+        weight = tf.constant(1.0)
+    else:
+        weight = batch.default_weight(rule.reduction)
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    return weight, weight if batch is None or replicas > 1 else batch.scale(weight)
 
 
 def check_replica_context(optimizer) -> None:
