@@ -19,12 +19,11 @@ class BatchWindow:
     Attributes:
         begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is
             `size` examples from `begin` on, of a batch of `rows`.
+        num_micro_batches: Scalar int64 placeholder, of the batch.
         is_first: Scalar bool, whether this is the batch's first micro-batch.
         is_whole: Scalar bool, whether the batch is one micro-batch.
-        num_micro_batches: Scalar int64.
         reduction: "mean" or "sum", of the losses.
-        weight: Scalar, what the micro-batch counts for in the loss; known when the
-            first train op is made.
+        weight: Scalar, what the micro-batch counts for in the loss; known when the first train op is made.
         micro_ops: What runs with every micro-batch.
         discard_ops: What forgets the micro-batches so far, before they are run again.
         empty_ops: What runs instead of micro-batches in a replica without examples.
@@ -35,14 +34,12 @@ class BatchWindow:
     def __init__(self, reduction: str):
         self.reduction = reduction
         with tf.name_scope("micro_batch"):
-            self.begin, self.size, self.rows = (
+            self.begin, self.size, self.rows, self.num_micro_batches = (
                 tf.compat.v1.placeholder(tf.int64, [], name)
-                for name in ("begin", "size", "rows")
+                for name in ("begin", "size", "rows", "num_micro_batches")
             )
             self.is_first = tf.equal(self.begin, 0)
             self.is_whole = tf.equal(self.size, self.rows)
-            size = tf.maximum(self.size, 1)
-            self.num_micro_batches = (self.rows + size - 1) // size
         self.weight = None
         self.micro_ops = []
         self.discard_ops = []

@@ -18,6 +18,7 @@ from estimator_accum.checks import check_scalar
 from estimator_accum.microbatch_count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch_graph import (
     Snapshot,
+    ancestors,
     check_micro_ops,
     split_train_op,
 )
@@ -119,7 +120,8 @@ def batch_mean(
 
         sum_i w_i * tensor_i / sum_i w_i
 
-    Outside `microbatch_model_fn`, and in evaluation and prediction, it is `tensor`.
+    Outside `microbatch_model_fn`, and in evaluation and prediction, it is `tensor`, and
+    so it is where that does not depend on the micro-batch.
 
     Args:
         tensor: Floating-point scalar, the mean over the micro-batch.
@@ -142,6 +144,8 @@ def batch_mean(
 
 
 def _mean_over_batch(batch: BatchWindow, tensor, weight, reduction: str) -> tf.Tensor:
+    if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
+        return tensor  # a window's, say: the same for every micro-batch
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
     sums = []
     for value in (tf.cast(scale, tensor.dtype) * tensor, weight):

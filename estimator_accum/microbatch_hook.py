@@ -130,6 +130,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
                     window.begin: start[i],
                     window.size: min(size, n - start[i]),
                     window.rows: n,
+                    window.num_micro_batches: len(start),
                 }
             session.run(operations, feeds)
             last |= feeds

@@ -82,20 +82,6 @@ def by_optimizer(optimizer, **options):
     ).minimize(loss, v1.train.get_or_create_global_step())
 
 
-class Losses(v1.train.SessionRunHook):
-    """Notes the loss that the Estimator reports."""
-
-    def __init__(self):
-        self.values = []
-
-    def before_run(self, run_context):
-        loss = v1.get_collection(v1.GraphKeys.LOSSES)[0]
-        return v1.train.SessionRunArgs(loss)
-
-    def after_run(self, run_context, run_values):
-        self.values.append(run_values.results)
-
-
 def train(model_fn, folder, input_fn, hooks=(), **options):
     """Trains to the end of the data; returns every saved variable."""
     config = tf.estimator.RunConfig(

@@ -354,7 +354,9 @@ def test_200_failures_leave_everything_bit_identical(optimizer, tmp_path, monkey
         _Script(final), optimizer, tmp_path / "b", monkeypatch, len(final)
     )
     assert failing.values["rows"] == 16 * len(final)
-    assert failing.values["metric/count"] == sum(final)  # a metric is once a micro-batch
+    assert failing.values["metric/count"] == sum(
+        final
+    )  # a metric is once a micro-batch
     assert failing.values.keys() == smooth.values.keys()
     for name, value in smooth.values.items():
         np.testing.assert_array_equal(failing.values[name], value, err_msg=name)
