@@ -25,7 +25,7 @@ class Slot:
         self._dtype, self._shape = dtype, shape
         graph = tf.compat.v1.get_default_graph()
         self.handle = tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=None, shared_name=graph.unique_name(f"slot/{name}")
+            dtype=dtype, shape=shape, shared_name=graph.unique_name(f"slot/{name}")
         )
 
     def write(self, value: tf.Tensor) -> tf.Operation:
