@@ -33,6 +33,7 @@ def checked_rule(
     _check_optimizer(optimizer)
     _check_clip_norm(clip_norm)
     if current_batch() is not None:
+        _check_no_branch()
         taken = current_batch().take_over(reduction)
         gradient_accumulation_steps, reduction = taken
     _check_reduction(reduction, weight, noise_scale)
@@ -51,6 +52,16 @@ def checked_rule(
         update_ops=update_ops,
         name=window_name(name),
     )
+
+
+def _check_no_branch() -> None:
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function or graph._get_control_flow_context() is not None:
+        raise ValueError(
+            "Inside `microbatch_model_fn` a train op must not be made inside a tf.cond: "
+            "its parts run at different times. Received: a branch, such as those of "
+            "loss scaling. Put the loss-scaling optimizer inside AccumulatingOptimizer."
+        )
 
 
 def _check_optimizer(optimizer) -> None:

@@ -272,12 +272,12 @@ def _update(strategy, plan: Plan, gradients) -> _Result:
         noise_scale = apply()
     else:
         noise_scale = tf.cond(is_good, apply, _nan)
-    with tf.control_dependencies([noise_scale, *_flatten(strategy, scalars)]):
-        if plan.micro_steps is not None:
-            closed = [plan.micro_steps.assign(0, read_value=False)]
-        else:
-            closed = []
-    with tf.control_dependencies([noise_scale, *closed]):
+    # The other replicas' scalars too: their accumulators are then clear.
+    done = [noise_scale, *_flatten(strategy, scalars)]
+    if plan.micro_steps is not None:
+        with tf.control_dependencies(done):
+            done = [plan.micro_steps.assign(0, read_value=False)]
+    with tf.control_dependencies(done):
         return _Result(
             *[tf.identity(v) for v in (is_good, loss, norm, weight, noise_scale)]
         )

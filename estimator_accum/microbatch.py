@@ -19,6 +19,7 @@ from estimator_accum.microbatch_count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch_graph import (
     Snapshot,
     ancestors,
+    check_input_summaries,
     check_micro_ops,
     split_train_op,
 )
@@ -101,7 +102,9 @@ def microbatch_model_fn(
         staged, spec = _build_on_micro_batches(batch, build, features, labels)
         path = None if config is None else _count_path(config)
         count = (
-            MicroBatchCount(initial_micro_batches, max_micro_batches, grow_after, path)
+            MicroBatchCount(
+                int(initial_micro_batches), max_micro_batches, grow_after, path
+            )
             if is_auto
             else FixedCount(int(micro_batches))
         )
@@ -168,8 +171,10 @@ def _mean_over_batch(batch: BatchWindow, tensor, weight, reduction: str) -> tf.T
 
 def _build_on_micro_batches(batch: BatchWindow, build, features, labels):
     """Returns the staged batch, and a spec whose train op is the update alone."""
+    whole = {"features": features, "labels": labels}
+    check_input_summaries(whole)
     with tf.device("/cpu:0"):
-        staged = stage({"features": features, "labels": labels}, batch)
+        staged = stage(whole, batch)
     with batch.as_current():
         spec = build(staged.sliced["features"], staged.sliced["labels"])
     if batch.weight is None or spec.train_op is None:

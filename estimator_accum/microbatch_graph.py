@@ -24,6 +24,7 @@ _READERS = {
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 _COLLECTIVES = re.compile(r"Collective|Nccl")
+_TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
 
 
 def ancestors(
@@ -87,6 +88,24 @@ def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
                 "Micro-batches must not communicate: each replica runs as many as its "
                 f"memory asks for. Received: {operation.name} of type "
                 f"{operation.type}. Use batch normalization that is not synchronized."
+            )
+
+
+def check_input_summaries(batch: dict) -> None:
+    """Raises if a summary of input_fn would take a batch that nobody trains.
+
+    Args:
+        batch: What input_fn returned, in any structure.
+    """
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    inputs = ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
+    takers = {op for op in inputs if _TAKES_A_BATCH.match(op.type)}
+    for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
+        if takers & ancestors([summary.op]).keys():
+            raise ValueError(
+                "A summary must not read the input pipeline, of which every read takes "
+                f"a batch. Received: {summary.op.name}, made by input_fn. Make it in "
+                "model_fn."
             )
 
 

@@ -54,6 +54,27 @@ def _without_accumulation(code):
     )
 
 
+def test_the_ten_lines_train_in_micro_batches_too(tmp_path):
+    random = np.random.default_rng(0)
+    data = random.normal(size=[64, 3]), random.normal(size=[64, 1])
+    data = tuple(part.astype(np.float32) for part in data)
+
+    def train(code, folder):
+        names = {"network": _network, "model_dir": str(folder), "config": None}
+        names["microbatch_model_fn"] = estimator_accum.microbatch_model_fn
+        exec(_without_accumulation(_CODE[0]), names)  # noqa: S102, as above
+        exec(code, names)  # noqa: S102
+        estimator = names["estimator"]
+        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(16))
+        return estimator.get_variable_value("weights")
+
+    wrapped = _code_with("microbatch_model_fn(")
+    plain = wrapped.replace('microbatch_model_fn(model_fn, "auto")', "model_fn")
+    assert plain != wrapped
+    theirs = train(plain, tmp_path / "plain")
+    np.testing.assert_array_equal(train(wrapped, tmp_path / "ours"), theirs)
+
+
 def _regression_data():
     random = np.random.default_rng(0)
     inputs = random.normal(size=[64, 3]).astype(np.float32)

@@ -208,6 +208,29 @@ def test_other_kinds_of_parts_are_named(tmp_path):
         _train(seen, input_fn, tmp_path, 2)
 
 
+def test_a_summary_of_input_fn_that_would_take_a_batch_is_refused(tmp_path):
+    def input_fn():
+        data = tf.data.Dataset.from_tensors(tf.zeros([4])).repeat(8)
+        batch = v1.data.make_one_shot_iterator(data).get_next()
+        v1.summary.scalar("of_input", tf.reduce_mean(batch))
+        return batch + 1.0, None
+
+    seen = _Seen(lambda features, labels: [features])
+    expected = r"must not read the input pipeline.* Received: of_input, made by input"
+    with pytest.raises(ValueError, match=expected):
+        _train(seen, input_fn, tmp_path, 2)
+
+
+def test_a_queue_of_arrays_is_cut_too(tmp_path):
+    # It brings a summary of its own, of how full it is.
+    input_fn = v1.estimator.inputs.numpy_input_fn(
+        {"x": np.arange(7)}, batch_size=4, num_epochs=1, shuffle=False
+    )
+    seen = _Seen(lambda features, labels: [features["x"]])
+    _train(seen, input_fn, tmp_path, 2)
+    assert seen.of(0) == [[0, 1], [2, 3], [4, 5], [6]]
+
+
 def test_a_train_op_without_accumulation_is_refused(tmp_path):
     def input_fn():
         return tf.data.Dataset.from_tensors(tf.zeros([4]))

@@ -263,6 +263,34 @@ def test_counters_of_batches_run_once_a_batch_and_of_examples_once_a_micro_batch
     assert values["micro_batches"] == 24
 
 
+def _loss_scaling(optimizer):
+    scale = v1.mixed_precision.DynamicLossScale(256.0, increment_period=2)
+    return v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale)
+
+
+def test_the_loss_scale_moves_once_a_batch(tmp_path):
+    def make_train_op(loss):
+        return make_accumulating_train_op(loss, _loss_scaling(OPTIMIZERS["sgd"]()), 1)
+
+    theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", _INPUT)
+    ours = train_in_micro_batches(
+        make_model_fn(make_train_op), tmp_path / "ours", _INPUT, 4
+    )
+    assert difference(ours, theirs) <= 5e-7
+    assert ours["current_loss_scale"] == 256 * 2**3  # doubled every two updates of six
+
+
+def test_a_train_op_inside_a_branch_is_refused(tmp_path):
+    def make_train_op(loss):
+        step = v1.train.get_or_create_global_step()
+        accumulating = AccumulatingOptimizer(OPTIMIZERS["sgd"](), 1)
+        return _loss_scaling(accumulating).minimize(loss, step)
+
+    expected = r"must not be made inside a tf.cond.* Received: a branch.*inside Accumul"
+    with pytest.raises(ValueError, match=expected):
+        train_in_micro_batches(make_model_fn(make_train_op), tmp_path, _INPUT, 4)
+
+
 def test_what_needs_the_micro_batch_must_not_wait_for_the_update(tmp_path):
     def model_fn(features, labels, mode):
         loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)

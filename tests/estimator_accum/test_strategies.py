@@ -16,9 +16,9 @@ _DEADLINE_SECS = 180
 _TRAINED = ("dense", "dense/Momentum", "table", "table/Momentum")
 
 
-def _run(folder, kind, batch, steps, micro_steps):
+def _run(folder, kind, batch, steps, micro_steps, *fits):
     """Runs the program's tasks to their end; returns the variables of the first."""
-    arguments = [kind, batch, steps, micro_steps, folder]
+    arguments = [kind, batch, steps, micro_steps, folder, *fits]
     command = [sys.executable, str(_PROGRAM), *map(str, arguments)]
     workers = 2 if kind == "multi_worker" else 1
     cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
@@ -90,6 +90,26 @@ def test_four_micro_batches_are_one_batch(one_device):
 def test_two_replicas_train_as_one_device(tmp_path, one_device, kind, steps):
     ours = _run(tmp_path / "ours", kind, 8 // steps, steps, 12 * steps)
     _assert_close(ours, one_device[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "fits", "counts"),
+    [
+        ("none", [3], {"": 8}),
+        ("mirrored", [2], {"": 4}),
+        ("multi_worker", [4, 1], {"-worker-0": 2, "-worker-1": 8}),
+    ],
+)
+def test_each_replica_may_cut_its_batch_as_its_memory_asks_for(
+    tmp_path, one_device, kind, fits, counts
+):
+    folder = tmp_path / "ours"
+    ours = _run(folder, kind, 16 if kind == "none" else 8, 1, 12, *fits)
+    _assert_close(ours, one_device[1])
+    for task, count in counts.items():
+        file = folder / f"micro_batches{task}.json"
+        assert json.loads(file.read_text()) == {"micro_batches": count}
 
 
 @pytest.mark.slow
