@@ -69,11 +69,13 @@ class Cluster:
     def tf_config(self) -> str:
         """Returns what Estimator and strategy want to read in `TF_CONFIG`.
 
-        The evaluator has no place there: sessions would wait for it.
+        The evaluator is in its own alone: the others' sessions would wait for it.
         """
         cluster = {"worker": list(self.workers)} if self.workers else {}
         if self.chief:
             cluster["chief"] = [self.chief]
+        if self.is_evaluator:
+            cluster["evaluator"] = ["localhost:1"]  # nobody connects to it
         task = {"type": self.task_type, "index": self.task_index}
         return json.dumps({"cluster": cluster, "task": task})
 

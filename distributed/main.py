@@ -13,6 +13,7 @@ import logging
 import os
 import pathlib
 import sys
+import traceback
 import warnings
 
 if __name__ == "__main__":  # from any folder
@@ -29,6 +30,7 @@ with quiet_import():
 
     from distributed import jobs
     from distributed.cluster import read_cluster
+    from distributed.watchdog import EXIT_CODE, LostTaskError
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
 
@@ -56,6 +58,12 @@ def main(argv: list[str]) -> None:
             f"Gradients must be finite. Received: {received}. "
             "Use a lower --learning_rate, and another --output_dir."
         )
+    except LostTaskError as error:
+        print(f"distributed: {sentence(error)}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
+    except Exception:  # noqa: BLE001, whatever it is
+        traceback.print_exc()
+        os._exit(1)  # for the same reason
     if results:
         print(results, end="")
 

@@ -76,11 +76,15 @@ class Watchdog:
             self.beat()
 
 
+class LostTaskError(RuntimeError):
+    """Another task of the cluster has ended, and this one cannot go on."""
+
+
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
     """Beats at every micro-step that is further than any before.
 
-    A task may also lose the others without waiting: its session is then made anew, from
-    the last checkpoint, while the examples have gone on. That is refused.
+    A task may also lose another one without waiting: its session is then made anew,
+    again and again. That is refused, since all tasks have to start again.
 
     Args:
         watchdog: Gets the beats.
@@ -90,18 +94,20 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self, watchdog: Watchdog, first_global_step: int):
         self._watchdog = watchdog
         self._furthest = self._first_global_step = first_global_step
+        self._has_session = False
 
     def begin(self) -> None:
         self._global_step = tf.compat.v1.train.get_global_step()
 
     def after_create_session(self, session, coord) -> None:
         global_step = session.run(self._global_step)
-        if global_step != self._first_global_step:
-            raise RuntimeError(
-                "A session must begin at the micro-step that the examples begin at. "
-                f"Received: {global_step}, not {self._first_global_step}, after "
-                "another task was lost. Start all tasks again."
+        if self._has_session or global_step != self._first_global_step:
+            raise LostTaskError(
+                "Training must go on in one session, from the micro-step that the "
+                f"examples begin at. Received: micro-step {global_step} in a new "
+                "session, after another task was lost. Start all tasks again."
             )
+        self._has_session = True
         self._watchdog.beat()
 
     def before_run(self, run_context):

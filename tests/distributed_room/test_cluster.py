@@ -34,18 +34,21 @@ def test_worker_0_is_the_chief_where_there_is_none():
     assert (second.is_chief, second.rank, second.num_workers) == (False, 1, 2)
 
 
-def test_evaluator_trains_nothing_and_is_kept_from_tensorflows_cluster():
-    listed = _read(
-        {**_CLUSTER, "evaluator": ["d:4"]}, {"type": "evaluator", "index": 0}
-    )
+def test_evaluator_trains_nothing_and_is_in_its_own_cluster_alone():
+    with_evaluator = {**_CLUSTER, "evaluator": ["d:4"]}
+    listed = _read(with_evaluator, {"type": "evaluator", "index": 0})
     unlisted = _read(_CLUSTER, {"type": "evaluator", "index": 0})
     for cluster in (listed, unlisted):
         assert cluster.is_evaluator and cluster.has_evaluator and not cluster.is_chief
         assert cluster.num_workers == 3
         assert json.loads(cluster.tf_config()) == {
-            "cluster": _CLUSTER,
+            "cluster": {**_CLUSTER, "evaluator": ["localhost:1"]},
             "task": {"type": "evaluator", "index": 0},
         }
+    task = {"type": "worker", "index": 1}
+    worker = _read(with_evaluator, task)
+    assert worker.has_evaluator
+    assert json.loads(worker.tf_config()) == {"cluster": _CLUSTER, "task": task}
 
 
 @pytest.mark.parametrize(
