@@ -150,7 +150,7 @@ def evaluate_and_export(job: Job) -> str:
     return text
 
 
-def _make_estimator(job: Job, strategy) -> tf.estimator.Estimator:
+def _make_estimator(job: Job, strategy):
     """Makes the Estimator; its checkpoints are between two windows.
 
     There the sums over the replicas are empty: another number of workers goes on as
