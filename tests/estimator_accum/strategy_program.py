@@ -2,6 +2,8 @@
 
     python strategy_program.py none|mirrored|multi_worker BATCH K MICRO_STEPS FOLDER
 
+and perhaps RunConfig's save_summary_steps.
+
 One process of a TF_CONFIG cluster under multi_worker. BATCH is that of one replica.
 """
 
@@ -43,7 +45,7 @@ def model_fn(features, labels, mode, params):
     )
 
 
-def main(kind, batch, steps, micro_steps, folder):
+def main(kind, batch, steps, micro_steps, folder, save_summary_steps=100):
     v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
     random = np.random.default_rng(0)
@@ -79,6 +81,7 @@ def main(kind, batch, steps, micro_steps, folder):
         train_distribute=strategy,
         session_config=session_config,
         save_checkpoints_steps=1000,
+        save_summary_steps=save_summary_steps,
         experimental_max_worker_delay_secs=0,
     )
     estimator = tf.estimator.Estimator(model_fn, config=config, params={"K": steps})
@@ -99,4 +102,9 @@ def main(kind, batch, steps, micro_steps, folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5])
+    main(
+        sys.argv[1],
+        *map(int, sys.argv[2:5]),
+        sys.argv[5],
+        *map(int, sys.argv[6:]),
+    )
