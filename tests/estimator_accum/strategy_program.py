@@ -1,7 +1,7 @@
 """Trains a small model under a strategy and prints its variables as JSON.
 
     python strategy_program.py none|mirrored|multi_worker BATCH K MICRO_STEPS FOLDER
-        [FITS ...]
+        [FITS ...] [save_summary_steps=N]
 
 One process of a TF_CONFIG cluster under multi_worker. BATCH is that of one replica.
 With FITS, batches are trained in micro-batches, as many as it takes where so many
@@ -63,7 +63,10 @@ def _fitting(inputs, fits):
         return tf.identity(inputs)
 
 
-def main(kind, batch, steps, micro_steps, folder, *fits):
+def main(kind, batch, steps, micro_steps, folder, *more):
+    words = [word for word in more if word.startswith("save_summary_steps=")]
+    save_summary_steps = int(words[0].partition("=")[2]) if words else 100
+    fits = [int(word) for word in more if word not in words]
     v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
     random = np.random.default_rng(0)
@@ -99,6 +102,7 @@ def main(kind, batch, steps, micro_steps, folder, *fits):
         train_distribute=strategy,
         session_config=session_config,
         save_checkpoints_steps=1000,
+        save_summary_steps=save_summary_steps,
         experimental_max_worker_delay_secs=0,
     )
     params = {"K": steps, "fits": fits[task["index"]] if fits else None}
@@ -124,4 +128,4 @@ def main(kind, batch, steps, micro_steps, folder, *fits):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5], *map(int, sys.argv[6:]))
+    main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])
