@@ -51,6 +51,10 @@ def microbatch_model_fn(
     micro-batches had written in variables is taken back. The number is kept in
     `micro_batches.json` in the output folder, from which the next run begins.
 
+    A batch in one micro-batch gives the weights of the plain Estimator to the bit (the
+    gradient descent optimizer's sparse ones, where a row is looked up twice, up to
+    rounding), in several micro-batches up to rounding.
+
     Evaluation and prediction are those of `model_fn`, untouched. In training:
 
     * batch normalization's averages, metrics and what else of a grouped train op needs

@@ -16,6 +16,8 @@ OPTIMIZERS = {
     "sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
     "adam": lambda: v1.train.AdamOptimizer(0.01),
     "momentum": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
+    "adagrad": lambda: v1.train.AdagradOptimizer(0.1),
+    "ftrl": lambda: v1.train.FtrlOptimizer(0.1),
 }
 
 
@@ -40,6 +42,14 @@ def hidden_layer(x: tf.Tensor) -> tf.Tensor:
     start = np.linspace(-1, 1, WIDTH * 8).reshape(WIDTH, 8).astype(np.float32)
     kernel = v1.get_variable("hidden", initializer=start)
     return tf.tanh(tf.matmul(x, kernel))
+
+
+def embedding_layer(x: tf.Tensor) -> tf.Tensor:
+    """Rows of a table, many of them more than once, many never."""
+    start = np.linspace(-1, 1, 20 * 8).reshape(20, 8).astype(np.float32)
+    table = v1.get_variable("table", initializer=start)
+    ids = tf.cast(tf.abs(x) * 5, tf.int64) % 20
+    return tf.reduce_mean(tf.gather(table, ids), 1)
 
 
 def output_layer(hidden: tf.Tensor) -> tf.Tensor:
@@ -82,13 +92,13 @@ def by_optimizer(optimizer, **options):
     ).minimize(loss, v1.train.get_or_create_global_step())
 
 
-def train(model_fn, folder, input_fn, hooks=(), **options):
+def train(model_fn, folder, input_fn, hooks=(), max_steps=None):
     """Trains to the end of the data; returns every saved variable."""
     config = tf.estimator.RunConfig(
         str(folder), tf_random_seed=7, log_step_count_steps=None, save_summary_steps=1
     )
-    estimator = tf.estimator.Estimator(model_fn, config=config, **options)
-    estimator.train(input_fn, hooks=list(hooks))
+    estimator = tf.estimator.Estimator(model_fn, config=config)
+    estimator.train(input_fn, hooks=list(hooks), max_steps=max_steps)
     return variables_of(estimator)
 
 
@@ -99,10 +109,11 @@ def variables_of(estimator) -> dict[str, np.ndarray]:
     }
 
 
-def train_in_micro_batches(model_fn, folder, input_fn, micro_batches, hooks=(), **more):
-    return train(
-        microbatch_model_fn(model_fn, micro_batches, **more), folder, input_fn, hooks
-    )
+def train_in_micro_batches(
+    model_fn, folder, input_fn, micro_batches, hooks=(), max_steps=None, **options
+):
+    model_fn = microbatch_model_fn(model_fn, micro_batches, **options)
+    return train(model_fn, folder, input_fn, hooks, max_steps)
 
 
 def difference(ours: dict, theirs: dict) -> float:

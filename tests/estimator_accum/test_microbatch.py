@@ -6,6 +6,7 @@ from microbatch_runs import (
     by_optimizer,
     by_train_op,
     difference,
+    embedding_layer,
     input_fn_of,
     make_model_fn,
     plain,
@@ -44,3 +45,29 @@ def test_any_number_of_micro_batches_gives_the_batchs_weights(
     assert theirs["global_step"] == 20
     assert ours["update_step"] == ours["global_step"] == 20
     assert difference(ours, theirs) <= _TOLERANCE[optimizer]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"),
+    [
+        ("adam", 0),
+        ("momentum", 0),
+        ("adagrad", 0),
+        ("ftrl", 0),
+        # The plain one adds a row's gradients to it one after the other.
+        ("sgd", 5e-6),
+    ],
+)
+def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
+    # Not to the end of the data: there the plain Adam decays its slots once more.
+    options = {"input_fn": _INPUT, "max_steps": 19}
+    theirs = train(
+        make_model_fn(plain(optimizer), embedding_layer), tmp_path / "plain", **options
+    )
+    model_fn = make_model_fn(by_train_op(optimizer), embedding_layer)
+    for micro_batches in (1, 8):
+        folder = tmp_path / str(micro_batches)
+        ours = train_in_micro_batches(
+            model_fn, folder, micro_batches=micro_batches, **options
+        )
+        assert difference(ours, theirs) <= max(tolerance, 1e-6 * (micro_batches > 1))

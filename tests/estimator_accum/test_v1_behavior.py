@@ -18,6 +18,7 @@ _FOLDER = pathlib.Path(__file__).parent
         "test_hooks.py",
         "test_microbatch_memory.py",
         "test_microbatch_train_op.py",
+        "test_microbatch_estimators.py",
     ],
 )
 def test_the_core_works_after_disable_v2_behavior(file):
