@@ -41,6 +41,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-xdist",
+            "pyyaml",
             # One formatter version everywhere: its output is part of the tests.
             "ruff==0.17.5",
             # The last major version that has BERT in TensorFlow, to compare with.

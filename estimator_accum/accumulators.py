@@ -35,9 +35,17 @@ class Accumulator(NamedTuple):
 
 
 def create_accumulator(
-    name: str, shape, dtype: tf.DType, is_sparse: bool = False
+    name: str, shape, dtype: tf.DType, is_sparse: bool = False, **options
 ) -> Accumulator:
-    """Creates `<name>` and, for sparse gradients, `<name>_rows`, all zeros."""
+    """Creates `<name>` and, for sparse gradients, `<name>_rows`, all zeros.
+
+    Args:
+        name: From the graph's root.
+        shape: The variable's.
+        dtype: Of the sum.
+        is_sparse: Whether gradients are `IndexedSlices`.
+        **options: Of tf.compat.v1.Variable.
+    """
 
     def create(name, shape, dtype):
         return create_variable(
@@ -46,12 +54,18 @@ def create_accumulator(
             dtype,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
+            **options,
         )
 
     total = create(name, shape, dtype)
     return Accumulator(
         total, create(f"{name}_rows", shape[:1], tf.float32) if is_sparse else None
     )
+
+
+def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
+    """Returns all their variables."""
+    return [v for accumulator in accumulators for v in accumulator if v is not None]
 
 
 def accumulate(
@@ -84,12 +98,6 @@ def accumulate(
     def add():
         return [_write(tf.raw_ops.AssignAddVariableOp, a, g) for a, g in dense]
 
-    def assign_zeros():
-        return [
-            _write(tf.raw_ops.AssignVariableOp, a, tf.zeros(a.total.shape, g.dtype))
-            for a, g in dense
-        ]
-
     def scatter():
         return [op for a, g in sparse for op in _scatter(a, g)]
 
@@ -99,7 +107,7 @@ def accumulate(
         _branch(
             is_good,
             lambda: [_branch(is_first, assign, add), *scatter()],
-            lambda: [_branch(is_first, assign_zeros, list)],
+            lambda: [_branch(is_first, lambda: assign_zeros(accumulators), list)],
         )
     ]
 
@@ -121,16 +129,17 @@ def _write(raw_op, accumulator: Accumulator, value: tf.Tensor) -> tf.Operation:
 
 def _scatter(accumulator: Accumulator, gradient: tf.IndexedSlices):
     # ON_READ variables refuse scatter_add().
-    return (
-        tf.raw_ops.ResourceScatterAdd(
+    touched = tf.raw_ops.ResourceScatterUpdate(
+        resource=accumulator.touched.handle, indices=gradient.indices, updates=1.0
+    )
+    # A run that fails in between leaves no row that `clear` would not find.
+    with tf.control_dependencies([touched]):
+        added = tf.raw_ops.ResourceScatterAdd(
             resource=accumulator.total.handle,
             indices=gradient.indices,
             updates=gradient.values,
-        ),
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=accumulator.touched.handle, indices=gradient.indices, updates=1.0
-        ),
-    )
+        )
+    return touched, added
 
 
 def take_window(
@@ -172,6 +181,27 @@ def take_window(
         sums.append(tf.IndexedSlices(values, rows, shape))
         cleared.extend(_clear_rows(accumulator, rows, values))
     return sums, cleared
+
+
+def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Empties this replica's sparse accumulators; the dense ones are overwritten."""
+    cleared = []
+    for accumulator in accumulators:
+        if accumulator.touched is not None:
+            rows = tf.where(read(accumulator.touched) > 0)[:, 0]
+            shape = tf.concat([tf.shape(rows), tf.shape(accumulator.total)[1:]], 0)
+            values = tf.zeros(shape, accumulator.total.dtype)
+            cleared.extend(_clear_rows(accumulator, rows, values))
+    return cleared
+
+
+def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Makes this replica's dense sums 0."""
+    return [
+        _write(tf.raw_ops.AssignVariableOp, a, tf.zeros(a.total.shape, a.total.dtype))
+        for a in accumulators
+        if a.touched is None
+    ]
 
 
 def read(variable: tf.Variable) -> tf.Tensor:

@@ -79,6 +79,25 @@ class SaveWatch:
                 self._save(session, save_path, *args, **kwargs)
 
 
+def check_is_saved(watch: SaveWatch) -> None:
+    """Raises where a cluster would train and report success without any checkpoint.
+
+    TensorFlow makes MultiWorkerMirroredStrategy's CheckpointSaverHook, which saves as
+    soon as there is a session, only where it makes a SummarySaverHook too.
+
+    Raises:
+        ValueError: Before the first micro-step, if no checkpoint has been written.
+    """
+    is_cluster = tf.distribute.get_strategy().extended._in_multi_worker_mode()
+    if is_cluster and not watch.has_saved:
+        raise ValueError(
+            "Under MultiWorkerMirroredStrategy training must write checkpoints. "
+            "Received: none when it began, as with a RunConfig whose "
+            "save_summary_steps is 0 or None. Make it and save_checkpoints_steps >= 1; "
+            "pass the Saver of your own Scaffold to make_accumulation_hooks."
+        )
+
+
 class WindowlessRestore:
     """Lets `saver` restore checkpoints that lack accumulation state.
 

@@ -7,6 +7,7 @@ import numbers
 import tensorflow as tf
 
 from estimator_accum.accumulators import Gradient
+from estimator_accum.batch_window import current_batch
 from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
 from estimator_accum.nonfinite import check_on_nonfinite
 from estimator_accum.plan import Rule
@@ -31,6 +32,10 @@ def checked_rule(
     check_accumulation_steps(gradient_accumulation_steps)
     _check_optimizer(optimizer)
     _check_clip_norm(clip_norm)
+    if current_batch() is not None:
+        _check_no_branch()
+        taken = current_batch().take_over(reduction)
+        gradient_accumulation_steps, reduction = taken
     _check_reduction(reduction, weight, noise_scale)
     check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
     if noise_scale and gradient_accumulation_steps == 1:
@@ -47,6 +52,16 @@ def checked_rule(
         update_ops=update_ops,
         name=window_name(name),
     )
+
+
+def _check_no_branch() -> None:
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function or graph._get_control_flow_context() is not None:
+        raise ValueError(
+            "Inside `microbatch_model_fn` a train op must not be made inside a tf.cond: "
+            "its parts run at different times. Received: a branch, such as those of "
+            "loss scaling. Put the loss-scaling optimizer inside AccumulatingOptimizer."
+        )
 
 
 def _check_optimizer(optimizer) -> None:
@@ -132,7 +147,7 @@ def check_graph() -> None:
 def check_loss(loss) -> tf.Tensor:
     """Returns the loss as a Tensor, or raises unless it is a floating-point scalar."""
     check_graph()
-    loss = _check_number("loss", loss)
+    loss = check_scalar("loss", loss)
     if not loss.dtype.is_floating:
         raise TypeError(
             "`loss` must be a floating-point scalar. Received: dtype "
@@ -141,12 +156,8 @@ def check_loss(loss) -> tf.Tensor:
     return loss
 
 
-def check_weight(weight) -> tf.Tensor:
-    """Returns the weight as a Tensor, 1 for None, or raises unless it is a scalar."""
-    return tf.constant(1.0) if weight is None else _check_number("weight", weight)
-
-
-def _check_number(argument: str, value) -> tf.Tensor:
+def check_scalar(argument: str, value) -> tf.Tensor:
+    """Returns `value` as a Tensor, or raises unless it is a scalar number."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
@@ -164,6 +175,24 @@ def _check_number(argument: str, value) -> tf.Tensor:
             f"{tensor.name}. Reduce it, e.g. with tf.reduce_mean."
         )
     return tensor
+
+
+def weight_and_scale(weight, rule: Rule) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns what a micro-batch counts for, and the factor of its loss and gradients.
+
+    Args:
+        weight: As the caller gave it; None where nobody says.
+        rule: What the micro-batch is for.
+    """
+    batch = current_batch()
+    if weight is not None:
+        weight = tf.stop_gradient(check_scalar("weight", weight))  # it is not trained
+    elif batch is None:
+        weight = tf.constant(1.0)
+    else:
+        weight = batch.default_weight(rule.reduction)
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    return weight, weight if batch is None or replicas > 1 else batch.scale(weight)
 
 
 def check_replica_context(optimizer) -> None:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from estimator_accum.checkpoints import (
     SaveWatch,
     WindowlessRestore,
+    check_is_saved,
     get_or_add_saver,
     keep_initial_values,
 )
@@ -130,6 +131,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             report.open(update_step)
 
     def before_run(self, run_context):
+        if self._run_context is None:
+            check_is_saved(self._watch)
         self._run_context, self._is_running = run_context, True
         return tf.compat.v1.train.SessionRunArgs(self._fetches[0])
 

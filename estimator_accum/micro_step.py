@@ -16,7 +16,9 @@ import tensorflow as tf
 from estimator_accum.accumulators import (
     Gradient,
     accumulate,
+    assign_zeros,
     cast,
+    clear,
     read,
     scaled,
     sum_over_replicas,
@@ -35,6 +37,7 @@ from estimator_accum.plan import (
     scalars_of,
     state_of,
     statistics_of,
+    variables_of,
 )
 from estimator_accum.window import Window, accumulation_steps_tensor, register
 
@@ -58,6 +61,14 @@ def make_micro_step(
         steps = accumulation_steps_tensor(
             rule.gradient_accumulation_steps, plan.update_step
         )
+    if micro_batch.batch is not None:
+        _accumulate_before_the_train_op(plan, micro_batch, scalars)
+        # From here on nothing sees the micro-batch, whatever the caller depends on.
+        with tf.control_dependencies(None):
+            mean_loss = _mean_loss(plan)
+            return replica.merge_call(
+                _finish, args=(plan, None, tf.constant(1, tf.int64), steps, mean_loss)
+            )
     if plan.micro_steps is not None:
         gradients = None
         counted, mean_loss = _accumulate(plan, micro_batch, scalars)
@@ -69,10 +80,10 @@ def make_micro_step(
                 *scalars,
             ]
         counted, mean_loss = tf.constant(1, tf.int64), micro_batch.loss
+        if mean_loss is None:
+            mean_loss = _nan(scalars[0].dtype)
     with tf.control_dependencies(_update_ops(rule)):
         counted = tf.identity(counted)
-    if micro_batch.loss is None:
-        mean_loss = _nan(scalars[0].dtype)
     return replica.merge_call(
         _finish, args=(plan, gradients, counted, steps, mean_loss)
     )
@@ -99,25 +110,48 @@ def _accumulate(
     gradients = micro_batch.gradients
     if not micro_batch.is_weighted:  # in the accumulators' dtype: theirs may be wider
         gradients = [
-            scaled(cast(gradient, accumulator.total.dtype), scalars[0])
+            scaled(cast(gradient, accumulator.total.dtype), micro_batch.scale)
             for gradient, accumulator in zip(gradients, plan.accumulators)
         ]
     with tf.control_dependencies([scalars[1], *checked]):  # no loss, nothing is written
-        is_first = tf.equal(plan.micro_steps.read_value(), 0)
+        if micro_batch.batch is None:
+            is_first = tf.equal(plan.micro_steps.read_value(), 0)
+        else:
+            is_first = micro_batch.batch.is_first
         written = accumulate(
             plan.accumulators, [*gradients, *scalars], is_first, is_good
         )
     with tf.control_dependencies(written):
-        weight, loss = (
-            read(accumulator.total)
-            for accumulator in plan.accumulators[len(gradients) :][:2]
-        )
-        mean_loss = _reduced(plan.rule, loss, weight)
+        mean_loss = _mean_loss(plan)
         if is_good is None or plan.num_replicas > 1:
             counted = tf.constant(1, tf.int64)
         else:  # the window then takes another micro-batch instead
             counted = tf.cast(is_good, tf.int64)
         return tf.identity(counted), mean_loss
+
+
+def _mean_loss(plan: Plan) -> tf.Tensor:
+    """Of this replica's micro-batches so far."""
+    weight, loss = plan.accumulators[len(plan.variables) :][:2]
+    if not plan.has_loss:
+        with tf.control_dependencies(None):
+            return _nan(loss.total.dtype)
+    return _reduced(plan, read(loss.total), read(weight.total))
+
+
+def _accumulate_before_the_train_op(plan: Plan, micro_batch: MicroBatch, scalars):
+    """Gives the batch what has to run of this train op, and when."""
+    batch = micro_batch.batch
+    counted, _ = _accumulate(plan, micro_batch, scalars)
+    if batch.weight is None:
+        batch.weight, batch.reduction = micro_batch.weight, plan.rule.reduction
+    batch.micro_ops += [counted.op, *_update_ops(plan.rule)]
+    with tf.control_dependencies(None):
+        for variable in variables_of(plan.accumulators):
+            batch.initialize_ops.append(variable.initializer)
+            batch.handles.append(variable.handle)
+        batch.discard_ops += clear(plan.accumulators)
+        batch.empty_ops += assign_zeros(plan.accumulators)
 
 
 def _check_micro_batch(plan: Plan, micro_batch: MicroBatch, scalars):
@@ -238,12 +272,12 @@ def _update(strategy, plan: Plan, gradients) -> _Result:
         noise_scale = apply()
     else:
         noise_scale = tf.cond(is_good, apply, _nan)
-    with tf.control_dependencies([noise_scale, *_flatten(strategy, scalars)]):
-        if plan.micro_steps is not None:
-            closed = [plan.micro_steps.assign(0, read_value=False)]
-        else:
-            closed = []
-    with tf.control_dependencies([noise_scale, *closed]):
+    # The other replicas' scalars too: their accumulators are then clear.
+    done = [noise_scale, *_flatten(strategy, scalars)]
+    if plan.micro_steps is not None:
+        with tf.control_dependencies(done):
+            done = [plan.micro_steps.assign(0, read_value=False)]
+    with tf.control_dependencies(done):
         return _Result(
             *[tf.identity(v) for v in (is_good, loss, norm, weight, noise_scale)]
         )
@@ -277,19 +311,22 @@ def _take_mean(plan: Plan, gradients: list[Gradient] | None):
         # One micro-batch alone is its own mean.
         None
         if is_alone
-        else _reduced(rule, tf.constant(plan.loss_divisor, weight.dtype), weight),
+        else _reduced(plan, tf.constant(plan.loss_divisor, weight.dtype), weight),
         rule.clip_norm,
         tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, halves.dtype)),
     )
     mean = [cast(g, v.dtype) for g, v in zip(mean, plan.variables, strict=True)]
     with tf.control_dependencies(done):
-        scalars = [_reduced(rule, loss, weight), norm, weight, *noise]
+        scalars = [_reduced(plan, loss, weight), norm, weight, *noise]
         return mean, [tf.identity(value) for value in scalars], tf.identity(is_good)
 
 
-def _reduced(rule: Rule, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+def _reduced(plan: Plan, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """The mean or the sum over the window of what was summed."""
-    return total if rule.reduction == "sum" else tf.math.divide_no_nan(total, weight)
+    if plan.rule.reduction == "sum":
+        return total
+    mean = tf.math.divide_no_nan(total, weight)
+    return mean if plan.is_whole is None else tf.where(plan.is_whole, total, mean)
 
 
 def _apply(plan: Plan, gradients: list[Gradient], loss: tf.Tensor):

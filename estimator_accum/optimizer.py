@@ -2,13 +2,14 @@
 
 import tensorflow as tf
 
+from estimator_accum.batch_window import current_batch
 from estimator_accum.checks import (
     check_graph,
     check_loss,
     check_replica_context,
     check_trained,
-    check_weight,
     checked_rule,
+    weight_and_scale,
 )
 from estimator_accum.micro_step import make_micro_step
 from estimator_accum.plan import MicroBatch
@@ -24,14 +25,16 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
     estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
     `minimize` or `apply_gradients` is what one call of `make_accumulating_train_op` is;
     see there for the arguments, the variables and the errors. A learning rate that
-    changes takes `get_or_create_update_step()` for its clock.
+    changes takes `get_or_create_update_step()` for its clock. Inside
+    `microbatch_model_fn` the batch is the window, whatever K says.
 
     Args:
         optimizer: The `tf.compat.v1.train.Optimizer` that updates.
         gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable.
         clip_norm: Largest global norm of the window's mean gradient; None: no clipping.
         weight: Scalar Tensor, what the micro-batch counts for, or a callable without
-            arguments that returns it in the graph of the gradients; None is 1.
+            arguments that returns it in the graph of the gradients; None is 1, inside
+            `microbatch_model_fn` the number of examples.
         name: Scope of the window's counters; None takes the next free one.
         reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum the
             loss over the batch unless they are told otherwise by `loss_reduction`.
@@ -113,9 +116,13 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         loss = self._loss_of_this_graph()
         gradients, variables = check_trained(grads_and_vars, loss)
         weight = self._weight() if callable(self._weight) else self._weight
-        is_weighted = weight is None  # by 1
-        weight = check_weight(weight)
-        micro_batch = MicroBatch(gradients, variables, loss, weight, is_weighted)
+        batch = current_batch()
+        is_by_one = batch is None or rule.reduction == "sum"
+        is_weighted = weight is None and is_by_one
+        weight, scale = weight_and_scale(weight, rule)
+        micro_batch = MicroBatch(
+            gradients, variables, loss, weight, scale, is_weighted, batch
+        )
         return make_micro_step(rule, micro_batch, global_step)
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:

@@ -4,7 +4,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import Accumulator, Gradient, create_accumulator
+from estimator_accum.accumulators import (
+    Accumulator,
+    Gradient,
+    create_accumulator,
+    variables_of,
+)
+from estimator_accum.batch_window import BatchWindow
 from estimator_accum.clipping import half_squared_norms
 from estimator_accum.loss_scaling import innermost
 from estimator_accum.noise_scale import NoiseScale, create_noise_scale
@@ -39,14 +45,19 @@ class MicroBatch(NamedTuple):
         variables: The trained variables.
         loss: Scalar mean over the micro-batch; None where nobody knows.
         weight: Scalar, what it counts for.
-        is_weighted: Whether `gradients` are those of weight * loss already.
+        scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
+            micro-batch is all of the window, and its own mean.
+        is_weighted: Whether `gradients` are those of scale * loss already.
+        batch: The batch that is the window; None where micro-steps make it.
     """
 
     gradients: list[Gradient]
     variables: list[tf.Variable]
     loss: tf.Tensor | None
     weight: tf.Tensor
+    scale: tf.Tensor
     is_weighted: bool
+    batch: BatchWindow | None
 
 
 class Plan(NamedTuple):
@@ -58,7 +69,8 @@ class Plan(NamedTuple):
     num_replicas: int
     has_loss: bool
     accumulators: list[Accumulator]  # of the variables, then of the scalars
-    micro_steps: tf.Variable | None  # None: every micro-step is a window
+    micro_steps: tf.Variable | None  # None: every micro-step, or batch, is a window
+    is_whole: tf.Tensor | None  # whether the window is one micro-batch; None: never
     clipped_updates: tf.Variable | None
     noise_scale: NoiseScale | None
     update_step: tf.Variable
@@ -80,6 +92,7 @@ def make_plan(strategy, rule, micro_batch, scalars, global_step) -> Plan:
     has_window = rule.gradient_accumulation_steps != 1 or (
         replicas > 1 and rule.on_nonfinite == "skip_micro_batch"
     )
+    batch = micro_batch.batch
     shared_step = get_or_create_update_step()
     is_first = not get_windows()
     return Plan(
@@ -90,8 +103,11 @@ def make_plan(strategy, rule, micro_batch, scalars, global_step) -> Plan:
         has_loss=micro_batch.loss is not None,
         accumulators=_accumulators(rule, micro_batch, scalars) if has_window else [],
         micro_steps=(
-            create_shared_scalar(f"{rule.name}/micro_steps") if has_window else None
+            create_shared_scalar(f"{rule.name}/micro_steps")
+            if has_window and batch is None
+            else None
         ),
+        is_whole=batch.is_whole if batch is not None and replicas == 1 else None,
         clipped_updates=(
             create_shared_scalar(f"{rule.name}/clipped_updates")
             if rule.clip_norm is not None
@@ -110,6 +126,8 @@ def make_plan(strategy, rule, micro_batch, scalars, global_step) -> Plan:
 def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumulator]:
     """Makes an accumulator for each variable, then those of the scalars."""
     taken = {v.op.name for window in get_windows() for v in window.state}
+    # A batch's are never saved: a checkpoint lies between two batches.
+    options = {} if micro_batch.batch is None else {"collections": []}
     made = []
     with tf.device(rule.accumulator_device):
         for gradient, variable in zip(
@@ -121,10 +139,12 @@ def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumula
                 name = f"{variable.op.name}/{rule.name}/accumulator"
             dtype = rule.accumulator_dtype or variable.dtype.base_dtype
             is_sparse = isinstance(gradient, tf.IndexedSlices)
-            made.append(create_accumulator(name, variable.shape, dtype, is_sparse))
+            shape = variable.shape
+            made.append(create_accumulator(name, shape, dtype, is_sparse, **options))
     for scalar, value in zip(("weight", "loss", "squares", "count"), scalars):
         name = f"{rule.name}/{scalar}"
-        made.append(create_accumulator(name, tf.TensorShape([]), value.dtype))
+        shape = tf.TensorShape([])
+        made.append(create_accumulator(name, shape, value.dtype, **options))
     return made
 
 
@@ -139,7 +159,7 @@ def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
     with tf.control_dependencies([loss]):
         # A constant weight must not be counted when the micro-batch fails to come.
         weight = tf.identity(tf.cast(micro_batch.weight, dtype))
-    scalars = [weight, weight * tf.cast(loss, dtype)]
+    scalars = [weight, tf.cast(micro_batch.scale, dtype) * tf.cast(loss, dtype)]
     if rule.noise_scale:
         squares = (
             2.0
@@ -173,9 +193,7 @@ def state_of(plan: Plan) -> list[tf.Variable]:
     """What a graph without accumulation does not have, and cannot do without."""
     state = [plan.update_step]
     if plan.micro_steps is not None:
-        state.append(plan.micro_steps)
-    for accumulator in plan.accumulators:
-        state.extend(variable for variable in accumulator if variable is not None)
+        state += [plan.micro_steps, *variables_of(plan.accumulators)]
     return state
 
 

@@ -2,13 +2,14 @@
 
 import tensorflow as tf
 
+from estimator_accum.batch_window import current_batch
 from estimator_accum.checks import (
     check_loss,
     check_replica_context,
     check_trained,
-    check_weight,
     checked_rule,
     no_gradient,
+    weight_and_scale,
 )
 from estimator_accum.micro_step import make_micro_step
 from estimator_accum.plan import MicroBatch, is_plain
@@ -39,7 +40,8 @@ def make_accumulating_train_op(
     The weights after an update are those of one batch that joins the window's
     micro-batches. Between boundaries neither variables nor optimizer slots change.
     Call it in a model_fn (under a `tf.distribute` strategy: in replica context) where
-    `optimizer.minimize(loss, global_step)` would stand.
+    `optimizer.minimize(loss, global_step)` would stand. Inside `microbatch_model_fn` the
+    batch is the window, whatever K says, and a micro-batch counts for its examples.
 
     Args:
         loss: Scalar, the mean over this replica's micro-batch (or its sum, see
@@ -52,7 +54,7 @@ def make_accumulating_train_op(
         clip_norm: Largest global norm of the window's mean gradient, > 0; None does not
             clip.
         weight: Scalar, what the micro-batch counts for, e.g. its number of examples or
-            tokens; None is 1.
+            tokens; None is 1, inside `microbatch_model_fn` the number of examples.
         var_list: Variables to train; None is all trainable ones.
         global_step: Moves by 1 every micro-step; None is the graph's global step.
         name: Scope of the window's counters. None is "accumulation", for a second train
@@ -110,7 +112,7 @@ def make_accumulating_train_op(
     )
     check_replica_context(optimizer)
     loss = check_loss(loss)
-    weight = tf.stop_gradient(check_weight(weight))  # it counts; it is not trained
+    weight, scale = weight_and_scale(weight, rule)
     if var_list is None:
         var_list = tf.compat.v1.trainable_variables()
     var_list = tf.nest.flatten(var_list)
@@ -119,12 +121,14 @@ def make_accumulating_train_op(
     # Weighting the loss costs nothing; but float16 gradients would leave their range.
     is_weighted = not is_plain(rule) and not _has_half_precision(var_list)
     pairs = optimizer.compute_gradients(
-        loss * tf.cast(weight, loss.dtype) if is_weighted else loss, var_list=var_list
+        loss * tf.cast(scale, loss.dtype) if is_weighted else loss, var_list=var_list
     )
     gradients, variables = check_trained(pairs, loss)
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
-    micro_batch = MicroBatch(gradients, variables, loss, weight, is_weighted)
+    micro_batch = MicroBatch(
+        gradients, variables, loss, weight, scale, is_weighted, current_batch()
+    )
     return make_micro_step(rule, micro_batch, global_step)
 
 

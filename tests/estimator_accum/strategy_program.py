@@ -1,8 +1,11 @@
 """Trains a small model under a strategy and prints its variables as JSON.
 
     python strategy_program.py none|mirrored|multi_worker BATCH K MICRO_STEPS FOLDER
+        [FITS ...] [save_summary_steps=N]
 
 One process of a TF_CONFIG cluster under multi_worker. BATCH is that of one replica.
+With FITS, batches are trained in micro-batches, as many as it takes where so many
+examples fit in memory; one number for each task.
 """
 
 import json
@@ -18,6 +21,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
     make_accumulation_hooks,
+    microbatch_model_fn,
 )
 from estimator_accum.compat import enable_estimator
 
@@ -31,7 +35,7 @@ def model_fn(features, labels, mode, params):
         return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(labels))
     dense = v1.get_variable("dense", [3], initializer=v1.zeros_initializer())
     table = v1.get_variable("table", [7, 1], initializer=v1.zeros_initializer())
-    predicted = tf.linalg.matvec(features["inputs"], dense)
+    predicted = tf.linalg.matvec(_fitting(features["inputs"], params["fits"]), dense)
     predicted += tf.gather(table, features["ids"])[:, 0]
     loss = tf.reduce_mean(tf.square(predicted - labels))
     rate = 0.05 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
@@ -43,7 +47,26 @@ def model_fn(features, labels, mode, params):
     )
 
 
-def main(kind, batch, steps, micro_steps, folder):
+def _fitting(inputs, fits):
+    """Returns `inputs` of at most `fits` examples; None: of any number."""
+
+    def check(rows):
+        if rows > fits:
+            raise MemoryError(f"{rows} examples")
+        return np.float32(0)
+
+    if fits is None:
+        return inputs
+    with tf.control_dependencies(
+        [tf.numpy_function(check, [tf.shape(inputs)[0]], tf.float32)]
+    ):
+        return tf.identity(inputs)
+
+
+def main(kind, batch, steps, micro_steps, folder, *more):
+    words = [word for word in more if word.startswith("save_summary_steps=")]
+    save_summary_steps = int(words[0].partition("=")[2]) if words else 100
+    fits = [int(word) for word in more if word not in words]
     v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
     random = np.random.default_rng(0)
@@ -79,9 +102,15 @@ def main(kind, batch, steps, micro_steps, folder):
         train_distribute=strategy,
         session_config=session_config,
         save_checkpoints_steps=1000,
+        save_summary_steps=save_summary_steps,
         experimental_max_worker_delay_secs=0,
     )
-    estimator = tf.estimator.Estimator(model_fn, config=config, params={"K": steps})
+    params = {"K": steps, "fits": fits[task["index"]] if fits else None}
+    estimator = tf.estimator.Estimator(
+        microbatch_model_fn(model_fn, "auto") if fits else model_fn,
+        config=config,
+        params=params,
+    )
     if kind == "multi_worker":  # where Estimator.train refuses
         tf.estimator.train_and_evaluate(
             estimator,
@@ -99,4 +128,4 @@ def main(kind, batch, steps, micro_steps, folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5])
+    main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])

@@ -16,9 +16,9 @@ _DEADLINE_SECS = 180
 _TRAINED = ("dense", "dense/Momentum", "table", "table/Momentum")
 
 
-def _run(folder, kind, batch, steps, micro_steps):
+def _run(folder, kind, batch, steps, micro_steps, *more):
     """Runs the program's tasks to their end; returns the variables of the first."""
-    arguments = [kind, batch, steps, micro_steps, folder]
+    arguments = [kind, batch, steps, micro_steps, folder, *more]
     command = [sys.executable, str(_PROGRAM), *map(str, arguments)]
     workers = 2 if kind == "multi_worker" else 1
     cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
@@ -93,9 +93,40 @@ def test_two_replicas_train_as_one_device(tmp_path, one_device, kind, steps):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "fits", "counts"),
+    [
+        ("none", [3], {"": 8}),
+        ("mirrored", [2], {"": 4}),
+        ("multi_worker", [4, 1], {"-worker-0": 2, "-worker-1": 8}),
+    ],
+)
+def test_each_replica_may_cut_its_batch_as_its_memory_asks_for(
+    tmp_path, one_device, kind, fits, counts
+):
+    folder = tmp_path / "ours"
+    ours = _run(folder, kind, 16 if kind == "none" else 8, 1, 12, *fits)
+    _assert_close(ours, one_device[1])
+    for task, count in counts.items():
+        file = folder / f"micro_batches{task}.json"
+        assert json.loads(file.read_text()) == {"micro_batches": count}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
 def test_two_replicas_apply_a_partial_window_as_one_device(tmp_path, kind):
     ours = _run(tmp_path / "two", kind, 2, 4, 11)
     theirs = _run(tmp_path / "one", "none", 4, 4, 11)
     _assert_close(ours, theirs)
     assert ours["update_step"] == 3
+
+
+@pytest.mark.slow
+def test_cluster_that_would_save_nothing_is_refused(tmp_path, capsys):
+    # TensorFlow makes no CheckpointSaverHook where it makes no SummarySaverHook.
+    with pytest.raises(AssertionError):
+        _run(tmp_path / "none", "multi_worker", 2, 4, 4, "save_summary_steps=0")
+    sentence = (
+        "must write checkpoints. Received: none when it began, as with a RunConfig"
+    )
+    assert sentence in capsys.readouterr().out

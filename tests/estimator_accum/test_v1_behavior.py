@@ -11,7 +11,15 @@ _FOLDER = pathlib.Path(__file__).parent
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "file", ["test_train_op.py", "test_equivalence.py", "test_hooks.py"]
+    "file",
+    [
+        "test_train_op.py",
+        "test_equivalence.py",
+        "test_hooks.py",
+        "test_microbatch_memory.py",
+        "test_microbatch_train_op.py",
+        "test_microbatch_estimators.py",
+    ],
 )
 def test_the_core_works_after_disable_v2_behavior(file):
     done = subprocess.run(

@@ -1,0 +1,1 @@
+"""An image classifier on many workers, with one reduction a window."""

@@ -1,0 +1,220 @@
+"""Who trains: a `TF_CONFIG` cluster, the tasks of a Slurm step, or one process alone.
+
+    TF_CONFIG='{"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]},
+                "task": {"type": "worker", "index": 0}}'
+
+The chief and the workers train; without a chief, worker 0 is the one that saves. An
+evaluator may be in the cluster or not, and trains nothing.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_TYPES = ("chief", "worker", "evaluator")
+_FIRST_PORT = 20000  # below those that systems give to whoever asks for any
+_NUM_PORTS = 10000
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The tasks of a run, and which of them this process is.
+
+    Attributes:
+        chief: The chief's address, host:port; None without one.
+        workers: The workers' addresses.
+        has_evaluator: Whether the cluster is known to have one.
+        task_type: "chief", "worker" or "evaluator".
+        task_index: Of its type, >= 0.
+    """
+
+    chief: str | None = None
+    workers: tuple[str, ...] = ()
+    has_evaluator: bool = False
+    task_type: str = "chief"
+    task_index: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process trains without any cluster."""
+        return not self.chief and not self.workers
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that train, the chief included."""
+        return 1 if self.is_alone else len(self.workers) + bool(self.chief)
+
+    @property
+    def rank(self) -> int:
+        """Of this task among those that train, the chief first."""
+        is_behind_chief = self.task_type == "worker" and self.chief is not None
+        return self.task_index + is_behind_chief
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this task evaluates, and trains nothing."""
+        return self.task_type == "evaluator"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task trains and saves."""
+        return not self.is_evaluator and self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """Such as "worker 0"."""
+        return "alone" if self.is_alone else f"{self.task_type} {self.task_index}"
+
+    def tf_config(self) -> str:
+        """Returns what Estimator and strategy want to read in `TF_CONFIG`.
+
+        The evaluator is in its own alone: the others' sessions would wait for it.
+        """
+        cluster = {"worker": list(self.workers)} if self.workers else {}
+        if self.chief:
+            cluster["chief"] = [self.chief]
+        if self.is_evaluator:
+            cluster["evaluator"] = ["localhost:1"]  # nobody connects to it
+        task = {"type": self.task_type, "index": self.task_index}
+        return json.dumps({"cluster": cluster, "task": task})
+
+
+def read_cluster(environment: Mapping[str, str]) -> Cluster:
+    """Returns the cluster that the environment describes: `TF_CONFIG` before Slurm.
+
+    Args:
+        environment: Variables such as those of `os.environ`.
+
+    Raises:
+        ValueError: If it describes none that can train, naming the field.
+    """
+    if environment.get("TF_CONFIG"):
+        return _from_tf_config(environment["TF_CONFIG"])
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return _from_slurm(environment)
+    return Cluster()
+
+
+def _from_tf_config(text: str) -> Cluster:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise _error("", "JSON", f"{text[:80]} ({error})") from error
+    if not isinstance(config, dict):
+        raise _error("", "an object with cluster and task", _shown(config))
+    jobs = _checked_jobs(config.get("cluster"))
+    task_type, task_index = _checked_task(config.get("task"), jobs)
+    return Cluster(
+        jobs["chief"][0] if "chief" in jobs else None,
+        tuple(jobs.get("worker", ())),
+        "evaluator" in jobs or task_type == "evaluator",
+        task_type,
+        task_index,
+    )
+
+
+def _checked_jobs(jobs) -> dict[str, list[str]]:
+    """Returns the addresses of each kind of task, or raises ValueError."""
+    if not isinstance(jobs, dict) or not jobs:
+        raise _error('["cluster"]', "an object of task types", _shown(jobs))
+    for job, addresses in jobs.items():
+        if job not in _TYPES:
+            remedy = (
+                "Parameter servers have no place here: make them workers"
+                if job == "ps"
+                else "Name the task that saves chief, or leave it out"
+            )
+            allowed = "an object with only chief, worker and evaluator"
+            raise _error('["cluster"]', allowed, job, remedy)
+        where = f'["cluster"]["{job}"]'
+        if not isinstance(addresses, list) or not addresses:
+            raise _error(where, "a list of addresses", _shown(addresses))
+        for address in addresses:
+            if not _is_address(address):
+                raise _error(where, "a list of host:port", _shown(address))
+        if job != "worker" and len(addresses) > 1:
+            raise _error(where, "one address", f"{len(addresses)} of them")
+    everybody = [address for addresses in jobs.values() for address in addresses]
+    twice = [address for address in everybody if everybody.count(address) > 1]
+    if twice:
+        raise _error(
+            '["cluster"]', "of tasks with an address each", f"{twice[0]} twice"
+        )
+    if set(jobs) == {"evaluator"}:
+        allowed = "an object with a chief or a worker, which train"
+        raise _error('["cluster"]', allowed, "evaluator alone")
+    return jobs
+
+
+def _is_address(address) -> bool:
+    if not isinstance(address, str):
+        return False
+    host, _, port = address.rpartition(":")
+    is_clean = host and not any(c.isspace() or c in "/," for c in host)
+    return bool(is_clean and port.isdecimal() and 0 < int(port) < 2**16)
+
+
+def _checked_task(task, jobs: dict[str, list[str]]) -> tuple[str, int]:
+    """Returns (type, index) of this process, or raises ValueError."""
+    if not isinstance(task, dict):
+        raise _error('["task"]', "an object with type and index", _shown(task))
+    task_type, index = task.get("type"), task.get("index")
+    allowed = [job for job in _TYPES if job in jobs or job == "evaluator"]
+    if task_type not in allowed:
+        where = '["task"]["type"]'
+        raise _error(where, f"one of {', '.join(allowed)}", _shown(task_type))
+    # An evaluator is not always listed among the others.
+    last = len(jobs.get(task_type, [None])) - 1
+    if type(index) is not int or not 0 <= index <= last:
+        allowed = f"an integer from 0 to {last} for a {task_type}" if last else "0"
+        raise _error('["task"]["index"]', allowed, _shown(index))
+    return task_type, index
+
+
+def _shown(value) -> str:
+    return "nothing" if value is None else json.dumps(value)[:80]
+
+
+def _error(where: str, allowed: str, received: str, remedy: str = "") -> ValueError:
+    remedy = remedy or "Correct it, or unset TF_CONFIG to train alone"
+    return ValueError(
+        f"`TF_CONFIG{where}` must be {allowed}. Received: {received}. {remedy}."
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Cluster:
+    """Returns the cluster of a Slurm step, through TensorFlow's own resolver."""
+    import tensorflow as tf  # not needed for any other cluster
+
+    try:
+        host, local_id = environment["SLURMD_NODENAME"], environment["SLURM_LOCALID"]
+        port = _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _NUM_PORTS
+        num_tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=port,
+            # Made-up GPUs, one a task: without any it lists no address. It is kept
+            # from handing them out.
+            gpus_per_node=num_tasks,
+            gpus_per_task=1,
+            auto_set_gpu=False,
+        )
+        addresses = resolver.cluster_spec().as_dict()["worker"]
+        # Not the rank: the resolver sorts the hosts by name, n10 before n9.
+        index = addresses.index(f"{host}:{port + int(local_id)}")
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            "Slurm must describe the step with SLURM_JOB_ID, SLURM_PROCID, "
+            "SLURM_LOCALID, SLURMD_NODENAME, SLURM_STEP_NUM_TASKS, "
+            "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE. "
+            f"Received: {error}. Start the tasks with srun."
+        ) from error
+    return Cluster(workers=tuple(addresses), task_type="worker", task_index=index)
+
+
+def enter(cluster: Cluster) -> None:
+    """Tells TensorFlow, which reads the environment, of the cluster."""
+    if cluster.is_alone:
+        os.environ.pop("TF_CONFIG", None)
+    else:
+        os.environ["TF_CONFIG"] = cluster.tf_config()

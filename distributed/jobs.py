@@ -1,0 +1,207 @@
+"""What one task does: check all inputs, train with the others, evaluate, export."""
+
+import logging
+import os
+import pathlib
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from distributed import input_pipeline
+from distributed.cluster import Cluster, enter
+from distributed.input_pipeline import Examples
+from distributed.model_fn import make_model_fn
+from distributed.settings import (
+    Batches,
+    Settings,
+    batches_of,
+    check_output_dir,
+    check_settings,
+    remember_settings,
+    write_text,
+)
+from distributed.watchdog import EvaluationHook, ProgressHook, Watchdog
+
+_logger = logging.getLogger("tensorflow.distributed")
+
+_EVAL_BATCH_SIZE = 500
+_SECS_BETWEEN_EVALUATIONS = 5
+_EXPORT = "final"  # the folder in export/
+_METRICS = "train_metrics.csv"
+_RESULTS = "eval_results.txt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked run: nothing that it needs is missing.
+
+    Attributes:
+        settings: What the user asked for.
+        cluster: Of which this process is a task.
+        batches: How the examples are shared out.
+        train: Training examples, all of them.
+        test: Test examples.
+        checksum: Of both.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    batches: Batches
+    train: Examples
+    test: Examples
+    checksum: str
+
+
+def prepare(settings: Settings, cluster: Cluster) -> Job:
+    """Reads and checks everything that the run needs; writes nothing.
+
+    Raises:
+        ValueError: One sentence for whatever does not fit.
+    """
+    check_settings(settings)
+    batches = batches_of(settings, cluster.num_workers)
+    train, test = input_pipeline.load_examples(settings.data_dir)
+    checksum = input_pipeline.checksum(train, test)
+    check_output_dir(settings, batches, checksum)
+    return Job(settings, cluster, batches, train, test, checksum)
+
+
+def execute(job: Job) -> str | None:
+    """Does this task's part; returns the results as text, if they are its to tell."""
+    settings, cluster = job.settings, job.cluster
+    if cluster.is_chief:
+        remember_settings(settings, job.batches, job.checksum)
+    metrics_file = pathlib.Path(settings.output_dir) / _METRICS
+    watchdog = Watchdog(
+        settings.watchdog_secs,
+        cluster.name,
+        watched=metrics_file if cluster.is_evaluator else None,
+    )
+    if not cluster.is_alone:
+        watchdog.start()
+    train(job, watchdog)
+    watchdog.stop()
+    has_the_last_word = cluster.is_chief and not cluster.has_evaluator
+    if has_the_last_word or cluster.is_evaluator:
+        return evaluate_and_export(job)
+    return None
+
+
+def train(job: Job, watchdog: Watchdog) -> None:
+    """Trains as this task of the cluster; as its evaluator, evaluates meanwhile.
+
+    Args:
+        job: To do.
+        watchdog: Gets the beats.
+    """
+    settings, batches = job.settings, job.batches
+    model_dir = pathlib.Path(settings.output_dir)
+    global_step, first_update = _progress(model_dir)
+    _log_plan(job)
+    if first_update >= settings.train_updates and not job.cluster.is_evaluator:
+        _logger.info("%s is trained already", model_dir)
+        return
+    if first_update and not job.cluster.is_evaluator:
+        _logger.info("going on after update %s", f"{first_update:,}")
+    updates_left = settings.train_updates - first_update
+    # TF_CONFIG, not an argument, is what Estimator and strategy read.
+    enter(job.cluster)
+    strategy = None
+    if not job.cluster.is_alone:
+        # Or Estimator cannot copy the strategy in an evaluator.
+        tf.compat.v1.disable_eager_execution()
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    tf.estimator.train_and_evaluate(
+        _make_estimator(job, strategy),
+        tf.estimator.TrainSpec(
+            input_pipeline.train_input_fn(
+                job.train,
+                batches,
+                rank=job.cluster.rank,
+                shuffle=settings.shuffle,
+                seed=settings.seed,
+                first_update=first_update,
+            ),
+            max_steps=global_step + updates_left * batches.gradient_accumulation_steps,
+            hooks=[ProgressHook(watchdog, global_step)],
+        ),
+        tf.estimator.EvalSpec(
+            input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),
+            steps=None,
+            hooks=[EvaluationHook(watchdog)],
+            start_delay_secs=0,
+            throttle_secs=_SECS_BETWEEN_EVALUATIONS,
+        ),
+    )
+
+
+def evaluate_and_export(job: Job) -> str:
+    """Evaluates and exports the last checkpoint; returns the metrics as text."""
+    os.environ.pop("TF_CONFIG", None)  # the others may have left
+    estimator = _make_estimator(job, None)
+    metrics = estimator.evaluate(
+        input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE)
+    )
+    folder = pathlib.Path(job.settings.output_dir)
+    estimator.export_saved_model(str(folder / "export" / _EXPORT), _receiver_fn(job))
+    values = {"examples": len(job.test.labels)} | metrics
+    text = "".join(f"{name} = {values[name]}\n" for name in sorted(values))
+    write_text(folder / _RESULTS, text)
+    return text
+
+
+def _make_estimator(job: Job, strategy):
+    """Makes the Estimator; its checkpoints are between two windows.
+
+    There the sums over the replicas are empty: another number of workers goes on as
+    exactly as the same one does.
+    """
+    steps = job.batches.gradient_accumulation_steps
+    return tf.estimator.Estimator(
+        make_model_fn(job.settings, job.batches),
+        config=tf.estimator.RunConfig(
+            model_dir=str(pathlib.Path(job.settings.output_dir).absolute()),
+            tf_random_seed=job.settings.seed,
+            save_checkpoints_steps=job.settings.save_checkpoints_updates * steps,
+            train_distribute=strategy,
+            experimental_max_worker_delay_secs=0,
+        ),
+    )
+
+
+def _receiver_fn(job: Job):
+    height, width = job.train.images.shape[1:]
+
+    def receiver_fn():
+        images = tf.compat.v1.placeholder(tf.uint8, [None, height, width], "image")
+        return tf.estimator.export.ServingInputReceiver(
+            {"image": images}, {"image": images}
+        )
+
+    return receiver_fn
+
+
+def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
+    """Returns (micro-steps, updates) of the last checkpoint."""
+    path = tf.train.latest_checkpoint(str(model_dir))
+    if path is None:
+        return 0, 0
+    reader = tf.train.load_checkpoint(path)
+    return int(reader.get_tensor("global_step")), int(reader.get_tensor("update_step"))
+
+
+def _log_plan(job: Job) -> None:
+    batches, updates = job.batches, job.settings.train_updates
+    replicas = batches.num_workers
+    if job.cluster.is_chief:
+        _logger.info(
+            "effective batch %d = %d examples x %d micro-steps x %d replica%s; "
+            "%s micro-steps = %s updates",
+            batches.effective_batch_size,
+            batches.largest_micro_batch,
+            batches.gradient_accumulation_steps,
+            replicas,
+            "" if replicas == 1 else "s",
+            f"{updates * batches.gradient_accumulation_steps:,}",
+            f"{updates:,}",
+        )

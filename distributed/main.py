@@ -1,0 +1,92 @@
+"""One task of a cluster that trains an image classifier; alone without a cluster.
+
+    python -m distributed.main --data_dir=mnist --output_dir=output
+
+`TF_CONFIG` says which task of which cluster it is, or Slurm does (`srun python -m
+distributed.main`). Each task is started with the same flags. Without --data_dir it
+trains on digits that it draws. Exit codes: 0; 2 for flags, data or a cluster that do
+not fit; 75 when other tasks were lost: start all of them again, and they go on from the
+last checkpoint. python -m distributed.launch_local does that on one machine.
+"""
+
+import logging
+import os
+import pathlib
+import sys
+import traceback
+import warnings
+
+if __name__ == "__main__":  # from any folder
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+from absl import flags
+
+from distributed import command_line
+from distributed.command_line import FLAGS, sentence
+from distributed.quiet import quiet_import
+
+with quiet_import():
+    import tensorflow as tf
+
+    from distributed import jobs
+    from distributed.cluster import read_cluster
+    from distributed.watchdog import EXIT_CODE, LostTaskError
+    from estimator_accum.compat import enable_estimator
+    from estimator_accum.nonfinite import what_was_not_finite
+
+
+def main(argv: list[str]) -> None:
+    """Checks everything first, then does this task's part."""
+    if command_line.asks_for_help(argv):
+        print(__doc__, command_line.help_text(), sep="\n")
+        return
+    try:
+        command_line.check_no_rest(FLAGS(argv)[1:])
+        _set_verbosity()
+        enable_estimator()
+        cluster = read_cluster(os.environ)
+        job = jobs.prepare(command_line.settings_from_flags(), cluster)
+    except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
+        _leave(sentence(error))
+    try:
+        results = jobs.execute(job)
+    except tf.errors.InvalidArgumentError as error:
+        received = what_was_not_finite(error)
+        if received is None:
+            raise
+        _leave(
+            f"Gradients must be finite. Received: {received}. "
+            "Use a lower --learning_rate, and another --output_dir."
+        )
+    except LostTaskError as error:
+        print(f"distributed: {sentence(error)}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
+    except Exception:  # noqa: BLE001, whatever it is
+        traceback.print_exc()
+        os._exit(1)  # for the same reason
+    if results:
+        print(results, end="")
+
+
+def _leave(text: str) -> None:
+    print(f"distributed: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _set_verbosity() -> None:
+    """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
+    logging.getLogger("tensorflow").setLevel(logging.INFO)
+    if FLAGS.verbosity < 0:
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("tensorflow.estimator_accum", "tensorflow.distributed"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,92 @@
+"""The `model_fn` of the image classifier: a small CNN, gradient descent, accumulation.
+
+Shapes: B = images of a micro-batch, H x W = pixels of an image.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from distributed.input_pipeline import NUM_CLASSES
+from distributed.settings import Batches, Settings
+from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
+
+
+def make_model_fn(settings: Settings, batches: Batches) -> Callable:
+    """Returns the model_fn for `tf.estimator.Estimator`.
+
+    Args:
+        settings: Of the run.
+        batches: Of the run.
+    """
+
+    def model_fn(features, labels, mode, config):
+        logits = _logits(features["image"], settings.seed)  # [B, 10]
+        predictions = {
+            "class": tf.argmax(logits, axis=-1),
+            "probabilities": tf.nn.softmax(logits),
+        }
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            return tf.estimator.EstimatorSpec(
+                mode,
+                predictions,
+                export_outputs={
+                    "serving_default": tf.estimator.export.PredictOutput(predictions)
+                },
+            )
+        loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        if mode == tf.estimator.ModeKeys.EVAL:
+            accuracy = tf.compat.v1.metrics.accuracy(labels, predictions["class"])
+            return tf.estimator.EstimatorSpec(
+                mode, loss=loss, eval_metric_ops={"accuracy": accuracy}
+            )
+        return _training(loss, labels, settings, batches, config)
+
+    return model_fn
+
+
+def _training(loss, labels, settings: Settings, batches: Batches, config):
+    # accumulation: was optimizer.minimize(loss, global_step)
+    train_op = make_accumulating_train_op(
+        loss,
+        tf.compat.v1.train.GradientDescentOptimizer(settings.learning_rate),
+        batches.gradient_accumulation_steps,
+        weight=tf.shape(labels)[0],  # examples: the shares may differ by one
+    )
+    hooks = make_accumulation_hooks(
+        # One file for all: the chief writes it.
+        metrics_dir=config.model_dir if config.is_chief else None,
+        weight_unit="examples",
+        total_updates=settings.train_updates,
+    )
+    return tf.estimator.EstimatorSpec(
+        tf.estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_hooks=hooks
+    )
+
+
+def _logits(images: tf.Tensor, seed: int) -> tf.Tensor:
+    """Makes the logits float32 [B, 10] of images uint8 [B, H, W]."""
+    hidden = tf.cast(images, tf.float32)[..., tf.newaxis] / 255  # [B, H, W, 1]
+    # elu and means: where relu's and the maximum's gradients jump, a rounding error
+    # moves the weights for good.
+    for number, channels in enumerate((8, 16)):
+        hidden = tf.keras.layers.Conv2D(
+            channels,
+            3,
+            activation="elu",
+            kernel_initializer=_initializer(seed + number),
+            name=f"convolution_{number}",
+        )(hidden)
+        hidden = tf.nn.avg_pool2d(hidden, 2, 2, "VALID")
+    hidden = tf.keras.layers.Flatten()(hidden)
+    hidden = tf.keras.layers.Dense(
+        64, "elu", kernel_initializer=_initializer(seed + 2), name="hidden"
+    )(hidden)  # [B, 64]
+    return tf.keras.layers.Dense(
+        NUM_CLASSES, kernel_initializer=_initializer(seed + 3), name="logits"
+    )(hidden)
+
+
+def _initializer(seed: int):
+    # A seed of its own: the first weights are the same in every graph.
+    return tf.keras.initializers.GlorotUniform(seed)

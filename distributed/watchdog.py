@@ -1,0 +1,129 @@
+"""Ends a task that makes no progress: TensorFlow's own wait for ever for a lost one.
+
+When a task of a cluster dies, the others neither fail nor go on, also after it has come
+back; all have to start again, from the last checkpoint. Whoever starts them (the
+launcher, Kubernetes, Slurm) can do so once every task has ended.
+"""
+
+import os
+import pathlib
+import sys
+import threading
+import time
+
+import tensorflow as tf
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
+_SECS_BETWEEN_LOOKS = 0.5
+
+
+class Watchdog:
+    """Ends this process unless `beat` is called again and again.
+
+    Args:
+        deadline_secs: From one beat to the next, > 0.
+        task: Of which the last words speak.
+        watched: A file whose growth counts as a beat: an evaluator's progress is that
+            of others.
+    """
+
+    def __init__(
+        self, deadline_secs: float, task: str, watched: pathlib.Path | None = None
+    ):
+        self._deadline_secs = deadline_secs
+        self._task = task
+        self._watched = watched
+        self._seen = None
+        self._is_stopped = threading.Event()
+        self.beat()
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self.beat()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def beat(self) -> None:
+        """Says that there is progress."""
+        self._last_beat = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends the watch: what follows needs no other task."""
+        self._is_stopped.set()
+
+    def _watch(self) -> None:
+        while not self._is_stopped.wait(_SECS_BETWEEN_LOOKS):
+            self._look_at_file()
+            if time.monotonic() - self._last_beat > self._deadline_secs:
+                print(
+                    f"distributed: {self._task} has made no progress for "
+                    f"{self._deadline_secs:g} seconds, and ends itself. All tasks have "
+                    "to be started again; they go on from the last checkpoint. Where a "
+                    "micro-step takes that long, use a larger --watchdog_secs.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
+
+    def _look_at_file(self) -> None:
+        if self._watched is None:
+            return
+        try:
+            seen = self._watched.stat().st_mtime_ns
+        except OSError:
+            return
+        if seen != self._seen:
+            self._seen = seen
+            self.beat()
+
+
+class LostTaskError(RuntimeError):
+    """Another task of the cluster has ended, and this one cannot go on."""
+
+
+class ProgressHook(tf.compat.v1.train.SessionRunHook):
+    """Beats at every micro-step that is further than any before.
+
+    A task may also lose another one without waiting: its session is then made anew,
+    again and again. That is refused, since all tasks have to start again.
+
+    Args:
+        watchdog: Gets the beats.
+        first_global_step: What the examples start at [micro-steps].
+    """
+
+    def __init__(self, watchdog: Watchdog, first_global_step: int):
+        self._watchdog = watchdog
+        self._furthest = self._first_global_step = first_global_step
+        self._has_session = False
+
+    def begin(self) -> None:
+        self._global_step = tf.compat.v1.train.get_global_step()
+
+    def after_create_session(self, session, coord) -> None:
+        global_step = session.run(self._global_step)
+        if self._has_session or global_step != self._first_global_step:
+            raise LostTaskError(
+                "Training must go on in one session, from the micro-step that the "
+                f"examples begin at. Received: micro-step {global_step} in a new "
+                "session, after another task was lost. Start all tasks again."
+            )
+        self._has_session = True
+        self._watchdog.beat()
+
+    def before_run(self, run_context):
+        return tf.compat.v1.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context, run_values) -> None:
+        if run_values.results > self._furthest:
+            self._furthest = run_values.results
+            self._watchdog.beat()
+
+
+class EvaluationHook(tf.compat.v1.train.SessionRunHook):
+    """Beats at every batch of an evaluation."""
+
+    def __init__(self, watchdog: Watchdog):
+        self._watchdog = watchdog
+
+    def after_run(self, run_context, run_values) -> None:
+        self._watchdog.beat()

@@ -1,0 +1,153 @@
+"""Trains the same effective batch in four ways, and compares weights and losses.
+
+    python scripts/four_runs.py --output_dir=four_runs
+
+1 worker x 200; 1 worker x 100, K=2; 2 workers x 100; 2 workers x 50, K=2: all of them
+200 examples an update, in the files' order, by gradient descent. It prints how far the
+weights are from those of the first, and draws the losses of all against updates and
+against examples. Exit codes: 0; 1 when a weight is further than 1e-5; that of a run
+that failed; 2 for flags that do not fit.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+if __name__ == "__main__":  # a clone that is not installed runs as well
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from scripts.plot_loss import plot_loss
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+_PLOT = "four_runs.png"
+_LARGEST_DIFFERENCE = 1e-5
+
+
+class Run(NamedTuple):
+    """One way to train on 200 examples an update.
+
+    Attributes:
+        workers: Tasks that train.
+        micro_batch_size: Of each [examples].
+        gradient_accumulation_steps: K [micro-steps per update].
+    """
+
+    workers: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+
+    @property
+    def label(self) -> str:
+        """Such as "2 workers x 50, K=2"."""
+        workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
+        return (
+            f"{workers} x {self.micro_batch_size}, K={self.gradient_accumulation_steps}"
+        )
+
+    @property
+    def folder(self) -> str:
+        """Its `--output_dir`, below that of all."""
+        return "_".join(map(str, self))
+
+
+RUNS = (Run(1, 200, 1), Run(1, 100, 2), Run(2, 100, 1), Run(2, 50, 2))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=pathlib.Path,
+        default=pathlib.Path("four_runs"),
+        metavar="DIR",
+        help="a new folder, or that of a comparison before (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data_dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="MNIST's files; generated digits if not given",
+    )
+    parser.add_argument(
+        "--train_updates",
+        type=int,
+        default=100,
+        metavar="N",
+        help="optimizer updates (default: %(default)s)",
+    )
+    flags = parser.parse_args(arguments)
+    try:
+        return exit_code_of(
+            lambda: compare(flags.output_dir, flags.data_dir, flags.train_updates)
+        )
+    except subprocess.CalledProcessError as error:  # it has said why
+        return error.returncode
+
+
+def compare(
+    output_dir: pathlib.Path, data_dir: pathlib.Path | None, train_updates: int
+) -> int:
+    """Trains the four, prints the differences, draws; returns the exit code.
+
+    A run that is there already goes on, or is left as it is.
+    """
+    weights = []
+    for run in RUNS:
+        print(f"==> {run.label}", file=sys.stderr, flush=True)
+        _train(run, output_dir / run.folder, data_dir, train_updates)
+        weights.append(_read_weights(output_dir / run.folder))
+    print(f"largest difference of any weight from {RUNS[0].label}, absolute:")
+    differences = [_difference(each, weights[0]) for each in weights[1:]]
+    for run, difference in zip(RUNS[1:], differences, strict=True):
+        print(f"  {run.label:<22} {difference:.1e}")
+    plot_loss(
+        [output_dir / run.folder for run in RUNS],
+        [run.label for run in RUNS],
+        output_dir / _PLOT,
+    )
+    return int(max(differences) > _LARGEST_DIFFERENCE)
+
+
+def _train(run: Run, folder: pathlib.Path, data_dir, train_updates: int) -> None:
+    module = "launch_local" if run.workers > 1 else "main"
+    command = [
+        sys.executable,
+        str(_REPOSITORY / "distributed" / f"{module}.py"),
+        f"--output_dir={folder}",
+        f"--micro_batch_size={run.micro_batch_size}",
+        f"--gradient_accumulation_steps={run.gradient_accumulation_steps}",
+        f"--train_updates={train_updates}",
+        "--noshuffle",
+    ]
+    if run.workers > 1:
+        command.append(f"--workers={run.workers}")
+    if data_dir:
+        command.append(f"--data_dir={data_dir}")
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    subprocess.run(command, check=True, env=environment)
+
+
+def _read_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    import tensorflow as tf  # slow, and not needed for --help
+
+    reader = tf.train.load_checkpoint(str(folder))
+    names = reader.get_variable_to_shape_map()
+    trained = [name for name in names if name.endswith(("/kernel", "/bias"))]
+    return {name: reader.get_tensor(name) for name in trained}
+
+
+def _difference(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
+    return max(float(np.abs(ours[name] - theirs[name]).max()) for name in theirs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The sizes of a run: what follows from what, and what is refused."""
+
+import dataclasses
+import re
+
+import pytest
+
+from distributed import settings as settings_module
+from distributed.settings import Batches, Settings, batches_of, check_settings
+
+_SETTINGS = Settings(
+    data_dir=None,
+    output_dir="output",
+    effective_batch_size=None,
+    micro_batch_size=None,
+    gradient_accumulation_steps=None,
+    train_updates=10,
+    learning_rate=0.1,
+    shuffle=False,
+    seed=0,
+    save_checkpoints_updates=5,
+    watchdog_secs=300,
+)
+
+
+def _with(**values) -> Settings:
+    return dataclasses.replace(_SETTINGS, **values)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_effective_batch_does_not_depend_on_the_workers(workers):
+    assert batches_of(_SETTINGS, workers) == Batches(200, 1, workers)
+    by_micro_batch = batches_of(_with(micro_batch_size=25), workers)
+    assert by_micro_batch == Batches(200, 8 // workers, workers)
+    by_steps = batches_of(_with(gradient_accumulation_steps=2), workers)
+    assert by_steps == Batches(200, 2, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_effective_batch_grows_with_the_workers_where_that_is_asked_for(workers):
+    asked = _with(micro_batch_size=50, gradient_accumulation_steps=2)
+    assert batches_of(asked, workers) == Batches(100 * workers, 2, workers)
+
+
+def test_original_runs_have_one_effective_batch():
+    runs = [(200, 1, 1), (100, 2, 1), (100, 1, 2), (50, 2, 2)]
+    for micro, steps, workers in runs:
+        batches = batches_of(
+            _with(micro_batch_size=micro, gradient_accumulation_steps=steps), workers
+        )
+        assert batches.effective_batch_size == 200
+        assert batches.largest_micro_batch == micro
+
+
+@pytest.mark.parametrize("size, steps, workers", [(200, 2, 3), (7, 3, 2), (6, 3, 2)])
+def test_shares_are_the_whole_once_and_differ_by_one_at_most(size, steps, workers):
+    batches = Batches(size, steps, workers)
+    shares = [batches.share(m, w) for m in range(steps) for w in range(workers)]
+    assert [place for share in shares for place in range(*share)] == list(range(size))
+    sizes = [behind - first for first, behind in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == batches.largest_micro_batch
+
+
+def test_micro_batch_is_the_largest_where_it_does_not_divide():
+    batches = batches_of(_with(micro_batch_size=30), 2)
+    assert batches == Batches(200, 4, 2)
+    assert batches.largest_micro_batch == 25
+
+
+def test_sizes_that_disagree_are_refused():
+    sizes = _with(
+        effective_batch_size=200, micro_batch_size=50, gradient_accumulation_steps=2
+    )
+    assert batches_of(sizes, 2).effective_batch_size == 200
+    with pytest.raises(ValueError, match=r"Received: 200, not 50 \* 2 \* 1 = 100\. "):
+        batches_of(sizes, 1)
+
+
+def test_less_than_an_example_for_each_is_refused():
+    sizes = _with(effective_batch_size=3, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match=r"Received: 3 for 2 micro-steps of 2 workers"):
+        batches_of(sizes, 2)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("effective_batch_size", 0),
+        ("micro_batch_size", 0),
+        ("gradient_accumulation_steps", -1),
+        ("train_updates", 0),
+        ("save_checkpoints_updates", 0),
+        ("watchdog_secs", 2**31),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("seed", -1),
+    ],
+)
+def test_values_out_of_range_are_refused(field, value):
+    check_settings(_SETTINGS)
+    sentence = rf"`--{field}` must be .*Received: {re.escape(str(value))}\. (See|Use)"
+    with pytest.raises(ValueError, match=sentence):
+        check_settings(_with(**{field: value}))
+
+
+def _remembered(folder) -> Settings:
+    settings = _with(output_dir=str(folder))
+    settings_module.remember_settings(settings, batches_of(settings, 2), "sum")
+    return settings
+
+
+def test_run_goes_on_with_other_shares_of_the_same_batch(tmp_path):
+    settings = _remembered(tmp_path)
+    more = dataclasses.replace(settings, gradient_accumulation_steps=4)
+    settings_module.check_output_dir(more, batches_of(more, 1), "sum")
+
+
+def test_run_does_not_go_on_with_what_decides_the_weights(tmp_path):
+    settings = _remembered(tmp_path)
+    batches = batches_of(settings, 2)
+    with pytest.raises(ValueError, match=r"whose run has other examples\. Use another"):
+        settings_module.check_output_dir(settings, batches, "other")
+    faster = dataclasses.replace(settings, learning_rate=0.2)
+    with pytest.raises(ValueError, match=r"has --learning_rate=0\.1, not 0\.2\. "):
+        settings_module.check_output_dir(faster, batches, "sum")
+    larger = dataclasses.replace(settings, effective_batch_size=100)
+    with pytest.raises(ValueError, match=r"has --effective_batch_size=200, not 100\. "):
+        settings_module.check_output_dir(larger, batches_of(larger, 2), "sum")
+
+
+def test_folder_of_another_program_is_refused(tmp_path):
+    (tmp_path / "model.ckpt-7.index").touch()
+    settings = _with(output_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"model\.ckpt-7\.index and no run_settings"):
+        settings_module.check_output_dir(settings, batches_of(settings, 1), "sum")
+    (tmp_path / "run_settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"must be what a run has written"):
+        settings_module.check_output_dir(settings, batches_of(settings, 1), "sum")
+    file = _with(output_dir=str(tmp_path / "run_settings.json"))
+    with pytest.raises(ValueError, match=r"must be a folder\. .*, a file\. "):
+        settings_module.check_output_dir(file, batches_of(file, 1), "sum")

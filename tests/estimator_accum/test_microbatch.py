@@ -1,0 +1,73 @@
+"""A batch in micro-batches gives the weights of the batch."""
+
+import pytest
+import tensorflow as tf
+from microbatch_runs import (
+    by_optimizer,
+    by_train_op,
+    difference,
+    embedding_layer,
+    input_fn_of,
+    make_model_fn,
+    plain,
+    train,
+    train_in_micro_batches,
+)
+
+v1 = tf.compat.v1
+# 20 batches, the last of which is short.
+_INPUT = input_fn_of(examples=19 * 64 + 37, batch_size=64)
+_TOLERANCE = {"sgd": 5e-7, "momentum": 5e-7, "adam": 1e-6}
+
+
+@pytest.mark.parametrize("make_train_op", [by_train_op, by_optimizer])
+@pytest.mark.parametrize("optimizer", _TOLERANCE)
+def test_one_micro_batch_is_bit_identical_to_the_plain_estimator(
+    make_train_op, optimizer, tmp_path
+):
+    theirs = train(make_model_fn(plain(optimizer)), tmp_path / "plain", _INPUT)
+    model_fn = make_model_fn(make_train_op(optimizer))
+    for micro_batches in (1, "auto"):
+        ours = train_in_micro_batches(
+            model_fn, tmp_path / str(micro_batches), _INPUT, micro_batches
+        )
+        assert difference(ours, theirs) == 0
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 8, 64])
+@pytest.mark.parametrize("optimizer", _TOLERANCE)
+def test_any_number_of_micro_batches_gives_the_batchs_weights(
+    optimizer, micro_batches, tmp_path
+):
+    theirs = train(make_model_fn(plain(optimizer)), tmp_path / "plain", _INPUT)
+    model_fn = make_model_fn(by_train_op(optimizer))
+    ours = train_in_micro_batches(model_fn, tmp_path / "ours", _INPUT, micro_batches)
+    assert theirs["global_step"] == 20
+    assert ours["update_step"] == ours["global_step"] == 20
+    assert difference(ours, theirs) <= _TOLERANCE[optimizer]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"),
+    [
+        ("adam", 0),
+        ("momentum", 0),
+        ("adagrad", 0),
+        ("ftrl", 0),
+        # The plain one adds a row's gradients to it one after the other.
+        ("sgd", 5e-6),
+    ],
+)
+def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
+    # Not to the end of the data: there the plain Adam decays its slots once more.
+    options = {"input_fn": _INPUT, "max_steps": 19}
+    theirs = train(
+        make_model_fn(plain(optimizer), embedding_layer), tmp_path / "plain", **options
+    )
+    model_fn = make_model_fn(by_train_op(optimizer), embedding_layer)
+    for micro_batches in (1, 8):
+        folder = tmp_path / str(micro_batches)
+        ours = train_in_micro_batches(
+            model_fn, folder, micro_batches=micro_batches, **options
+        )
+        assert difference(ours, theirs) <= max(tolerance, 1e-6 * (micro_batches > 1))

@@ -1,0 +1,242 @@
+"""What an Estimator does with a model_fn that trains in micro-batches."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from microbatch_runs import (
+    OPTIMIZERS,
+    by_train_op,
+    difference,
+    hidden_layer,
+    input_fn_of,
+    make_data,
+    make_model_fn,
+    output_layer,
+    plain,
+    train,
+    train_in_micro_batches,
+)
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_windows,
+    microbatch_model_fn,
+)
+
+v1 = tf.compat.v1
+
+
+_INPUT = input_fn_of(examples=5 * 16 + 7, batch_size=16)
+
+
+def _spec(mode, loss, train_op, **more):
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, **more)
+
+
+class _Fetch(v1.train.SessionRunHook):
+    """Notes what a collection's tensor is in every run of the train op."""
+
+    def __init__(self, collection):
+        self.values = []
+        self._collection = collection
+
+    def begin(self):
+        (self._tensor,) = v1.get_collection(self._collection)
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._tensor)
+
+    def after_run(self, run_context, run_values):
+        self.values.append(run_values.results)
+
+
+def test_two_train_ops_share_their_micro_batches(tmp_path):
+    def make(make_train_op):
+        def model_fn(features, labels, mode):
+            predicted = output_layer(hidden_layer(features["x"]))
+            loss = tf.reduce_mean(tf.square(predicted - labels))
+            first, second = v1.trainable_variables()
+            train_op = tf.group(
+                make_train_op(OPTIMIZERS["sgd"](), loss, [first], None),
+                make_train_op(
+                    OPTIMIZERS["adam"](), loss, [second], v1.train.get_global_step()
+                ),
+            )
+            return _spec(mode, loss, train_op)
+
+        return model_fn
+
+    def theirs(optimizer, loss, variables, step):
+        return optimizer.minimize(loss, step, variables)
+
+    def ours(optimizer, loss, variables, step):
+        return AccumulatingOptimizer(optimizer, 1).minimize(loss, step, variables)
+
+    expected = train(make(theirs), tmp_path / "plain", input_fn_of(16, 16))
+    for count, tolerance in ((1, 0), (4, 1e-6)):
+        values = train_in_micro_batches(
+            make(ours), tmp_path / str(count), input_fn_of(16, 16), count
+        )
+        assert difference(values, expected) <= tolerance
+
+
+def test_checkpoints_are_those_of_the_plain_estimator(tmp_path):
+    one = input_fn_of(16, 16)
+    theirs = {}
+    for _ in range(3):
+        theirs = train(make_model_fn(plain("adam")), tmp_path / "plain", one)
+    for i in range(3):  # plain, in micro-batches, plain
+        if i == 1:
+            model_fn = make_model_fn(by_train_op("adam"))
+            ours = train_in_micro_batches(model_fn, tmp_path / "mixed", one, 1)
+            assert ours.keys() - theirs.keys() == {"update_step"}
+            assert ours["update_step"] == 2
+        else:
+            ours = train(make_model_fn(plain("adam")), tmp_path / "mixed", one)
+    assert difference(ours, theirs) == 0
+
+
+def test_max_steps_ends_training_between_two_batches(tmp_path):
+    estimator = tf.estimator.Estimator(
+        microbatch_model_fn(make_model_fn(by_train_op("sgd")), 4), str(tmp_path)
+    )
+    losses = _Fetch(v1.GraphKeys.GLOBAL_STEP)
+    estimator.train(_INPUT, hooks=[losses], max_steps=3)
+    assert len(losses.values) == 3
+    assert estimator.get_variable_value("global_step") == 3
+
+
+def test_evaluation_and_prediction_are_the_model_fns_own(tmp_path):
+    model_fn = make_model_fn(by_train_op("sgd"))
+    estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4), str(tmp_path))
+    own = tf.estimator.Estimator(model_fn, str(tmp_path))
+    estimator.train(_INPUT)
+    evaluated = estimator.evaluate(_INPUT)
+    assert evaluated == own.evaluate(_INPUT)
+    assert len(list(estimator.predict(_INPUT))) == 5 * 16 + 7
+
+
+def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
+    def loss_of(x):
+        return tf.reduce_mean(output_layer(hidden_layer(x)))
+
+    def of_features(features):
+        loss = loss_of(features)
+        return _spec(tf.estimator.ModeKeys.TRAIN, loss, by_train_op("sgd")(loss))
+
+    def of_params(features, labels, mode, params):
+        assert params == {"rate": 0.5}
+        loss = loss_of(features["x"] - labels)
+        return _spec(mode, loss, by_train_op("sgd")(loss))
+
+    def without_labels():
+        return _INPUT().map(lambda features, labels: features["x"])
+
+    wrapped = microbatch_model_fn(of_features, 2)
+    tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(without_labels)
+    with pytest.raises(ValueError, match="model_fn .* params"):
+        tf.estimator.Estimator(wrapped, str(tmp_path / "a"), params={"rate": 0.5})
+    with pytest.raises(ValueError, match="model_fn does not take labels"):
+        tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(_INPUT)
+    wrapped = microbatch_model_fn(of_params, 2)
+    estimator = tf.estimator.Estimator(
+        wrapped, str(tmp_path / "b"), params={"rate": 0.5}
+    )
+    estimator.train(_INPUT)
+    assert estimator.get_variable_value("global_step") == 6
+
+
+@pytest.mark.parametrize("canned", ["DNNClassifier", "DNNLinearCombinedClassifier"])
+def test_canned_estimators_train_in_micro_batches(canned, tmp_path):
+    column = tf.feature_column.categorical_column_with_hash_bucket("word", 20)
+    numeric = tf.feature_column.numeric_column("x", [5])
+    embedded = tf.feature_column.embedding_column(
+        column, 3, initializer=v1.constant_initializer(0.1)
+    )
+
+    def input_fn():
+        x, y = make_data(39)
+        words = np.array([f"word {abs(int(n * 9)) % 11}" for n in y[:, 0]])
+        features = {"x": x, "word": words}
+        labels = (y[:, 0] > 0).astype(np.int64)
+        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+
+    def make(wrap, folder):
+        kind = getattr(v1.estimator, canned)
+        config = tf.estimator.RunConfig(tf_random_seed=3)
+        options = {"config": config, "model_dir": str(folder)}
+        if canned == "DNNClassifier":
+            return kind(
+                [4], [numeric, embedded], optimizer=wrap(OPTIMIZERS["sgd"]), **options
+            )
+        return kind(
+            linear_feature_columns=[column],
+            linear_optimizer=wrap(OPTIMIZERS["sgd"]),
+            dnn_feature_columns=[numeric],
+            dnn_hidden_units=[4],
+            dnn_optimizer=wrap(OPTIMIZERS["momentum"]),
+            **options,
+        )
+
+    def accumulating(optimizer):
+        return lambda: AccumulatingOptimizer(optimizer(), 1, reduction="sum")
+
+    theirs = make(lambda optimizer: optimizer, tmp_path / "plain")
+    theirs.train(input_fn)
+    for count, tolerance in ((1, 1e-7), (4, 1e-6)):
+        folder = tmp_path / str(count)
+        model_fn = make(accumulating, folder).model_fn
+        ours = tf.estimator.Estimator(
+            microbatch_model_fn(model_fn, count, reduction="sum"),
+            str(folder),
+            tf.estimator.RunConfig(tf_random_seed=3),
+        )
+        ours.train(input_fn)
+        names = theirs.get_variable_names()
+        assert set(ours.get_variable_names()) - set(names) == {
+            name for name in ours.get_variable_names() if "update_step" in name
+        }
+        for name in names:
+            np.testing.assert_allclose(
+                ours.get_variable_value(name),
+                theirs.get_variable_value(name),
+                atol=tolerance,
+                err_msg=name,
+            )
+
+
+def test_accumulators_are_in_no_collection(tmp_path):
+    class Collections(v1.train.SessionRunHook):
+        def begin(self):
+            (window,) = get_windows()
+            self.state = [variable.op.name for variable in window.state]
+            self.found = {
+                variable.op.name
+                for variable in v1.global_variables() + v1.local_variables()
+            }
+
+    seen = Collections()
+    model_fn = make_model_fn(by_train_op("sgd"))
+    train_in_micro_batches(model_fn, tmp_path, _INPUT, 4, hooks=[seen])
+    assert seen.state == ["update_step"]
+    assert seen.found == {"hidden", "output", "update_step", "global_step"}
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (ValueError, {"micro_batches": 0}, "`micro_batches` must be .* Received: 0"),
+        (TypeError, {"micro_batches": 2.0}, "or 'auto'. Received: 2.0. Use 1 for"),
+        (TypeError, {"micro_batches": "4"}, "or 'auto'. Received: '4'"),
+        (TypeError, {"micro_batches": True}, "`micro_batches` .* Received: True"),
+        (TypeError, {"micro_batches": None}, "`micro_batches` .* Received: None"),
+        (ValueError, {"initial_micro_batches": 0}, "`initial_micro_batches` .*: 0"),
+        (TypeError, {"initial_micro_batches": "auto"}, "an integer >= 1. Received: '"),
+        (ValueError, {"max_micro_batches": -1}, "`max_micro_batches` .* or None.*: -1"),
+        (ValueError, {"grow_after": 0}, "`grow_after` must be an integer >= 1 or None"),
+        (ValueError, {"reduction": "max"}, "`reduction` must be .* Received: 'max'"),
+    ],
+)
+def test_wrong_arguments_are_named(error, arguments, message):
+    with pytest.raises(error, match=message):
+        microbatch_model_fn(make_model_fn(by_train_op("sgd")), **arguments)

@@ -1,0 +1,39 @@
+"""The comparison of the four runs, with two of them, for a few updates."""
+
+import pytest
+
+from scripts import four_runs
+
+
+def test_all_four_have_one_effective_batch():
+    sizes = {
+        run.workers * run.micro_batch_size * run.gradient_accumulation_steps
+        for run in four_runs.RUNS
+    }
+    assert sizes == {200}
+    assert four_runs.RUNS[3].label == "2 workers x 50, K=2"
+    assert len({run.folder for run in four_runs.RUNS}) == 4
+
+
+@pytest.mark.slow
+def test_runs_are_compared_and_drawn(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(four_runs, "RUNS", four_runs.RUNS[:2])
+    flags = [f"--output_dir={tmp_path / 'runs'}", "--train_updates=2"]
+    assert four_runs.main(flags) == 0
+    output = capsys.readouterr().out
+    assert "largest difference of any weight from 1 worker x 200, K=1" in output
+    assert (tmp_path / "runs" / "four_runs.png").stat().st_size > 10_000
+    # Both are there now; a weight further apart than is allowed:
+    monkeypatch.setattr(four_runs, "_LARGEST_DIFFERENCE", -1.0)
+    assert four_runs.main(flags) == 1
+
+
+def test_run_that_fails_gives_its_exit_code(tmp_path):
+    flags = [f"--output_dir={tmp_path / 'runs'}", "--train_updates=0"]
+    assert four_runs.main(flags) == 2
+
+
+def test_unknown_flag_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        four_runs.main(["--updates=3"])
+    assert "Try --help" in capsys.readouterr().err
