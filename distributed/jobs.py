@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from distributed import input_pipeline
-from distributed.cluster import Cluster, enter
 from distributed.input_pipeline import Examples
 from distributed.model_fn import make_model_fn
 from distributed.settings import (
@@ -20,7 +19,8 @@ from distributed.settings import (
     remember_settings,
     write_text,
 )
-from distributed.watchdog import EvaluationHook, ProgressHook, Watchdog
+from estimator_accum.cluster import Cluster, enter
+from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.distributed")
 

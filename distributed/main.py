@@ -29,10 +29,10 @@ with quiet_import():
     import tensorflow as tf
 
     from distributed import jobs
-    from distributed.cluster import read_cluster
-    from distributed.watchdog import EXIT_CODE, LostTaskError
+    from estimator_accum.cluster import read_cluster
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.watchdog import EXIT_CODE, LostTaskError
 
 
 def main(argv: list[str]) -> None:

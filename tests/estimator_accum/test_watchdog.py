@@ -5,13 +5,12 @@ import sys
 
 import pytest
 import tensorflow as tf
-from local_cluster import ROOT, environment
 
-from distributed.watchdog import EXIT_CODE, LostTaskError, ProgressHook, Watchdog
+from estimator_accum.watchdog import EXIT_CODE, LostTaskError, ProgressHook, Watchdog
 
 _WAITER = """
 import pathlib, sys, time
-from distributed.watchdog import Watchdog
+from estimator_accum.watchdog import Watchdog
 watched = pathlib.Path(sys.argv[1])
 watchdog = Watchdog(3, "worker 1", watched)
 watchdog.start()
@@ -24,8 +23,6 @@ time.sleep(60)
 def _waiter(then: str, watched) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", _WAITER.format(then=then), str(watched)],
-        cwd=ROOT,
-        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

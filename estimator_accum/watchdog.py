@@ -5,13 +5,15 @@ back; all have to start again, from the last checkpoint. Whoever starts them (th
 launcher, Kubernetes, Slurm) can do so once every task has ended.
 """
 
+import logging
 import os
 import pathlib
-import sys
 import threading
 import time
 
 import tensorflow as tf
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
 _SECS_BETWEEN_LOOKS = 0.5
@@ -54,13 +56,13 @@ class Watchdog:
         while not self._is_stopped.wait(_SECS_BETWEEN_LOOKS):
             self._look_at_file()
             if time.monotonic() - self._last_beat > self._deadline_secs:
-                print(
-                    f"distributed: {self._task} has made no progress for "
-                    f"{self._deadline_secs:g} seconds, and ends itself. All tasks have "
-                    "to be started again; they go on from the last checkpoint. Where a "
-                    "micro-step takes that long, use a larger --watchdog_secs.",
-                    file=sys.stderr,
-                    flush=True,
+                _logger.error(
+                    "%s has made no progress for %g seconds, and ends itself. All "
+                    "tasks have to be started again; they go on from the last "
+                    "checkpoint. Where a micro-step takes that long, use a larger "
+                    "--watchdog_secs.",
+                    self._task,
+                    self._deadline_secs,
                 )
                 os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
 
