@@ -53,7 +53,9 @@ class _Fetch(v1.train.SessionRunHook):
 def test_two_train_ops_share_their_micro_batches(tmp_path):
     def make(make_train_op):
         def model_fn(features, labels, mode):
-            predicted = output_layer(hidden_layer(features["x"]))
+            # One update would change a reference variable under the other's gradient.
+            with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
+                predicted = output_layer(hidden_layer(features["x"]))
             loss = tf.reduce_mean(tf.square(predicted - labels))
             first, second = v1.trainable_variables()
             train_op = tf.group(
