@@ -63,6 +63,12 @@ _integer(
     "Seconds without a micro-step after which a task ends itself, with exit code 75. "
     "Tasks that have lost another one would wait for ever.",
 )
+_bool(
+    "log_examples",
+    False,
+    "Whether each worker appends the numbers of the examples that a micro-step uses to "
+    "the file examples-<rank>.log in --output_dir.",
+)
 _integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
 
 

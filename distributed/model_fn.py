@@ -3,6 +3,7 @@
 Shapes: B = images of a micro-batch, H x W = pixels of an image.
 """
 
+import os
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -40,6 +41,8 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
             return tf.estimator.EstimatorSpec(
                 mode, loss=loss, eval_metric_ops={"accuracy": accuracy}
             )
+        if settings.log_examples:
+            loss = _logged(loss, features["number"], config)
         return _training(loss, labels, settings, batches, config)
 
     return model_fn
@@ -62,6 +65,26 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
     return tf.estimator.EstimatorSpec(
         tf.estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_hooks=hooks
     )
+
+
+def _logged(loss: tf.Tensor, numbers: tf.Tensor, config) -> tf.Tensor:
+    """Returns the loss, once a line of the log has micro-step and examples.
+
+    A line stands there before anything is accumulated. A micro-step that is repeated
+    after a restart has more than one, of which the last counts.
+
+    Args:
+        loss: Scalar.
+        numbers: Of the examples, int64 [B].
+        config: The Estimator's.
+    """
+    path = os.path.join(config.model_dir, f"examples-{config.global_id_in_cluster}.log")
+    micro_step = tf.compat.v1.train.get_global_step().read_value() + 1
+    line = tf.strings.reduce_join(
+        tf.strings.as_string(tf.concat([[micro_step], numbers], 0)), separator=" "
+    )
+    with tf.control_dependencies([tf.print(line, output_stream=f"file://{path}")]):
+        return tf.identity(loss)
 
 
 def _logits(images: tf.Tensor, seed: int) -> tf.Tensor:

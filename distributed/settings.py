@@ -32,6 +32,7 @@ class Settings:
     seed: int
     save_checkpoints_updates: int
     watchdog_secs: int
+    log_examples: bool
 
 
 @dataclasses.dataclass(frozen=True)

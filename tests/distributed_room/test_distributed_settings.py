@@ -20,6 +20,7 @@ _SETTINGS = Settings(
     seed=0,
     save_checkpoints_updates=5,
     watchdog_secs=300,
+    log_examples=False,
 )
 
 
