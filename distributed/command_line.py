@@ -50,6 +50,7 @@ flags.DEFINE_alias(
 ## Training
 _integer("train_updates", 200, "Optimizer updates.")
 _float("learning_rate", 0.1, "Of gradient descent.")
+_integer("hidden_units", 64, "Of the layer that holds most of the parameters.")
 _bool("shuffle", True, "Whether each epoch has an order of its own, not the files'.")
 _integer("seed", 0, "Of the order of the examples and of the first weights.")
 _integer(

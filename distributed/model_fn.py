@@ -22,7 +22,7 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
     """
 
     def model_fn(features, labels, mode, config):
-        logits = _logits(features["image"], settings.seed)  # [B, 10]
+        logits = _logits(features["image"], settings)  # [B, 10]
         predictions = {
             "class": tf.argmax(logits, axis=-1),
             "probabilities": tf.nn.softmax(logits),
@@ -87,8 +87,9 @@ def _logged(loss: tf.Tensor, numbers: tf.Tensor, config) -> tf.Tensor:
         return tf.identity(loss)
 
 
-def _logits(images: tf.Tensor, seed: int) -> tf.Tensor:
+def _logits(images: tf.Tensor, settings: Settings) -> tf.Tensor:
     """Makes the logits float32 [B, 10] of images uint8 [B, H, W]."""
+    seed = settings.seed
     hidden = tf.cast(images, tf.float32)[..., tf.newaxis] / 255  # [B, H, W, 1]
     # elu and means: where relu's and the maximum's gradients jump, a rounding error
     # moves the weights for good.
@@ -103,8 +104,11 @@ def _logits(images: tf.Tensor, seed: int) -> tf.Tensor:
         hidden = tf.nn.avg_pool2d(hidden, 2, 2, "VALID")
     hidden = tf.keras.layers.Flatten()(hidden)
     hidden = tf.keras.layers.Dense(
-        64, "elu", kernel_initializer=_initializer(seed + 2), name="hidden"
-    )(hidden)  # [B, 64]
+        settings.hidden_units,
+        "elu",
+        kernel_initializer=_initializer(seed + 2),
+        name="hidden",
+    )(hidden)  # [B, hidden_units]
     return tf.keras.layers.Dense(
         NUM_CLASSES, kernel_initializer=_initializer(seed + 3), name="logits"
     )(hidden)
