@@ -25,6 +25,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from distributed.progress import last_update
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _EFFECTIVE_BATCH = 200
@@ -144,7 +145,7 @@ def _kill(launcher, folder: pathlib.Path, update: int, random_) -> str:
     """Kills a task some time after that update; returns the task's name."""
     pause_secs = random_.uniform(0, _LONGEST_PAUSE_SECS)
     end = time.monotonic() + _DEADLINE_SECS
-    while _furthest_update(folder) < update:
+    while last_update(folder) < update:
         if launcher.poll() is not None or time.monotonic() > end:
             raise ValueError(
                 f"{folder} must be a run that gets to update {update}. Received: one "
@@ -165,20 +166,9 @@ def _kill(launcher, folder: pathlib.Path, update: int, random_) -> str:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:  # the launcher was quicker
                 continue
-            print(
-                f"killed {tasks[pid]} at update {_furthest_update(folder)}", flush=True
-            )
+            print(f"killed {tasks[pid]} at update {last_update(folder)}", flush=True)
             return tasks[pid]
         time.sleep(_SECS_BETWEEN_LOOKS)
-
-
-def _furthest_update(folder: pathlib.Path) -> int:
-    """Returns the last one that the chief has reported."""
-    try:
-        rows = (folder / "train_metrics.csv").read_text().split("\n")[1:-1]
-    except FileNotFoundError:
-        return 0
-    return int(rows[-1].partition(",")[0]) if rows else 0
 
 
 def _tasks(folder: pathlib.Path) -> dict[int, str]:
