@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
@@ -30,7 +31,8 @@ from distributed.progress import last_update
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _EFFECTIVE_BATCH = 200
 _STEPS = 2  # micro-steps per update
-_LONGEST_PAUSE_SECS = 4.0  # behind the update at which a kill is due
+_LONGEST_PAUSE_SECS = 3.0  # behind the update at which a kill is due
+_SHARE_WHILE_STARTING = 0.3  # of the kills: they do not wait until training goes on
 _DEADLINE_SECS = 600  # without a new update
 _SECS_BETWEEN_LOOKS = 0.02
 
@@ -56,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, default, what in (
         ("kills", 20, "how many"),
         ("workers", 2, "tasks that train"),
-        ("train_updates", 1500, "optimizer updates"),
+        ("train_updates", 3000, "optimizer updates"),
         ("save_checkpoints_updates", 20, "updates between checkpoints"),
         ("seed", 0, "of the moments and the tasks"),
     ):
@@ -144,30 +146,32 @@ def _train(flags, folder: pathlib.Path, moments, random_=None) -> list[str]:
 def _kill(launcher, folder: pathlib.Path, update: int, random_) -> str:
     """Kills a task some time after that update; returns the task's name."""
     pause_secs = random_.uniform(0, _LONGEST_PAUSE_SECS)
-    end = time.monotonic() + _DEADLINE_SECS
-    while last_update(folder) < update:
-        if launcher.poll() is not None or time.monotonic() > end:
-            raise ValueError(
-                f"{folder} must be a run that gets to update {update}. Received: one "
-                f"that does not. See {folder / 'log'}."
-            )
-        time.sleep(_SECS_BETWEEN_LOOKS)
+    if random_.random() > _SHARE_WHILE_STARTING:
+        before = last_update(folder)
+        _wait(launcher, folder, lambda: last_update(folder) != before)
+    _wait(launcher, folder, lambda: last_update(folder) >= update)
     time.sleep(pause_secs)
     while True:
+        _wait(launcher, folder, lambda: _tasks(folder))
         tasks = _tasks(folder)
-        if launcher.poll() is not None:
+        pid = random_.choice(sorted(tasks, key=tasks.get))
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # the launcher was quicker
+            continue
+        print(f"killed {tasks[pid]} after update {last_update(folder)}", flush=True)
+        return tasks[pid]
+
+
+def _wait(launcher, folder: pathlib.Path, condition) -> None:
+    end = time.monotonic() + _DEADLINE_SECS
+    while not condition():
+        if launcher.poll() is not None or time.monotonic() > end:
             raise ValueError(
                 "`--train_updates` must leave time for all kills. Received: a run that "
-                f"was over before the kill at update {update}. Use more updates."
+                f"ended, or hung, after update {last_update(folder)} before the last "
+                f"one. See {folder / 'log'}, or use more updates."
             )
-        if len(tasks):
-            pid = random_.choice(sorted(tasks, key=tasks.get))
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # the launcher was quicker
-                continue
-            print(f"killed {tasks[pid]} at update {last_update(folder)}", flush=True)
-            return tasks[pid]
         time.sleep(_SECS_BETWEEN_LOOKS)
 
 
