@@ -50,6 +50,7 @@ flags.DEFINE_alias(
 ## Training
 _integer("train_updates", 200, "Optimizer updates.")
 _float("learning_rate", 0.1, "Of gradient descent.")
+_integer("hidden_units", 64, "Of the layer that holds most of the parameters.")
 _bool("shuffle", True, "Whether each epoch has an order of its own, not the files'.")
 _integer("seed", 0, "Of the order of the examples and of the first weights.")
 _integer(
@@ -62,6 +63,12 @@ _integer(
     300,
     "Seconds without a micro-step after which a task ends itself, with exit code 75. "
     "Tasks that have lost another one would wait for ever.",
+)
+_bool(
+    "log_examples",
+    False,
+    "Whether each worker appends the numbers of the examples that a micro-step uses to "
+    "the file examples-<rank>.log in --output_dir.",
 )
 _integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
 

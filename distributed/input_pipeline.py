@@ -208,7 +208,8 @@ def train_input_fn(
                 numbers = places(
                     begin + first, begin + behind, len(examples.labels), shuffle, seed
                 )
-                yield {"image": examples.images[numbers]}, examples.labels[numbers]
+                features = {"image": examples.images[numbers], "number": numbers}
+                yield features, examples.labels[numbers]
 
     return lambda: _dataset(micro_batches, examples)
 
@@ -219,7 +220,9 @@ def eval_input_fn(examples: Examples, batch_size: int) -> InputFn:
     def batches() -> Iterator[tuple]:
         for first in range(0, len(examples.labels), batch_size):
             part = slice(first, first + batch_size)
-            yield {"image": examples.images[part]}, examples.labels[part]
+            numbers = np.arange(len(examples.labels))[part]
+            features = {"image": examples.images[part], "number": numbers}
+            yield features, examples.labels[part]
 
     return lambda: _dataset(batches, examples)
 
@@ -229,7 +232,10 @@ def _dataset(micro_batches: Callable, examples: Examples) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_generator(
         micro_batches,
         output_signature=(
-            {"image": tf.TensorSpec([None, height, width], tf.uint8)},
+            {
+                "image": tf.TensorSpec([None, height, width], tf.uint8),
+                "number": tf.TensorSpec([None], tf.int64),  # among all examples
+            },
             tf.TensorSpec([None], tf.int32),
         ),
     )

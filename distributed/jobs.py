@@ -10,6 +10,7 @@ import tensorflow as tf
 from distributed import input_pipeline
 from distributed.input_pipeline import Examples
 from distributed.model_fn import make_model_fn
+from distributed.progress import METRICS
 from distributed.settings import (
     Batches,
     Settings,
@@ -27,7 +28,6 @@ _logger = logging.getLogger("tensorflow.distributed")
 _EVAL_BATCH_SIZE = 500
 _SECS_BETWEEN_EVALUATIONS = 5
 _EXPORT = "final"  # the folder in export/
-_METRICS = "train_metrics.csv"
 _RESULTS = "eval_results.txt"
 
 
@@ -71,7 +71,7 @@ def execute(job: Job) -> str | None:
     settings, cluster = job.settings, job.cluster
     if cluster.is_chief:
         remember_settings(settings, job.batches, job.checksum)
-    metrics_file = pathlib.Path(settings.output_dir) / _METRICS
+    metrics_file = pathlib.Path(settings.output_dir) / METRICS
     watchdog = Watchdog(
         settings.watchdog_secs,
         cluster.name,

@@ -30,6 +30,7 @@ from absl import flags
 
 from distributed import command_line
 from distributed.command_line import sentence
+from distributed.progress import METRICS, last_update
 from distributed.settings import Settings, batches_of, check_settings
 
 FLAGS = flags.FlagValues()
@@ -121,10 +122,10 @@ def _say(line: str, speaker: str = "launcher") -> None:
 
 
 class _Progress:
-    """Updates done, as the chief's `train_metrics.csv` says; one bar for all tasks."""
+    """Updates done; one bar for all tasks."""
 
     def __init__(self, settings: Settings):
-        self._path = pathlib.Path(settings.output_dir) / "train_metrics.csv"
+        self._path = pathlib.Path(settings.output_dir) / METRICS
         self._total = settings.train_updates
         self._size = None
         self.updates = 0
@@ -146,16 +147,12 @@ class _Progress:
             size = self._path.stat().st_size
             if size == self._size:
                 return
-            with self._path.open("rb") as file:
-                file.seek(max(0, size - 1000))
-                rows = file.read().decode().split("\n")[1:-1]
         except FileNotFoundError:
             return
         self._size, self._since = size, time.monotonic()
-        if rows and rows[-1][:1].isdigit():
-            self.updates = int(rows[-1].partition(",")[0])
-            self.bar.n = self.updates
-            self.bar.refresh()
+        self.updates = last_update(self._path.parent)
+        self.bar.n = self.updates
+        self.bar.refresh()
 
     def has_stopped(self, secs: float) -> bool:
         """Whether nothing has gone on for that long, though updates are left."""

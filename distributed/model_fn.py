@@ -3,6 +3,7 @@
 Shapes: B = images of a micro-batch, H x W = pixels of an image.
 """
 
+import os
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -21,7 +22,7 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
     """
 
     def model_fn(features, labels, mode, config):
-        logits = _logits(features["image"], settings.seed)  # [B, 10]
+        logits = _logits(features["image"], settings)  # [B, 10]
         predictions = {
             "class": tf.argmax(logits, axis=-1),
             "probabilities": tf.nn.softmax(logits),
@@ -40,6 +41,8 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
             return tf.estimator.EstimatorSpec(
                 mode, loss=loss, eval_metric_ops={"accuracy": accuracy}
             )
+        if settings.log_examples:
+            loss = _logged(loss, features["number"], config)
         return _training(loss, labels, settings, batches, config)
 
     return model_fn
@@ -64,8 +67,29 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
     )
 
 
-def _logits(images: tf.Tensor, seed: int) -> tf.Tensor:
+def _logged(loss: tf.Tensor, numbers: tf.Tensor, config) -> tf.Tensor:
+    """Returns the loss, once a line of the log has micro-step and examples.
+
+    A line stands there before anything is accumulated. A micro-step that is repeated
+    after a restart has more than one, of which the last counts.
+
+    Args:
+        loss: Scalar.
+        numbers: Of the examples, int64 [B].
+        config: The Estimator's.
+    """
+    path = os.path.join(config.model_dir, f"examples-{config.global_id_in_cluster}.log")
+    micro_step = tf.compat.v1.train.get_global_step().read_value() + 1
+    line = tf.strings.reduce_join(
+        tf.strings.as_string(tf.concat([[micro_step], numbers], 0)), separator=" "
+    )
+    with tf.control_dependencies([tf.print(line, output_stream=f"file://{path}")]):
+        return tf.identity(loss)
+
+
+def _logits(images: tf.Tensor, settings: Settings) -> tf.Tensor:
     """Makes the logits float32 [B, 10] of images uint8 [B, H, W]."""
+    seed = settings.seed
     hidden = tf.cast(images, tf.float32)[..., tf.newaxis] / 255  # [B, H, W, 1]
     # elu and means: where relu's and the maximum's gradients jump, a rounding error
     # moves the weights for good.
@@ -80,8 +104,11 @@ def _logits(images: tf.Tensor, seed: int) -> tf.Tensor:
         hidden = tf.nn.avg_pool2d(hidden, 2, 2, "VALID")
     hidden = tf.keras.layers.Flatten()(hidden)
     hidden = tf.keras.layers.Dense(
-        64, "elu", kernel_initializer=_initializer(seed + 2), name="hidden"
-    )(hidden)  # [B, 64]
+        settings.hidden_units,
+        "elu",
+        kernel_initializer=_initializer(seed + 2),
+        name="hidden",
+    )(hidden)  # [B, hidden_units]
     return tf.keras.layers.Dense(
         NUM_CLASSES, kernel_initializer=_initializer(seed + 3), name="logits"
     )(hidden)

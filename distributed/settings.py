@@ -28,10 +28,12 @@ class Settings:
     gradient_accumulation_steps: int | None
     train_updates: int
     learning_rate: float
+    hidden_units: int
     shuffle: bool
     seed: int
     save_checkpoints_updates: int
     watchdog_secs: int
+    log_examples: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,7 @@ def check_settings(settings: Settings) -> None:
         "micro_batch_size",
         "gradient_accumulation_steps",
         "train_updates",
+        "hidden_units",
         "save_checkpoints_updates",
         "watchdog_secs",
     ):
@@ -216,6 +219,7 @@ def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
         "effective_batch_size": batches.effective_batch_size,
         "train_updates": settings.train_updates,
         "learning_rate": settings.learning_rate,
+        "hidden_units": settings.hidden_units,
         "shuffle": settings.shuffle,
         "seed": settings.seed,
         _CHECKSUM: checksum,

@@ -233,7 +233,29 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
     # all_reduce looks for the variables that other replicas' tensors depend on, as far as
     # gradients would flow, and does not know those replicas' names of them.
     tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
+    if are_cpus_of_one_process(context.strategy):
+        return context.merge_call(_sum_on_one_device, args=(tensors,))
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+
+
+def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:
+    """Whether several replicas train on CPUs of this process, and no others do.
+
+    TensorFlow's collectives, the default of a MirroredStrategy that was made eagerly,
+    wait there for ever in a Session that has fewer CPUs than the strategy has replicas,
+    and a Session has one unless it is told.
+    """
+    devices = strategy.extended.worker_devices
+    is_one_process = len(devices) == strategy.num_replicas_in_sync > 1
+    return is_one_process and all("CPU" in device.upper() for device in devices)
+
+
+def _sum_on_one_device(strategy, tensors: list[Gradient]) -> list[Gradient]:
+    """Cross-replica: sums each tensor without a collective."""
+    del strategy
+    return tf.distribute.ReductionToOneDevice().batch_reduce(
+        tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors]
+    )
 
 
 def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:

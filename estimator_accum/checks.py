@@ -6,7 +6,7 @@ import numbers
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import Gradient
+from estimator_accum.accumulators import Gradient, are_cpus_of_one_process
 from estimator_accum.batch_window import current_batch
 from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
 from estimator_accum.nonfinite import check_on_nonfinite
@@ -202,7 +202,10 @@ def check_replica_context(optimizer) -> None:
             "An accumulating train op must be made in replica context. Received: "
             "cross-replica context. Call it inside a model_fn or inside strategy.run."
         )
-    if not tf.distribute.has_strategy() or is_loss_scaling(optimizer):
+    if not tf.distribute.has_strategy():
+        return
+    if is_loss_scaling(optimizer):
+        _check_no_collectives(tf.distribute.get_strategy())
         return
     parameters = inspect.signature(optimizer.apply_gradients).parameters
     if "skip_gradients_aggregation" not in parameters:
@@ -211,6 +214,18 @@ def check_replica_context(optimizer) -> None:
             "`skip_gradients_aggregation`, so that gradients are reduced once. "
             f"Received: {type(optimizer).__name__}, which overrides it without. "
             "Implement _resource_apply_dense and _resource_apply_sparse instead."
+        )
+
+
+def _check_no_collectives(strategy) -> None:
+    """Raises where a loss-scaling optimizer, which reduces by itself, may hang."""
+    reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
+    if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
+        raise ValueError(
+            "On several CPUs of one process a loss-scaling optimizer must not reduce "
+            "by collectives, which wait for ever in a Session with one CPU device. "
+            f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
+            "cross_device_ops=tf.distribute.ReductionToOneDevice()."
         )
 
 

@@ -131,8 +131,9 @@ def _labels(dataset, count) -> list[list[int]]:
         features, labels = iterator.get_next()
         result = []
         for _ in range(count):
-            shown, images = session.run([labels, features["image"]])
-            assert images[:, 0, 0].tolist() == shown.tolist()
+            shown, read = session.run([labels, features])
+            for part in (read["image"][:, 0, 0], read["number"]):
+                assert part.tolist() == shown.tolist()
             result.append(shown.tolist())
         return result
 

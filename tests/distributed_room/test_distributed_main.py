@@ -97,13 +97,20 @@ def test_run_goes_on_with_other_micro_batches(tmp_path):
     flags = ["--train_updates=6", "--save_checkpoints_updates=3", "--noshuffle"]
     code, _ = run("main", f"--output_dir={tmp_path / 'whole'}", *flags)
     assert code == 0
+    assert not list((tmp_path / "whole").glob("*.log"))
     cut = tmp_path / "cut"
+    flags.append("--log_examples")
     code, _ = run("main", f"--output_dir={cut}", *flags, "--micro_batch_size=50")
     assert code == 0
     # As if it had been killed after update 3.
     (cut / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-12"\n')
     code, output = run("main", f"--output_dir={cut}", *flags, "--micro_batch_size=100")
     assert code == 0 and "going on after update 3" in output
+    # What each micro-step has used; those from 13 on are there twice.
+    lines = (cut / "examples-0.log").read_text().splitlines()
+    assert [int(line.split()[0]) for line in lines] == [*range(1, 25), *range(13, 19)]
+    numbers = [int(n) for line in lines[:12] + lines[24:] for n in line.split()[1:]]
+    assert numbers == list(range(6 * 200))
     ours, theirs = values(cut), values(tmp_path / "whole")
     assert (ours["global_step"], ours["update_step"]) == (12 + 3 * 2, 6)
     np.testing.assert_allclose(

@@ -16,10 +16,12 @@ _SETTINGS = Settings(
     gradient_accumulation_steps=None,
     train_updates=10,
     learning_rate=0.1,
+    hidden_units=64,
     shuffle=False,
     seed=0,
     save_checkpoints_updates=5,
     watchdog_secs=300,
+    log_examples=False,
 )
 
 
@@ -92,6 +94,7 @@ def test_less_than_an_example_for_each_is_refused():
         ("train_updates", 0),
         ("save_checkpoints_updates", 0),
         ("watchdog_secs", 2**31),
+        ("hidden_units", 0),
         ("learning_rate", 0.0),
         ("learning_rate", float("nan")),
         ("seed", -1),
@@ -124,6 +127,9 @@ def test_run_does_not_go_on_with_what_decides_the_weights(tmp_path):
     faster = dataclasses.replace(settings, learning_rate=0.2)
     with pytest.raises(ValueError, match=r"has --learning_rate=0\.1, not 0\.2\. "):
         settings_module.check_output_dir(faster, batches, "sum")
+    wider = dataclasses.replace(settings, hidden_units=65)
+    with pytest.raises(ValueError, match=r"has --hidden_units=64, not 65\. "):
+        settings_module.check_output_dir(wider, batches, "sum")
     larger = dataclasses.replace(settings, effective_batch_size=100)
     with pytest.raises(ValueError, match=r"has --effective_batch_size=200, not 100\. "):
         settings_module.check_output_dir(larger, batches_of(larger, 2), "sum")

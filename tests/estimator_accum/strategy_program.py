@@ -1,9 +1,12 @@
 """Trains a small model under a strategy and prints its variables as JSON.
 
-    python strategy_program.py none|mirrored|multi_worker BATCH K MICRO_STEPS FOLDER
-        [FITS ...] [save_summary_steps=N]
+    python strategy_program.py none|mirrored|collectives|multi_worker BATCH K MICRO_STEPS
+        FOLDER [FITS ...] [no_hooks] [loss_scaling] [one_device] [two_devices]
+        [save_summary_steps=N]
 
-One process of a TF_CONFIG cluster under multi_worker. BATCH is that of one replica.
+One process of a TF_CONFIG cluster under multi_worker. collectives is a MirroredStrategy
+that is made eagerly, with collectives for its default; one_device passes it
+ReductionToOneDevice, two_devices tells the Session. BATCH is that of one replica.
 With FITS, batches are trained in micro-batches, as many as it takes where so many
 examples fit in memory; one number for each task.
 """
@@ -40,8 +43,10 @@ def model_fn(features, labels, mode, params):
     loss = tf.reduce_mean(tf.square(predicted - labels))
     rate = 0.05 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
     optimizer = v1.train.MomentumOptimizer(rate, 0.9)
+    if params["has_loss_scaling"]:
+        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, 4.0)
     train_op = make_accumulating_train_op(loss, optimizer, params["K"], clip_norm=1.0)
-    hooks = make_accumulation_hooks("apply")
+    hooks = make_accumulation_hooks("apply") if params["has_hooks"] else []
     return tf.estimator.EstimatorSpec(
         mode, loss=loss, train_op=train_op, training_hooks=hooks
     )
@@ -64,10 +69,10 @@ def _fitting(inputs, fits):
 
 
 def main(kind, batch, steps, micro_steps, folder, *more):
-    words = [word for word in more if word.startswith("save_summary_steps=")]
-    save_summary_steps = int(words[0].partition("=")[2]) if words else 100
-    fits = [int(word) for word in more if word not in words]
-    v1.disable_eager_execution()
+    fits = [int(word) for word in more if word.isdecimal()]
+    words = dict(word.partition("=")[::2] for word in more if not word.isdecimal())
+    if kind != "collectives":
+        v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
     random = np.random.default_rng(0)
     data = (
@@ -85,27 +90,35 @@ def main(kind, batch, steps, micro_steps, folder, *more):
         return dataset.shard(workers, task["index"])
 
     strategy, session_config = None, None
-    if kind == "mirrored":
+    if kind in ("mirrored", "collectives"):
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * 2
         )
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        # The Session makes one CPU device unless told, and then waits for ever.
+        cross_device_ops = None
+        if "one_device" in words:
+            cross_device_ops = tf.distribute.ReductionToOneDevice()
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops)
+    if "two_devices" in words:
         session_config = v1.ConfigProto(
             device_count={"CPU": 2}, allow_soft_placement=True
         )
-    elif kind == "multi_worker":
+    if kind == "multi_worker":
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     config = tf.estimator.RunConfig(
         folder,
         train_distribute=strategy,
         session_config=session_config,
         save_checkpoints_steps=1000,
-        save_summary_steps=save_summary_steps,
+        save_summary_steps=int(words.get("save_summary_steps", 100)),
         experimental_max_worker_delay_secs=0,
     )
-    params = {"K": steps, "fits": fits[task["index"]] if fits else None}
+    params = {
+        "K": steps,
+        "fits": fits[task["index"]] if fits else None,
+        "has_hooks": "no_hooks" not in words,
+        "has_loss_scaling": "loss_scaling" in words,
+    }
     estimator = tf.estimator.Estimator(
         microbatch_model_fn(model_fn, "auto") if fits else model_fn,
         config=config,

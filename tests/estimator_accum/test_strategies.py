@@ -94,6 +94,40 @@ def test_two_replicas_train_as_one_device(tmp_path, one_device, kind, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("steps", "more"),
+    [
+        (1, ["no_hooks"]),
+        (4, []),
+        (1, [2]),  # in micro-batches of what fits
+        (4, ["one_device"]),
+        (4, ["two_devices"]),
+    ],
+)
+def test_cpus_whose_collectives_would_wait_for_ever_train_as_one_device(
+    tmp_path, one_device, steps, more
+):
+    # The Session has one CPU unless it is told: two_devices.
+    folder = tmp_path / "ours"
+    ours = _run(folder, "collectives", 8 // steps, steps, 12 * steps, *more)
+    _assert_close(ours, one_device[1])
+
+
+@pytest.mark.slow
+def test_loss_scaling_whose_collectives_would_wait_for_ever_is_refused(
+    tmp_path, one_device, capsys
+):
+    with pytest.raises(AssertionError):
+        _run(tmp_path / "none", "collectives", 2, 4, 4, "loss_scaling")
+    output = capsys.readouterr().out
+    assert "must not reduce by collectives, which wait for ever" in output
+    assert "Pass it cross_device_ops=tf.distribute.ReductionToOneDevice()." in output
+    more = ["loss_scaling", "one_device"]
+    ours = _run(tmp_path / "ours", "collectives", 2, 4, 48, *more)
+    _assert_close(ours, one_device[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("kind", "fits", "counts"),
     [
         ("none", [3], {"": 8}),

@@ -1,0 +1,178 @@
+"""Measures the bytes that an update of two workers sends over the loopback device.
+
+    python scripts/network_bytes.py
+
+Trains the same model on the same effective batch, in two processes, with K = 1 and with
+K micro-steps an update, and counts what /proc/net/dev has counted between two updates,
+less what was there before. For comparison: the same micro-steps with a reduction at each
+of them, as gradient accumulation for Estimators used to do it. Where it is allowed to,
+it takes a network namespace of its own, in which nobody else sends. Exit codes: 0; 1 when
+K micro-steps take more than 1.1 times the bytes of one; 2 for flags that do not fit.
+"""
+
+import argparse
+import ctypes
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+if __name__ == "__main__":  # a clone that is not installed runs as well
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from distributed.progress import last_update
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+_WORKERS = 2
+_LARGEST_RATIO = 1.1
+_FIRST_UPDATE = 5  # the ones before build connections
+_DEADLINE_SECS = 300
+_SECS_BETWEEN_LOOKS = 0.002
+_IDLE_SECS = 2.0
+_CLONE_NEWNET = 0x40000000
+
+
+class Run(NamedTuple):
+    """How many micro-steps of how many examples make an update.
+
+    Attributes:
+        micro_batch_size: Of each worker [examples].
+        gradient_accumulation_steps: [micro-steps per update].
+        updates_counted: How many of its updates count as one of the others'.
+    """
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    updates_counted: int = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default, what in (
+        ("effective_batch_size", 160, "examples of an update"),
+        ("gradient_accumulation_steps", 8, "K"),
+        ("hidden_units", 64, "of the model's largest layer"),
+        ("updates", 100, "how many are measured"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: %(default)s)",
+        )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: compare(flags))
+
+
+def compare(flags: argparse.Namespace) -> int:
+    """Measures the three, prints a table; returns the exit code."""
+    steps, batch = flags.gradient_accumulation_steps, flags.effective_batch_size
+    for name, value in vars(flags).items():
+        if value < 1:
+            raise ValueError(
+                f"`--{name}` must be an integer >= 1. Received: {value}. "
+                "See --help for the usual value."
+            )
+    if batch % (steps * _WORKERS):
+        raise ValueError(
+            "`--effective_batch_size` must be a multiple of K * 2 workers. "
+            f"Received: {batch} with K={steps}. Use {steps * _WORKERS * 10}."
+        )
+    is_alone = enter_own_network()
+    micro_batch = batch // _WORKERS // steps
+    runs = {
+        "K=1": Run(micro_batch * steps, 1),
+        f"K={steps}": Run(micro_batch, steps),
+        f"{steps} reductions": Run(micro_batch, 1, steps),
+    }
+    idle = _idle_bytes_per_sec()
+    print(f"{'its own' if is_alone else 'shared'} loopback device, {idle:,.0f} bytes/s")
+    print(f"{'':14} {'bytes per update':>16} {'of K=1':>7}", flush=True)
+    ratios = []
+    for label, run in runs.items():
+        size = run.updates_counted * _bytes_per_update(flags, run, idle)
+        ratios.append(size / ratios[0] if ratios else size)
+        ratio = ratios[-1] if len(ratios) > 1 else 1.0
+        print(f"{label:14} {size:16,.0f} {ratio:7.2f}", flush=True)
+    return int(ratios[1] > _LARGEST_RATIO)
+
+
+def enter_own_network() -> bool:
+    """Moves this process to a network of its own; returns whether it was allowed to."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "unshare") or libc.unshare(_CLONE_NEWNET):
+        return False
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    return True
+
+
+def _idle_bytes_per_sec() -> float:
+    before = _loopback_bytes()
+    time.sleep(_IDLE_SECS)
+    return (_loopback_bytes() - before) / _IDLE_SECS
+
+
+def _loopback_bytes() -> int:
+    """Returns what the loopback device has received so far, which is what it has sent."""
+    for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[0])
+    raise OSError("/proc/net/dev must have the loopback device. Received: none.")
+
+
+def _bytes_per_update(flags, run: Run, idle_bytes_per_sec: float) -> float:
+    """Trains in two processes; returns what an update sends [bytes]."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            str(_REPOSITORY / "distributed" / "launch_local.py"),
+            f"--workers={_WORKERS}",
+            f"--output_dir={folder}",
+            f"--micro_batch_size={run.micro_batch_size}",
+            f"--gradient_accumulation_steps={run.gradient_accumulation_steps}",
+            f"--hidden_units={flags.hidden_units}",
+            "--train_updates=1000000",  # it is stopped
+            "--save_checkpoints_updates=1000000",
+        ]
+        environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        log = pathlib.Path(folder) / "log"
+        with log.open("w") as file:
+            launcher = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=subprocess.STDOUT
+            )
+        try:
+            first, before, start = _reach(launcher, folder, _FIRST_UPDATE)
+            last, after, end = _reach(launcher, folder, first + flags.updates)
+        except ValueError:
+            print(log.read_text()[-2000:], file=sys.stderr)
+            raise
+        finally:
+            launcher.terminate()  # its tasks end with it
+            launcher.wait()
+    return (after - before - idle_bytes_per_sec * (end - start)) / (last - first)
+
+
+def _reach(launcher, folder: str, update: int) -> tuple[int, int, float]:
+    """Waits for an update; returns (update that it is, bytes so far, time)."""
+    end = time.monotonic() + _DEADLINE_SECS
+    while (now_at := last_update(folder)) < update:
+        if launcher.poll() is not None or time.monotonic() > end:
+            raise ValueError(
+                f"The run must get to update {update}. Received: one that ended or "
+                f"took {_DEADLINE_SECS} s at update {now_at}. See its lines above."
+            )
+        time.sleep(_SECS_BETWEEN_LOOKS)
+    return now_at, _loopback_bytes(), time.monotonic()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

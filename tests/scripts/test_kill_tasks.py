@@ -1,0 +1,91 @@
+"""The comparison of a run that loses tasks with one that does not."""
+
+import argparse
+
+import pytest
+
+from scripts import kill_tasks
+
+_FLAGS = argparse.Namespace(workers=2, train_updates=20, data_dir=None)
+_SIZE = 2000  # of the digits that are drawn: half of what 20 updates take
+
+
+def _write_logs(folder, *, repeated=0, changed=None):
+    """Two workers' logs; the last micro-steps stand there twice, first wrongly."""
+    folder.mkdir()
+    for rank in range(2):
+        lines = []
+        for micro_step in range(1, 41):
+            first = (micro_step - 1) * 100 + rank * 50
+            numbers = [n % _SIZE for n in range(first, first + 50)]
+            lines.append(f"{micro_step} {' '.join(map(str, numbers))}")
+        before = [f"{line.split()[0]} 7 7 7" for line in lines[40 - repeated :]]
+        lines[40 - repeated : 40 - repeated] = before
+        if changed is not None and rank == 1:
+            lines[-1] = changed(lines[-1])
+        (folder / f"examples-{rank}.log").write_text("\n".join(lines) + "\n")
+
+
+def _are_used_once(folder, capsys, **options) -> tuple[bool, str]:
+    quiet, killed = folder / "undisturbed", folder / "killed"
+    _write_logs(quiet)
+    _write_logs(killed, **options)
+    is_so = kill_tasks._are_used_once(_FLAGS, quiet, killed)
+    return is_so, capsys.readouterr().out
+
+
+def test_micro_steps_that_were_repeated_count_once(tmp_path, capsys):
+    is_so, output = _are_used_once(tmp_path, capsys, repeated=3)
+    assert is_so
+    assert "killed: 6 micro-steps of one worker were repeated" in output
+    assert "4,000 examples in 2 epochs of 2,000, each once an epoch: yes" in output
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        (lambda line: line.rpartition(" ")[0], "each once an epoch: NO"),  # lost
+        (lambda line: f"{line} 1999", "each once an epoch: NO"),
+        (lambda line: line.replace("1999", "1998"), "each once an epoch: NO"),
+        (lambda line: line.replace("1998 1999", "1999 1998"), "updates: NO"),
+    ],
+)
+def test_example_that_is_lost_or_counted_twice_is_found(
+    tmp_path, capsys, changed, word
+):
+    is_so, output = _are_used_once(tmp_path, capsys, changed=changed)
+    assert not is_so and word in output
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--kills=0", "`--kills` must be an integer >= 1 and at most three quarters"),
+        ("--train_updates=4", "Received: 20. Use more updates."),
+        ("--output_dir=.", "`--output_dir` must be new or empty. Received: ."),
+    ],
+)
+def test_flag_that_does_not_fit_is_refused(tmp_path, capsys, flag, sentence):
+    flags = [f"--output_dir={tmp_path / 'kills'}", flag]
+    assert kill_tasks.main(flags) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_kills_change_no_bit_and_lose_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(kill_tasks, "_LONGEST_PAUSE_SECS", 0.2)
+    monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", 200)
+    code = kill_tasks.main(
+        [
+            f"--output_dir={tmp_path / 'kills'}",
+            "--kills=2",
+            "--train_updates=80",
+            "--save_checkpoints_updates=10",
+        ]
+    )
+    output = capsys.readouterr().out
+    print(output)
+    assert code == 0
+    assert output.count("\nkilled ") == 2
+    assert "variables, bit for bit the same: yes" in output
+    assert "16,000 examples in 8 epochs of 2,000, each once an epoch: yes" in output

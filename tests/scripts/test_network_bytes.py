@@ -1,0 +1,64 @@
+"""The bytes of an update, measured in a small run, and what is refused."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scripts import network_bytes
+
+_SCRIPT = pathlib.Path(network_bytes.__file__)
+_DEADLINE_SECS = 300
+
+
+@pytest.mark.slow
+def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
+    # A process of its own: it moves to another network.
+    result = subprocess.run(
+        [sys.executable, str(_SCRIPT), "--updates=40"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_SECS,
+    )
+    print(result.stdout, result.stderr)
+    if result.stdout.startswith("shared"):
+        pytest.skip("no network namespace here: other tests send over this loopback")
+    assert result.returncode == 0
+    rows = re.findall(r"^(.+?) +([\d,]+) +([\d.]+)$", result.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["K=1", "K=8", "8 reductions"]
+    sizes = [int(row[1].replace(",", "")) for row in rows]
+    assert sizes[0] > 2 * 4 * 27_000  # a ring of two sends the parameters twice
+    assert sizes[1] / sizes[0] <= 1.1
+    assert 7 < sizes[2] / sizes[0] < 9
+
+
+def test_more_bytes_than_allowed_is_exit_code_1(monkeypatch, capsys):
+    sizes = iter([1000.0, 1200.0, 1000.0])
+    monkeypatch.setattr(network_bytes, "enter_own_network", lambda: True)
+    monkeypatch.setattr(network_bytes, "_IDLE_SECS", 0.01)
+    monkeypatch.setattr(network_bytes, "_bytes_per_update", lambda *_: next(sizes))
+    assert network_bytes.main([]) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [
+        ["K=1", "1,000", "1.00"],
+        ["K=8", "1,200", "1.20"],
+        ["8", "reductions", "8,000", "8.00"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--updates=0", "`--updates` must be an integer >= 1. Received: 0."),
+        (
+            "--effective_batch_size=100",
+            "must be a multiple of K * 2 workers. Received: 100 with K=8. Use 160.",
+        ),
+    ],
+)
+def test_flag_that_does_not_fit_is_refused(capsys, flag, sentence):
+    assert network_bytes.main([flag]) == 2
+    assert sentence in capsys.readouterr().err
