@@ -2,75 +2,51 @@
 
 import logging
 import pathlib
-from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from bert_finetune import input_pipeline, results
+from bert_finetune import input_pipeline, results, training
+from bert_finetune.batches import batches_of
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
-from bert_finetune.encoding import EncodedExamples, encode_examples
-from bert_finetune.model_fn import (
-    WEIGHT_UNIT,
-    make_model_fn,
-    serving_input_receiver_fn,
-)
+from bert_finetune.encoding import encode_examples
+from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.output_dir import (
     SETTINGS_FILE,
-    RememberingHook,
     check_output_dir,
+    check_same_cut,
     check_same_model,
     check_same_run,
     describe_run,
-    latest_checkpoint,
+    describe_training,
 )
+from bert_finetune.progress import latest_checkpoint
 from bert_finetune.settings import Settings, check_settings
-from bert_finetune.tasks import Example, Task, get_task, read_examples
+from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.tokenization import (
     WordPieceTokenizer,
     check_case_matches_checkpoint,
     check_max_seq_length,
     check_vocabulary,
 )
+from bert_finetune.training import Run
+from bert_finetune.windows import make_windows
+from estimator_accum.cluster import Cluster, enter
 from estimator_accum.reporting import MetricsFile
+from estimator_accum.strategies import count_replicas
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
 _EXPORT = "export"
+_ALONE = Cluster()
 
 
-@dataclass
-class Run:
-    """A checked run: nothing that it needs is missing.
-
-    Attributes:
-        settings: What the user asked for.
-        task: The GLUE task.
-        config: The encoder's architecture.
-        description: What `run_settings.json` says of it.
-        train: Training examples; None without --do_train.
-        dev: Dev examples by suffix of their results.
-        test: Test rows and examples by name of their submission file.
-        num_micro_steps: Of the whole training run.
-    """
-
-    settings: Settings
-    task: Task
-    config: BertConfig
-    description: dict
-    train: EncodedExamples | None = None
-    dev: dict[str, EncodedExamples] = field(default_factory=dict)
-    test: dict[str, tuple[list[Example], EncodedExamples]] = field(default_factory=dict)
-    num_micro_steps: int = 1
-
-    @property
-    def num_updates(self) -> int:
-        """Updates of the whole training run, a last partial window included."""
-        return -(-self.num_micro_steps // self.settings.gradient_accumulation_steps)
-
-
-def prepare(settings: Settings) -> Run:
+def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     """Reads and checks everything that the run needs; writes nothing.
+
+    Args:
+        settings: What the user asked for.
+        cluster: In which this process is a task.
 
     Raises:
         ValueError: One sentence for whatever does not fit.
@@ -87,7 +63,9 @@ def prepare(settings: Settings) -> Run:
         max_position_embeddings=config.max_position_embeddings,
     )
     check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)
-    run = Run(settings, task, config, describe_run(settings, config, tokenizer))
+    run = Run(
+        settings, cluster, task, config, describe_run(settings, config, tokenizer)
+    )
 
     def read(file: str, labelled: bool):
         rows = read_examples(task, settings.data_dir, file, labelled=labelled)
@@ -95,12 +73,15 @@ def prepare(settings: Settings) -> Run:
 
     if settings.do_train:
         _, run.train = read(task.train_file, labelled=True)
-        run.description["training_examples_checksum"] = run.train.checksum
-        check_same_run(settings.output_dir, run.description)
-        run.num_micro_steps = input_pipeline.num_micro_steps(
-            len(run.train), settings.num_train_epochs, settings.train_batch_size
+        batches = batches_of(settings, count_replicas(settings.strategy, cluster))
+        run.windows = make_windows(
+            len(run.train), settings.num_train_epochs, batches, settings.seed
         )
+        run.description |= describe_training(run.train.checksum, batches)
+        check_same_run(settings.output_dir, run.description)
     _check_checkpoints(run)
+    if settings.do_train:
+        check_same_cut(settings.output_dir, run.description)
     if settings.do_eval:
         run.dev = {
             suffix: read(file, labelled=True)[1]
@@ -151,74 +132,27 @@ def _check_checkpoints(run: Run) -> None:
 
 
 def execute(run: Run) -> None:
-    """Does what the settings ask for, in order: train, evaluate, predict, export."""
-    settings = run.settings
-    estimator = tf.estimator.Estimator(
-        make_model_fn(settings, run.config, run.task, run.num_updates),
-        config=tf.estimator.RunConfig(
-            model_dir=settings.output_dir,
-            tf_random_seed=settings.seed,
-            save_checkpoints_steps=settings.save_checkpoints_steps,
-        ),
-    )
-    if settings.do_train:
-        _train(run, estimator)
-    if settings.do_eval:
+    """Does what the settings ask for, in order: train, evaluate, predict, export.
+
+    The tasks of a cluster train together; the chief does the rest.
+    """
+    if run.settings.do_train:
+        training.train(run)
+    if not run.cluster.is_chief:
+        return
+    enter(Cluster())  # the others may have left
+    estimator = training.make_estimator(run)
+    if run.settings.do_eval:
         _evaluate(run, estimator)
-    if settings.do_predict:
+    if run.settings.do_predict:
         _predict(run, estimator)
-    if settings.do_export:
+    if run.settings.do_export:
         path = estimator.export_saved_model(
-            str(pathlib.Path(settings.output_dir) / _EXPORT),
+            str(pathlib.Path(run.settings.output_dir) / _EXPORT),
             serving_input_receiver_fn,
             checkpoint_path=_checkpoint(run),
         )
         _logger.info("exported %s", path.decode())
-
-
-def _train(run: Run, estimator) -> None:
-    settings = run.settings
-    done, is_partial = _progress(settings.output_dir)
-    _logger.info(
-        "effective batch %d = %d examples x %d micro-steps x 1 replica; "
-        "%s micro-steps = %s updates",
-        settings.effective_batch_size,
-        settings.train_batch_size,
-        settings.gradient_accumulation_steps,
-        f"{run.num_micro_steps:,}",
-        f"{run.num_updates:,}",
-    )
-    if done == run.num_micro_steps and not is_partial:
-        _logger.info("%s is trained already", settings.output_dir)
-        return
-    if done:
-        _logger.info("going on after micro-step %s", f"{done:,}")
-    elif not settings.init_checkpoint:
-        _logger.info("no --init_checkpoint: training starts from random weights")
-    # The data ends with the run, so that a restart finds where it stands by itself.
-    estimator.train(
-        input_pipeline.train_input_fn(
-            run.train,
-            micro_batch_size=settings.train_batch_size,
-            num_train_epochs=settings.num_train_epochs,
-            seed=settings.seed,
-            first_micro_step=done,
-            max_seq_length=settings.max_seq_length,
-        ),
-        hooks=[RememberingHook(settings.output_dir, run.description)],
-    )
-    _logger.info("trained %s", latest_checkpoint(settings.output_dir))
-
-
-def _progress(output_dir: str) -> tuple[int, bool]:
-    """Returns (micro-steps so far, whether a window is open) of the last checkpoint."""
-    path = latest_checkpoint(output_dir)
-    if path is None:
-        return 0, False
-    reader = tf.train.load_checkpoint(path)
-    name = "accumulation/micro_steps"
-    is_partial = reader.has_tensor(name) and reader.get_tensor(name) > 0
-    return int(reader.get_tensor("global_step")), bool(is_partial)
 
 
 def _checkpoint(run: Run) -> str:

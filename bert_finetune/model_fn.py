@@ -18,30 +18,36 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
+from estimator_accum.window import AccumulationSteps
 
 WEIGHT_UNIT = "examples"  # what a micro-batch counts for in its window's mean
 
 
 def make_model_fn(
-    settings: Settings, config: modeling.BertConfig, task: Task, num_updates: int
+    settings: Settings,
+    bert_config: modeling.BertConfig,
+    task: Task,
+    num_updates: int = 1,
+    gradient_accumulation_steps: AccumulationSteps = 1,
 ) -> Callable:
     """Returns the model_fn for `tf.estimator.Estimator`.
 
     Args:
         settings: Of the run.
-        config: Of the encoder.
+        bert_config: Of the encoder.
         task: Decides the classes and the metrics.
         num_updates: Updates of the whole training run, the schedule's length.
+        gradient_accumulation_steps: K [micro-steps per update].
     """
     if not settings.dropout:
-        config = dataclasses.replace(
-            config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        bert_config = dataclasses.replace(
+            bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
         )
 
-    def model_fn(features, labels, mode):
+    def model_fn(features, labels, mode, config):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
         output = modeling.encode(
-            config,
+            bert_config,
             features["input_ids"],
             features["input_mask"],
             features["segment_ids"],
@@ -62,14 +68,35 @@ def make_model_fn(
         )  # [B]
         loss = tf.reduce_mean(per_example_loss)
         if is_training:
-            return _training(mode, settings, loss, tf.shape(labels)[0], num_updates)
+            return _training(
+                settings,
+                loss,
+                _num_examples(features, labels),
+                num_updates,
+                gradient_accumulation_steps,
+                metrics_dir=config.model_dir if config.is_chief else None,
+            )
         ops = metrics.eval_metric_ops(task.metrics, labels, logits, per_example_loss)
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
 
     return model_fn
 
 
-def _training(mode, settings: Settings, loss, num_examples, num_updates: int):
+def _num_examples(features, labels) -> tf.Tensor:
+    """Returns how many examples count: those that fill up a replica's share do not."""
+    if "is_real_example" in features:
+        return tf.reduce_sum(features["is_real_example"])
+    return tf.shape(labels)[0]
+
+
+def _training(
+    settings: Settings,
+    loss: tf.Tensor,
+    num_examples: tf.Tensor,
+    num_updates: int,
+    gradient_accumulation_steps: AccumulationSteps,
+    metrics_dir: str | None,
+):
     rate = optimization.learning_rate(
         settings.learning_rate,
         get_or_create_update_step(),
@@ -80,20 +107,20 @@ def _training(mode, settings: Settings, loss, num_examples, num_updates: int):
     train_op = make_accumulating_train_op(
         loss,
         optimization.AdamWeightDecayOptimizer(rate),
-        settings.gradient_accumulation_steps,
+        gradient_accumulation_steps,
         clip_norm=settings.clip_norm,
         weight=num_examples,
     )
-    # accumulation: the last window may be partial; it is applied
+    # accumulation: a window that stays partial at the end of the data is applied
     hooks = make_accumulation_hooks(
         partial_window="apply",
-        metrics_dir=settings.output_dir,
+        metrics_dir=metrics_dir,
         learning_rate=rate,
         weight_unit=WEIGHT_UNIT,
         total_updates=num_updates,
     )
     return tf.estimator.EstimatorSpec(
-        mode,
+        tf.estimator.ModeKeys.TRAIN,
         loss=get_windows()[-1].mean_loss,  # of the window, not of its last micro-batch
         train_op=train_op,
         training_hooks=hooks,

@@ -10,7 +10,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.layers import TokenPacking, activation, dense, layer_norm
+from bert_finetune.layers import (
+    TokenPacking,
+    activation,
+    dense,
+    first_weights,
+    layer_norm,
+)
 
 # Far below any score, so that a padding token gets an attention of exactly 0.
 _PADDING_BIAS = -10000.0
@@ -106,7 +112,7 @@ def classifier_logits(
     weights = tf.compat.v1.get_variable(
         "output_weights",
         [num_labels, pooled.shape[-1]],
-        initializer=tf.compat.v1.truncated_normal_initializer(stddev=initializer_range),
+        initializer=first_weights("output_weights", initializer_range),
     )
     bias = tf.compat.v1.get_variable(
         "output_bias", [num_labels], initializer=tf.compat.v1.zeros_initializer()
@@ -187,9 +193,7 @@ def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
     return tf.compat.v1.get_variable(
         name,
         [rows, config.hidden_size],
-        initializer=tf.compat.v1.truncated_normal_initializer(
-            stddev=config.initializer_range
-        ),
+        initializer=first_weights(name, config.initializer_range),
     )
 
 

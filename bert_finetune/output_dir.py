@@ -3,22 +3,22 @@
 A training run leaves `run_settings.json` beside its checkpoints. Training goes on there
 only with the same settings, since the order of the examples, the schedule and the
 window of a checkpoint mean something else under others; evaluation, prediction and
-export need the same task, text and architecture.
+export need the same task, text and architecture. Into how many micro-batches and
+replicas an update is cut may change, but not within an update.
 """
 
-import contextlib
 import dataclasses
 import json
-import logging
 import os
 import pathlib
-import re
 from collections.abc import Iterable
 
 import tensorflow as tf
 
+from bert_finetune.batches import Batches
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.settings import Settings
+from bert_finetune.progress import latest_checkpoint, read_progress
+from bert_finetune.settings import AUTO, Settings
 from bert_finetune.tokenization import WordPieceTokenizer
 
 SETTINGS_FILE = "run_settings.json"
@@ -29,8 +29,6 @@ _TRAINING_FIELDS = (
     "init_checkpoint",
     "do_lower_case",
     "max_seq_length",
-    "train_batch_size",
-    "gradient_accumulation_steps",
     "learning_rate",
     "num_train_epochs",
     "warmup_proportion",
@@ -39,6 +37,12 @@ _TRAINING_FIELDS = (
     "seed",
 )
 _MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", "vocabulary_checksum")
+# How an update is cut; of a run that did not write it, what it was.
+_CUT_FIELDS = {
+    "train_batch_size": None,
+    "gradient_accumulation_steps": None,
+    "replicas": 1,
+}
 _CHECKSUMS = {
     "vocabulary_checksum": "another vocabulary",
     "training_examples_checksum": "other training examples",
@@ -84,48 +88,10 @@ def _unfit(folder: str | os.PathLike, fault: str) -> str:
     )
 
 
-def latest_checkpoint(output_dir: str) -> str | None:
-    """Returns the checkpoint that the folder's run stands at; None for a new one.
-
-    Raises:
-        ValueError: If there are checkpoints, but the folder's `checkpoint` file, which
-            says what is the latest, is missing or damaged: training must not begin anew
-            over them.
-    """
-    path = None
-    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not even text
-        path = tf.train.latest_checkpoint(output_dir)
-    # A run that is killed while it saves its very first checkpoint has no such file.
-    found = [
-        file.stem
-        for file in sorted(pathlib.Path(output_dir).glob("model.ckpt-*"))
-        if re.match(r"model\.ckpt-[1-9]\d*\.", file.name)
-    ]
-    if path is None and found:
-        raise ValueError(
-            "`--output_dir` must be new or hold a whole run. Received: "
-            f"{output_dir}, with {found[-1]}, but its file `checkpoint` names no "
-            "checkpoint that is there. Use another --output_dir, or correct that "
-            "file."
-        )
-    return path
-
-
-@contextlib.contextmanager
-def _silent_tensorflow():
-    """Keeps TensorFlow from saying what a sentence of ours is about to say."""
-    logger = logging.getLogger("tensorflow")
-    was_disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = was_disabled
-
-
 def describe_run(
     settings: Settings, config: BertConfig, tokenizer: WordPieceTokenizer
 ) -> dict:
-    """Returns what `run_settings.json` holds, but for the training examples."""
+    """Returns what `run_settings.json` holds, but for `describe_training`."""
     values = {field: getattr(settings, field) for field in _TRAINING_FIELDS}
     values["task_name"] = values["task_name"].lower().replace("-", "")
     if values["init_checkpoint"]:
@@ -133,6 +99,17 @@ def describe_run(
     return values | {
         "bert_config": dataclasses.asdict(config),
         "vocabulary_checksum": tokenizer.checksum,
+    }
+
+
+def describe_training(examples_checksum: str, batches: Batches) -> dict:
+    """Returns what `run_settings.json` holds of the data and the batches."""
+    return {
+        "training_examples_checksum": examples_checksum,
+        "effective_batch_size": batches.effective_batch_size,
+        "train_batch_size": AUTO if batches.is_auto else batches.largest_share,
+        "gradient_accumulation_steps": batches.gradient_accumulation_steps,
+        "replicas": batches.num_replicas,
     }
 
 
@@ -147,7 +124,7 @@ def check_same_run(output_dir: str, description: dict) -> None:
     if path.exists():
         _check_same(
             path,
-            description,
+            {k: v for k, v in description.items() if k not in _CUT_FIELDS},
             "`--output_dir` must be new or hold a run with the same settings.",
             "Use another --output_dir, or the same settings and files to go on.",
         )
@@ -157,6 +134,22 @@ def check_same_run(output_dir: str, description: dict) -> None:
             f"{output_dir}, with checkpoints but no {SETTINGS_FILE}. "
             "Use another --output_dir, and this one's checkpoint as "
             "--init_checkpoint to start from it."
+        )
+
+
+def check_same_cut(output_dir: str, description: dict) -> None:
+    """Raises ValueError if an update that was begun would go on cut in another way.
+
+    Args:
+        output_dir: Of this run, whose checkpoint can be read.
+        description: Of this run, batches included.
+    """
+    if read_progress(output_dir).micro_step:
+        _check_same(
+            pathlib.Path(output_dir) / SETTINGS_FILE,
+            {field: description[field] for field in _CUT_FIELDS},
+            "An update that a checkpoint holds half of must go on as it began.",
+            "Use the same, or another --output_dir.",
         )
 
 
@@ -181,7 +174,7 @@ def check_same_model(checkpoint: str, description: dict) -> None:
 
 
 def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
-    before = _flat(_read(path))
+    before = _flat(_with_defaults(_read(path)))
     for name, value in _flat(now).items():
         if before.get(name) == value:
             continue
@@ -191,6 +184,14 @@ def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
         raise ValueError(
             f"{rule} Received: {path.parent}, whose run {difference}. {remedy}"
         )
+
+
+def _with_defaults(before: dict) -> dict:
+    """Adds what earlier versions did not write."""
+    sizes = [before.get(f) for f in ("train_batch_size", "gradient_accumulation_steps")]
+    if all(isinstance(size, int) for size in sizes):
+        before = {"effective_batch_size": sizes[0] * sizes[1]} | before
+    return _CUT_FIELDS | before
 
 
 def _flat(values: dict) -> dict:

@@ -15,9 +15,11 @@ the same flags.
 
 import logging
 import math
+import os
 import pathlib
 import signal
 import sys
+import traceback
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -32,8 +34,11 @@ with quiet_import():
     from bert_finetune import jobs
     from bert_finetune.output_dir import make_output_dir
     from bert_finetune.settings import Settings
+    from estimator_accum.cluster import Cluster
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.strategies import STRATEGIES, read_cluster_of
+    from estimator_accum.watchdog import EXIT_CODE, LostTaskError
 
 FLAGS = flags.FLAGS
 
@@ -64,13 +69,22 @@ flags.DEFINE_bool("dropout", True, "Whether training uses BERT's dropout.")
 
 ## Training
 flags.DEFINE_integer(
-    "train_batch_size", 32, "Micro-batch: examples of one forward and backward pass."
+    "train_batch_size",
+    None,
+    "Micro-batch: examples of one forward and backward pass of one replica. 32, unless "
+    "--effective_batch_size and --gradient_accumulation_steps say otherwise.",
+)
+flags.DEFINE_integer(
+    "effective_batch_size",
+    None,
+    "Examples of one update, over all micro-steps and replicas, however many there "
+    "are. None: train_batch_size x gradient_accumulation_steps x replicas.",
 )
 flags.DEFINE_integer(
     "gradient_accumulation_steps",
-    1,
-    "Micro-batches that make one update; the effective batch is train_batch_size "
-    "times this.",
+    None,
+    "Micro-batches of one replica that make one update. 1, unless "
+    "--effective_batch_size says otherwise.",
 )
 flags.DEFINE_integer(
     "gradient_accumulation_multiplier",
@@ -86,10 +100,28 @@ flags.DEFINE_float(
     "clip_norm", 1.0, "Largest global norm of an update's gradient; 0 does not clip."
 )
 flags.DEFINE_integer(
-    "save_checkpoints_steps", 1000, "Micro-steps from one checkpoint to the next."
+    "save_checkpoints_steps",
+    1000,
+    "Micro-steps from one checkpoint to the next; with a --strategy rounded up to whole "
+    "updates.",
 )
 flags.DEFINE_integer(
     "seed", 0, "Of the order of the examples, dropout, the classifier."
+)
+
+## Several devices
+flags.DEFINE_enum(
+    "strategy",
+    "none",
+    STRATEGIES,
+    "Who trains: one device; a replica on each GPU of this machine; or the tasks of a "
+    "TF_CONFIG cluster or a Slurm step, each started with the same flags.",
+)
+flags.DEFINE_integer(
+    "watchdog_secs",
+    300,
+    "Seconds without a micro-step after which a task of a cluster ends itself, with "
+    "exit code 75. Tasks that have lost another one would wait for ever.",
 )
 
 ## Evaluation and prediction
@@ -150,7 +182,9 @@ def main(argv: list[str]) -> None:
             )
         _set_verbosity()
         enable_estimator()
-        run = jobs.prepare(settings_from_flags())
+        settings = settings_from_flags()
+        cluster = read_cluster_of(settings.strategy, os.environ)
+        run = jobs.prepare(settings, cluster)
         make_output_dir(run.settings.output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
@@ -163,17 +197,32 @@ def main(argv: list[str]) -> None:
             f"goes on from the last checkpoint in {run.settings.output_dir}.",
             file=sys.stderr,
         )
-        sys.exit(128 + signal.SIGINT)
-    except tf.errors.InvalidArgumentError as error:
-        received = what_was_not_finite(error)
+        _exit(128 + signal.SIGINT, cluster)
+    except LostTaskError as error:
+        print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
+        _exit(EXIT_CODE, cluster)
+    except Exception as error:  # noqa: BLE001, whatever it is
+        received = None
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            received = what_was_not_finite(error)
         if received is None:
-            raise
+            traceback.print_exc()
+            _exit(1, cluster)
         print(
             f"run_classifier.py: Gradients must be finite. Received: {received}. Use a "
             "lower --learning_rate, and another --output_dir.",
             file=sys.stderr,
         )
-        sys.exit(2)
+        _exit(2, cluster)
+
+
+def _exit(code: int, cluster: Cluster) -> None:
+    """Ends the process; in a cluster TensorFlow's threads would not let it go."""
+    if cluster.is_alone:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _sentence(error: Exception) -> str:

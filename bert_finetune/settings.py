@@ -2,13 +2,17 @@
 
 import dataclasses
 
+AUTO = "auto"  # as a micro-batch: as large as memory allows
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What the flags of `run_classifier.py` say; each field is the flag of that name.
 
     Sizes are in examples, except `max_seq_length` [tokens], `save_checkpoints_steps`
-    [micro-steps] and `gradient_accumulation_steps` [micro-steps per update].
+    [micro-steps], `gradient_accumulation_steps` [micro-steps per update] and
+    `watchdog_secs`. Of `effective_batch_size`, `train_batch_size` and
+    `gradient_accumulation_steps`, None is what follows from the others: see `batches_of`.
     """
 
     task_name: str
@@ -23,31 +27,31 @@ class Settings:
     do_eval: bool
     do_predict: bool
     do_export: bool
-    train_batch_size: int
+    strategy: str
+    watchdog_secs: int
+    effective_batch_size: int | None
+    train_batch_size: int | str | None  # AUTO is a word
     eval_batch_size: int
     predict_batch_size: int
     learning_rate: float
     num_train_epochs: float
     warmup_proportion: float
     clip_norm: float | None
-    gradient_accumulation_steps: int
+    gradient_accumulation_steps: int | None
     save_checkpoints_steps: int
     dropout: bool
     seed: int
 
-    @property
-    def effective_batch_size(self) -> int:
-        """Examples per update."""
-        return self.train_batch_size * self.gradient_accumulation_steps
-
 
 _POSITIVE = (
     "max_seq_length",
+    "effective_batch_size",
     "train_batch_size",
     "eval_batch_size",
     "predict_batch_size",
     "gradient_accumulation_steps",
     "save_checkpoints_steps",
+    "watchdog_secs",
     "learning_rate",
     "num_train_epochs",
 )
@@ -72,6 +76,8 @@ def check_settings(settings: Settings) -> None:
         )
     for field in _POSITIVE:
         value = getattr(settings, field)
+        if value is None or value == AUTO:
+            continue
         most = 2**31 - 1 if isinstance(value, int) else 1e9
         if not 0 < value <= most:
             kind = "an integer >= 1" if isinstance(value, int) else "a number > 0"

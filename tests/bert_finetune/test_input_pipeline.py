@@ -1,20 +1,19 @@
-"""The order of training examples, resuming in it, and the batches that come out."""
+"""The batches that come out of the input pipelines, and resuming in them."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_finetune.batches import Batches
 from bert_finetune.encoding import encode_examples
 from bert_finetune.input_pipeline import (
-    epoch_order,
     eval_input_fn,
-    num_micro_steps,
     predict_input_fn,
     train_input_fn,
-    train_micro_batches,
 )
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
+from bert_finetune.windows import epoch_order, make_windows
 
 _LETTERS = "abcdefghij"
 _MAX_SEQ_LENGTH = 9
@@ -68,25 +67,18 @@ def _batches(input_fn):
 
 def _train_batches(encoded, **overrides):
     settings = {
-        "micro_batch_size": 4,
-        "num_train_epochs": 3.0,
-        "seed": 1,
-        "first_micro_step": 0,
+        "windows": _windows(num_examples=len(encoded)),
         "max_seq_length": _MAX_SEQ_LENGTH,
         **overrides,
     }
     return _batches(train_input_fn(encoded, **settings))
 
 
-def _rows(**overrides):
-    settings = {
-        "num_examples": 23,
-        "num_train_epochs": 3.0,
-        "micro_batch_size": 4,
-        "seed": 1,
-        **overrides,
-    }
-    return [rows.tolist() for rows in train_micro_batches(**settings)]
+_BATCHES = Batches(8, 2, 1)
+
+
+def _windows(batches=_BATCHES, num_train_epochs=3.0, num_examples=23):
+    return make_windows(num_examples, num_train_epochs, batches, seed=1)
 
 
 def _flat(batches):
@@ -98,107 +90,41 @@ def _ids(features):
     return features["input_ids"][:, 1].tolist()
 
 
-def test_each_epoch_uses_every_example_exactly_once():
-    stream = _flat(_rows(num_train_epochs=3.0))
-    epochs = [stream[start : start + 23] for start in (0, 23, 46)]
-    assert len(stream) == 69
-    assert [sorted(epoch) for epoch in epochs] == [list(range(23))] * 3
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert epochs[0] != sorted(epochs[0])
-
-
-def test_order_is_a_function_of_seed_and_epoch():
-    assert epoch_order(50, seed=7, epoch=2).tolist() == (
-        epoch_order(50, seed=7, epoch=2).tolist()
-    )
-    assert _rows(seed=1) == _rows(seed=1)
-    assert _rows(seed=1) != _rows(seed=2)
-    # Not the same orders one epoch later, which seed + epoch would give.
-    assert epoch_order(50, 8, 1).tolist() != epoch_order(50, 7, 2).tolist()
-
-
-def test_order_is_the_same_under_every_version_of_numpy():
-    first = epoch_order(10, seed=3, epoch=1)
-    assert first.tolist() == [9, 7, 8, 3, 5, 6, 4, 0, 2, 1]
-    largest = epoch_order(10, seed=2**64 - 1, epoch=0)
-    assert largest.tolist() == [8, 9, 0, 7, 4, 2, 6, 3, 1, 5]
-
-
-def test_fraction_of_an_epoch_is_cut_from_its_order():
-    assert _flat(_rows(num_train_epochs=1.5)) == _flat(_rows(num_train_epochs=3.0))[:34]
-    assert len(_flat(_rows(num_train_epochs=0.1))) == 2
-
-
-def test_micro_batches_cross_epochs_and_only_the_last_is_short():
-    sizes = [len(rows) for rows in _rows(num_train_epochs=3.0)]
-    assert sizes == [4] * 17 + [1]
-    assert len(sizes) == num_micro_steps(23, 3.0, 4)
-
-
-def test_micro_batch_may_be_larger_than_the_data():
-    assert [len(rows) for rows in _rows(micro_batch_size=50)] == [50, 19]
-    assert sorted(_rows(micro_batch_size=50)[0][:23]) == list(range(23))
-
-
-@pytest.mark.parametrize("num_train_epochs", [1.0, 2.7, 3.0])
-def test_windows_of_4_micro_batches_of_8_hold_the_batches_of_32(num_train_epochs):
-    settings = {"num_examples": 301, "num_train_epochs": num_train_epochs}
-    small = _rows(micro_batch_size=8, **settings)
-    large = _rows(micro_batch_size=32, **settings)
-    assert [_flat(small[i : i + 4]) for i in range(0, len(small), 4)] == large
-    assert len(large[-1]) == int(301 * num_train_epochs) % 32 > 0
-
-
-@pytest.mark.parametrize("first_micro_step", [0, 1, 5, 6, 11, 16, 17, 18])
-def test_batches_from_a_micro_step_on_are_the_tail_of_the_run(
-    encoded, first_micro_step
-):
+@pytest.mark.parametrize("done", [(0, 0), (0, 1), (2, 1), (4, 0), (8, 1), (9, 0)])
+def test_batches_from_a_micro_step_on_are_the_tail_of_the_run(encoded, done):
     full = _train_batches(encoded)
-    tail = _train_batches(encoded, first_micro_step=first_micro_step)
+    tail = _train_batches(encoded, update=done[0], micro_step=done[1])
+    first = 2 * done[0] + done[1]
     assert len(full) == 18
-    assert len(tail) == 18 - first_micro_step
-    for expected, received in zip(full[first_micro_step:], tail, strict=True):
+    assert len(tail) == 18 - first
+    for expected, received in zip(full[first:], tail, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, received, expected)
 
 
-def test_skipped_micro_batches_are_not_made(monkeypatch):
-    drawn = []
-
-    def counting(num_examples, seed, epoch):
-        drawn.append(epoch)
-        return epoch_order(num_examples, seed, epoch)
-
-    monkeypatch.setattr("bert_finetune.input_pipeline.epoch_order", counting)
-    last = num_micro_steps(1000, 1_000_000, 8) - 1
-    (rows,) = train_micro_batches(1000, 1_000_000, 8, seed=0, first_micro_step=last)
-    assert drawn == [999_999]
-    assert rows.tolist() == epoch_order(1000, 0, 999_999)[-8:].tolist()
-
-
-@pytest.mark.parametrize(
-    ("num_examples", "epochs", "micro_batch_size", "expected"),
-    [
-        (8, 1, 4, 2),
-        (9, 1, 4, 3),
-        (7250, 3.0, 8, 2719),
-        (10, 0.25, 1, 2),
-        (100, 0.29, 1, 29),  # 28.999999999999996 in floating point
-        (3, 1, 100, 1),
-    ],
-)
-def test_number_of_micro_steps_drops_nothing(
-    num_examples, epochs, micro_batch_size, expected
-):
-    assert num_micro_steps(num_examples, epochs, micro_batch_size) == expected
+def test_replicas_of_a_process_take_turns_and_an_empty_share_is_not_real(encoded):
+    """23 examples in windows of 2 x 3 x 3: the last one holds 5, for 3 of 6 shares."""
+    windows = _windows(Batches(18, 2, 3), num_train_epochs=1)
+    shares = [
+        _train_batches(encoded, windows=windows, replicas=replicas)
+        for replicas in ([0], [1, 2])
+    ]
+    assert [len(part) for part in shares] == [3, 6]
+    alone, pair = shares
+    ids = _flat(_ids(features) for features, _ in alone + pair[:5])
+    assert sorted(ids) == [14 + i for i in range(23)]
+    assert [f["is_real_example"].tolist() for f, _ in pair[4:]] == [[1] * 2, [0]]
+    order = epoch_order(23, 1, 0)
+    assert _ids(pair[1][0]) == (14 + order[6:9]).tolist()
 
 
 def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
     encoded = encode_examples(_examples(12, pair=True), tokenizer, _MAX_SEQ_LENGTH)
     names = tokenizer.vocab_file.read_text().split("\n")
     seen = set()
-    for features, labels in _train_batches(encoded, num_train_epochs=1):
+    for features, labels in _train_batches(encoded):
         assert {f.dtype for f in features.values()} == {np.dtype(np.int32)}
         assert labels.dtype == np.int32
+        assert features.pop("is_real_example").tolist() == [1] * len(labels)
         rows = zip(*(features[n] for n in sorted(features)), labels, strict=True)
         for input_ids, input_mask, segment_ids, label in rows:
             tokens = [names[i] for i in input_ids]
@@ -249,10 +175,7 @@ def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
     with tf.Graph().as_default():
         dataset = train_input_fn(
             encoded,
-            micro_batch_size=4,
-            num_train_epochs=1,
-            seed=0,
-            first_micro_step=0,
+            _windows(),
             max_seq_length=16,
         )()
         features, labels = tf.compat.v1.data.get_output_shapes(dataset)
@@ -260,6 +183,7 @@ def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
         "input_ids": [None, 16],
         "input_mask": [None, 16],
         "segment_ids": [None, 16],
+        "is_real_example": [None],
     }
     assert labels.as_list() == [None]
 
@@ -284,10 +208,7 @@ def test_estimator_trains_evaluates_and_predicts_on_the_input_fns(encoded, tmp_p
     estimator.train(
         train_input_fn(
             encoded,
-            micro_batch_size=4,
-            num_train_epochs=3,
-            seed=0,
-            first_micro_step=0,
+            _windows(),
             max_seq_length=_MAX_SEQ_LENGTH,
         )
     )
@@ -300,58 +221,12 @@ def test_estimator_trains_evaluates_and_predicts_on_the_input_fns(encoded, tmp_p
     assert [p["first"] for p in predictions] == [14 + i for i in range(23)]
 
 
-@pytest.mark.parametrize("micro_batch_size", [0, -1])
-def test_batch_sizes_below_one_are_refused(encoded, micro_batch_size):
-    for flag, make in (
-        ("--train_batch_size", lambda: num_micro_steps(9, 1.0, micro_batch_size)),
-        (
-            "--eval_batch_size",
-            lambda: eval_input_fn(
-                encoded, batch_size=micro_batch_size, max_seq_length=9
-            ),
-        ),
-        (
-            "--predict_batch_size",
-            lambda: predict_input_fn(
-                encoded, batch_size=micro_batch_size, max_seq_length=9
-            ),
-        ),
-    ):
-        with pytest.raises(
-            ValueError,
-            match=rf"`{flag}` must be an integer >= 1\. Received: {micro_batch_size}\.",
-        ):
-            make()
-
-
-@pytest.mark.parametrize(
-    "num_train_epochs", [0, -1.0, 0.01, float("nan"), float("inf")]
-)
-def test_epochs_that_reach_no_example_are_refused(num_train_epochs):
-    with pytest.raises(
-        ValueError,
-        match=r"`--num_train_epochs` must be finite and reach one example\. Received: "
-        rf"{num_train_epochs} of 23 examples\. Use 3\.0",
-    ):
-        num_micro_steps(23, num_train_epochs, 4)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_seeds_outside_their_range_are_refused(encoded, seed):
-    with pytest.raises(
-        ValueError, match=rf"`seed` must be an integer, 0 <= .* Received: {seed}\."
-    ):
-        _train_batches(encoded, seed=seed)
-
-
-@pytest.mark.parametrize("first_micro_step", [-1, 19])
-def test_first_micro_step_outside_the_run_is_refused(encoded, first_micro_step):
-    with pytest.raises(
-        ValueError,
-        match=r"`first_micro_step` must be from 0 to the run's 18 micro-steps\. "
-        rf"Received: {first_micro_step}\.",
-    ):
-        _train_batches(encoded, first_micro_step=first_micro_step)
+@pytest.mark.parametrize("size", [0, -1])
+def test_batch_sizes_below_one_are_refused(encoded, size):
+    for flag, make in (("eval", eval_input_fn), ("predict", predict_input_fn)):
+        message = rf"`--{flag}_batch_size` must be an integer >= 1\. Received: {size}\."
+        with pytest.raises(ValueError, match=message):
+            make(encoded, batch_size=size, max_seq_length=9)
 
 
 def test_shorter_max_seq_length_than_that_of_encoding_is_refused(encoded):

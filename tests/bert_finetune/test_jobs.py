@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tiny_bert import write_rows
 
-from bert_finetune import jobs
+from bert_finetune import jobs, model_fn, training
 from bert_finetune.output_dir import make_output_dir
 from bert_finetune.tasks import get_task
 
@@ -153,12 +153,14 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(setti
     run = jobs.prepare(dataclasses.replace(other, do_train=True))
     make_output_dir(other.output_dir)
     with pytest.MonkeyPatch.context() as patch:
-        keep = jobs.make_model_fn.__globals__["make_accumulation_hooks"]
-        patch.setitem(
-            jobs.make_model_fn.__globals__,
+        keep = model_fn.make_accumulation_hooks
+        patch.setattr(
+            model_fn,
             "make_accumulation_hooks",
             lambda partial_window, **options: keep("keep", **options),
         )
+        # As before K followed the window that the data ends in.
+        patch.setattr(training, "_schedule", lambda windows: 2)
         jobs.execute(run)
     assert _variables(other.output_dir)["accumulation/micro_steps"] == 1
     ours = _variables(_run(other, do_train=True))

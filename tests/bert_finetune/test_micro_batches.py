@@ -32,10 +32,10 @@ def _input_fn_of(batch_size):
 def _train(folder, steps, batch_size, wrap=lambda model_fn: model_fn):
     """Returns all weights, and the losses that the metrics file reports."""
     settings = tiny_bert.make_settings(folder, folder, folder / "run")
-    settings = dataclasses.replace(
-        settings, gradient_accumulation_steps=steps, init_checkpoint=None
+    settings = dataclasses.replace(settings, init_checkpoint=None)
+    model_fn = make_model_fn(
+        settings, tiny_bert.CONFIG, get_task("CoLA"), _UPDATES, steps
     )
-    model_fn = make_model_fn(settings, tiny_bert.CONFIG, get_task("CoLA"), _UPDATES)
     config = tf.estimator.RunConfig(settings.output_dir, tf_random_seed=1)
     estimator = tf.estimator.Estimator(wrap(model_fn), config=config)
     estimator.train(_input_fn_of(batch_size))

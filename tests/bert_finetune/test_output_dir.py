@@ -13,7 +13,8 @@ import tensorflow as tf
 from tiny_bert import make_settings
 
 from bert_finetune import jobs
-from bert_finetune.output_dir import check_output_dir, latest_checkpoint
+from bert_finetune.output_dir import check_output_dir
+from bert_finetune.progress import latest_checkpoint
 from bert_finetune.settings import Settings
 
 

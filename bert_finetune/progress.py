@@ -1,0 +1,73 @@
+"""Where a run stands: what its folder's last checkpoint says."""
+
+import contextlib
+import logging
+import pathlib
+import re
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Progress(NamedTuple):
+    """Where a run stands.
+
+    Attributes:
+        global_step: Micro-steps so far.
+        update: Updates so far.
+        micro_step: Micro-steps of the next update that are done.
+    """
+
+    global_step: int
+    update: int
+    micro_step: int
+
+
+def read_progress(output_dir: str) -> Progress:
+    """Returns where the folder's last checkpoint stands; all 0 without one."""
+    path = latest_checkpoint(output_dir)
+    if path is None:
+        return Progress(0, 0, 0)
+    reader = tf.train.load_checkpoint(path)
+    names = ("global_step", "update_step", "accumulation/micro_steps")
+    return Progress(
+        *(int(reader.get_tensor(n)) if reader.has_tensor(n) else 0 for n in names)
+    )
+
+
+def latest_checkpoint(output_dir: str) -> str | None:
+    """Returns the checkpoint that the folder's run stands at; None for a new one.
+
+    Raises:
+        ValueError: If there are checkpoints, but the folder's `checkpoint` file, which
+            says what is the latest, is missing or damaged: training must not begin anew
+            over them.
+    """
+    path = None
+    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not even text
+        path = tf.train.latest_checkpoint(output_dir)
+    # A run that is killed while it saves its very first checkpoint has no such file.
+    found = [
+        file.stem
+        for file in sorted(pathlib.Path(output_dir).glob("model.ckpt-*"))
+        if re.match(r"model\.ckpt-[1-9]\d*\.", file.name)
+    ]
+    if path is None and found:
+        raise ValueError(
+            "`--output_dir` must be new or hold a whole run. Received: "
+            f"{output_dir}, with {found[-1]}, but its file `checkpoint` names no "
+            "checkpoint that is there. Use another --output_dir, or correct that "
+            "file."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def _silent_tensorflow():
+    """Keeps TensorFlow from saying what a sentence of ours is about to say."""
+    logger = logging.getLogger("tensorflow")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled

@@ -1,0 +1,170 @@
+"""The training part of a run: alone, on several devices, or as a task of a cluster."""
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.encoding import EncodedExamples
+from bert_finetune.input_pipeline import InputFn, train_input_fn
+from bert_finetune.model_fn import make_model_fn
+from bert_finetune.output_dir import RememberingHook
+from bert_finetune.progress import Progress, latest_checkpoint, read_progress
+from bert_finetune.settings import Settings
+from bert_finetune.tasks import Example, Task
+from bert_finetune.windows import Windows
+from estimator_accum.cluster import Cluster
+from estimator_accum.strategies import (
+    count_local_replicas,
+    make_session_config,
+    make_strategy,
+)
+from estimator_accum.watchdog import ProgressHook, Watchdog
+from estimator_accum.window import AccumulationSteps
+
+_logger = logging.getLogger("tensorflow.bert_finetune")
+
+
+@dataclass
+class Run:
+    """A checked run: nothing that it needs is missing.
+
+    Attributes:
+        settings: What the user asked for.
+        cluster: In which this process is a task.
+        task: The GLUE task.
+        config: The encoder's architecture.
+        description: What `run_settings.json` says of it.
+        train: Training examples; None without --do_train.
+        windows: Their order; None likewise.
+        dev: Dev examples by suffix of their results.
+        test: Test rows and examples by name of their submission file.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    task: Task
+    config: BertConfig
+    description: dict
+    train: EncodedExamples | None = None
+    windows: Windows | None = None
+    dev: dict[str, EncodedExamples] = field(default_factory=dict)
+    test: dict[str, tuple[list[Example], EncodedExamples]] = field(default_factory=dict)
+
+
+def train(run: Run) -> None:
+    """Trains to the end of the run, from wherever its last checkpoint stands."""
+    settings, windows = run.settings, run.windows
+    progress = read_progress(settings.output_dir)
+    is_partial = progress.micro_step > 0
+    if run.cluster.is_chief:
+        _log_plan(run)
+    if progress.update == windows.num_updates and not is_partial:
+        _logger.info("%s is trained already", settings.output_dir)
+        return
+    if progress.global_step:
+        _logger.info("going on after micro-step %s", f"{progress.global_step:,}")
+    elif not settings.init_checkpoint and run.cluster.is_chief:
+        _logger.info("no --init_checkpoint: training starts from random weights")
+    strategy = make_strategy(settings.strategy, run.cluster)
+    estimator = make_estimator(run, strategy)
+    # The data ends with the run, so that a restart finds where it stands by itself.
+    input_fn = _input_fn(run, progress)
+    hooks = []
+    if run.cluster.is_chief:
+        hooks.append(RememberingHook(settings.output_dir, run.description))
+    if run.cluster.is_alone:
+        estimator.train(input_fn, hooks=hooks)
+    else:
+        _train_in_cluster(run, estimator, input_fn, progress, hooks)
+    if run.cluster.is_chief:
+        _logger.info("trained %s", latest_checkpoint(settings.output_dir))
+
+
+def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
+    """Makes the Estimator of a run.
+
+    With a strategy, checkpoints are between two updates, where the sums over the
+    replicas are empty: another number of replicas goes on as exactly as the same does.
+
+    Args:
+        run: Checked.
+        strategy: To train with; None is one device.
+    """
+    settings, windows = run.settings, run.windows
+    steps = settings.save_checkpoints_steps
+    session_config = None
+    if strategy is not None:
+        whole = windows.batches.gradient_accumulation_steps
+        steps = -(-steps // whole) * whole
+        session_config = make_session_config(settings.strategy)
+    num_updates, schedule = 1, 1
+    if windows is not None:
+        num_updates, schedule = windows.num_updates, _schedule(windows)
+    return tf.estimator.Estimator(
+        make_model_fn(settings, run.config, run.task, num_updates, schedule),
+        config=tf.estimator.RunConfig(
+            model_dir=os.path.abspath(settings.output_dir),
+            tf_random_seed=settings.seed,
+            save_checkpoints_steps=steps,
+            session_config=session_config,
+            train_distribute=strategy,
+            experimental_max_worker_delay_secs=0,
+        ),
+    )
+
+
+def _schedule(windows: Windows) -> AccumulationSteps:
+    """Returns K: an integer, or what the last window makes of it."""
+    whole, last = windows.batches.gradient_accumulation_steps, windows.last_micro_steps
+    if windows.num_updates == 1 or whole == last:
+        return last
+
+    def scheduled(update_step: tf.Variable) -> tf.Tensor:
+        is_last = tf.equal(update_step, windows.num_updates - 1)
+        return tf.where(is_last, last, whole)
+
+    return scheduled
+
+
+def _input_fn(run: Run, progress: Progress) -> InputFn:
+    """Returns this process's share of what is left."""
+    local = count_local_replicas(run.settings.strategy)
+    first = run.cluster.rank * local
+    return train_input_fn(
+        run.train,
+        run.windows,
+        replicas=range(first, first + local),
+        update=progress.update,
+        micro_step=progress.micro_step,
+        max_seq_length=run.settings.max_seq_length,
+    )
+
+
+def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) -> None:
+    """Trains with the other tasks; a task that waits for a lost one ends itself."""
+    watchdog = Watchdog(run.settings.watchdog_secs, run.cluster.name)
+    watchdog.start()
+    left = run.windows.num_micro_steps(progress.update, progress.micro_step)
+    tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(
+            input_fn,
+            max_steps=progress.global_step + left,
+            hooks=[*hooks, ProgressHook(watchdog, progress.global_step)],
+        ),
+        tf.estimator.EvalSpec(input_fn),  # of an evaluator, which there is not
+    )
+    watchdog.stop()
+
+
+def _log_plan(run: Run) -> None:
+    windows = run.windows
+    _logger.info(
+        "%s; %s micro-steps = %s updates",
+        windows.batches,
+        f"{windows.num_micro_steps():,}",
+        f"{windows.num_updates:,}",
+    )

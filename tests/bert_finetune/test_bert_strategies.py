@@ -1,0 +1,199 @@
+"""`--strategy`: the weights of one process, real clusters, lost tasks."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_finetune import run_classifier
+from bert_finetune.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+_SCRIPT = pathlib.Path(run_classifier.__file__)
+_MIRRORED = pathlib.Path(__file__).with_name("mirrored_program.py")
+_DEADLINE_SECS = 300
+
+
+@pytest.fixture
+def settings(settings) -> Settings:
+    """2 x 50 examples in windows of 16: the last holds 4, for one of two replicas."""
+    return dataclasses.replace(
+        settings,
+        do_train=True,
+        num_train_epochs=2.0,
+        effective_batch_size=16,
+        gradient_accumulation_steps=None,
+    )
+
+
+def _flags(settings: Settings, **changes) -> list[str]:
+    values = dataclasses.asdict(dataclasses.replace(settings, **changes))
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+
+def _start(flags, log, tf_config=None, script=_SCRIPT) -> subprocess.Popen:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    environment.pop("TF_CONFIG", None)
+    if tf_config is not None:
+        environment["TF_CONFIG"] = json.dumps(tf_config)
+    return subprocess.Popen(
+        [sys.executable, str(script), *flags],
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _tf_configs() -> list[dict]:
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("localhost", 0))
+        chief, worker = (f"localhost:{s.getsockname()[1]}" for s in (first, second))
+    cluster = {"chief": [chief], "worker": [worker]}
+    return [{"cluster": cluster, "task": {"type": job, "index": 0}} for job in cluster]
+
+
+class _Cluster:
+    """Two tasks, ended whatever happens."""
+
+    def __init__(self, flags, log_path):
+        self._log_path = log_path
+        with log_path.open("w") as log:
+            self.tasks = [_start(flags, log, task) for task in _tf_configs()]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        print(self._log_path.read_text()[-4000:])
+
+    def kill(self):
+        for task in self.tasks:
+            task.kill()
+            task.wait()
+
+    def wait(self) -> list[int]:
+        end = time.monotonic() + _DEADLINE_SECS
+        return [task.wait(end - time.monotonic()) for task in self.tasks]
+
+
+def _alone(settings, log_path, script=_SCRIPT, **changes):
+    with log_path.open("w") as log:
+        task = _start(_flags(settings, **changes), log, script=script)
+        try:
+            assert task.wait(_DEADLINE_SECS) == 0
+        finally:
+            task.kill()
+            print(log_path.read_text()[-4000:])
+    return _weights(changes.get("output_dir", settings.output_dir))
+
+
+def _weights(folder) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(folder))
+    names = reader.get_variable_to_shape_map()
+    return {n: reader.get_tensor(n) for n in names if "accumul" not in n}
+
+
+def _assert_close(ours, theirs):
+    assert ours["update_step"] == theirs["update_step"] == 7
+    names = theirs.keys() - {"global_step"}
+    assert len(names) > 30
+    for name in names:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5, err_msg=name)
+
+
+def test_two_processes_have_the_weights_of_one_and_the_chief_does_the_rest(
+    settings, tmp_path
+):
+    one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
+    flags = _flags(settings, strategy="multi_worker", do_eval=True, do_predict=True)
+    with _Cluster(flags, tmp_path / "cluster_log") as cluster:
+        assert cluster.wait() == [0, 0]
+    output = (tmp_path / "cluster_log").read_text()
+    said = (
+        "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
+    )
+    assert output.count(said) == 1
+    folder = pathlib.Path(settings.output_dir)
+    _assert_close(_weights(folder), one)
+    rows = (folder / "train_metrics.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[2] for row in rows] == [
+        "16",
+        "32",
+        "48",
+        "64",
+        "80",
+        "96",
+        "100",
+    ]
+    assert "update_step = 7" in (folder / "eval_results.txt").read_text()
+    assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
+
+
+def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
+    settings, tmp_path
+):
+    """Saved every 3 micro-steps, which is every 2 updates of 2."""
+    settings = dataclasses.replace(
+        settings,
+        strategy="multi_worker",
+        num_train_epochs=8.0,
+        save_checkpoints_steps=3,
+    )
+    whole = _flags(settings, output_dir=str(tmp_path / "whole"))
+    with _Cluster(whole, tmp_path / "whole_log") as cluster:
+        assert cluster.wait() == [0, 0]
+    folder = pathlib.Path(settings.output_dir)
+    with _Cluster(_flags(settings), tmp_path / "killed_log") as cluster:
+        _wait_for(folder / "model.ckpt-8.index", cluster.tasks)
+        cluster.kill()
+    saved = {int(path.stem.partition("-")[2]) for path in folder.glob("*.index")}
+    assert all(step % 4 == 0 for step in saved) and max(saved) < 50
+    alone = tmp_path / "alone"
+    with _Cluster(_flags(settings), tmp_path / "cluster_log") as cluster:
+        assert cluster.wait() == [0, 0]
+    assert "going on after micro-step" in (tmp_path / "cluster_log").read_text()
+    ours, theirs = _weights(folder), _weights(tmp_path / "whole")
+    assert ours.keys() == theirs.keys() and ours["update_step"] == 25
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    assert not alone.exists()
+
+
+def _wait_for(path, tasks):
+    end = time.monotonic() + _DEADLINE_SECS
+    while not path.exists():
+        assert time.monotonic() < end and all(t.poll() is None for t in tasks)
+        time.sleep(0.01)
+
+
+def test_task_that_has_lost_the_other_ends_itself(settings, tmp_path):
+    flags = _flags(
+        settings, strategy="multi_worker", num_train_epochs=1000.0, watchdog_secs=20
+    )
+    with _Cluster(flags, tmp_path / "log") as cluster:
+        metrics = pathlib.Path(settings.output_dir) / "train_metrics.csv"
+        _wait_for(metrics, cluster.tasks)
+        time.sleep(1)
+        cluster.tasks[1].kill()
+        assert cluster.tasks[0].wait(90) == 75
+
+
+def test_mirrored_over_two_cpus_has_the_weights_of_one(settings, tmp_path):
+    one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
+    two = _alone(settings, tmp_path / "log", script=_MIRRORED, strategy="mirrored")
+    said = (
+        "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
+    )
+    assert said in (tmp_path / "log").read_text()
+    _assert_close(two, one)

@@ -1,0 +1,259 @@
+"""The order of a run, and how its windows are shared out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert_finetune import windows as windows_module
+from bert_finetune.batches import Batches, batches_of
+from bert_finetune.windows import epoch_order, make_windows
+
+_CUTS = [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5), (7, 3)]
+
+
+def _windows(
+    size=4, steps=1, replicas=1, num_examples=23, num_train_epochs=3.0, seed=1
+):
+    """In windows of size x steps x replicas examples."""
+    batches = Batches(size * steps * replicas, steps, replicas)
+    return make_windows(num_examples, num_train_epochs, batches, seed)
+
+
+def _rows(*args, **kwargs):
+    return [rows.tolist() for rows in _windows(*args, **kwargs).stream()]
+
+
+def _flat(parts):
+    return [row for part in parts for row in part]
+
+
+def test_each_epoch_uses_every_example_exactly_once():
+    stream = _flat(_rows())
+    epochs = [stream[start : start + 23] for start in (0, 23, 46)]
+    assert len(stream) == 69
+    assert [sorted(epoch) for epoch in epochs] == [list(range(23))] * 3
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] != sorted(epochs[0])
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    assert epoch_order(50, seed=7, epoch=2).tolist() == (
+        epoch_order(50, seed=7, epoch=2).tolist()
+    )
+    assert _rows(seed=1) == _rows(seed=1)
+    assert _rows(seed=1) != _rows(seed=2)
+    # Not the same orders one epoch later, which seed + epoch would give.
+    assert epoch_order(50, 8, 1).tolist() != epoch_order(50, 7, 2).tolist()
+
+
+def test_order_is_the_same_under_every_version_of_numpy():
+    first = epoch_order(10, seed=3, epoch=1)
+    assert first.tolist() == [9, 7, 8, 3, 5, 6, 4, 0, 2, 1]
+    largest = epoch_order(10, seed=2**64 - 1, epoch=0)
+    assert largest.tolist() == [8, 9, 0, 7, 4, 2, 6, 3, 1, 5]
+
+
+def test_fraction_of_an_epoch_is_cut_from_its_order():
+    assert _flat(_rows(num_train_epochs=1.5)) == _flat(_rows(num_train_epochs=3.0))[:34]
+    assert len(_flat(_rows(num_train_epochs=0.1))) == 2
+
+
+def test_micro_batches_cross_epochs_and_only_the_last_is_short():
+    sizes = [len(rows) for rows in _rows(4, steps=3)]
+    assert sizes == [4] * 17 + [1]
+    assert len(sizes) == _windows(4, steps=3).num_micro_steps()
+
+
+def test_micro_batch_may_be_larger_than_the_data():
+    assert [len(rows) for rows in _rows(50)] == [50, 19]
+    assert sorted(_rows(50)[0][:23]) == list(range(23))
+
+
+@pytest.mark.parametrize("num_train_epochs", [1.0, 2.7, 3.0])
+@pytest.mark.parametrize(("steps", "replicas"), _CUTS)
+def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, replicas):
+    """301 examples, windows of 42: they do not divide, nor do most cuts of them."""
+    whole, cut = (
+        make_windows(301, num_train_epochs, Batches(42, *shares), seed=5)
+        for shares in ((1, 1), (steps, replicas))
+    )
+    assert whole.num_updates == cut.num_updates == -(-int(301 * num_train_epochs) // 42)
+    micro_steps = 0
+    for update in range(cut.num_updates):
+        shares = cut.shares(update)
+        assert all(len(step) == replicas for step in shares)
+        assert _flat(_flat(shares)) == whole.examples(update).tolist()
+        sizes = [len(share) for step in shares for share in step]
+        if update < cut.num_updates - 1:
+            assert len(shares) == steps and max(sizes) - min(sizes) <= 1
+        else:
+            assert all(any(len(share) for share in step) for step in shares)
+        micro_steps += len(shares)
+    assert cut.num_micro_steps() == micro_steps
+
+
+def test_windows_of_4_micro_batches_of_8_hold_the_batches_of_32():
+    small = _rows(8, steps=4, num_examples=301, num_train_epochs=2.7)
+    large = _rows(32, num_examples=301, num_train_epochs=2.7)
+    assert [_flat(small[i : i + 4]) for i in range(0, len(small), 4)] == large
+    assert len(large[-1]) == int(301 * 2.7) % 32 > 0
+
+
+def test_replicas_read_the_parts_of_one_alone():
+    windows = _windows(2, steps=3, replicas=3)
+    streams = [list(windows.stream([replica])) for replica in range(3)]
+    together = list(windows.stream(range(3)))
+    assert [len(stream) for stream in streams] == [windows.num_micro_steps()] * 3
+    turns = [share for step in zip(*streams, strict=True) for share in step]
+    assert [t.tolist() for t in together] == [t.tolist() for t in turns]
+    assert _flat(together) == _flat(_rows(18))
+
+
+@pytest.mark.parametrize(("update", "micro_step"), [(0, 0), (0, 2), (2, 1), (5, 0)])
+def test_stream_from_a_micro_step_on_is_the_tail_of_the_run(update, micro_step):
+    windows = _windows(4, steps=3)
+    full, tail = (
+        [rows.tolist() for rows in windows.stream((0,), *done)]
+        for done in ((0, 0), (update, micro_step))
+    )
+    assert tail == full[3 * update + micro_step :]
+    assert len(tail) == windows.num_micro_steps(update, micro_step)
+
+
+def test_skipped_windows_are_not_made(monkeypatch):
+    drawn = []
+
+    def counting(num_examples, seed, epoch):
+        drawn.append(epoch)
+        return epoch_order(num_examples, seed, epoch)
+
+    monkeypatch.setattr(windows_module, "_remembered_order", counting)
+    windows = _windows(8, num_examples=1000, num_train_epochs=1_000_000)
+    (rows,) = windows.stream(update=windows.num_updates - 1)
+    assert drawn == [999_999]
+    assert rows.tolist() == epoch_order(1000, 1, 999_999)[-8:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "epochs", "micro_batch_size", "expected"),
+    [
+        (8, 1, 4, 2),
+        (9, 1, 4, 3),
+        (7250, 3.0, 8, 2719),
+        (10, 0.25, 1, 2),
+        (100, 0.29, 1, 29),  # 28.999999999999996 in floating point
+        (3, 1, 100, 1),
+    ],
+)
+def test_number_of_micro_steps_drops_nothing(
+    num_examples, epochs, micro_batch_size, expected
+):
+    windows = make_windows(num_examples, epochs, Batches(micro_batch_size, 1, 1), 0)
+    assert windows.num_micro_steps() == windows.num_updates == expected
+
+
+@pytest.mark.parametrize(
+    "num_train_epochs", [0, -1.0, 0.01, float("nan"), float("inf")]
+)
+def test_epochs_that_reach_no_example_are_refused(num_train_epochs):
+    message = (
+        r"`--num_train_epochs` must be finite and reach one example\. Received: "
+        rf"{num_train_epochs} of 23 examples\. Use 3\.0"
+    )
+    with pytest.raises(ValueError, match=message):
+        _windows(num_train_epochs=num_train_epochs)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_outside_their_range_are_refused(seed):
+    message = rf"`seed` must be an integer, 0 <= .* Received: {seed}\."
+    with pytest.raises(ValueError, match=message):
+        _windows(seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("effective", "micro", "steps", "replicas", "expected"),
+    [
+        (None, None, None, 1, (32, 1)),
+        (None, 8, 4, 1, (32, 4)),
+        (None, 8, 4, 3, (96, 4)),
+        (32, 8, None, 1, (32, 4)),
+        (32, 8, None, 2, (32, 2)),
+        (32, 5, None, 2, (32, 4)),
+        (100, None, None, 1, (100, 4)),
+        (32, None, 4, 2, (32, 4)),
+        (32, 8, 2, 2, (32, 2)),
+        (3, 8, None, 2, (3, 1)),
+        (32, "auto", None, 2, (32, 1)),
+    ],
+)
+def test_sizes_follow_from_one_another(
+    settings, effective, micro, steps, replicas, expected
+):
+    batches = batches_of(_sizes(settings, effective, micro, steps), replicas)
+    found = batches.effective_batch_size, batches.gradient_accumulation_steps
+    assert found == expected
+    assert batches.num_replicas == replicas
+    assert batches.is_auto == (micro == "auto")
+
+
+def _sizes(settings, effective, micro, steps):
+    return dataclasses.replace(
+        settings,
+        effective_batch_size=effective,
+        train_batch_size=micro,
+        gradient_accumulation_steps=steps,
+    )
+
+
+@pytest.mark.parametrize(
+    ("effective", "micro", "steps", "replicas", "message"),
+    [
+        (32, 8, 3, 1, r"Received: 32, not 8 \* 3 \* 1 = 24\. Leave one of the three"),
+        (3, None, None, 4, "Received: 3 for 1 micro-steps of 4 replicas. Use a larger"),
+        (8, None, 5, 2, "Received: 8 for 5 micro-steps of 2 replicas. Use a larger"),
+        (
+            None,
+            "auto",
+            None,
+            1,
+            "must be given the examples of an update. Received: no",
+        ),
+        (8, "auto", 2, 1, "Received: --gradient_accumulation_steps=2. Leave that out"),
+    ],
+)
+def test_sizes_that_disagree_are_refused(
+    settings, effective, micro, steps, replicas, message
+):
+    with pytest.raises(ValueError, match=message):
+        batches_of(_sizes(settings, effective, micro, steps), replicas)
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        (
+            Batches(32, 4, 1),
+            "effective batch 32 = 8 examples x 4 micro-steps x 1 replica",
+        ),
+        (
+            Batches(96, 4, 3),
+            "effective batch 96 = 8 examples x 4 micro-steps x 3 replicas",
+        ),
+        (
+            Batches(10, 3, 1),
+            "effective batch 10 = at most 4 examples x 3 micro-steps x 1",
+        ),
+        (
+            Batches(32, 1, 2, is_auto=True),
+            "effective batch 32 = 16 examples in as many micro-batches as memory asks",
+        ),
+    ],
+)
+def test_batches_say_what_they_are(batches, text):
+    assert str(batches).startswith(text)
+
+
+def test_a_window_is_a_numpy_array_of_example_numbers():
+    assert _windows().examples(0).dtype == np.int64

@@ -1,0 +1,87 @@
+"""From `--strategy` and the environment to a cluster and a number of replicas."""
+
+import json
+import os
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum.cluster import Cluster
+from estimator_accum.strategies import (
+    count_local_replicas,
+    count_replicas,
+    make_session_config,
+    make_strategy,
+    read_cluster_of,
+)
+
+
+def _environment(task_type="worker", workers=2):
+    cluster = {"worker": [f"a:{2000 + i}" for i in range(workers)]}
+    task = {"type": task_type, "index": 0}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+def test_multi_worker_takes_the_cluster_of_the_environment():
+    cluster = read_cluster_of("multi_worker", _environment())
+    assert (cluster.num_workers, cluster.is_chief) == (2, True)
+    assert count_replicas("multi_worker", cluster) == 2
+
+
+def test_multi_worker_without_a_cluster_is_alone():
+    cluster = read_cluster_of("multi_worker", {})
+    assert cluster.is_alone
+    assert make_strategy("multi_worker", cluster) is None
+
+
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_one_task_may_have_a_tf_config_of_its_own(strategy, monkeypatch):
+    cluster = read_cluster_of(strategy, _environment(workers=1))
+    monkeypatch.setenv("TF_CONFIG", "of that task")
+    make_strategy(strategy, cluster)
+    assert cluster.is_alone and "TF_CONFIG" not in os.environ
+
+
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_tasks_of_a_slurm_step_may_be_runs_of_their_own(strategy):
+    assert read_cluster_of(strategy, {"SLURM_STEP_NUM_TASKS": "4"}).is_alone
+
+
+@pytest.mark.parametrize("task_type", ["worker", "evaluator"])
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_cluster_without_multi_worker_is_refused(strategy, task_type):
+    message = (
+        rf"^`--strategy` must be multi_worker in a cluster.* Received: {strategy} in a "
+        r"`TF_CONFIG` with 2 tasks that train\. Use --strategy=multi_worker, or unset"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_cluster_of(strategy, _environment(task_type))
+
+
+def test_evaluator_task_is_refused():
+    message = r"must train here: .* Received: an evaluator\. Leave it out\.$"
+    with pytest.raises(ValueError, match=message):
+        read_cluster_of("multi_worker", _environment("evaluator"))
+
+
+def test_unknown_strategy_is_refused():
+    message = (
+        r"^`--strategy` must be one of none, mirrored, multi_worker\. Received: 'p"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_cluster_of("ps", {})
+
+
+def test_none_is_one_replica_without_a_strategy():
+    assert make_strategy("none", Cluster()) is None
+    assert make_session_config("none") is None
+    assert count_replicas("none", Cluster()) == 1
+
+
+def test_mirrored_has_the_replicas_that_it_was_said_to_have():
+    strategy = make_strategy("mirrored", Cluster())
+    replicas = count_replicas("mirrored", Cluster())
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert strategy.num_replicas_in_sync == replicas == count_local_replicas("mirrored")
+    config = make_session_config("mirrored")
+    assert config.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
