@@ -27,7 +27,7 @@ from estimator_accum.accumulators import (
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
 from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
 from estimator_accum.noise_scale import update_noise_scale
-from estimator_accum.nonfinite import are_finite, assert_finite
+from estimator_accum.nonfinite import all_finite, assert_finite
 from estimator_accum.plan import (
     MicroBatch,
     Plan,
@@ -159,20 +159,25 @@ def _check_micro_batch(plan: Plan, micro_batch: MicroBatch, scalars):
     rule = plan.rule
     if rule.on_nonfinite == "skip_window" or is_dynamic(rule.optimizer):
         return None, []  # the window's sum will tell
-    gradients = [*micro_batch.gradients, *scalars[:2]]
-    halves = half_squared_norms(gradients, scalars[0].dtype, has_unique_rows=True)
-    finite = are_finite(gradients, halves)
+    gradients, dtype = micro_batch.gradients, scalars[0].dtype
+    halves = half_squared_norms(gradients, dtype, has_unique_rows=True)
+    values, halves = _with_scalars(gradients, halves, scalars[:2])
     if rule.on_nonfinite == "skip_micro_batch":
-        return tf.reduce_all(finite), []
-    return None, [_raise_unless(finite, plan)]
+        return all_finite(values, halves), []
+    return None, [_raise_unless_finite(values, halves, plan)]
 
 
-def _raise_unless(finite: tf.Tensor, plan: Plan) -> tf.Operation:
+def _with_scalars(gradients, halves: tf.Tensor, scalars: list[tf.Tensor]):
+    """Weight and loss are checked like gradients, as they are."""
+    return [*gradients, *scalars], tf.concat([halves, tf.stack(scalars)], 0)
+
+
+def _raise_unless_finite(values, halves: tf.Tensor, plan: Plan) -> tf.Operation:
     names = [v.op.name for v in plan.variables] + ["the weight", "the loss"]
     clock = plan.global_step
     if clock is None:
         clock = tf.compat.v1.train.get_global_step()
-    return assert_finite(finite, names, None if clock is None else clock + 1)
+    return assert_finite(values, halves, names, None if clock is None else clock + 1)
 
 
 def _finish(strategy, plan, gradients, counted, steps, mean_loss):
@@ -298,12 +303,13 @@ def _take_mean(plan: Plan, gradients: list[Gradient] | None):
     num_variables = len(plan.variables)
     sums, (weight, loss, *noise) = sums[:num_variables], sums[num_variables:]
     halves = half_squared_norms(sums, weight.dtype, bool(plan.accumulators))
-    finite = are_finite([*sums, weight, loss], tf.concat([halves, [weight, loss]], 0))
-    is_good = tf.reduce_all(finite)
-    done = cleared
+    checked = _with_scalars(sums, halves, [weight, loss])
+    done, is_good = cleared, tf.constant(True)
     if rule.on_nonfinite == "raise" and not is_dynamic(rule.optimizer):
-        done = [*cleared, _raise_unless(finite, plan)]
-    elif rule.on_nonfinite != "raise":
+        done = [*cleared, _raise_unless_finite(*checked, plan)]
+    else:
+        is_good = all_finite(*checked)
+    if rule.on_nonfinite != "raise":
         is_good = tf.logical_and(is_good, weight > 0)  # every micro-batch left out
     is_alone = not plan.accumulators and plan.num_replicas == 1
     mean, norm = scale_and_clip(

@@ -31,38 +31,62 @@ def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
         )
 
 
-def are_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:
-    """Returns whether each gradient is finite, bool [gradients].
+def all_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:
+    """Returns whether all gradients are finite, a scalar bool.
 
     Args:
         gradients: Tensors or `IndexedSlices`.
         half_squares: Their `half_squared_norms`, finite in all but rare cases, and then
             nothing else has to be read.
     """
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-
-    def read_all():  # the square of 1e20 is infinite in float32
-        return tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values])
-
-    finite = tf.math.is_finite(half_squares)
-    return tf.cond(tf.reduce_all(finite), lambda: finite, read_all)
+    return tf.cond(
+        tf.reduce_all(tf.math.is_finite(half_squares)),
+        lambda: tf.constant(True),
+        lambda: tf.reduce_all(_read_all(gradients)),
+    )
 
 
 def assert_finite(
-    finite: tf.Tensor, names: list[str], micro_step: tf.Tensor | None
+    gradients: list[Gradient],
+    half_squares: tf.Tensor,
+    names: list[str],
+    micro_step: tf.Tensor | None,
 ) -> tf.Operation:
     """Returns an operation that fails, naming what is not finite.
 
     Args:
-        finite: bool [names].
-        names: What `finite` tells of.
+        gradients: Tensors or `IndexedSlices`.
+        half_squares: As of `all_finite`.
+        names: Of the gradients.
         micro_step: Scalar, of which the error speaks; None where nobody counts.
     """
+
+    def read_and_assert():
+        finite = _read_all(gradients)
+        message = _message(finite, names, micro_step)
+        checked = tf.debugging.Assert(tf.reduce_all(finite), [message])
+        with tf.control_dependencies([checked]):
+            return tf.constant(True)
+
+    return tf.cond(
+        tf.reduce_all(tf.math.is_finite(half_squares)),
+        lambda: tf.constant(True),
+        read_and_assert,
+    ).op
+
+
+def _read_all(gradients: list[Gradient]) -> tf.Tensor:
+    """Whether each is finite, bool [gradients]; the square of 1e20 is not."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    return tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+
+
+def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
     culprits = tf.strings.reduce_join(
         tf.boolean_mask(tf.constant(names), tf.logical_not(finite)), separator=", "
     )
     when = "" if micro_step is None else tf.strings.as_string(micro_step)
-    message = tf.strings.join(
+    return tf.strings.join(
         [
             "Gradients must be finite. Received: NaN or infinity at micro-step ",
             when,
@@ -71,7 +95,6 @@ def assert_finite(
             ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to go on without.",
         ]
     )
-    return tf.debugging.Assert(tf.reduce_all(finite), [message])
 
 
 def what_was_not_finite(error: Exception) -> str | None:

@@ -1,0 +1,62 @@
+"""What memory alone takes: the program of the bound's contender, and the bound.
+
+The program adds one array to another that no cache holds, a thread a core, and prints
+seconds per byte of traffic: two reads and a write for every byte of an array.
+
+The bound of a micro-step is that pace times the traffic that no accumulation by
+gradient descent with clipping can do without, for D bytes of dense gradients and S of
+sparse ones' slices, a micro-batch:
+
+    first micro-step      nothing of D: the gradient's buffer may become the sum
+    K - 1 micro-steps     3 D   read the gradient, read the sum, write the sum
+    boundary              1 D   read the sum, for its norm
+                          3 D   read the sum, read the variable, write the variable
+    slices                7 S   the same for the rows that a micro-batch touches
+
+in all (3 (K - 1) + 4) D / K + 7 S a micro-step. What stays in a cache costs less: a way
+may well be below the bound.
+"""
+
+import concurrent.futures
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+
+def bound_secs(
+    secs_per_byte: float, steps: int, dense_bytes: int, sparse_bytes: int
+) -> float:
+    """Returns the bound of one micro-step in a window of `steps` [s]."""
+    traffic = (3 * (steps - 1) + 4) * dense_bytes / steps + 7 * sparse_bytes
+    return secs_per_byte * traffic
+
+
+def main() -> None:
+    """Takes the bytes of an array from the command line and orders from stdin."""
+    threads = len(os.sched_getaffinity(0))
+    floats = int(sys.argv[1]) // 4 // threads
+    pairs = [
+        (np.zeros(floats, np.float32), np.ones(floats, np.float32))
+        for _ in range(threads)
+    ]
+
+    def add(pair):
+        total, part = pair
+        np.add(total, part, out=total)
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        list(pool.map(add, pairs))
+        print(json.dumps({}), flush=True)
+        for _ in sys.stdin:
+            start = time.perf_counter()
+            list(pool.map(add, pairs))
+            secs = time.perf_counter() - start
+            traffic = 3 * 4 * floats * threads
+            print(json.dumps({"secs": secs / traffic}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The program of one contender: builds one way to accumulate, then runs it on demand.
+
+    python -m scripts.benchmarks.micro_steps '{"way": "this project", "size": "small",
+        "steps": 4, "micro_batch_size": 8, "tokens": 16, "micro_steps": 8}'
+
+It prints one JSON line when it is ready, and one for every line that it reads: seconds
+per micro-step, over whole windows, and the peak of its resident memory [bytes].
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
+
+import tensorflow as tf
+
+from scripts.benchmarks.keras_ways import KERAS_WAYS
+from scripts.benchmarks.models import classification_loss, token_ids
+from scripts.benchmarks.ways import GRAPH_WAYS, trained
+
+
+def main() -> None:
+    """Reads the contender from the command line and its orders from stdin."""
+    spec = json.loads(sys.argv[1])
+    steps = spec["steps"]
+    run, facts = (_in_graph if spec["way"] in GRAPH_WAYS else _in_keras)(spec)
+    count = steps * max(1, spec["micro_steps"] // steps)  # whole windows
+    for _ in range(2 * steps):  # the first ones compile and allocate
+        run()
+    print(json.dumps(facts), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        secs = (time.perf_counter() - start) / count
+        print(json.dumps({"secs": secs, "peak_bytes": _peak_bytes()}), flush=True)
+
+
+def _in_graph(spec: dict):
+    """Returns (a function that runs one micro-step, what the bound needs to know)."""
+    tf.compat.v1.disable_eager_execution()
+    ids = token_ids(spec["micro_batch_size"], spec["tokens"])
+    loss = classification_loss(spec["size"], ids.read_value())
+    variables = tf.compat.v1.trainable_variables()
+    train_op = GRAPH_WAYS[spec["way"]](loss, spec["steps"])
+    session = tf.compat.v1.Session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    is_sparse = [isinstance(g, tf.IndexedSlices) for g, _ in trained(loss)]
+    sizes = [_bytes(variable) for _, variable in trained(loss)]
+    rows = spec["micro_batch_size"] * spec["tokens"]
+    return session.make_callable(train_op), {
+        "parameter_bytes": sum(map(_bytes, variables)),
+        "dense_bytes": sum(s for s, sparse in zip(sizes, is_sparse) if not sparse),
+        "sparse_bytes": sum(
+            rows * 4 * v.shape[-1]
+            for (_, v), sparse in zip(trained(loss), is_sparse)
+            if sparse
+        ),
+    }
+
+
+def _in_keras(spec: dict):
+    ids = token_ids(spec["micro_batch_size"], spec["tokens"])
+
+    def build_loss():
+        return classification_loss(spec["size"], ids.read_value())
+
+    return KERAS_WAYS[spec["way"]](build_loss, spec["steps"]), {}
+
+
+def _bytes(variable) -> int:
+    return variable.shape.num_elements() * variable.dtype.size
+
+
+def _peak_bytes() -> int:
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""BERT in five sizes, with random weights, on random tokens without padding."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bert_finetune import modeling
+
+
+class Size(NamedTuple):
+    """Layers and width; a head has 64 dimensions, MiniLM's 32."""
+
+    layers: int
+    hidden: int
+    heads: int
+
+
+# google-research/bert's miniatures, all-MiniLM-L6's shape, and BERT-Base.
+SIZES = {
+    "tiny": Size(2, 128, 2),
+    "mini": Size(4, 256, 4),
+    "small": Size(4, 512, 8),
+    "6-layer": Size(6, 384, 12),
+    "base": Size(12, 768, 12),
+}
+VOCABULARY = 30522
+
+
+def bert_config(size: str) -> modeling.BertConfig:
+    """Returns the encoder of that name, without dropout."""
+    layers, hidden, heads = SIZES[size]
+    return modeling.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
+def token_ids(micro_batch_size: int, tokens: int) -> tf.Variable:
+    """Returns random ids, int32 [micro_batch_size, tokens].
+
+    A variable: what depends on constants alone TensorFlow would compute only once.
+    """
+    shape = [micro_batch_size, tokens]
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape, np.int32)
+    return tf.compat.v1.Variable(ids, trainable=False, use_resource=True)
+
+
+def classification_loss(size: str, ids: tf.Tensor) -> tf.Tensor:
+    """Builds the encoder and a classifier of two classes.
+
+    Args:
+        size: One of SIZES.
+        ids: As of `token_ids`.
+
+    Returns:
+        The mean loss, a scalar.
+    """
+    output = modeling.encode(
+        bert_config(size), ids, tf.ones_like(ids), tf.zeros_like(ids), is_training=True
+    )
+    logits = modeling.classifier_logits(
+        output.pooled, 2, is_training=True, dropout_prob=0.0
+    )
+    labels = tf.zeros(ids.shape[:1], tf.int32)
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    )

@@ -1,0 +1,97 @@
+"""What accumulation costs a micro-step, and how that grows with K and with the model."""
+
+import json
+
+from scripts.benchmarks.bandwidth import bound_secs
+from scripts.benchmarks.keras_ways import KERAS_WAYS, why_not
+from scripts.benchmarks.table import Row, make_rows
+from scripts.benchmarks.turns import started, take_turns
+from scripts.benchmarks.ways import GRAPH_WAYS
+
+_BARE, _OURS, _ORIGINAL = "forward and backward", "this project", "original patch"
+_BOUND = "memory-bandwidth bound"
+_ARRAY_BYTES = 2**28  # no cache holds it
+# K = 1 has no window; from 2 on the cost of a micro-step should not depend on K.
+_STEPS_OF_GROWTH = (2, 4, 8, 16, 32, 64)
+
+
+def overhead(
+    size: str, steps: int, micro_batch_size: int, tokens: int, rounds: int
+) -> list[Row]:
+    """Compares all ways at one size and one K, against the original patch.
+
+        overhead = (time of a window) / K - (time of forward and backward)
+
+    Args:
+        size: Of the model.
+        steps: K [micro-steps per update].
+        micro_batch_size: Examples.
+        tokens: Of an example.
+        rounds: How often each way has its turn.
+
+    Returns:
+        A row a way, the bound included.
+    """
+    ways = [*GRAPH_WAYS, *(way for way in KERAS_WAYS if why_not(way) is None)]
+    spec = {
+        "size": size,
+        "micro_batch_size": micro_batch_size,
+        "tokens": tokens,
+        "micro_steps": 16,
+    }
+    programs = {
+        way: ("micro_steps", json.dumps(spec | {"way": way, "steps": steps}))
+        for way in ways
+    }
+    programs[_BOUND] = ("bandwidth", str(_ARRAY_BYTES))
+    with started(programs) as contenders:
+        secs = _secs(contenders, rounds)
+        facts = contenders[_BARE].facts
+    bare = secs.pop(_BARE)
+    values = {
+        way: [1e3 * (s - b) for s, b in zip(its_secs, bare, strict=True)]
+        for way, its_secs in secs.items()
+        if way != _BOUND
+    }
+    values[_BOUND] = [
+        1e3 * bound_secs(s, steps, facts["dense_bytes"], facts["sparse_bytes"])
+        for s in secs[_BOUND]
+    ]
+    setting = f"BERT-{size}, K={steps}"
+    return make_rows("overhead", setting, "ms a micro-step", values, _ORIGINAL)
+
+
+def growth(size: str, micro_batch_size: int, tokens: int, rounds: int) -> list[Row]:
+    """Seconds of an update by K, from 2 to 64: flat if the cost is linear in K.
+
+    Args:
+        size: Of the model.
+        micro_batch_size: Examples.
+        tokens: Of an example.
+        rounds: How often each K has its turn.
+    """
+    spec = {
+        "way": _OURS,
+        "size": size,
+        "micro_batch_size": micro_batch_size,
+        "tokens": tokens,
+        "micro_steps": 64,
+    }
+    programs = {
+        f"K={steps}": ("micro_steps", json.dumps(spec | {"steps": steps}))
+        for steps in _STEPS_OF_GROWTH
+    }
+    with started(programs) as contenders:
+        secs = _secs(contenders, rounds)
+    values = {way: [1e3 * s for s in its_secs] for way, its_secs in secs.items()}
+    unit, setting = "ms an update / K", f"BERT-{size}"
+    return make_rows("growth with K", setting, unit, values, next(iter(values)))
+
+
+def _secs(contenders, rounds: int) -> dict[str, list[float]]:
+    runs = {name: contender.run for name, contender in contenders.items()}
+    answers = take_turns(runs, rounds)
+    return {
+        name: [answer["secs"] for answer in its_answers]
+        for name, its_answers in answers.items()
+    }

@@ -1,0 +1,42 @@
+"""Runs of the project's own scripts, timed by the metrics that they write."""
+
+import csv
+import pathlib
+import subprocess
+import sys
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(arguments: list[str]) -> str:
+    """Runs Python with `arguments` from the repository's root; returns its stdout.
+
+    Raises:
+        RuntimeError: If it fails; the message ends with what it wrote to stderr.
+    """
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=_REPOSITORY,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        command = " ".join(arguments[:2])
+        raise RuntimeError(f"{command} failed ({done.returncode}): {done.stderr}")
+    return done.stdout
+
+
+def update_secs(model_dir: pathlib.Path) -> list[tuple[float, float]]:
+    """Reads `train_metrics.csv`: (examples, seconds) of every update.
+
+    The first fifth is left out: its updates compile, allocate and fill buffers.
+    """
+    with open(model_dir / "train_metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found, before = [], 0.0
+    for row in rows:
+        examples = float(row["examples"]) - before
+        before = float(row["examples"])
+        found.append((examples, examples / float(row["examples_per_sec"])))
+    return found[-(-len(found) // 5) :]

@@ -1,0 +1,142 @@
+"""Ways to accumulate in a graph, each `(loss, K) -> the op of one micro-step`.
+
+All of them update by gradient descent, clipped to a global norm of 1: of all optimizers
+the one whose own cost hides least of what accumulation costs. Those of other projects
+are restated from their description.
+"""
+
+import tensorflow as tf
+
+from estimator_accum import make_accumulating_train_op
+
+_CLIP_NORM = 1.0
+
+
+def gradient_descent() -> tf.compat.v1.train.Optimizer:
+    """Returns everybody's optimizer."""
+    return tf.compat.v1.train.GradientDescentOptimizer(1e-6)
+
+
+def trained(loss: tf.Tensor) -> list[tuple]:
+    """Returns (gradient, variable) of the variables that have a gradient."""
+    variables = tf.compat.v1.trainable_variables()
+    pairs = zip(tf.gradients(loss, variables), variables, strict=True)
+    return [(g, v) for g, v in pairs if g is not None]
+
+
+def forward_and_backward(loss: tf.Tensor, _) -> tf.Operation:
+    """Gradients and nothing else: one element of each is added up.
+
+    TensorFlow drops gradients that are only control inputs; it cannot drop these.
+    """
+    values = [
+        g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in trained(loss)
+    ]
+    return tf.add_n([tf.reshape(value, [-1])[0] for value in values]).op
+
+
+def no_accumulation(loss: tf.Tensor, _) -> tf.Operation:
+    """An update every micro-step."""
+    gradients, variables = zip(*trained(loss), strict=True)
+    clipped, _ = tf.clip_by_global_norm(gradients, _CLIP_NORM)
+    step = tf.compat.v1.train.get_or_create_global_step()
+    return gradient_descent().apply_gradients(
+        list(zip(clipped, variables, strict=True)), step
+    )
+
+
+def this_project(loss: tf.Tensor, steps: int) -> tf.Operation:
+    """`make_accumulating_train_op`, as users call it."""
+    return make_accumulating_train_op(
+        loss, gradient_descent(), steps, clip_norm=_CLIP_NORM
+    )
+
+
+def original_patch(loss: tf.Tensor, steps: int) -> tf.Operation:
+    """The gradient accumulation article's `tf.cond`, its window's phase put right.
+
+    Every micro-step adds a dense gradient of loss / K to each accumulator; at the
+    boundary they are read, clipped, applied and then assigned zeros.
+    """
+    gradients, variables = zip(*trained(loss / steps), strict=True)
+    accumulators = [_zeros(variable) for variable in variables]
+    added = [
+        accumulator.assign_add(tf.convert_to_tensor(gradient), read_value=False)
+        for accumulator, gradient in zip(accumulators, gradients, strict=True)
+    ]
+
+    def update():
+        with tf.control_dependencies(added):
+            sums = [accumulator.read_value() for accumulator in accumulators]
+        clipped, _ = tf.clip_by_global_norm(sums, _CLIP_NORM)
+        applied = gradient_descent().apply_gradients(
+            list(zip(clipped, variables, strict=True))
+        )
+        with tf.control_dependencies([applied]):
+            cleared = [
+                accumulator.assign(tf.zeros(accumulator.shape), read_value=False)
+                for accumulator in accumulators
+            ]
+        return _after(cleared)
+
+    step = tf.compat.v1.train.get_or_create_global_step()
+    is_boundary = tf.equal((step.read_value() + 1) % steps, 0)
+    done = tf.cond(is_boundary, update, lambda: _after(added))
+    with tf.control_dependencies([done, *added]):
+        return step.assign_add(1, read_value=False)
+
+
+def per_variable_conds(loss: tf.Tensor, steps: int) -> tf.Operation:
+    """tensor2tensor's multistep optimizer: a `tf.cond` for every variable.
+
+    Off the boundary it adds a dense gradient to the accumulator; at the boundary it
+    applies (accumulator + gradient) / K and zeroes. It has no global norm to clip to,
+    and so does not clip.
+    """
+    step = tf.compat.v1.train.get_or_create_global_step()
+    is_boundary = tf.equal((step.read_value() + 1) % steps, 0)
+    done = [
+        _cond_of_one(gradient, variable, is_boundary, steps)
+        for gradient, variable in trained(loss)
+    ]
+    with tf.control_dependencies(done):
+        return step.assign_add(1, read_value=False)
+
+
+def _cond_of_one(gradient, variable, is_boundary, steps: int) -> tf.Tensor:
+    gradient = tf.convert_to_tensor(gradient)
+    accumulator = _zeros(variable)
+
+    def update():
+        total = (accumulator.read_value() + gradient) / steps
+        applied = gradient_descent().apply_gradients([(total, variable)])
+        with tf.control_dependencies([applied]):
+            zeros = tf.zeros(accumulator.shape)
+            return _after([accumulator.assign(zeros, read_value=False)])
+
+    return tf.cond(
+        is_boundary,
+        update,
+        lambda: _after([accumulator.assign_add(gradient, read_value=False)]),
+    )
+
+
+def _zeros(variable) -> tf.Variable:
+    return tf.compat.v1.Variable(
+        tf.zeros(variable.shape), trainable=False, use_resource=True
+    )
+
+
+def _after(operations: list) -> tf.Tensor:
+    with tf.control_dependencies(operations):
+        return tf.constant(True)
+
+
+# What the table calls them. Those of Keras are in keras_ways.py.
+GRAPH_WAYS = {
+    "forward and backward": forward_and_backward,
+    "no accumulation": no_accumulation,
+    "this project": this_project,
+    "original patch": original_patch,
+    "per-variable conds": per_variable_conds,
+}
