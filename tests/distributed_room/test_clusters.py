@@ -79,6 +79,16 @@ def test_original_runs_have_the_weights_of_one_worker(
     assert len(list((folder / "export" / "final").iterdir())) == 1
 
 
+@pytest.mark.parametrize("workers, steps", [(1, 4), (2, 2), (4, 1)])
+def test_number_of_workers_changes_no_weight(tmp_path, one_worker, workers, steps):
+    folder = tmp_path / "output"
+    same = [f"--output_dir={folder}", *_flags("--micro_batch_size=50")]
+    code, output = run("launch_local", f"--workers={workers}", *same)
+    assert code == 0
+    assert f"effective batch 200 = 50 examples x {steps} micro-steps x" in output
+    _assert_close(values(folder), values(one_worker))
+
+
 def test_shares_that_differ_and_an_evaluator_have_the_weights_of_one_worker(
     tmp_path, one_worker
 ):

@@ -1,0 +1,301 @@
+"""Measures examples per second of two workers whose link is slow, against K.
+
+    python scripts/network_bench.py --output_dir=network
+
+Two networks on this machine, a pair of devices between them, shaped to 100 Mbit/s, and
+a worker in each, which train through `distributed.main`. K = 1, 2, 4 and 8, once with
+the same effective batch, cut finer, and once with the same micro-batch, so that the
+effective batch grows. Every cluster is timed in turns with a fast link and the slow one;
+the first says what the computation takes, from which the model of
+`estimator_accum.network` predicts the second. Writes network.csv and network.png. Needs
+root on Linux. Exit codes: 0; 2 for what does not fit.
+"""
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
+if __name__ == "__main__":  # a clone that is not installed runs as well
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+from matplotlib.figure import Figure
+
+from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from distributed.progress import last_update
+from estimator_accum.network import reduction_secs, update_secs
+
+_MAIN = pathlib.Path(__file__).resolve().parent.parent / "distributed" / "main.py"
+_STEPS = (1, 2, 4, 8)
+_ADDRESSES = ("10.77.0.1", "10.77.0.2")
+_WORKERS = len(_ADDRESSES)
+_PORT = 2222
+_DEVICE = "slow0"  # in each network
+_FIRST_UPDATE = 5  # the ones before build connections
+_TURNS = 3
+_DEADLINE_SECS = 300
+_SECS_BETWEEN_LOOKS = 0.002
+# What it starts ends with this process, however that ends, and the networks with it.
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+
+
+class Point(NamedTuple):
+    """One cluster's figures; the fields are the columns of network.csv.
+
+    Attributes:
+        series: "effective batch" or "micro-batch": what is the same for all K.
+        steps: K [micro-steps per update].
+        micro_batch_size: Of each worker [examples].
+        fast: Measured without the slow link [examples per second].
+        slow: Measured with it.
+        predicted: What `slow` should be by `fast` and the model.
+    """
+
+    series: str
+    steps: int
+    micro_batch_size: int
+    fast: float
+    slow: float
+    predicted: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=pathlib.Path,
+        default=pathlib.Path("network"),
+        metavar="DIR",
+        help="for the two files (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("mbits_per_sec", 100, "of the slow link"),
+        ("effective_batch_size", 160, "examples of an update, a multiple of 16"),
+        ("hidden_units", 512, "of the model's largest layer"),
+        ("updates", 20, "how many are timed at a turn"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: %(default)s)",
+        )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: measure(flags))
+
+
+def measure(flags: argparse.Namespace) -> None:
+    """Measures all points, and writes what has come of them."""
+    _check(flags)
+    largest = flags.effective_batch_size // _WORKERS
+    runs = [("effective batch", steps, largest // steps) for steps in _STEPS]
+    runs += [("micro-batch", steps, largest) for steps in _STEPS[1:]]
+    points = []
+    for series, steps, micro_batch in runs:
+        points.append(_point(flags, series, steps, micro_batch))
+        print(_line(points[-1]), flush=True)
+    points.insert(len(_STEPS), points[0]._replace(series="micro-batch"))
+    flags.output_dir.mkdir(parents=True, exist_ok=True)
+    with (flags.output_dir / "network.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Point._fields)
+        writer.writerows(points)
+    draw(points, flags.mbits_per_sec).savefig(flags.output_dir / "network.png", dpi=150)
+
+
+def _check(flags: argparse.Namespace) -> None:
+    for name, value in vars(flags).items():
+        if name != "output_dir" and value < 1:
+            raise ValueError(
+                f"`--{name}` must be an integer >= 1. Received: {value}. "
+                "See --help for the usual value."
+            )
+    if flags.effective_batch_size % (_WORKERS * _STEPS[-1]):
+        raise ValueError(
+            "`--effective_batch_size` must be a multiple of 16. "
+            f"Received: {flags.effective_batch_size}. Use 160."
+        )
+    if sys.platform != "linux" or os.geteuid():
+        raise ValueError(
+            "Slow links must be made by root on Linux. Received: another user, or "
+            f"{sys.platform}. Use scripts/network_bytes.py."
+        )
+
+
+def _line(point: Point) -> str:
+    return (
+        f"same {point.series:15} K={point.steps} x {point.micro_batch_size:<4} "
+        f"{point.fast:6.0f} examples/s, slow link {point.slow:6.0f}, "
+        f"predicted {point.predicted:6.0f}"
+    )
+
+
+def _point(flags, series: str, steps: int, micro_batch: int) -> Point:
+    """Trains a cluster, and times updates with either link in turns."""
+    effective = micro_batch * steps * _WORKERS
+    secs = {"fast": [], "slow": []}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        holders = _make_networks(stack)
+        tasks = _start_tasks(stack, flags, folder, holders, micro_batch, steps)
+        _reach(tasks, folder, _FIRST_UPDATE)
+        for _ in range(_TURNS):
+            for link, times in secs.items():
+                if link == "slow":
+                    _shape(holders, f"{flags.mbits_per_sec}mbit")
+                times.append(_secs_per_update(tasks, folder, flags.updates))
+                if link == "slow":
+                    _shape(holders, None)
+        num_bytes = _parameter_bytes(folder)
+    fast, slow = (statistics.median(times) for times in secs.values())
+    reduction = reduction_secs(num_bytes, _WORKERS, flags.mbits_per_sec * 1e6)
+    predicted = update_secs(fast / steps, steps, reduction)
+    rates = [effective / each for each in (fast, slow, predicted)]
+    return Point(series, steps, micro_batch, *rates)
+
+
+def _make_networks(stack: contextlib.ExitStack) -> list[subprocess.Popen]:
+    """Makes two networks with a link; returns the processes that hold them."""
+    holders = [
+        # It says so once it is inside.
+        _start(
+            stack,
+            ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"],
+            stdout=subprocess.PIPE,
+        )
+        for _ in _ADDRESSES
+    ]
+    for holder in holders:
+        if not holder.stdout.read(1):
+            raise OSError(
+                "`unshare --net` must make a network. Received: its error above. Allow "
+                "it, in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN."
+            )
+    peer = f"peer name {_DEVICE} netns {holders[1].pid}"
+    _inside(holders[0], f"ip link add {_DEVICE} type veth {peer}")
+    for holder, address in zip(holders, _ADDRESSES, strict=True):
+        _inside(holder, f"ip address add {address}/24 dev {_DEVICE}")
+        for device in (_DEVICE, "lo"):
+            _inside(holder, f"ip link set {device} up")
+    return holders
+
+
+def _shape(holders: list[subprocess.Popen], rate: str | None) -> None:
+    """Limits what either side sends; None takes the limit away."""
+    for holder in holders:
+        if rate is None:
+            _inside(holder, f"tc qdisc delete dev {_DEVICE} root")
+        else:
+            tbf = f"tbf rate {rate} burst 64kb latency 400ms"
+            _inside(holder, f"tc qdisc add dev {_DEVICE} root {tbf}")
+
+
+def _inside(holder: subprocess.Popen, command: str) -> None:
+    if subprocess.run([*_enter(holder), *command.split()], check=False).returncode:
+        raise OSError(f"`{command}` must work. Received: its error above.")
+
+
+def _enter(holder: subprocess.Popen) -> list[str]:
+    return ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+
+
+def _start(stack: contextlib.ExitStack, command: list[str], **options):
+    process = subprocess.Popen([*_WITH_US, *command], **options)
+    stack.callback(process.wait)
+    stack.callback(process.kill)  # first: callbacks run backwards
+    return process
+
+
+def _start_tasks(stack, flags, folder, holders, micro_batch: int, steps: int) -> list:
+    command = [
+        sys.executable,
+        str(_MAIN),
+        f"--output_dir={folder}",
+        f"--micro_batch_size={micro_batch}",
+        f"--gradient_accumulation_steps={steps}",
+        f"--hidden_units={flags.hidden_units}",
+        "--train_updates=1000000",  # it is stopped
+        "--save_checkpoints_updates=1000000",
+    ]
+    cluster = {"worker": [f"{address}:{_PORT}" for address in _ADDRESSES]}
+    log = stack.enter_context((pathlib.Path(folder) / "log").open("w"))
+    tasks = []
+    for index, holder in enumerate(holders):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        tasks.append(
+            _start(
+                stack,
+                [*_enter(holder), *command],
+                env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    return tasks
+
+
+def _secs_per_update(tasks, folder: str, updates: int) -> float:
+    # From the next but one: the next may have begun with the other link.
+    first, start = _reach(tasks, folder, last_update(folder) + 2)
+    last, end = _reach(tasks, folder, first + updates)
+    return (end - start) / (last - first)
+
+
+def _reach(tasks, folder: str, update: int) -> tuple[int, float]:
+    """Waits for an update; returns (update that it is, time)."""
+    end = time.monotonic() + _DEADLINE_SECS
+    while (now_at := last_update(folder)) < update:
+        if any(task.poll() is not None for task in tasks) or time.monotonic() > end:
+            print((pathlib.Path(folder) / "log").read_text()[-2000:], file=sys.stderr)
+            raise ValueError(
+                f"The run must get to update {update}. Received: one that ended or "
+                f"took {_DEADLINE_SECS} s at update {now_at}. See its lines above."
+            )
+        time.sleep(_SECS_BETWEEN_LOOKS)
+    return now_at, time.monotonic()
+
+
+def _parameter_bytes(folder: str) -> int:
+    import tensorflow as tf  # slow, and not needed for --help
+
+    shapes = tf.train.load_checkpoint(folder).get_variable_to_shape_map()
+    trained = [name for name in shapes if name.endswith(("/kernel", "/bias"))]
+    return 4 * sum(tf.TensorShape(shapes[name]).num_elements() for name in trained)
+
+
+def draw(points: list[Point], mbits_per_sec: int) -> Figure:
+    """Draws what was measured as dots, what was predicted as lines."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for number, series in enumerate(dict.fromkeys(p.series for p in points)):
+        axes = figure.add_subplot(1, 2, number + 1)
+        of_it = [point for point in points if point.series == series]
+        steps = [point.steps for point in of_it]
+        axes.plot(steps, [p.fast for p in of_it], "s:", color="#009e73", label="fast")
+        name = f"{mbits_per_sec} Mbit/s"
+        axes.plot(steps, [p.slow for p in of_it], "o", color="#b22222", label=name)
+        values = [p.predicted for p in of_it]
+        axes.plot(steps, values, color="#56b4e9", label=f"{name}, predicted", zorder=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(steps, steps)
+        axes.set_ylim(bottom=0)
+        axes.set(title=f"the same {series}", xlabel="K, micro-steps per update")
+        axes.set_ylabel("examples per second")
+        axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
