@@ -290,9 +290,8 @@ def draw(points: list[Point], mbits_per_sec: int) -> Figure:
         axes.plot(steps, values, color="#56b4e9", label=f"{name}, predicted", zorder=0)
         axes.set_xscale("log", base=2)
         axes.set_xticks(steps, steps)
-        axes.set_ylim(bottom=0)
         axes.set(title=f"the same {series}", xlabel="K, micro-steps per update")
-        axes.set_ylabel("examples per second")
+        axes.set(ylabel="examples per second", ylim=(0, None))
         axes.legend()
     return figure
 
