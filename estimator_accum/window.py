@@ -78,7 +78,10 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
     # init_from_checkpoint) is not meant for these.
     with tf.init_scope(), tf.compat.v1.name_scope(None):
         variable = tf.compat.v1.Variable(
-            lambda: tf.zeros(shape, dtype),
+            # Zeros that TensorFlow would fold into a constant stay in memory for good.
+            lambda: tf.raw_ops.Empty(
+                shape=tf.TensorShape(shape).as_list(), dtype=dtype, init=True
+            ),
             name=name,
             shape=shape,
             trainable=False,

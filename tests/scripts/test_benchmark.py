@@ -1,0 +1,145 @@
+"""scripts/benchmark.py: its arithmetic, its table, and every part on a small setting."""
+
+import csv
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from scripts import benchmark
+from scripts.benchmarks.bandwidth import bound_secs
+from scripts.benchmarks.keras_ways import why_not
+from scripts.benchmarks.script_runs import run, update_secs
+from scripts.benchmarks.table import as_text, make_rows, write
+from scripts.benchmarks.turns import Contender, quartiles, take_turns
+
+_SCRIPT = pathlib.Path(benchmark.__file__)
+
+
+def test_contenders_take_turns_and_every_second_round_goes_backwards():
+    order = []
+    runs = {name: lambda name=name: order.append(name) or name for name in "ABC"}
+    assert take_turns(runs, 3) == {name: [name] * 3 for name in "ABC"}
+    assert "".join(order) == "ABCCBAABC"
+
+
+def test_ratios_are_those_of_the_same_round():
+    values = {"slow": [2.0, 20.0, 6.0], "fast": [1.0, 10.0, 2.0]}
+    slow, fast = make_rows("part", "setting", "ms", values, "slow")
+    assert (slow.ratio, slow.low, slow.high) == (1, 1, 1)
+    assert (fast.value, fast.ratio) == (2.0, 0.5)
+    assert fast.low == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert quartiles([5.0]) == (5.0, 5.0, 5.0)
+
+
+def test_bound_is_the_traffic_that_accumulation_cannot_do_without():
+    # K = 1: the norm's read, and the update's two reads and a write
+    assert bound_secs(1e-9, 1, 100, 0) == pytest.approx(400e-9)
+    # K = 4: three additions of three passes each, and the boundary, over 4 micro-steps
+    assert bound_secs(1e-9, 4, 100, 0) == pytest.approx((9 + 4) * 100e-9 / 4)
+    assert bound_secs(1e-9, 4, 0, 10) == pytest.approx(70e-9)
+
+
+def test_table_is_printed_and_written_and_drawn(tmp_path):
+    rows = make_rows("part", "K=4", "ms", {"one": [2.0], "other": [1.0]}, "one")
+    write(rows, tmp_path / "out")
+    assert "| part | K=4 | other | 0.50 | 0.50 to 0.50 | one | 1 ms |" in as_text(rows)
+    assert (tmp_path / "out" / "benchmark.md").read_text() == as_text(rows)
+    with open(tmp_path / "out" / "benchmark.csv", newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [row["way"] for row in read] == ["one", "other"]
+    assert (tmp_path / "out" / "benchmark.png").stat().st_size > 5_000
+
+
+def test_first_fifth_of_the_updates_is_not_timed(tmp_path):
+    lines = ["update_step,examples,examples_per_sec"]
+    lines += [f"{n},{32 * n},{32 / n}" for n in range(1, 11)]
+    (tmp_path / "train_metrics.csv").write_text("\n".join(lines) + "\n")
+    timed = update_secs(tmp_path)
+    assert [secs for _, secs in timed] == pytest.approx(list(range(3, 11)))
+    assert {examples for examples, _ in timed} == {32.0}
+
+
+def test_script_that_fails_says_why():
+    with pytest.raises(RuntimeError, match=r"-m housing_example.main failed \(2\).*no"):
+        run(["-m", "housing_example.main", "--no_such_flag=1"])
+
+
+def test_contender_that_fails_says_why():
+    with pytest.raises(RuntimeError, match="bandwidth many failed: (.|\n)*ValueError"):
+        Contender("bandwidth", "many")
+
+
+def test_way_that_is_not_installed_is_left_out_with_a_sentence():
+    sentences = [why_not("Keras built-in"), why_not("GradientAccumulator")]
+    # Keras 2 has the one, Keras 3 the other; no installation has both.
+    assert any(sentence and " is left out: " in sentence for sentence in sentences)
+
+
+def test_cola_needs_its_folder(capsys):
+    assert benchmark.main(["--parts", "cola"]) == 2
+    assert "--cola_dir must name the folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--rounds=0", "--sizes=huge", "--parts=speed"])
+def test_flags_are_checked(flag, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main([flag])
+    assert "Try --help" in capsys.readouterr().err
+
+
+def _benchmark(folder, *flags):
+    done = subprocess.run(
+        [sys.executable, _SCRIPT, f"--output_dir={folder}", "--runs=1", *flags],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"PYTHONPATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    with open(folder / "benchmark.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_every_way_to_accumulate_is_measured(tmp_path):
+    flags = ["--sizes=tiny", "--steps=2", "--rounds=2", "--tokens=4"]
+    flags += ["--micro_batch_size=2", "--parts", "overhead"]
+    rows = _benchmark(tmp_path, *flags)
+    ways = {row["way"] for row in rows}
+    assert {"no accumulation", "this project", "original patch"} <= ways
+    assert {"per-variable conds", "memory-bandwidth bound"} <= ways
+    assert ("Keras built-in" in ways) == (why_not("Keras built-in") is None)
+    assert {row["setting"] for row in rows} == {"BERT-tiny, K=2"}
+
+
+@pytest.mark.slow
+def test_memory_and_housing_are_measured(tmp_path):
+    flags = ["--sizes=tiny", "--effective_batch_sizes=8", "--micro_batch_size=2"]
+    flags += ["--housing_updates=5", "--parts", "memory", "housing"]
+    rows = _benchmark(tmp_path, *flags)
+    memory = {row["way"]: float(row["value"]) for row in rows[:-2]}
+    assert list(memory)[:3] == ["2 x 1", "8 x 1", "2 x 4"]
+    assert all(value > 100 for value in memory.values())
+    assert [row["way"] for row in rows[-2:]] == ["177 x 1", "59 x 3"]
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_measured(tmp_path):
+    if "--pad_to_max_length" not in run(["bert_finetune/run_classifier.py", "--help"]):
+        pytest.skip("run_classifier.py has no --pad_to_max_length to compare with")
+    lines = [
+        f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(96)
+    ]
+    (tmp_path / "train.tsv").write_text("".join(f"{line}\n" for line in lines))
+    flags = [f"--cola_dir={tmp_path}", "--cola_sizes=tiny", "--cola_examples=96"]
+    rows = _benchmark(tmp_path / "out", *flags, "--parts", "cola")
+    ways = [row["way"] for row in rows]
+    assert ways[:2] == ["padded to 128", "this project"]
+    has_torch = importlib.util.find_spec("torch") is not None
+    assert ("Hugging Face Trainer" in ways) == has_torch
+    assert all(float(row["value"]) > 0 for row in rows)
