@@ -26,9 +26,7 @@ from estimator_accum.accumulators import (
 )
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
 from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
-from estimator_accum.noise_scale import update_noise_scale
-from estimator_accum.nonfinite import all_finite, assert_finite
-from estimator_accum.plan import (
+from estimator_accum.micro_step_plan import (
     MicroBatch,
     Plan,
     Rule,
@@ -39,6 +37,8 @@ from estimator_accum.plan import (
     statistics_of,
     variables_of,
 )
+from estimator_accum.noise_scale import update_noise_scale
+from estimator_accum.nonfinite import all_finite, assert_finite
 from estimator_accum.window import Window, accumulation_steps_tensor, register
 
 
