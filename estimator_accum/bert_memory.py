@@ -1,6 +1,6 @@
 """How many bytes a BERT encoder needs to train, from its configuration alone.
 
-    kept      = parameters + slots + slots' zeros + accumulators
+    kept      = parameters + slots + slots' zeros + accumulators + graph
     backward  = activations + gradients         at the backward pass's fullest
     update    = the optimizer's temporaries     at a window boundary
     peak      = kept + max(backward, update)
@@ -46,6 +46,10 @@ _TEMPORARY_WIDE = 2.7
 # at the same time, and the largest is the last to be done.
 _UPDATE_COPIES_OF_LARGEST = 5.0
 _UPDATE_COPIES_OF_OTHERS = 1.5
+
+# The session's graph and its optimized copies: of the rest, and of a layer.
+_GRAPH_BYTES = 4_000_000
+_LAYER_GRAPH_BYTES = 3_500_000
 
 
 class BertSizes(NamedTuple):
@@ -96,6 +100,7 @@ class Memory(NamedTuple):
     slots: int
     slot_zeros: int
     accumulators: int
+    graph: int
     activations: int
     gradients: int
     update: int
@@ -103,7 +108,8 @@ class Memory(NamedTuple):
     @property
     def peak(self) -> int:
         """Of everything that is alive at the fullest moment."""
-        kept = self.parameters + self.slots + self.slot_zeros + self.accumulators
+        state = self.parameters + self.slots + self.slot_zeros + self.accumulators
+        kept = state + self.graph
         return kept + max(self.activations + self.gradients, self.update)
 
 
@@ -156,6 +162,7 @@ def memory_of(
         # TensorFlow makes a constant of the slots' initial values, and keeps it.
         slot_zeros=parameters,
         accumulators=parameters + rows_mask if is_accumulating else 0,
+        graph=_GRAPH_BYTES + _LAYER_GRAPH_BYTES * sizes.num_hidden_layers,
         activations=_activation_bytes(sizes, examples, tokens),
         gradients=_gradient_bytes(sizes),
         update=int(

@@ -19,7 +19,7 @@ import re
 import sys
 
 from estimator_accum.bert_memory import BertSizes, Memory, memory_of, read_sizes
-from estimator_accum.network import all_reduce_secs
+from estimator_accum.network import reduction_secs
 
 # TensorFlow's best-fit allocator needed up to 1.25 times what is alive at once.
 _USABLE_SHARE = 0.8
@@ -80,12 +80,13 @@ def _plan(flags: argparse.Namespace, sizes: BertSizes) -> list[str]:
     )
     steps = batch // replicas // size
     reduced = memory.accumulators or memory.parameters
-    secs = all_reduce_secs(reduced, replicas, flags.link_speed)
+    secs = reduction_secs(reduced, replicas, flags.link_speed)
     rows = [
         ("parameters", memory.parameters, ""),
         ("optimizer slots", memory.slots, "two of Adam"),
         ("slots' zeros", memory.slot_zeros, "TensorFlow keeps initial values"),
         ("accumulators", memory.accumulators, "none where K is 1"),
+        ("graph", memory.graph, "of the session"),
         ("activations", memory.activations, f"{size} x {flags.max_seq_length} tokens"),
         ("gradients", memory.gradients, "beside the activations"),
         ("update", memory.update, "temporaries, when the activations are gone"),
@@ -192,14 +193,14 @@ def _memory(text: str) -> float:
 
 
 def _speed(text: str) -> float:
-    """Bytes a second of "10Gbit/s"."""
+    """Bits a second of "10Gbit/s"."""
     match = _SPEED.fullmatch(text.strip())
     value = _positive(match and match[1])
     if not value:
         raise argparse.ArgumentTypeError(
             f"must be a speed like 10Gbit/s, 100Mbit/s or 1.2GB/s. Received: {text!r}"
         )
-    return value * _BYTES[match[2].lower()] / (1 if match[3] == "B/s" else 8)
+    return value * _BYTES[match[2].lower()] * (8 if match[3] == "B/s" else 1)
 
 
 def _positive(text: str | None) -> float | None:

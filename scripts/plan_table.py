@@ -7,7 +7,7 @@ the optimizer of BERT, without padding. Measured is what tensors took at the ful
 moment of a micro-step: TensorFlow's own CPU allocator hands blocks of more than 64 KB to
 the system at once (MALLOC_MMAP_THRESHOLD_, without oneDNN's allocator), so the process's
 resident peak over its begin, plus what malloc held then for the session, is what was
-alive. The session's graph is in it: some 10 to 25 MB. Exit codes: 0; 1 if a peak is off
+alive. Exit codes: 0; 1 if a peak is off
 by more than 15%; 2 for flags that do not fit. Needs Linux.
 """
 
