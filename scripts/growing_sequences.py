@@ -67,7 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if flags.output_dir is None:
         parser.error("--output_dir must name a folder")
-    return exit_code_of(lambda: compare(flags))
+    try:
+        return exit_code_of(lambda: compare(flags))
+    except subprocess.CalledProcessError as error:  # it has said why
+        return error.returncode
 
 
 def compare(flags: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ one size: by the plain Estimator without this library, and by `microbatch_model_
 to 64 micro-batches. Each configuration has a process of its own. Memory is its peak
 resident size less that when the session begins; time is that of an update, and its ratio
 to the plain Estimator's, whose process runs before and after. Writes `memory.csv` and
-`memory.png`. Exit codes: 0; 2 for flags that do not fit. Needs Linux.
+`memory.png`. Exit codes: 0; that of a process
+that failed; 2 for flags that do not fit. Needs Linux.
 """
 
 import argparse
@@ -79,12 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="timed, of each configuration (default: %(default)s)",
     )
+    sizes = ", ".join(f"{model.batch_size} ({name})" for name, model in MODELS.items())
     parser.add_argument(
-        "--batch_size",
-        type=_positive,
-        metavar="N",
-        help="examples of an update; default: "
-        + ", ".join(f"{model.batch_size} ({name})" for name, model in MODELS.items()),
+        "--batch_size", type=_positive, metavar="N", help=f"default: {sizes}"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)  # what one process measures
     flags = parser.parse_args(arguments)
@@ -94,7 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
     if flags.output_dir is None:
         parser.error("--output_dir must name a folder")
     flags.output_dir.mkdir(parents=True, exist_ok=True)
-    rows = [row for model in flags.models for row in _table(model, flags)]
+    try:
+        rows = [row for model in flags.models for row in _table(model, flags)]
+    except subprocess.CalledProcessError as error:  # it has said why
+        return error.returncode
     table = flags.output_dir / "memory.csv"
     with open(table, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([_COLUMNS, *rows])
@@ -184,13 +185,9 @@ def measure(job: Job) -> tuple[float, float]:
     if job.micro_batches:
         model_fn = microbatch_model_fn(model_fn, job.micro_batches)
     with tempfile.TemporaryDirectory() as folder:
-        config = tf.estimator.RunConfig(
-            folder, save_summary_steps=None, log_step_count_steps=None
-        )
-        steps = job.updates + _UNTIMED_UPDATES
-        tf.estimator.Estimator(model_fn, config=config).train(
-            input_fn, hooks=[probe], steps=steps
-        )
+        config = tf.estimator.RunConfig(folder, save_summary_steps=None)
+        estimator = tf.estimator.Estimator(model_fn, config=config)
+        estimator.train(input_fn, hooks=[probe], steps=job.updates + _UNTIMED_UPDATES)
     ends = probe.ends[_UNTIMED_UPDATES - 1 :]
     update_ms = 1e3 * statistics.median(np.diff(ends))
     return _status_mb("VmHWM") - probe.begin, update_ms
@@ -272,8 +269,8 @@ def draw(rows: list[tuple]) -> Figure:
         label = f"{name}, batches of {own[0][1]}"
         style = {"color": f"C{number}", "label": label}
         memory.plot(counts, [row[3] for row in own if row[2]], marker="o", **style)
-        plain = [row[3] for row in own if not row[2]]
-        memory.plot([counts[0]], plain, marker="x", markersize=10, color=f"C{number}")
+        plain = own[0][3]
+        memory.plot(counts[0], plain, marker="x", markersize=10, color=f"C{number}")
         ratio.plot(counts, [row[5] for row in own if row[2]], marker="o", **style)
     memory.set_yscale("log")
     memory.set_ylabel("peak memory over the session's begin [MB]")
@@ -298,9 +295,7 @@ def _status_mb(name: str) -> float:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(
-            f"must be an integer >= 1. Received: {text!r}. Use 1 or more"
-        )
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1. Received: {text!r}")
     return int(text)
 
 

@@ -67,9 +67,12 @@ def main(arguments: list[str] | None = None) -> int:
         _measure(*json.loads(flags.child))
         return 0
     rows = []
-    for encoder in flags.encoders:
-        for dropout in (False, True):
-            rows += _compare(encoder, dropout, flags.shapes)
+    try:
+        for encoder in flags.encoders:
+            for dropout in (False, True):
+                rows += _compare(encoder, dropout, flags.shapes)
+    except subprocess.CalledProcessError as error:  # it has said why
+        return error.returncode
     if flags.csv:
         with open(flags.csv, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([_COLUMNS, *rows])
