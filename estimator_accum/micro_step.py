@@ -9,26 +9,19 @@ every arrow a control or data dependency:
     clip, apply, clear, update_step += 1) -> global_step += 1
 """
 
-from typing import NamedTuple
-
 import tensorflow as tf
 
 from estimator_accum.accumulators import (
-    Gradient,
     accumulate,
     assign_zeros,
     cast,
     clear,
     read,
     scaled,
-    sum_over_replicas,
-    take_window,
 )
-from estimator_accum.clipping import half_squared_norms, scale_and_clip
-from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
-from estimator_accum.noise_scale import update_noise_scale
-from estimator_accum.nonfinite import all_finite, assert_finite
-from estimator_accum.plan import (
+from estimator_accum.clipping import half_squared_norms
+from estimator_accum.loss_scaling import is_dynamic
+from estimator_accum.micro_step_plan import (
     MicroBatch,
     Plan,
     Rule,
@@ -38,6 +31,17 @@ from estimator_accum.plan import (
     state_of,
     statistics_of,
     variables_of,
+)
+from estimator_accum.nonfinite import all_finite
+from estimator_accum.update import (
+    first_of,
+    flatten,
+    nan,
+    no_update,
+    raise_unless_finite,
+    reduced,
+    update,
+    with_scalars,
 )
 from estimator_accum.window import Window, accumulation_steps_tensor, register
 
@@ -81,7 +85,7 @@ def make_micro_step(
             ]
         counted, mean_loss = tf.constant(1, tf.int64), micro_batch.loss
         if mean_loss is None:
-            mean_loss = _nan(scalars[0].dtype)
+            mean_loss = nan(scalars[0].dtype)
     with tf.control_dependencies(_update_ops(rule)):
         counted = tf.identity(counted)
     return replica.merge_call(
@@ -96,10 +100,6 @@ def _update_ops(rule: Rule) -> list[tf.Operation]:
     if tf.compat.v1.get_default_graph().building_function:
         return []  # inside somebody's tf.cond; they belong outside
     return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
-
-
-def _nan(dtype: tf.DType = tf.float32) -> tf.Tensor:
-    return tf.constant(float("nan"), dtype)
 
 
 def _accumulate(
@@ -135,8 +135,8 @@ def _mean_loss(plan: Plan) -> tf.Tensor:
     weight, loss = plan.accumulators[len(plan.variables) :][:2]
     if not plan.has_loss:
         with tf.control_dependencies(None):
-            return _nan(loss.total.dtype)
-    return _reduced(plan, read(loss.total), read(weight.total))
+            return nan(loss.total.dtype)
+    return reduced(plan, read(loss.total), read(weight.total))
 
 
 def _accumulate_before_the_train_op(plan: Plan, micro_batch: MicroBatch, scalars):
@@ -161,23 +161,10 @@ def _check_micro_batch(plan: Plan, micro_batch: MicroBatch, scalars):
         return None, []  # the window's sum will tell
     gradients, dtype = micro_batch.gradients, scalars[0].dtype
     halves = half_squared_norms(gradients, dtype, has_unique_rows=True)
-    values, halves = _with_scalars(gradients, halves, scalars[:2])
+    values, halves = with_scalars(gradients, halves, scalars[:2])
     if rule.on_nonfinite == "skip_micro_batch":
         return all_finite(values, halves), []
-    return None, [_raise_unless_finite(values, halves, plan)]
-
-
-def _with_scalars(gradients, halves: tf.Tensor, scalars: list[tf.Tensor]):
-    """Weight and loss are checked like gradients, as they are."""
-    return [*gradients, *scalars], tf.concat([halves, tf.stack(scalars)], 0)
-
-
-def _raise_unless_finite(values, halves: tf.Tensor, plan: Plan) -> tf.Operation:
-    names = [v.op.name for v in plan.variables] + ["the weight", "the loss"]
-    clock = plan.global_step
-    if clock is None:
-        clock = tf.compat.v1.train.get_global_step()
-    return assert_finite(values, halves, names, None if clock is None else clock + 1)
+    return None, [raise_unless_finite(values, halves, plan)]
 
 
 def _finish(strategy, plan, gradients, counted, steps, mean_loss):
@@ -191,32 +178,32 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
         steps: K.
         mean_loss: The replicas' mean losses of the window so far.
     """
-    steps, mean_loss = _first(strategy, steps), _first(strategy, mean_loss)
+    steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
     train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
     known_train_ops = list(train_ops)
     is_boundary = tf.constant(True)
     if plan.micro_steps is not None:
-        with tf.control_dependencies(_flatten(strategy, counted)):
-            done = _add(plan.micro_steps, _first(strategy, counted))
+        with tf.control_dependencies(flatten(strategy, counted)):
+            done = _add(plan.micro_steps, first_of(strategy, counted))
             is_boundary = done >= steps
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
         if plan.micro_steps is None:
-            result = _update(strategy, plan, gradients)
+            result = update(strategy, plan, gradients)
         else:
             result = tf.cond(
                 is_boundary,
-                lambda: _update(strategy, plan, gradients),
-                lambda: _no_update(plan),
+                lambda: update(strategy, plan, gradients),
+                lambda: no_update(plan),
             )
         if not plan.has_loss:
-            result = result._replace(loss=_nan(result.loss.dtype))
+            result = result._replace(loss=nan(result.loss.dtype))
         # Whoever computes a learning rate in this micro-step has read its clock before.
         with tf.control_dependencies(_reads(strategy, plan.update_step)):
             updates = _add(plan.update_step, tf.cast(result.has_updated, tf.int64))
         clipped_share = _clipped_share(plan, updates)
-    with tf.control_dependencies([updates, *_flatten(strategy, counted)]):
+    with tf.control_dependencies([updates, *flatten(strategy, counted)]):
         if plan.global_step is None:
             global_step_after, train_op = None, tf.no_op(f"{plan.rule.name}_train")
         else:
@@ -245,141 +232,6 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
     return train_op
 
 
-class _Result(NamedTuple):
-    """Of one micro-step; the fields of `Window` with these names."""
-
-    has_updated: tf.Tensor
-    loss: tf.Tensor
-    gradient_norm: tf.Tensor
-    weight: tf.Tensor
-    noise_scale: tf.Tensor
-
-
-def _no_update(plan: Plan) -> _Result:
-    nothing = _nan(plan.accumulators[-1].total.dtype)
-    return _Result(tf.constant(False), nothing, nothing, nothing, _nan())
-
-
-def _update(strategy, plan: Plan, gradients) -> _Result:
-    """Cross-replica, at a boundary: the window's mean, then the optimizer."""
-    extended = strategy.extended
-    mean = extended.call_for_each_replica(_take_mean, args=(plan, gradients))
-    gradients, scalars, is_good = mean
-    loss, norm, weight, *noise = [_first(strategy, value) for value in scalars]
-    is_good = _first(strategy, is_good)
-
-    def apply() -> tf.Tensor:
-        applied = extended.call_for_each_replica(_apply, args=(plan, gradients, loss))
-        with tf.control_dependencies(_flatten(strategy, applied)):
-            return _observe(plan, norm, weight, noise)
-
-    if plan.rule.on_nonfinite == "raise" or is_dynamic(plan.rule.optimizer):
-        noise_scale = apply()
-    else:
-        noise_scale = tf.cond(is_good, apply, _nan)
-    # The other replicas' scalars too: their accumulators are then clear.
-    done = [noise_scale, *_flatten(strategy, scalars)]
-    if plan.micro_steps is not None:
-        with tf.control_dependencies(done):
-            done = [plan.micro_steps.assign(0, read_value=False)]
-    with tf.control_dependencies(done):
-        return _Result(
-            *[tf.identity(v) for v in (is_good, loss, norm, weight, noise_scale)]
-        )
-
-
-def _take_mean(plan: Plan, gradients: list[Gradient] | None):
-    """Replica context, at a boundary: reduce, normalize, clip, clear.
-
-    Returns:
-        The gradients for the optimizer; the window's scalars: mean loss, gradient norm
-        before clipping, weight, and what the noise scale needs; whether all is finite.
-    """
-    rule = plan.rule
-    if plan.accumulators:
-        sums, cleared = take_window(plan.accumulators)
-    else:
-        sums, cleared = sum_over_replicas(gradients), []
-    num_variables = len(plan.variables)
-    sums, (weight, loss, *noise) = sums[:num_variables], sums[num_variables:]
-    halves = half_squared_norms(sums, weight.dtype, bool(plan.accumulators))
-    checked = _with_scalars(sums, halves, [weight, loss])
-    done, is_good = cleared, tf.constant(True)
-    if rule.on_nonfinite == "raise" and not is_dynamic(rule.optimizer):
-        done = [*cleared, _raise_unless_finite(*checked, plan)]
-    else:
-        is_good = all_finite(*checked)
-    if rule.on_nonfinite != "raise":
-        is_good = tf.logical_and(is_good, weight > 0)  # every micro-batch left out
-    is_alone = not plan.accumulators and plan.num_replicas == 1
-    mean, norm = scale_and_clip(
-        sums,
-        # One micro-batch alone is its own mean.
-        None
-        if is_alone
-        else _reduced(plan, tf.constant(plan.loss_divisor, weight.dtype), weight),
-        rule.clip_norm,
-        tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, halves.dtype)),
-    )
-    mean = [cast(g, v.dtype) for g, v in zip(mean, plan.variables, strict=True)]
-    with tf.control_dependencies(done):
-        scalars = [_reduced(plan, loss, weight), norm, weight, *noise]
-        return mean, [tf.identity(value) for value in scalars], tf.identity(is_good)
-
-
-def _reduced(plan: Plan, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """The mean or the sum over the window of what was summed."""
-    if plan.rule.reduction == "sum":
-        return total
-    mean = tf.math.divide_no_nan(total, weight)
-    return mean if plan.is_whole is None else tf.where(plan.is_whole, total, mean)
-
-
-def _apply(plan: Plan, gradients: list[Gradient], loss: tf.Tensor):
-    """Replica context: the optimizer, which must not reduce a second time."""
-    options = {}
-    if is_loss_scaling(plan.rule.optimizer):  # cannot be told
-        gradients = [scaled(g, 1.0 / plan.num_replicas) for g in gradients]
-    elif tf.distribute.has_strategy():
-        options = {"skip_gradients_aggregation": True}
-    # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
-    # as the one does that finds the end of the data, must not move even that.
-    with tf.control_dependencies([loss]):
-        return plan.rule.optimizer.apply_gradients(
-            list(zip(gradients, plan.variables, strict=True)), **options
-        )
-
-
-def _observe(plan: Plan, norm, weight, noise: list[tf.Tensor]) -> tf.Tensor:
-    """Cross-replica, after an update: returns the noise scale, NaN without one."""
-    counted = []
-    if plan.clipped_updates is not None:
-        is_clipped = tf.cast(norm > plan.rule.clip_norm, tf.int64)
-        counted = [plan.clipped_updates.assign_add(is_clipped, read_value=False)]
-    with tf.control_dependencies(counted):
-        if plan.noise_scale is None:
-            return _nan()
-        return update_noise_scale(plan.noise_scale, *noise, weight, norm)
-
-
-def _clipped_share(plan: Plan, updates: tf.Tensor) -> tf.Tensor:
-    if plan.clipped_updates is None:
-        return tf.constant(0.0)
-    with tf.control_dependencies([updates]):
-        clipped = tf.cast(plan.clipped_updates.read_value(), tf.float32)
-        return tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))
-
-
-def _first(strategy, values):
-    """One replica's value, of what every replica knows alike."""
-    return strategy.experimental_local_results(values)[0]
-
-
-def _flatten(strategy, values) -> list:
-    per_value = tf.nest.map_structure(strategy.experimental_local_results, values)
-    return tf.nest.flatten(per_value)
-
-
 def _add(counter: tf.Variable, value) -> tf.Tensor:
     """Returns the counter's value after adding."""
     value = tf.cast(value, counter.dtype.base_dtype)
@@ -397,3 +249,11 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
         for operation in component.handle.consumers()
         if operation.type == "ReadVariableOp"
     ]
+
+
+def _clipped_share(plan: Plan, updates: tf.Tensor) -> tf.Tensor:
+    if plan.clipped_updates is None:
+        return tf.constant(0.0)
+    with tf.control_dependencies([updates]):
+        clipped = tf.cast(plan.clipped_updates.read_value(), tf.float32)
+        return tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))

@@ -24,6 +24,7 @@ from estimator_accum.microbatch_graph import (
     split_train_op,
 )
 from estimator_accum.microbatch_hook import MicroBatchHook, ReplicaBatch
+from estimator_accum.microbatch_keras import keras_optimizers_accumulate
 from estimator_accum.microbatch_staging import Slot, stage
 
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
@@ -44,7 +45,9 @@ def microbatch_model_fn(
     whole batches, `model_fn` sees one micro-batch of them at a time and makes its train
     op by `make_accumulating_train_op` or `AccumulatingOptimizer`, which take the batch
     as their window whatever K they are given: the same text trains step-wise as well.
-    A canned estimator takes an `AccumulatingOptimizer`, and its `model_fn` goes here.
+    The `model_fn` of a canned estimator goes here as well: one of `tf.estimator` keeps
+    its Keras optimizer, one of `tf.compat.v1.estimator` takes an
+    `AccumulatingOptimizer`.
 
     With "auto", a batch that runs out of memory is run again in twice as many
     micro-batches: the same batch, whole, before any update, and all that its
@@ -179,7 +182,7 @@ def _build_on_micro_batches(batch: BatchWindow, build, features, labels):
     check_input_summaries(whole)
     with tf.device("/cpu:0"):
         staged = stage(whole, batch)
-    with batch.as_current():
+    with batch.as_current(), keras_optimizers_accumulate():
         spec = build(staged.sliced["features"], staged.sliced["labels"])
     if batch.weight is None or spec.train_op is None:
         raise ValueError(

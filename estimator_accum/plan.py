@@ -1,205 +1,214 @@
-"""What one accumulating train op is made of: its rule, its inputs, its variables."""
+"""Plans the training of a BERT before anything runs: what fits, and what it costs.
 
-from typing import NamedTuple
+    python -m estimator_accum.plan --bert_config_file=bert/bert_config.json \
+        --max_seq_length=128 --effective_batch_size=64 --device_memory=11GB \
+        --num_replicas=4 --link_speed=10Gbit/s
 
-import tensorflow as tf
+    effective_batch_size = micro_batch_size x K x replicas
 
-from estimator_accum.accumulators import (
-    Accumulator,
-    Gradient,
-    create_accumulator,
-    variables_of,
-)
-from estimator_accum.batch_window import BatchWindow
-from estimator_accum.clipping import half_squared_norms
-from estimator_accum.loss_scaling import innermost
-from estimator_accum.noise_scale import NoiseScale, create_noise_scale
-from estimator_accum.window import (
-    AccumulationSteps,
-    create_shared_scalar,
-    get_or_create_update_step,
-    get_windows,
-)
+It prints what training takes in the largest micro-batch that fits, and how long the one
+reduction of an update takes on the network. The bytes are those of tensors that are
+alive at the same time, within 15% of what was measured on encoders of 2 to 6 layers on a
+CPU (`scripts/plan_table.py`); a fifth of the device's memory is left to what its
+allocator cannot use. Exit codes: 0; 2 with one sentence when nothing fits or a flag is
+wrong.
+"""
 
+import argparse
+import re
+import sys
 
-class Rule(NamedTuple):
-    """What the caller asked for, checked; see `make_accumulating_train_op`."""
+from estimator_accum.bert_memory import BertSizes, Memory, memory_of, read_sizes
+from estimator_accum.network import reduction_secs
 
-    optimizer: tf.compat.v1.train.Optimizer
-    gradient_accumulation_steps: AccumulationSteps
-    clip_norm: float | None
-    reduction: str
-    on_nonfinite: str
-    accumulator_dtype: tf.DType | None
-    accumulator_device: str | None
-    noise_scale: bool
-    update_ops: list[tf.Operation] | None
-    name: str
+# TensorFlow's best-fit allocator needed up to 1.25 times what is alive at once.
+_USABLE_SHARE = 0.8
+_BYTES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY_BYTES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MEMORY = re.compile(r"([0-9.]+)\s*([kmgt]i?|)b?", re.IGNORECASE)
+_SPEED = re.compile(r"([0-9.]+)\s*([kKmMgGtT]?)(bits?/s|bps|B/s)")
 
 
-class MicroBatch(NamedTuple):
-    """What one replica computed of one micro-batch.
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line and prints the plan; returns the exit code."""
+    flags = _parser().parse_args(arguments)
+    try:
+        sizes = read_sizes(flags.bert_config_file)
+        _check(flags, sizes)
+        for line in _plan(flags, sizes):
+            print(line)
+    except (OSError, TypeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
-    Attributes:
-        gradients: One for each variable.
-        variables: The trained variables.
-        loss: Scalar mean over the micro-batch; None where nobody knows.
-        weight: Scalar, what it counts for.
-        scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
-            micro-batch is all of the window, and its own mean.
-        is_weighted: Whether `gradients` are those of scale * loss already.
-        batch: The batch that is the window; None where micro-steps make it.
+
+def largest_micro_batch(
+    sizes: BertSizes, tokens: int, examples: int, usable_bytes: float
+) -> tuple[int, Memory]:
+    """Returns the largest micro-batch that fits [examples], and what it takes.
+
+    Args:
+        sizes: Of the encoder.
+        tokens: Of an example.
+        examples: Of one replica's window; the micro-batch divides it.
+        usable_bytes: What tensors may take.
+
+    Raises:
+        ValueError: If not even one example fits.
     """
-
-    gradients: list[Gradient]
-    variables: list[tf.Variable]
-    loss: tf.Tensor | None
-    weight: tf.Tensor
-    scale: tf.Tensor
-    is_weighted: bool
-    batch: BatchWindow | None
-
-
-class Plan(NamedTuple):
-    """What one accumulating train op is made of; the same in every replica."""
-
-    rule: Rule
-    variables: list[tf.Variable]
-    loss_divisor: int  # by which compute_gradients divided the loss
-    num_replicas: int
-    has_loss: bool
-    accumulators: list[Accumulator]  # of the variables, then of the scalars
-    micro_steps: tf.Variable | None  # None: every micro-step, or batch, is a window
-    is_whole: tf.Tensor | None  # whether the window is one micro-batch; None: never
-    clipped_updates: tf.Variable | None
-    noise_scale: NoiseScale | None
-    update_step: tf.Variable
-    global_step: tf.Variable | None
-
-
-def is_plain(rule: Rule) -> bool:
-    """Whether every micro-batch is a window, and this replica the only one."""
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    return rule.gradient_accumulation_steps == 1 and replicas == 1
-
-
-def make_plan(strategy, rule, micro_batch, scalars, global_step) -> Plan:
-    """Cross-replica: creates the variables, before any branch that would own them."""
-    replicas = strategy.num_replicas_in_sync
-    with tf.init_scope():  # slots then have their plain names
-        innermost(rule.optimizer)._create_slots(micro_batch.variables)
-    # Several replicas leave out a micro-batch each on their own: from accumulators.
-    has_window = rule.gradient_accumulation_steps != 1 or (
-        replicas > 1 and rule.on_nonfinite == "skip_micro_batch"
-    )
-    batch = micro_batch.batch
-    shared_step = get_or_create_update_step()
-    is_first = not get_windows()
-    return Plan(
-        rule=rule,
-        variables=micro_batch.variables,
-        loss_divisor=_loss_divisor(),
-        num_replicas=replicas,
-        has_loss=micro_batch.loss is not None,
-        accumulators=_accumulators(rule, micro_batch, scalars) if has_window else [],
-        micro_steps=(
-            create_shared_scalar(f"{rule.name}/micro_steps")
-            if has_window and batch is None
-            else None
-        ),
-        is_whole=batch.is_whole if batch is not None and replicas == 1 else None,
-        clipped_updates=(
-            create_shared_scalar(f"{rule.name}/clipped_updates")
-            if rule.clip_norm is not None
-            else None
-        ),
-        noise_scale=create_noise_scale(rule.name) if rule.noise_scale else None,
-        update_step=(
-            shared_step
-            if is_first
-            else create_shared_scalar(f"{rule.name}/update_step")
-        ),
-        global_step=global_step,
+    for size in range(examples, 0, -1):
+        if examples % size == 0:
+            memory = memory_of(sizes, size, tokens, is_accumulating=size < examples)
+            if memory.peak <= usable_bytes:
+                return size, memory
+    raise ValueError(
+        f"A micro-batch of 1 example must fit in --device_memory. Received: "
+        f"{_mb(usable_bytes / _USABLE_SHARE)}, and 1 example of {tokens} tokens takes "
+        f"{_mb(memory.peak / _USABLE_SHARE)} with what the allocator needs. Use "
+        "shorter examples, a smaller encoder, or a device with more memory."
     )
 
 
-def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumulator]:
-    """Makes an accumulator for each variable, then those of the scalars."""
-    taken = {v.op.name for window in get_windows() for v in window.state}
-    # A batch's are never saved: a checkpoint lies between two batches.
-    options = {} if micro_batch.batch is None else {"collections": []}
-    made = []
-    with tf.device(rule.accumulator_device):
-        for gradient, variable in zip(
-            micro_batch.gradients, micro_batch.variables, strict=True
-        ):
-            # `op.name` of a mirrored variable is replica 0's, the same in every replica.
-            name = f"{variable.op.name}/accumulator"
-            if name in taken:  # a second train op's variable
-                name = f"{variable.op.name}/{rule.name}/accumulator"
-            dtype = rule.accumulator_dtype or variable.dtype.base_dtype
-            is_sparse = isinstance(gradient, tf.IndexedSlices)
-            shape = variable.shape
-            made.append(create_accumulator(name, shape, dtype, is_sparse, **options))
-    for scalar, value in zip(("weight", "loss", "squares", "count"), scalars):
-        name = f"{rule.name}/{scalar}"
-        shape = tf.TensorShape([])
-        made.append(create_accumulator(name, shape, value.dtype, **options))
-    return made
+def _plan(flags: argparse.Namespace, sizes: BertSizes) -> list[str]:
+    replicas, batch = flags.num_replicas, flags.effective_batch_size
+    size, memory = largest_micro_batch(
+        sizes,
+        flags.max_seq_length,
+        batch // replicas,
+        flags.device_memory * _USABLE_SHARE,
+    )
+    steps = batch // replicas // size
+    reduced = memory.accumulators or memory.parameters
+    secs = reduction_secs(reduced, replicas, flags.link_speed)
+    rows = [
+        ("parameters", memory.parameters, ""),
+        ("optimizer slots", memory.slots, "two of Adam"),
+        ("slots' zeros", memory.slot_zeros, "TensorFlow keeps initial values"),
+        ("accumulators", memory.accumulators, "none where K is 1"),
+        ("graph", memory.graph, "of the session"),
+        ("activations", memory.activations, f"{size} x {flags.max_seq_length} tokens"),
+        ("gradients", memory.gradients, "beside the activations"),
+        ("update", memory.update, "temporaries, when the activations are gone"),
+        ("peak", memory.peak, f"of {_mb(flags.device_memory * _USABLE_SHARE)} usable"),
+    ]
+    copies = f"{replicas} replica{'s' * (replicas > 1)}"
+    return [
+        *(f"{name:<16}{_mb(value):>12}  {note}".rstrip() for name, value, note in rows),
+        f"micro_batch_size {size}",
+        f"gradient_accumulation_steps {steps}",
+        f"effective batch {batch} = {size} examples x {steps} micro-steps x {copies}",
+        f"reduction {1e3 * secs:,.1f} ms an update, of {_mb(reduced)} over {copies}",
+    ]
 
 
-def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
-    """What is summed beside the gradients: weights, losses, for the noise two more."""
-    is_wide = any(gradient.dtype == tf.float64 for gradient in micro_batch.gradients)
-    dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
-    loss = micro_batch.loss
-    if loss is None:  # nothing to report, and nothing to find not finite
-        with tf.control_dependencies([_values(micro_batch.gradients[0])]):
-            loss = tf.zeros([], dtype)
-    with tf.control_dependencies([loss]):
-        # A constant weight must not be counted when the micro-batch fails to come.
-        weight = tf.identity(tf.cast(micro_batch.weight, dtype))
-    scalars = [weight, tf.cast(micro_batch.scale, dtype) * tf.cast(loss, dtype)]
-    if rule.noise_scale:
-        squares = (
-            2.0
-            * tf.reduce_sum(half_squared_norms(micro_batch.gradients, dtype))
-            * tf.constant(_loss_divisor() ** 2, dtype)
+def _mb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _check(flags: argparse.Namespace, sizes: BertSizes) -> None:
+    for name in ("max_seq_length", "effective_batch_size", "num_replicas"):
+        value = getattr(flags, name)
+        if value < 1:
+            raise ValueError(
+                f"--{name} must be an integer >= 1. Received: {value}. Use 1 or more."
+            )
+    if flags.max_seq_length > sizes.max_position_embeddings:
+        raise ValueError(
+            "--max_seq_length must be at most `max_position_embeddings` of the "
+            f"encoder, {sizes.max_position_embeddings}. Received: "
+            f"{flags.max_seq_length}. Use shorter examples."
         )
-        squares = (
-            tf.math.divide_no_nan(squares, weight)
-            if micro_batch.is_weighted
-            else squares * weight
+    if flags.effective_batch_size % flags.num_replicas:
+        raise ValueError(
+            "--effective_batch_size must be a multiple of --num_replicas. Received: "
+            f"{flags.effective_batch_size} and {flags.num_replicas}. Use "
+            f"{-(-flags.effective_batch_size // flags.num_replicas)} examples for each "
+            "replica."
         )
-        # A micro-batch of weight 0, all of it masked, says nothing.
-        scalars += [squares, tf.cast(weight > 0, dtype)]
-    return scalars
 
 
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        """Leaves with one sentence, without usage."""
+        self.exit(2, f"{self.prog}: {message}. Try --help.\n")
 
 
-def _loss_divisor() -> int:
-    """By what `compute_gradients` has divided the loss, to sum means over replicas."""
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-    if getattr(graph, "_is_loss_scaled_by_optimizer", False):
-        return tf.distribute.get_strategy().num_replicas_in_sync
-    return 1
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m estimator_accum.plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--bert_config_file", required=True, metavar="FILE", help="the encoder's JSON"
+    )
+    parser.add_argument(
+        "--max_seq_length",
+        type=int,
+        default=128,
+        metavar="T",
+        help="tokens of an example (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--effective_batch_size",
+        type=int,
+        required=True,
+        metavar="N",
+        help="examples of an update, over all replicas",
+    )
+    parser.add_argument(
+        "--device_memory",
+        type=_memory,
+        required=True,
+        metavar="SIZE",
+        help="of one replica, such as 11GB, 16GiB or 900MB",
+    )
+    parser.add_argument(
+        "--link_speed",
+        type=_speed,
+        default="10Gbit/s",
+        metavar="SPEED",
+        help="of the slowest link, such as 10Gbit/s or 1.2GB/s (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--num_replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that train together (default: %(default)s)",
+    )
+    return parser
 
 
-def state_of(plan: Plan) -> list[tf.Variable]:
-    """What a graph without accumulation does not have, and cannot do without."""
-    state = [plan.update_step]
-    if plan.micro_steps is not None:
-        state += [plan.micro_steps, *variables_of(plan.accumulators)]
-    return state
+def _memory(text: str) -> float:
+    """Bytes of "11GB"."""
+    match = _MEMORY.fullmatch(text.strip())
+    value = _positive(match and match[1])
+    if not value:
+        raise argparse.ArgumentTypeError(
+            f"must be a size like 11GB, 16GiB or 900MB. Received: {text!r}"
+        )
+    return value * {**_BYTES, **_BINARY_BYTES}[match[2].lower()]
 
 
-def statistics_of(plan: Plan) -> list[tf.Variable]:
-    """What is only reported: a checkpoint without it restores all the same."""
-    statistics = list(plan.noise_scale or [])
-    if plan.clipped_updates is not None:
-        statistics.append(plan.clipped_updates)
-    return statistics
+def _speed(text: str) -> float:
+    """Bits a second of "10Gbit/s"."""
+    match = _SPEED.fullmatch(text.strip())
+    value = _positive(match and match[1])
+    if not value:
+        raise argparse.ArgumentTypeError(
+            f"must be a speed like 10Gbit/s, 100Mbit/s or 1.2GB/s. Received: {text!r}"
+        )
+    return value * _BYTES[match[2].lower()] * (8 if match[3] == "B/s" else 1)
+
+
+def _positive(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:  # such as 1.2.3
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ from estimator_accum.checks import (
     weight_and_scale,
 )
 from estimator_accum.micro_step import make_micro_step
-from estimator_accum.plan import MicroBatch, is_plain
+from estimator_accum.micro_step_plan import MicroBatch, is_plain
 from estimator_accum.window import AccumulationSteps
 
 

@@ -78,10 +78,7 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
     # init_from_checkpoint) is not meant for these.
     with tf.init_scope(), tf.compat.v1.name_scope(None):
         variable = tf.compat.v1.Variable(
-            # Zeros that TensorFlow would fold into a constant stay in memory for good.
-            lambda: tf.raw_ops.Empty(
-                shape=tf.TensorShape(shape).as_list(), dtype=dtype, init=True
-            ),
+            lambda: _zeros(shape, dtype),
             name=name,
             shape=shape,
             trainable=False,
@@ -90,6 +87,13 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
         )
     setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
     return variable
+
+
+def _zeros(shape, dtype: tf.DType) -> tf.Tensor:
+    # tf.zeros would become a constant when the graph is optimized, which the session
+    # keeps beside the variable for as long as it lives: the variables' bytes once more.
+    shape = tf.TensorShape(shape).as_list()
+    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
 def check_accumulation_steps(steps: AccumulationSteps) -> None:

@@ -3,11 +3,15 @@
     python out_of_memory_program.py plain|auto FOLDER LENGTH:UPDATES ...
 
 Sequence lengths in turn, as in progressive resizing. TF_CPU_BFC_MEM_LIMIT_IN_MB in the
-environment limits what tensors may take; TensorFlow reads it when it is imported.
+environment limits what tensors may take; TensorFlow reads it when it is imported. With
+a TF_CONFIG, each worker trains its share of every batch under
+MultiWorkerMirroredStrategy.
 """
 
 import json
+import logging
 import os
+import re
 import sys
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -45,24 +49,24 @@ def make_model_fn(is_plain, examples):
         loss = tf.reduce_mean(
             tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         )
-        used = v1.get_variable(
-            "used", [examples], tf.int32, v1.zeros_initializer(), trainable=False
-        )
-        mark = v1.scatter_add(used, features["number"], tf.ones_like(labels))
         optimizer = optimization.AdamWeightDecayOptimizer(1e-3)
         if is_plain:
             step = v1.train.get_or_create_global_step()
             train_op = optimizer.minimize(loss, step)
         else:
             train_op = make_accumulating_train_op(loss, optimizer, 1)
-        return tf.estimator.EstimatorSpec(
-            mode, loss=loss, train_op=tf.group(train_op, mark)
-        )
+        if not tf.distribute.has_strategy():
+            used = v1.get_variable(
+                "used", [examples], tf.int32, v1.zeros_initializer(), trainable=False
+            )
+            mark = v1.scatter_add(used, features["number"], tf.ones_like(labels))
+            train_op = tf.group(train_op, mark)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     return model_fn
 
 
-def make_input_fn(lengths):
+def make_input_fn(lengths, worker=0, workers=1):
     def batches():
         random = np.random.default_rng(0)
         start = 0
@@ -72,7 +76,9 @@ def make_input_fn(lengths):
                 numbers = np.arange(start, start + BATCH, dtype=np.int32)
                 labels = (ids[:, 0] > 100).astype(np.int32)
                 start += BATCH
-                yield {"input_ids": ids, "number": numbers}, labels
+                share = slice(worker, None, workers)
+                features = {"input_ids": ids[share], "number": numbers[share]}
+                yield features, labels[share]
 
     vector = tf.TensorSpec([None], tf.int32)
     matrix = tf.TensorSpec([None, None], tf.int32)
@@ -80,37 +86,73 @@ def make_input_fn(lengths):
     return lambda: tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
+class Adjustments(logging.Handler):
+    """Collects at which updates memory ran out."""
+
+    def __init__(self):
+        super().__init__()
+        self.updates = []
+
+    def emit(self, record):
+        found = re.search("out of memory at update ([0-9]+)", record.getMessage())
+        self.updates += [int(found[1])] if found else []
+
+
 def main(kind, folder, *lengths):
     v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
+    adjustments = Adjustments()
+    logging.getLogger("tensorflow.estimator_accum").addHandler(adjustments)
+    logging.getLogger("tensorflow.estimator_accum").setLevel("WARNING")
     lengths = [tuple(map(int, length.split(":"))) for length in lengths]
     updates = sum(count for _, count in lengths)
     model_fn = make_model_fn(kind == "plain", updates * BATCH)
     if kind == "auto":
         model_fn = microbatch_model_fn(model_fn, "auto")
+    cluster = json.loads(os.environ.get("TF_CONFIG", "{}"))
     config = tf.estimator.RunConfig(
         folder,
         tf_random_seed=1,
-        save_summary_steps=None,
+        save_summary_steps=100,
         save_checkpoints_steps=10**6,
         session_config=v1.ConfigProto(allow_soft_placement=True),
+        train_distribute=(
+            tf.distribute.MultiWorkerMirroredStrategy() if cluster else None
+        ),
+        experimental_max_worker_delay_secs=0,
     )
     estimator = tf.estimator.Estimator(model_fn, config=config)
     try:
-        estimator.train(make_input_fn(lengths))
+        if cluster:  # where Estimator.train refuses
+            share = cluster["task"]["index"], len(cluster["cluster"]["worker"])
+            input_fn = make_input_fn(lengths, *share)
+            tf.estimator.train_and_evaluate(
+                estimator,
+                tf.estimator.TrainSpec(input_fn, max_steps=updates),
+                tf.estimator.EvalSpec(input_fn, steps=1),
+            )
+        else:
+            estimator.train(make_input_fn(lengths))
     except tf.errors.ResourceExhaustedError as error:
         print(json.dumps({"died": error.message[:40]}))
         return
-    used = estimator.get_variable_value("used")
-    path = os.path.join(folder, "variables.npz")
-    names = set(estimator.get_variable_names()) - {"used", "update_step"}
-    np.savez(path, **{name: estimator.get_variable_value(name) for name in names})
-    count = os.path.join(folder, "micro_batches.json")
-    result = {"used": np.unique(used).tolist(), "variables": path, "micro_batches": 1}
-    if os.path.exists(count):
-        with open(count) as file:
-            result |= json.load(file)
-    print(json.dumps(result))
+    print(json.dumps({"out_of_memory_at": adjustments.updates} | values_of(estimator)))
+
+
+def values_of(estimator):
+    """Saves the variables; returns where, and how often examples were used."""
+    variables = {
+        name: estimator.get_variable_value(name)
+        for name in estimator.get_variable_names()
+        if name != "update_step"
+    }
+    used = variables.pop("used", None)
+    path = os.path.join(estimator.model_dir, f"variables-{os.getpid()}.npz")
+    np.savez(path, **variables)
+    return {
+        "variables": path,
+        "used": None if used is None else np.unique(used).tolist(),
+    }
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -12,10 +13,13 @@ import pytest
 _PROGRAM = pathlib.Path(__file__).with_name("out_of_memory_program.py")
 # Sequences grow: memory runs out after hundreds of updates.
 _LENGTHS = ["16:200", "64:4", "128:4"]
+_DEADLINE_SECS = 300
 
 
-def _start(folder, kind, limit_mb=None):
-    environment = dict(os.environ)
+def _start(folder, kind, limit_mb=None, lengths=_LENGTHS, cluster=None):
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    if cluster is not None:
+        environment["TF_CONFIG"] = json.dumps(cluster)
     if limit_mb is not None:
         environment |= {
             "TF_ENABLE_ONEDNN_OPTS": "0",  # whose kernels crash when memory runs out
@@ -23,7 +27,7 @@ def _start(folder, kind, limit_mb=None):
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb),
         }
     return subprocess.Popen(
-        [sys.executable, str(_PROGRAM), kind, str(folder), *_LENGTHS],
+        [sys.executable, str(_PROGRAM), kind, str(folder), *lengths],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -31,27 +35,68 @@ def _start(folder, kind, limit_mb=None):
     )
 
 
-@pytest.mark.slow
-def test_auto_trains_to_the_end_where_the_plain_estimator_dies(tmp_path):
-    tasks = [
-        _start(tmp_path / "dies", "plain", limit_mb=30),
-        _start(tmp_path / "auto", "auto", limit_mb=30),
-        _start(tmp_path / "unlimited", "plain"),
-    ]
+def _results(tasks) -> list[dict]:
+    """Waits for all; returns what they printed."""
+    results = []
     try:
-        results = []
         for task in tasks:
-            output, log = task.communicate(timeout=240)
+            output, log = task.communicate(timeout=_DEADLINE_SECS)
             assert task.returncode == 0, log[-4000:]
             results.append(json.loads(output.splitlines()[-1]))
     finally:
         for task in tasks:
             task.kill()
-    dies, auto, unlimited = results
+            task.wait()
+    return results
+
+
+def _assert_same_variables(ours, theirs):
+    with np.load(ours["variables"]) as our, np.load(theirs["variables"]) as their:
+        assert set(our) == set(their)
+        for name in their:
+            np.testing.assert_allclose(our[name], their[name], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_auto_trains_to_the_end_where_the_plain_estimator_dies(tmp_path):
+    dies, auto, unlimited = _results(
+        [
+            _start(tmp_path / "dies", "plain", limit_mb=30),
+            _start(tmp_path / "auto", "auto", limit_mb=30),
+            _start(tmp_path / "unlimited", "plain"),
+        ]
+    )
     assert "died" in dies
-    assert auto["micro_batches"] > 2  # it ran out more than once
+    assert len(auto["out_of_memory_at"]) > 1
+    assert min(auto["out_of_memory_at"]) >= 200  # when sequences have become longer
     assert auto["used"] == unlimited["used"] == [1]  # every example, once
-    with np.load(auto["variables"]) as ours, np.load(unlimited["variables"]) as theirs:
-        assert set(ours) == set(theirs)
-        for name in theirs:
-            np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5)
+    _assert_same_variables(auto, unlimited)
+
+
+@pytest.mark.slow
+def test_two_workers_under_different_limits_train_as_one_without(tmp_path):
+    lengths, limits_mb = ["32:3", "128:3"], (25, 60)
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(limits_mb))]
+    tasks = [_start(tmp_path / "unlimited", "plain", lengths=lengths)]
+    for index, limit_mb in enumerate(limits_mb):
+        task = {"type": "worker", "index": index}
+        cluster = {"cluster": {"worker": addresses}, "task": task}
+        tasks.append(_start(tmp_path / "two", "auto", limit_mb, lengths, cluster))
+    unlimited, first, second = _results(tasks)
+    counts = [
+        json.loads(path.read_text())["micro_batches"]
+        for path in sorted((tmp_path / "two").glob("micro_batches-worker-*.json"))
+    ]
+    assert len(first["out_of_memory_at"]) > len(second["out_of_memory_at"])
+    assert counts[0] > 2 ** len(second["out_of_memory_at"])
+    _assert_same_variables(first, unlimited)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

@@ -1,0 +1,174 @@
+"""The planner's command line, and its bytes by hand."""
+
+import json
+import re
+
+import pytest
+
+from estimator_accum import plan
+from estimator_accum.bert_memory import memory_of, read_sizes
+
+_TINY = {
+    "vocab_size": 30522,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
+# google/bert_uncased_L-2_H-128_A-2 has 4,385,920, and a classifier of two classes.
+_TINY_PARAMETERS = 4 * (4_385_920 + 258)
+
+
+@pytest.fixture
+def config(tmp_path):
+    return _write(tmp_path, _TINY)
+
+
+def _write(folder, content) -> str:
+    path = folder / "bert_config.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def _run(config, capsys, *more):
+    """Returns the exit code, and what was printed on stdout and on stderr."""
+    defaults = ["--effective_batch_size=64", "--device_memory=1GB"]
+    code = plan.main([f"--bert_config_file={config}", *defaults, *more])
+    return code, *capsys.readouterr()
+
+
+def _megabytes(output, name):
+    return float(re.search(rf"^{name} +([\d,.]+) MB", output, re.MULTILINE)[1])
+
+
+def test_parameters_are_those_of_the_published_encoder(config):
+    assert read_sizes(config).parameter_bytes == _TINY_PARAMETERS
+
+
+def test_the_plan_names_each_part_the_micro_batch_and_k(config, capsys):
+    code, output, _ = _run(config, capsys, "--device_memory=250MB")
+    assert code == 0
+    megabytes = _TINY_PARAMETERS / 1e6
+    assert _megabytes(output, "parameters") == pytest.approx(megabytes, abs=0.06)
+    assert _megabytes(output, "optimizer slots") == pytest.approx(
+        2 * megabytes, abs=0.06
+    )
+    with_rows = megabytes + 4 * 30522 / 1e6
+    assert _megabytes(output, "accumulators") == pytest.approx(with_rows, abs=0.06)
+    assert _megabytes(output, "peak") <= 200
+    assert "effective batch 64 = 32 examples x 2 micro-steps x 1 replica\n" in output
+    assert "micro_batch_size 32\ngradient_accumulation_steps 2\n" in output
+    assert "reduction 0.0 ms" in output
+
+
+def test_a_window_of_one_micro_batch_has_no_accumulators(config, capsys):
+    _, output, _ = _run(config, capsys, "--device_memory=11GB")
+    assert _megabytes(output, "accumulators") == 0
+    assert "= 64 examples x 1 micro-steps x 1 replica\n" in output
+
+
+def test_reduction_is_that_of_a_ring(config, capsys):
+    more = ("--num_replicas=4", "--link_speed=100Mbit/s", "--device_memory=11GB")
+    _, output, _ = _run(config, capsys, *more)
+    secs = 2 * 3 / 4 * _TINY_PARAMETERS / (100e6 / 8)
+    assert f"reduction {1e3 * secs:,.1f} ms an update" in output
+    assert "= 16 examples x 1 micro-steps x 4 replicas\n" in output
+
+
+def test_largest_micro_batch_fits_and_the_next_does_not(config):
+    sizes = read_sizes(config)
+    size, memory = plan.largest_micro_batch(sizes, 128, 96, 250e6)
+    assert 96 % size == 0
+    assert memory.peak <= 250e6
+    larger = min(n for n in range(size + 1, 97) if 96 % n == 0)
+    assert memory_of(sizes, larger, 128, is_accumulating=larger < 96).peak > 250e6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2g", 2e9), ("5e", None)],
+)
+def test_sizes_of_memory(text, expected):
+    if expected is None:
+        with pytest.raises(plan.argparse.ArgumentTypeError, match="Received: '5e'"):
+            plan._memory(text)
+    else:
+        assert plan._memory(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10Gbit/s", 1e10),
+        ("100Mbit/s", 1e8),
+        ("10Gbps", 1e10),
+        ("1.2GB/s", 9.6e9),
+    ],
+)
+def test_speeds_of_links(text, expected):
+    assert plan._speed(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--device_memory=50MB"], r"1 example must fit.*Received: 50\.0 MB.*Use sh"),
+        (["--max_seq_length=1000"], r"--max_seq_length must be at most.* 512.*: 1000"),
+        (["--max_seq_length=0"], r"--max_seq_length must be an integer >= 1.*: 0"),
+        (["--num_replicas=3"], r"multiple of --num_replicas.*: 64 and 3.*Use 22"),
+        (
+            ["--effective_batch_size=-4"],
+            r"--effective_batch_size must be.*Received: -4",
+        ),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_sentence(config, capsys, arguments, sentence):
+    code, output, error = _run(config, capsys, *arguments)
+    assert (code, output) == (2, "")
+    assert re.search(sentence, error)
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--device_memory=lots", r"must be a size like 11GB.*Received: 'lots'"),
+        ("--device_memory=0GB", r"must be a size like 11GB.*Received: '0GB'"),
+        ("--link_speed=1.2.3GB/s", r"must be a speed like .*Received: '1.2.3GB/s'"),
+        ("--link_speed=fast", r"must be a speed like 10Gbit/s.*Received: 'fast'"),
+    ],
+)
+def test_units_that_nobody_knows_are_one_sentence(config, capsys, flag, sentence):
+    with pytest.raises(SystemExit, match="2"):
+        _run(config, capsys, flag)
+    assert re.search(sentence, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", r"bert_config.json must hold a JSON object.*not JSON"),
+        ("[]", r"must hold a JSON object. Received: a list"),
+        (_TINY | {"hidden_size": 0}, r"`hidden_size` in .* >= 1. Received: 0"),
+        (_TINY | {"vocab_size": None}, r"`vocab_size` in .* Received: None"),
+        (_TINY | {"hidden_dropout_prob": 1}, r"`hidden_dropout_prob` .* Received: 1"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_one_sentence(
+    tmp_path, capsys, content, sentence
+):
+    code, _, error = _run(_write(tmp_path, content), capsys)
+    assert code == 2
+    assert re.search(sentence, error)
+
+
+def test_missing_configuration_is_named(tmp_path, capsys):
+    code, _, error = _run(str(tmp_path / "none.json"), capsys)
+    assert code == 2
+    assert re.search(
+        r"must be a JSON file. Received: \S+none.json, which is not", error
+    )
