@@ -15,6 +15,7 @@ from bert_finetune.progress import Progress, latest_checkpoint, read_progress
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
+from estimator_accum import microbatch_model_fn
 from estimator_accum.cluster import Cluster
 from estimator_accum.strategies import (
     count_local_replicas,
@@ -103,8 +104,11 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     num_updates, schedule = 1, 1
     if windows is not None:
         num_updates, schedule = windows.num_updates, _schedule(windows)
+    model_fn = make_model_fn(settings, run.config, run.task, num_updates, schedule)
+    if windows is not None and windows.batches.is_auto:
+        model_fn = microbatch_model_fn(model_fn, "auto")
     return tf.estimator.Estimator(
-        make_model_fn(settings, run.config, run.task, num_updates, schedule),
+        model_fn,
         config=tf.estimator.RunConfig(
             model_dir=os.path.abspath(settings.output_dir),
             tf_random_seed=settings.seed,

@@ -140,9 +140,7 @@ def test_two_processes_have_the_weights_of_one_and_the_chief_does_the_rest(
     assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
 
 
-def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
-    settings, tmp_path
-):
+def test_cluster_that_was_killed_goes_on_bit_for_bit(settings, tmp_path):
     """Saved every 3 micro-steps, which is every 2 updates of 2."""
     settings = dataclasses.replace(
         settings,
@@ -159,7 +157,6 @@ def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
         cluster.kill()
     saved = {int(path.stem.partition("-")[2]) for path in folder.glob("*.index")}
     assert all(step % 4 == 0 for step in saved) and max(saved) < 50
-    alone = tmp_path / "alone"
     with _Cluster(_flags(settings), tmp_path / "cluster_log") as cluster:
         assert cluster.wait() == [0, 0]
     assert "going on after micro-step" in (tmp_path / "cluster_log").read_text()
@@ -167,7 +164,6 @@ def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
     assert ours.keys() == theirs.keys() and ours["update_step"] == 25
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
-    assert not alone.exists()
 
 
 def _wait_for(path, tasks):
@@ -179,14 +175,14 @@ def _wait_for(path, tasks):
 
 def test_task_that_has_lost_the_other_ends_itself(settings, tmp_path):
     flags = _flags(
-        settings, strategy="multi_worker", num_train_epochs=1000.0, watchdog_secs=20
+        settings, strategy="multi_worker", num_train_epochs=1000.0, watchdog_secs=100
     )
     with _Cluster(flags, tmp_path / "log") as cluster:
         metrics = pathlib.Path(settings.output_dir) / "train_metrics.csv"
         _wait_for(metrics, cluster.tasks)
         time.sleep(1)
         cluster.tasks[1].kill()
-        assert cluster.tasks[0].wait(90) == 75
+        assert cluster.tasks[0].wait(240) == 75
 
 
 def test_mirrored_over_two_cpus_has_the_weights_of_one(settings, tmp_path):
