@@ -66,6 +66,12 @@ flags.DEFINE_bool(
 flags.DEFINE_integer(
     "max_seq_length", 128, "Longest input [tokens]; longer ones are cut."
 )
+flags.DEFINE_bool(
+    "pad_to_max_length",
+    False,
+    "Whether every example is padded to --max_seq_length. False: examples of like length "
+    "are padded together, to the longest of them; the results are the same.",
+)
 flags.DEFINE_bool("dropout", True, "Whether training uses BERT's dropout.")
 
 ## Training
@@ -87,6 +93,12 @@ flags.DEFINE_integer(
     None,
     "Examples of one update, over all micro-steps and replicas, however many there "
     "are. None: train_batch_size x gradient_accumulation_steps x replicas.",
+)
+flags.DEFINE_integer(
+    "tokens_per_micro_batch",
+    None,
+    "Most tokens of a micro-batch, padding included: an update is cut into as few "
+    "micro-batches of one replica as that allows, instead of by --train_batch_size.",
 )
 flags.DEFINE_integer(
     "gradient_accumulation_steps",

@@ -4,6 +4,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 
+import numpy as np
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
@@ -53,6 +54,12 @@ class Run:
     windows: Windows | None = None
     dev: dict[str, EncodedExamples] = field(default_factory=dict)
     test: dict[str, tuple[list[Example], EncodedExamples]] = field(default_factory=dict)
+
+    @property
+    def padded_length(self) -> int | None:
+        """Tokens that every example is padded to; None: what its batch needs."""
+        settings = self.settings
+        return settings.max_seq_length if settings.pad_to_max_length else None
 
 
 def train(run: Run) -> None:
@@ -121,7 +128,14 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
 
 
 def _schedule(windows: Windows) -> AccumulationSteps:
-    """Returns K: an integer, or what the last window makes of it."""
+    """Returns K: an integer, or what the windows make of it."""
+    if windows.tokens is not None:
+        table = windows.micro_steps_by_update
+        if np.all(table == table[0]):
+            return int(table[0])
+        return lambda update_step: tf.gather(
+            tf.constant(table), tf.minimum(update_step, windows.num_updates - 1)
+        )
     whole, last = windows.batches.gradient_accumulation_steps, windows.last_micro_steps
     if windows.num_updates == 1 or whole == last:
         return last
@@ -143,7 +157,7 @@ def _input_fn(run: Run, progress: Progress) -> InputFn:
         replicas=range(first, first + local),
         update=progress.update,
         micro_step=progress.micro_step,
-        max_seq_length=run.settings.max_seq_length,
+        padded_length=run.padded_length,
     )
 
 
@@ -166,9 +180,15 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
 
 def _log_plan(run: Run) -> None:
     windows = run.windows
+    batches = str(windows.batches)
+    if windows.tokens is not None:
+        batches = (
+            f"effective batch {windows.batches.effective_batch_size} = micro-batches of "
+            f"up to {windows.tokens} tokens x {windows.batches.replicas}"
+        )
     _logger.info(
         "%s; %s micro-steps = %s updates",
-        windows.batches,
+        batches,
         f"{windows.num_micro_steps():,}",
         f"{windows.num_updates:,}",
     )

@@ -108,6 +108,22 @@ def _refused(flags, capsys) -> str:
             },
             "Received: 30, not 8 * 2 * 1 = 16. Leave one of the three out.",
         ),
+        (
+            {"tokens_per_micro_batch": 8},
+            "Received: 8, for examples of up to 13 tokens. Use a larger one, or a small",
+        ),
+        (
+            {"tokens_per_micro_batch": 99, "pad_to_max_length": "true"},
+            "must alone say how an update is cut. Received: --pad_to_max_length too. L",
+        ),
+        (
+            {
+                "tokens_per_micro_batch": 99,
+                "micro_batch_size": "auto",
+                "effective_batch_size": 32,
+            },
+            "say how an update is cut. Received: --micro_batch_size=auto too. Leave one",
+        ),
         ({"strategy": "ps"}, "`--strategy` must be "),
         ({"watchdog_secs": 0}, "`--watchdog_secs` must be an integer >= 1. Received"),
         ({"learning_rate": 0}, "`--learning_rate` must be a number > 0. Received: 0"),
