@@ -46,7 +46,8 @@ def make_model_fn(
 
     def model_fn(features, labels, mode, config):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
-        if is_training and settings.train_batch_size == AUTO:
+        is_auto = settings.train_batch_size == AUTO
+        if is_training and is_auto and not settings.pad_to_max_length:
             features = _trimmed(features)
         output = modeling.encode(
             bert_config,

@@ -123,7 +123,7 @@ flags.DEFINE_integer(
     "save_checkpoints_steps",
     1000,
     "Micro-steps from one checkpoint to the next; with a --strategy rounded up to whole "
-    "updates, with --micro_batch_size=auto updates.",
+    "updates (not with --tokens_per_micro_batch); with --micro_batch_size=auto updates.",
 )
 flags.DEFINE_integer(
     "seed", 0, "Of the order of the examples, dropout, the classifier."

@@ -96,6 +96,8 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
 
     With a strategy, checkpoints are between two updates, where the sums over the
     replicas are empty: another number of replicas goes on as exactly as the same does.
+    (Not where updates are cut by tokens: their micro-steps differ in number. In the
+    middle of one only the same number goes on.)
 
     Args:
         run: Checked.

@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from limited_memory import limited
 
 from bert_finetune import jobs, modeling, training
 from bert_finetune.output_dir import make_output_dir
@@ -28,30 +29,6 @@ def settings(settings):
         effective_batch_size=16,
         gradient_accumulation_steps=None,
     )
-
-
-@pytest.fixture
-def limited_memory(monkeypatch):
-    """Lets a forward pass over more than 5 examples run out of memory."""
-    encode = modeling.encode
-
-    def check(rows):
-        if rows > 5:
-            raise MemoryError(f"{rows} examples")
-        return np.int32(0)
-
-    def limited(config, input_ids, *args, **options):
-        if not options["is_training"]:
-            return encode(config, input_ids, *args, **options)
-        rows = tf.shape(input_ids)[0]
-        zero = tf.numpy_function(check, [rows], tf.int32)
-        zero.set_shape([])
-        return encode(config, input_ids + zero, *args, **options)
-
-    def limit():
-        monkeypatch.setattr(modeling, "encode", limited)
-
-    return limit
 
 
 class _Stop(Exception):
@@ -103,7 +80,7 @@ def _examples(folder):
         return [int(row["examples"]) for row in csv.DictReader(file)]
 
 
-def test_weights_do_not_depend_on_how_an_update_is_cut(settings, limited_memory):
+def test_weights_do_not_depend_on_how_an_update_is_cut(settings, monkeypatch):
     whole = _run(settings, output_dir=f"{settings.output_dir}_0", train_batch_size=16)
     three = _run(
         settings,
@@ -111,7 +88,7 @@ def test_weights_do_not_depend_on_how_an_update_is_cut(settings, limited_memory)
         train_batch_size=3,
         do_eval=True,
     )
-    limited_memory()
+    monkeypatch.setattr(modeling, "encode", limited(modeling.encode, 5))
     auto = _run(settings, train_batch_size=AUTO, do_eval=True)
     expected = _weights(whole)
     for folder in (three, auto):
