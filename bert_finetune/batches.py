@@ -36,8 +36,12 @@ class Batches:
         shares = self.gradient_accumulation_steps * self.num_replicas
         return -(-self.effective_batch_size // shares)
 
+    @property
+    def replicas(self) -> str:
+        """Such as "2 replicas"."""
+        return f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
+
     def __str__(self) -> str:
-        replicas = f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
         steps = f" x {self.gradient_accumulation_steps} micro-steps"
         shares = self.gradient_accumulation_steps * self.num_replicas
         is_even = self.effective_batch_size % shares == 0
@@ -45,7 +49,7 @@ class Batches:
             f"effective batch {self.effective_batch_size} = "
             f"{'' if is_even else 'at most '}{self.largest_share} examples"
             f"{' in as many micro-batches as memory asks for' if self.is_auto else steps}"
-            f" x {replicas}"
+            f" x {self.replicas}"
         )
 
 

@@ -1,9 +1,11 @@
 """From encoded examples to `input_fn`s: ordered, cut, padded.
 
-In training the order and the cut are those of `Windows`; evaluation and prediction keep
-the file's order.
+In training the order and the cut are those of `Windows`. Evaluation and prediction go
+from the shortest example to the longest, so that examples of like length share a batch;
+`order` says which example comes when.
 
-Shapes: B = examples of a micro-batch, T = `max_seq_length`.
+Shapes: B = examples of a micro-batch, T = its longest example [tokens], or the length
+that all batches are padded to.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +28,7 @@ def train_input_fn(
     replicas: Iterable[int] = (0,),
     update: int = 0,
     micro_step: int = 0,
-    max_seq_length: int,
+    padded_length: int | None = None,
 ) -> InputFn:
     """Returns the input_fn of one process's part of a run, or of what is left of it.
 
@@ -40,7 +42,7 @@ def train_input_fn(
             micro-batches in turn.
         update: Updates that are done, 0 for a new run.
         micro_step: Micro-steps of the next one that are done.
-        max_seq_length: T.
+        padded_length: T [tokens]; None pads to each micro-batch's longest example.
 
     Returns:
         An input_fn whose dataset yields `({"input_ids", "input_mask", "segment_ids",
@@ -55,58 +57,75 @@ def train_input_fn(
         for rows in windows.stream(replicas, update, micro_step):
             yield (rows, True) if len(rows) else (np.zeros(1, np.int64), False)
 
-    return _input_fn(examples, micro_batches, max_seq_length, is_training=True)
+    return _input_fn(examples, micro_batches, padded_length, is_training=True)
 
 
 def eval_input_fn(
-    examples: EncodedExamples, *, batch_size: int, max_seq_length: int
+    examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
 ) -> InputFn:
-    """Returns the input_fn of an evaluation: file order, each example once.
+    """Returns the input_fn of an evaluation: each example once, in `order`.
 
     Batches are as in `train_input_fn`, all real; the last one may be short.
     """
     _check_batch_size("--eval_batch_size", batch_size)
-    return _in_file_order(examples, batch_size, max_seq_length, is_labelled=True)
+    return _in_order(examples, batch_size, padded_length, is_labelled=True)
 
 
 def predict_input_fn(
-    examples: EncodedExamples, *, batch_size: int, max_seq_length: int
+    examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
 ) -> InputFn:
     """Returns the input_fn of a prediction: as `eval_input_fn`, features only."""
     _check_batch_size("--predict_batch_size", batch_size)
-    return _in_file_order(examples, batch_size, max_seq_length, is_labelled=False)
+    return _in_order(examples, batch_size, padded_length, is_labelled=False)
 
 
-def _in_file_order(
-    examples: EncodedExamples, batch_size: int, max_seq_length: int, is_labelled: bool
+def order(examples: EncodedExamples, padded_length: int | None = None) -> np.ndarray:
+    """Returns the examples' numbers as evaluation and prediction take them, int64.
+
+    By length, or as they are where all are padded to one length.
+    """
+    if padded_length is not None:
+        return np.arange(len(examples))
+    return np.argsort(examples.lengths, kind="stable")
+
+
+def _in_order(
+    examples: EncodedExamples,
+    batch_size: int,
+    padded_length: int | None,
+    is_labelled: bool,
 ) -> InputFn:
+    numbers = order(examples, padded_length)
+
     def batches() -> Iterator[tuple[np.ndarray, bool]]:
         for start in range(0, len(examples), batch_size):
-            yield np.arange(start, min(start + batch_size, len(examples))), True
+            yield numbers[start : start + batch_size], True
 
-    return _input_fn(examples, batches, max_seq_length, is_labelled=is_labelled)
+    return _input_fn(examples, batches, padded_length, is_labelled=is_labelled)
 
 
 def _input_fn(
     examples: EncodedExamples,
     batches: Callable[[], Iterator[tuple[np.ndarray, bool]]],
-    max_seq_length: int,
+    padded_length: int | None,
     is_labelled: bool = True,
     is_training: bool = False,
 ) -> InputFn:
-    _check_lengths(examples, max_seq_length)
+    if padded_length is not None:
+        _check_lengths(examples, padded_length)
     if is_labelled:
         _check_labels(examples)
+    lengths = examples.lengths
 
     def generate():
         for rows, are_real in batches():
-            features = examples.features(rows, max_seq_length)
+            features = examples.features(rows, padded_length or lengths[rows].max())
             if is_training:
                 features["is_real_example"] = np.full(len(rows), are_real, np.int32)
             yield (features, examples.labels[rows]) if is_labelled else features
 
     signature = {
-        name: tf.TensorSpec([None, max_seq_length], tf.int32)
+        name: tf.TensorSpec([None, padded_length], tf.int32)
         for name in ("input_ids", "input_mask", "segment_ids")
     }
     if is_training:
@@ -129,12 +148,12 @@ def _check_batch_size(flag: str, batch_size: int) -> None:
         )
 
 
-def _check_lengths(examples: EncodedExamples, max_seq_length: int) -> None:
+def _check_lengths(examples: EncodedExamples, padded_length: int) -> None:
     longest = int(examples.lengths.max())
-    if longest > max_seq_length:
+    if longest > padded_length:
         raise ValueError(
-            "`max_seq_length` must be at least that of `encode_examples`. Received: "
-            f"{max_seq_length} for examples of up to {longest} tokens."
+            "`padded_length` must be that of the longest example at least. Received: "
+            f"{padded_length} for examples of up to {longest} tokens."
         )
 
 

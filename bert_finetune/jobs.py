@@ -9,7 +9,6 @@ from bert_finetune import input_pipeline, results, training
 from bert_finetune.batches import batches_of
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
-from bert_finetune.encoding import encode_examples
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.output_dir import (
     SETTINGS_FILE,
@@ -23,6 +22,7 @@ from bert_finetune.output_dir import (
 from bert_finetune.progress import latest_checkpoint
 from bert_finetune.settings import Settings, check_settings
 from bert_finetune.tasks import Task, get_task, read_examples
+from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import (
     WordPieceTokenizer,
     check_case_matches_checkpoint,
@@ -42,7 +42,7 @@ _ALONE = Cluster()
 
 
 def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
-    """Reads and checks everything that the run needs; writes nothing.
+    """Reads and checks everything that the run needs; writes nothing but tokens.
 
     Args:
         settings: What the user asked for.
@@ -69,15 +69,22 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
 
     def read(file: str, labelled: bool):
         rows = read_examples(task, settings.data_dir, file, labelled=labelled)
-        return rows, encode_examples(rows, tokenizer, settings.max_seq_length)
+        path = pathlib.Path(settings.data_dir) / file
+        length = settings.max_seq_length
+        return rows, cached_examples(path, rows, tokenizer, length)
 
     if settings.do_train:
         _, run.train = read(task.train_file, labelled=True)
         batches = batches_of(settings, count_replicas(settings.strategy, cluster))
         run.windows = make_windows(
-            len(run.train), settings.num_train_epochs, batches, settings.seed
+            len(run.train),
+            settings.num_train_epochs,
+            batches,
+            settings.seed,
+            None if settings.pad_to_max_length else run.train.lengths,
+            settings.tokens_per_micro_batch,
         )
-        run.description |= describe_training(run.train.checksum, batches)
+        run.description |= describe_training(settings, run.train.checksum, batches)
         check_same_run(settings.output_dir, run.description)
     _check_checkpoints(run)
     if settings.do_train:
@@ -167,7 +174,7 @@ def _evaluate(run: Run, estimator) -> None:
             input_pipeline.eval_input_fn(
                 examples,
                 batch_size=run.settings.eval_batch_size,
-                max_seq_length=run.settings.max_seq_length,
+                padded_length=run.padded_length,
             ),
             name=suffix.strip("_") or None,
         )
@@ -195,15 +202,17 @@ def _predict(run: Run, estimator) -> None:
             input_pipeline.predict_input_fn(
                 examples,
                 batch_size=run.settings.predict_batch_size,
-                max_seq_length=run.settings.max_seq_length,
+                padded_length=run.padded_length,
             )
         )
+        order = input_pipeline.order(examples, run.padded_length)
+        in_file_order = dict(zip(order.tolist(), predictions, strict=True))
         paths = results.write_predictions(
             run.settings.output_dir,
             run.task,
             name,
             results.prediction_files(run.task)[name],
             rows,
-            predictions,
+            (in_file_order[number] for number in range(len(rows))),
         )
         _logger.info("wrote %s", " and ".join(map(str, paths)))

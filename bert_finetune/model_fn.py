@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_finetune import metrics, modeling, optimization
 from bert_finetune.checkpoint import init_from_checkpoint
-from bert_finetune.settings import Settings
+from bert_finetune.settings import AUTO, Settings
 from bert_finetune.tasks import Task
 from estimator_accum import (
     get_or_create_update_step,
@@ -46,6 +46,9 @@ def make_model_fn(
 
     def model_fn(features, labels, mode, config):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
+        is_auto = settings.train_batch_size == AUTO
+        if is_training and is_auto and not settings.pad_to_max_length:
+            features = _trimmed(features)
         output = modeling.encode(
             bert_config,
             features["input_ids"],
@@ -80,6 +83,13 @@ def make_model_fn(
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
 
     return model_fn
+
+
+def _trimmed(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Cuts a micro-batch of a longer batch to its own longest example."""
+    longest = tf.reduce_max(tf.reduce_sum(features["input_mask"], axis=1))
+    names = ("input_ids", "input_mask", "segment_ids")
+    return features | {name: features[name][:, :longest] for name in names}
 
 
 def _num_examples(features, labels) -> tf.Tensor:

@@ -42,6 +42,8 @@ _CUT_FIELDS = {
     "train_batch_size": None,
     "gradient_accumulation_steps": None,
     "replicas": 1,
+    "pad_to_max_length": True,
+    "tokens_per_micro_batch": None,
 }
 _CHECKSUMS = {
     "vocabulary_checksum": "another vocabulary",
@@ -102,7 +104,9 @@ def describe_run(
     }
 
 
-def describe_training(examples_checksum: str, batches: Batches) -> dict:
+def describe_training(
+    settings: Settings, examples_checksum: str, batches: Batches
+) -> dict:
     """Returns what `run_settings.json` holds of the data and the batches."""
     return {
         "training_examples_checksum": examples_checksum,
@@ -110,6 +114,8 @@ def describe_training(examples_checksum: str, batches: Batches) -> dict:
         "train_batch_size": AUTO if batches.is_auto else batches.largest_share,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,
         "replicas": batches.num_replicas,
+        "pad_to_max_length": settings.pad_to_max_length,
+        "tokens_per_micro_batch": settings.tokens_per_micro_batch,
     }
 
 

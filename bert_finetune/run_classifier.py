@@ -20,6 +20,7 @@ import pathlib
 import signal
 import sys
 import traceback
+import warnings
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -33,7 +34,7 @@ with quiet_import():
 
     from bert_finetune import jobs
     from bert_finetune.output_dir import make_output_dir
-    from bert_finetune.settings import Settings
+    from bert_finetune.settings import AUTO, Settings
     from estimator_accum.cluster import Cluster
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
@@ -65,6 +66,12 @@ flags.DEFINE_bool(
 flags.DEFINE_integer(
     "max_seq_length", 128, "Longest input [tokens]; longer ones are cut."
 )
+flags.DEFINE_bool(
+    "pad_to_max_length",
+    False,
+    "Whether every example is padded to --max_seq_length. False: examples of like length "
+    "are padded together, to the longest of them; the results are the same.",
+)
 flags.DEFINE_bool("dropout", True, "Whether training uses BERT's dropout.")
 
 ## Training
@@ -74,11 +81,24 @@ flags.DEFINE_integer(
     "Micro-batch: examples of one forward and backward pass of one replica. 32, unless "
     "--effective_batch_size and --gradient_accumulation_steps say otherwise.",
 )
+flags.DEFINE_string(
+    "micro_batch_size",
+    None,
+    "Another name of --train_batch_size; auto: each replica takes its share of "
+    "--effective_batch_size at once, in twice as many micro-batches whenever memory runs "
+    "out.",
+)
 flags.DEFINE_integer(
     "effective_batch_size",
     None,
     "Examples of one update, over all micro-steps and replicas, however many there "
     "are. None: train_batch_size x gradient_accumulation_steps x replicas.",
+)
+flags.DEFINE_integer(
+    "tokens_per_micro_batch",
+    None,
+    "Most tokens of a micro-batch, padding included: an update is cut into as few "
+    "micro-batches of one replica as that allows, instead of by --train_batch_size.",
 )
 flags.DEFINE_integer(
     "gradient_accumulation_steps",
@@ -103,7 +123,7 @@ flags.DEFINE_integer(
     "save_checkpoints_steps",
     1000,
     "Micro-steps from one checkpoint to the next; with a --strategy rounded up to whole "
-    "updates.",
+    "updates (not with --tokens_per_micro_batch); with --micro_batch_size=auto updates.",
 )
 flags.DEFINE_integer(
     "seed", 0, "Of the order of the examples, dropout, the classifier."
@@ -150,11 +170,32 @@ def settings_from_flags() -> Settings:
         )
     values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
     values["clip_norm"] = FLAGS.clip_norm or None
+    values["train_batch_size"] = _train_batch_size()
     values["gradient_accumulation_steps"] = _gradient_accumulation_steps()
     return Settings(**values)
 
 
-def _gradient_accumulation_steps() -> int:
+def _train_batch_size() -> int | str | None:
+    size, other_name = FLAGS.train_batch_size, FLAGS.micro_batch_size
+    if other_name is None:
+        return size
+    if other_name != AUTO:
+        try:
+            other_name = int(other_name)
+        except ValueError as error:
+            raise ValueError(
+                f"`--micro_batch_size` must be an integer >= 1 or {AUTO}. "
+                f"Received: {other_name!r}. Use {AUTO} with --effective_batch_size."
+            ) from error
+    if size not in (None, other_name):
+        raise ValueError(
+            "`--train_batch_size` and its other name `--micro_batch_size` must be equal. "
+            f"Received: {size} and {other_name}. Give one of them."
+        )
+    return other_name
+
+
+def _gradient_accumulation_steps() -> int | None:
     steps = FLAGS["gradient_accumulation_steps"]
     multiplier = FLAGS["gradient_accumulation_multiplier"]
     if multiplier.value is None:
@@ -243,6 +284,8 @@ def _set_verbosity() -> None:
     """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
     tensorflow_level = logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
     logging.getLogger("tensorflow").setLevel(tensorflow_level)
+    if FLAGS.verbosity < 0:
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("tensorflow.estimator_accum", "tensorflow.bert_finetune"):

@@ -11,7 +11,7 @@ class Settings:
 
     Sizes are in examples, except `max_seq_length` [tokens], `save_checkpoints_steps`
     [micro-steps], `gradient_accumulation_steps` [micro-steps per update] and
-    `watchdog_secs`. Of `effective_batch_size`, `train_batch_size` and
+    `watchdog_secs`. `tokens_per_micro_batch` None cuts by examples. Of `effective_batch_size`, `train_batch_size` and
     `gradient_accumulation_steps`, None is what follows from the others: see `batches_of`.
     """
 
@@ -23,6 +23,8 @@ class Settings:
     init_checkpoint: str | None
     do_lower_case: bool
     max_seq_length: int
+    pad_to_max_length: bool
+    tokens_per_micro_batch: int | None
     do_train: bool
     do_eval: bool
     do_predict: bool
@@ -45,6 +47,7 @@ class Settings:
 
 _POSITIVE = (
     "max_seq_length",
+    "tokens_per_micro_batch",
     "effective_batch_size",
     "train_batch_size",
     "eval_batch_size",
@@ -89,6 +92,8 @@ def check_settings(settings: Settings) -> None:
                 else "See --help for the usual value."
             )
             raise ValueError(f"`--{field}` must be {kind}. Received: {value}. {remedy}")
+    if settings.tokens_per_micro_batch is not None:
+        _check_cut_by_tokens(settings)
     if not 0 <= settings.warmup_proportion <= 1:
         raise ValueError(
             "`--warmup_proportion` must be from 0 to 1. "
@@ -99,3 +104,16 @@ def check_settings(settings: Settings) -> None:
             "`--seed` must be an integer >= 0 and < 2**31. "
             f"Received: {settings.seed}. Use 0."
         )
+
+
+def _check_cut_by_tokens(settings: Settings) -> None:
+    others = {
+        "--pad_to_max_length": settings.pad_to_max_length,
+        f"--micro_batch_size={AUTO}": settings.train_batch_size == AUTO,
+    }
+    for flag, is_given in others.items():
+        if is_given:
+            raise ValueError(
+                "`--tokens_per_micro_batch` must alone say how an update is cut. "
+                f"Received: {flag} too. Leave one of them out."
+            )

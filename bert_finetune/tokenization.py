@@ -39,6 +39,7 @@ class WordPieceTokenizer:
 
     Attributes:
         vocab_file: Where the vocabulary came from.
+        do_lower_case: Whether text is lower-cased.
         num_entries: Lines of the vocabulary; every id is smaller.
         pad_id: The id of [PAD].
         checksum: Differs, but for chance, where a token or its id does.
@@ -56,6 +57,7 @@ class WordPieceTokenizer:
                 [PAD], [UNK], [CLS], [SEP].
         """
         self.vocab_file = pathlib.Path(vocab_file)
+        self.do_lower_case = do_lower_case
         tokens = _read_vocabulary(self.vocab_file)
         ids = {token: number for number, token in enumerate(tokens)}
         _check_special_tokens(self.vocab_file, ids)

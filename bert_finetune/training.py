@@ -4,6 +4,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 
+import numpy as np
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
@@ -15,6 +16,7 @@ from bert_finetune.progress import Progress, latest_checkpoint, read_progress
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
+from estimator_accum import microbatch_model_fn
 from estimator_accum.cluster import Cluster
 from estimator_accum.strategies import (
     count_local_replicas,
@@ -53,6 +55,12 @@ class Run:
     dev: dict[str, EncodedExamples] = field(default_factory=dict)
     test: dict[str, tuple[list[Example], EncodedExamples]] = field(default_factory=dict)
 
+    @property
+    def padded_length(self) -> int | None:
+        """Tokens that every example is padded to; None: what its batch needs."""
+        settings = self.settings
+        return settings.max_seq_length if settings.pad_to_max_length else None
+
 
 def train(run: Run) -> None:
     """Trains to the end of the run, from wherever its last checkpoint stands."""
@@ -88,6 +96,8 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
 
     With a strategy, checkpoints are between two updates, where the sums over the
     replicas are empty: another number of replicas goes on as exactly as the same does.
+    (Not where updates are cut by tokens: their micro-steps differ in number. In the
+    middle of one only the same number goes on.)
 
     Args:
         run: Checked.
@@ -103,8 +113,11 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     num_updates, schedule = 1, 1
     if windows is not None:
         num_updates, schedule = windows.num_updates, _schedule(windows)
+    model_fn = make_model_fn(settings, run.config, run.task, num_updates, schedule)
+    if windows is not None and windows.batches.is_auto:
+        model_fn = microbatch_model_fn(model_fn, "auto")
     return tf.estimator.Estimator(
-        make_model_fn(settings, run.config, run.task, num_updates, schedule),
+        model_fn,
         config=tf.estimator.RunConfig(
             model_dir=os.path.abspath(settings.output_dir),
             tf_random_seed=settings.seed,
@@ -117,7 +130,14 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
 
 
 def _schedule(windows: Windows) -> AccumulationSteps:
-    """Returns K: an integer, or what the last window makes of it."""
+    """Returns K: an integer, or what the windows make of it."""
+    if windows.tokens is not None:
+        table = windows.micro_steps_by_update
+        if np.all(table == table[0]):
+            return int(table[0])
+        return lambda update_step: tf.gather(
+            tf.constant(table), tf.minimum(update_step, windows.num_updates - 1)
+        )
     whole, last = windows.batches.gradient_accumulation_steps, windows.last_micro_steps
     if windows.num_updates == 1 or whole == last:
         return last
@@ -139,7 +159,7 @@ def _input_fn(run: Run, progress: Progress) -> InputFn:
         replicas=range(first, first + local),
         update=progress.update,
         micro_step=progress.micro_step,
-        max_seq_length=run.settings.max_seq_length,
+        padded_length=run.padded_length,
     )
 
 
@@ -162,9 +182,15 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
 
 def _log_plan(run: Run) -> None:
     windows = run.windows
+    batches = str(windows.batches)
+    if windows.tokens is not None:
+        batches = (
+            f"effective batch {windows.batches.effective_batch_size} = micro-batches of "
+            f"up to {windows.tokens} tokens x {windows.batches.replicas}"
+        )
     _logger.info(
         "%s; %s micro-steps = %s updates",
-        windows.batches,
+        batches,
         f"{windows.num_micro_steps():,}",
         f"{windows.num_updates:,}",
     )

@@ -1,12 +1,13 @@
 """The order of a training run: which example comes when, and to which replica.
 
-    stream   ->   windows   ->   shares
-    epoch after epoch | effective_batch_size examples each | micro-steps x replicas
+    stream   ->   windows   ->   sort by length   ->   shares
+    epoch after epoch | effective_batch_size examples each | | micro-steps x replicas
 
 The stream is a pure function of seed and place: epoch e is the permutation of all
 examples that (seed, e) draws, and epochs follow one another without a gap. A window is
 what one update sums over, so any cut of it gives the same update: how many micro-steps
-and replicas share it changes no weight.
+and replicas share it changes no weight, nor does its order: sorted by length, examples
+of like length are padded together.
 
 R = replicas, K = micro-steps of a window.
 """
@@ -21,7 +22,7 @@ import numpy as np
 from bert_finetune.batches import Batches
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Windows:
     """All updates of a training run; see `make_windows`.
 
@@ -30,12 +31,17 @@ class Windows:
         total: Examples of the run [examples].
         batches: How many examples a window has, and who shares them.
         seed: Of the epochs' orders, 0 <= seed < 2**64.
+        lengths: Of each example [tokens]: windows are sorted by them; None: they are not.
+        tokens: Of the micro-batch of one replica, padding included, at most; None cuts
+            by examples.
     """
 
     num_examples: int
     total: int
     batches: Batches
     seed: int
+    lengths: np.ndarray | None = None
+    tokens: int | None = None
 
     @property
     def num_updates(self) -> int:
@@ -49,6 +55,8 @@ class Windows:
             update: Updates that are done.
             micro_step: Micro-steps of the next one that are done.
         """
+        if self.tokens is not None:
+            return int(self.micro_steps_by_update[update:].sum()) - micro_step
         if update >= self.num_updates:
             return 0
         whole = self.batches.gradient_accumulation_steps
@@ -59,6 +67,12 @@ class Windows:
     def last_micro_steps(self) -> int:
         """K of the last window, which ends where its examples do."""
         return len(self.shares(self.num_updates - 1))
+
+    @functools.cached_property
+    def micro_steps_by_update(self) -> np.ndarray:
+        """K of every window, int32 [updates]."""
+        bounds = (len(self._bounds(update)) for update in range(self.num_updates))
+        return np.fromiter(bounds, np.int32, self.num_updates) + 1
 
     def examples(self, update: int) -> np.ndarray:
         """Returns a window's examples, int64, in the order of the stream.
@@ -79,17 +93,42 @@ class Windows:
     def shares(self, update: int) -> list[list[np.ndarray]]:
         """Returns a window's examples by micro-step and replica, K lists of R arrays.
 
-        Share number micro_step * R + replica of a whole window begins at example
-        number * effective_batch_size // (K * R): shares differ by one example at most.
-        The last window is the beginning of one: its last shares may be empty, but for
-        no micro-step are all of them.
+        The window is cut into K parts, one after the other, and the replicas take turns
+        in each: shares of a whole window differ by one example at most, unless they are
+        cut by tokens. Where there are fewer examples the window ends early, and some
+        shares of its last micro-step may be empty, but not all.
         """
-        examples, replicas = self.examples(update), self.batches.num_replicas
-        number = self.batches.gradient_accumulation_steps * replicas
-        bounds = np.arange(1, number) * self.batches.effective_batch_size // number
-        shares = np.split(examples, np.minimum(bounds, len(examples)))
-        steps = [shares[i : i + replicas] for i in range(0, number, replicas)]
-        return [step for step in steps if any(map(len, step))]
+        parts = np.split(self._sorted_examples(update), self._bounds(update))
+        replicas = self.batches.num_replicas
+        return [[part[r::replicas] for r in range(replicas)] for part in parts]
+
+    def _sorted_examples(self, update: int) -> np.ndarray:
+        examples = self.examples(update)
+        if self.lengths is None:
+            return examples
+        return examples[np.argsort(self.lengths[examples], kind="stable")]
+
+    def _bounds(self, update: int) -> np.ndarray:
+        """Returns where the window's second to last micro-steps begin."""
+        if self.tokens is not None:
+            return self._bounds_by_tokens(self.lengths[self._sorted_examples(update)])
+        whole, steps = (
+            self.batches.effective_batch_size,
+            self.batches.gradient_accumulation_steps,
+        )
+        bounds = np.arange(1, steps) * whole // steps
+        size = min(whole, self.total - update * whole)
+        return bounds[bounds < size]
+
+    def _bounds_by_tokens(self, lengths: np.ndarray) -> np.ndarray:
+        """As many examples as fit, from the shortest on: no cut has fewer parts."""
+        bounds, first = [], 0
+        for i, length in enumerate(lengths.tolist()):
+            rows = -(-(i + 1 - first) // self.batches.num_replicas)
+            if rows * length > self.tokens:
+                bounds.append(i)
+                first = i
+        return np.array(bounds, np.int64)
 
     def stream(
         self, replicas: Iterable[int] = (0,), update: int = 0, micro_step: int = 0
@@ -111,7 +150,12 @@ class Windows:
 
 
 def make_windows(
-    num_examples: int, num_train_epochs: float, batches: Batches, seed: int
+    num_examples: int,
+    num_train_epochs: float,
+    batches: Batches,
+    seed: int,
+    lengths: np.ndarray | None = None,
+    tokens: int | None = None,
 ) -> Windows:
     """Returns the order of a run.
 
@@ -120,6 +164,8 @@ def make_windows(
         num_train_epochs: May have a fraction: the last epoch is then cut short.
         batches: How many examples a window has, and who shares them.
         seed: Of the epochs' orders.
+        lengths: Of each example [tokens], to sort windows by; None does not sort them.
+        tokens: Most tokens of a replica's micro-batch; needs `lengths`.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -136,7 +182,13 @@ def make_windows(
             f"{num_train_epochs} of {num_examples} examples. "
             "Use 3.0, google-research/bert's own."
         )
-    return Windows(num_examples, int(total), batches, seed)
+    if tokens is not None and tokens < lengths.max():
+        raise ValueError(
+            "`--tokens_per_micro_batch` must hold the longest example. Received: "
+            f"{tokens}, for examples of up to {lengths.max()} tokens. Use a larger one, "
+            "or a smaller --max_seq_length."
+        )
+    return Windows(num_examples, int(total), batches, seed, lengths, tokens)
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:

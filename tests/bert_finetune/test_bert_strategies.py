@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 _SCRIPT = pathlib.Path(run_classifier.__file__)
 _MIRRORED = pathlib.Path(__file__).with_name("mirrored_program.py")
+_LIMITED = pathlib.Path(__file__).with_name("limited_memory.py")
 _DEADLINE_SECS = 300
 
 
@@ -32,6 +33,7 @@ def settings(settings) -> Settings:
         num_train_epochs=2.0,
         effective_batch_size=16,
         gradient_accumulation_steps=None,
+        watchdog_secs=240,  # a machine under load takes its time to begin
     )
 
 
@@ -40,14 +42,14 @@ def _flags(settings: Settings, **changes) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
-def _start(flags, log, tf_config=None, script=_SCRIPT) -> subprocess.Popen:
+def _start(flags, log, tf_config=None, script=_SCRIPT, **more) -> subprocess.Popen:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     environment.pop("TF_CONFIG", None)
     if tf_config is not None:
         environment["TF_CONFIG"] = json.dumps(tf_config)
     return subprocess.Popen(
         [sys.executable, str(script), *flags],
-        env=environment,
+        env=environment | more,
         stdout=log,
         stderr=subprocess.STDOUT,
     )
@@ -63,12 +65,17 @@ def _tf_configs() -> list[dict]:
 
 
 class _Cluster:
-    """Two tasks, ended whatever happens."""
+    """Two tasks, ended whatever happens; `fit`: examples, in the memory of each."""
 
-    def __init__(self, flags, log_path):
+    def __init__(self, flags, log_path, fit=(None, None)):
         self._log_path = log_path
         with log_path.open("w") as log:
-            self.tasks = [_start(flags, log, task) for task in _tf_configs()]
+            self.tasks = [
+                _start(flags, log, task)
+                if examples is None
+                else _start(flags, log, task, _LIMITED, EXAMPLES_THAT_FIT=str(examples))
+                for task, examples in zip(_tf_configs(), fit, strict=True)
+            ]
 
     def __enter__(self):
         return self
@@ -140,9 +147,26 @@ def test_two_processes_have_the_weights_of_one_and_the_chief_does_the_rest(
     assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
 
 
-def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
-    settings, tmp_path
-):
+def test_tasks_of_different_memory_have_the_weights_of_one_process(settings, tmp_path):
+    """Shares of 8: in 2 micro-batches where 5 examples fit, in 4 where 3 do."""
+    one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
+    flags = _flags(settings, strategy="multi_worker", train_batch_size="auto")
+    flags = [flag.replace("train_batch_size", "micro_batch_size") for flag in flags]
+    with _Cluster(flags, tmp_path / "cluster_log", fit=(5, 3)) as cluster:
+        assert cluster.wait() == [0, 0]
+    assert "micro-batches 2 -> 4: out of" in (tmp_path / "cluster_log").read_text()
+    folder = pathlib.Path(settings.output_dir)
+    ours = _weights(folder)
+    _assert_close(ours, one)
+    assert ours["global_step"] == 7
+    counts = [
+        json.loads((folder / f"micro_batches-{task}-0.json").read_text())
+        for task in ("chief", "worker")
+    ]
+    assert counts == [{"micro_batches": 2}, {"micro_batches": 4}]
+
+
+def test_cluster_that_was_killed_goes_on_bit_for_bit(settings, tmp_path):
     """Saved every 3 micro-steps, which is every 2 updates of 2."""
     settings = dataclasses.replace(
         settings,
@@ -159,7 +183,6 @@ def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
         cluster.kill()
     saved = {int(path.stem.partition("-")[2]) for path in folder.glob("*.index")}
     assert all(step % 4 == 0 for step in saved) and max(saved) < 50
-    alone = tmp_path / "alone"
     with _Cluster(_flags(settings), tmp_path / "cluster_log") as cluster:
         assert cluster.wait() == [0, 0]
     assert "going on after micro-step" in (tmp_path / "cluster_log").read_text()
@@ -167,7 +190,6 @@ def test_cluster_that_was_killed_goes_on_bit_for_bit_and_one_task_ends_it_too(
     assert ours.keys() == theirs.keys() and ours["update_step"] == 25
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
-    assert not alone.exists()
 
 
 def _wait_for(path, tasks):
@@ -179,14 +201,14 @@ def _wait_for(path, tasks):
 
 def test_task_that_has_lost_the_other_ends_itself(settings, tmp_path):
     flags = _flags(
-        settings, strategy="multi_worker", num_train_epochs=1000.0, watchdog_secs=20
+        settings, strategy="multi_worker", num_train_epochs=1000.0, watchdog_secs=100
     )
     with _Cluster(flags, tmp_path / "log") as cluster:
         metrics = pathlib.Path(settings.output_dir) / "train_metrics.csv"
         _wait_for(metrics, cluster.tasks)
         time.sleep(1)
         cluster.tasks[1].kill()
-        assert cluster.tasks[0].wait(90) == 75
+        assert cluster.tasks[0].wait(240) == 75
 
 
 def test_mirrored_over_two_cpus_has_the_weights_of_one(settings, tmp_path):

@@ -8,6 +8,7 @@ from bert_finetune.batches import Batches
 from bert_finetune.encoding import encode_examples
 from bert_finetune.input_pipeline import (
     eval_input_fn,
+    order,
     predict_input_fn,
     train_input_fn,
 )
@@ -68,7 +69,7 @@ def _batches(input_fn):
 def _train_batches(encoded, **overrides):
     settings = {
         "windows": _windows(num_examples=len(encoded)),
-        "max_seq_length": _MAX_SEQ_LENGTH,
+        "padded_length": _MAX_SEQ_LENGTH,
         **overrides,
     }
     return _batches(train_input_fn(encoded, **settings))
@@ -102,19 +103,19 @@ def test_batches_from_a_micro_step_on_are_the_tail_of_the_run(encoded, done):
 
 
 def test_replicas_of_a_process_take_turns_and_an_empty_share_is_not_real(encoded):
-    """23 examples in windows of 2 x 3 x 3: the last one holds 5, for 3 of 6 shares."""
-    windows = _windows(Batches(18, 2, 3), num_train_epochs=1)
+    """23 examples in windows of 2 x 3 x 3, the last 1: it is for the first replica."""
+    windows = _windows(Batches(18, 2, 3), num_train_epochs=19.5 / 23)
     shares = [
         _train_batches(encoded, windows=windows, replicas=replicas)
         for replicas in ([0], [1, 2])
     ]
     assert [len(part) for part in shares] == [3, 6]
     alone, pair = shares
-    ids = _flat(_ids(features) for features, _ in alone + pair[:5])
-    assert sorted(ids) == [14 + i for i in range(23)]
-    assert [f["is_real_example"].tolist() for f, _ in pair[4:]] == [[1] * 2, [0]]
-    order = epoch_order(23, 1, 0)
-    assert _ids(pair[1][0]) == (14 + order[6:9]).tolist()
+    stream = epoch_order(23, 1, 0)
+    ids = _flat(_ids(features) for features, _ in alone + pair[:4])
+    assert sorted(ids) == sorted(14 + stream[:19])
+    assert [f["is_real_example"].tolist() for f, _ in pair[3:]] == [[1] * 3, [0], [0]]
+    assert _ids(pair[1][0]) == (14 + stream[2:9:3]).tolist()
 
 
 def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
@@ -143,9 +144,9 @@ def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 100])
-def test_evaluation_keeps_file_order_and_adds_no_examples(encoded, batch_size):
+def test_padded_evaluation_keeps_file_order_and_adds_no_examples(encoded, batch_size):
     input_fn = eval_input_fn(
-        encoded, batch_size=batch_size, max_seq_length=_MAX_SEQ_LENGTH
+        encoded, batch_size=batch_size, padded_length=_MAX_SEQ_LENGTH
     )
     batches = _batches(input_fn)
     first = 14  # the id of n0
@@ -163,7 +164,7 @@ def test_prediction_yields_features_without_labels(tokenizer):
     encoded = encode_examples(_examples(6, label=False), tokenizer, _MAX_SEQ_LENGTH)
     assert encoded.labels is None
     batches = _batches(
-        predict_input_fn(encoded, batch_size=4, max_seq_length=_MAX_SEQ_LENGTH)
+        predict_input_fn(encoded, batch_size=4, padded_length=_MAX_SEQ_LENGTH)
     )
     assert [sorted(batch) for batch in batches] == [
         ["input_ids", "input_mask", "segment_ids"]
@@ -176,7 +177,7 @@ def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
         dataset = train_input_fn(
             encoded,
             _windows(),
-            max_seq_length=16,
+            padded_length=16,
         )()
         features, labels = tf.compat.v1.data.get_output_shapes(dataset)
     assert {name: shape.as_list() for name, shape in features.items()} == {
@@ -209,16 +210,16 @@ def test_estimator_trains_evaluates_and_predicts_on_the_input_fns(encoded, tmp_p
         train_input_fn(
             encoded,
             _windows(),
-            max_seq_length=_MAX_SEQ_LENGTH,
         )
     )
     assert estimator.get_variable_value("global_step") == 18
     assert estimator.get_variable_value("seen") == 69
-    settings = {"batch_size": 4, "max_seq_length": _MAX_SEQ_LENGTH}
+    settings = {"batch_size": 4}
     metrics = estimator.evaluate(eval_input_fn(encoded, **settings))
     assert metrics["label"] == pytest.approx(np.mean([i % 3 for i in range(23)]))
     predictions = estimator.predict(predict_input_fn(encoded, **settings))
-    assert [p["first"] for p in predictions] == [14 + i for i in range(23)]
+    firsts = [p["first"] for p in predictions]
+    assert firsts == [14 + i for i in order(encoded)] != sorted(firsts)
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -226,21 +227,50 @@ def test_batch_sizes_below_one_are_refused(encoded, size):
     for flag, make in (("eval", eval_input_fn), ("predict", predict_input_fn)):
         message = rf"`--{flag}_batch_size` must be an integer >= 1\. Received: {size}\."
         with pytest.raises(ValueError, match=message):
-            make(encoded, batch_size=size, max_seq_length=9)
+            make(encoded, batch_size=size)
 
 
-def test_shorter_max_seq_length_than_that_of_encoding_is_refused(encoded):
+@pytest.mark.parametrize("batch_size", [1, 4, 23, 100])
+def test_evaluation_goes_by_length_and_pads_to_the_longest(encoded, batch_size):
+    batches = _batches(eval_input_fn(encoded, batch_size=batch_size))
+    ids = _flat(_ids(features) for features, _ in batches)
+    assert ids == (14 + order(encoded)).tolist()
+    labels = _flat(labels.tolist() for _, labels in batches)
+    assert labels == [(i - 14) % 3 for i in ids]
+    lengths = [features["input_mask"].sum(axis=1) for features, _ in batches]
+    assert np.all(np.diff(_flat(lengths)) >= 0)
+    assert [features["input_ids"].shape[1] for features, _ in batches] == [
+        each.max() for each in lengths
+    ]
+
+
+def test_training_pads_each_micro_batch_to_its_longest(encoded):
+    padded, trimmed = (
+        _train_batches(encoded),
+        _train_batches(encoded, padded_length=None),
+    )
+    widths = set()
+    for (wide, labels), (narrow, same_labels) in zip(padded, trimmed, strict=True):
+        np.testing.assert_array_equal(labels, same_labels)
+        longest = narrow["input_mask"].sum(axis=1).max()
+        widths.add(longest)
+        for name in ("input_ids", "input_mask", "segment_ids"):
+            np.testing.assert_array_equal(narrow[name], wide[name][:, :longest])
+    assert len(widths) > 1
+
+
+def test_shorter_padded_length_than_that_of_encoding_is_refused(encoded):
     with pytest.raises(
         ValueError,
-        match=r"`max_seq_length` must be at least that of `encode_examples`\. Received: "
+        match=r"`padded_length` must be that of the longest example at least\. Received: "
         r"8 for examples of up to 9 tokens",
     ):
-        eval_input_fn(encoded, batch_size=4, max_seq_length=8)
+        eval_input_fn(encoded, batch_size=4, padded_length=8)
 
 
 def test_examples_without_labels_are_for_prediction_only(tokenizer):
     encoded = encode_examples(_examples(6, label=False), tokenizer, _MAX_SEQ_LENGTH)
     with pytest.raises(ValueError, match=r"must have labelled examples\. Received: ex"):
-        eval_input_fn(encoded, batch_size=4, max_seq_length=_MAX_SEQ_LENGTH)
+        eval_input_fn(encoded, batch_size=4)
     with pytest.raises(ValueError, match="Use `predict_input_fn` for them"):
         _train_batches(encoded)

@@ -183,7 +183,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_examples(settings):
 
 
 def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise ValueError("`loss` must be a scalar.")
 
     monkeypatch.setattr("bert_finetune.model_fn._training", broken)

@@ -88,6 +88,44 @@ def _refused(flags, capsys) -> str:
         ({"gradient_accumulation_multiplier": 0}, "an integer >= 1. Received: 0. Use"),
         ({"init_checkpoint": ""}, "`--init_checkpoint` must name a checkpoint. Recei"),
         ({"train_batch_size": 0}, "`--train_batch_size` must be an integer >= 1. Rec"),
+        ({"micro_batch_size": 0}, "`--train_batch_size` must be an integer >= 1. Rec"),
+        ({"micro_batch_size": "some"}, "integer >= 1 or auto. Received: 'some'. Use a"),
+        (
+            {"micro_batch_size": 4, "train_batch_size": 8},
+            "its other name `--micro_batch_size` must be equal. Received: 8 and 4. Give",
+        ),
+        (
+            {"micro_batch_size": "auto", "train_batch_size": 8},
+            "must be equal. Received: 8 and auto. Give one of them.",
+        ),
+        ({"micro_batch_size": "auto"}, "Received: no --effective_batch_size. Use --ef"),
+        ({"effective_batch_size": 0}, "`--effective_batch_size` must be an integer >="),
+        (
+            {
+                "effective_batch_size": 30,
+                "train_batch_size": 8,
+                "gradient_accumulation_steps": 2,
+            },
+            "Received: 30, not 8 * 2 * 1 = 16. Leave one of the three out.",
+        ),
+        (
+            {"tokens_per_micro_batch": 8},
+            "Received: 8, for examples of up to 13 tokens. Use a larger one, or a small",
+        ),
+        (
+            {"tokens_per_micro_batch": 99, "pad_to_max_length": "true"},
+            "must alone say how an update is cut. Received: --pad_to_max_length too. L",
+        ),
+        (
+            {
+                "tokens_per_micro_batch": 99,
+                "micro_batch_size": "auto",
+                "effective_batch_size": 32,
+            },
+            "say how an update is cut. Received: --micro_batch_size=auto too. Leave one",
+        ),
+        ({"strategy": "ps"}, "`--strategy` must be "),
+        ({"watchdog_secs": 0}, "`--watchdog_secs` must be an integer >= 1. Received"),
         ({"learning_rate": 0}, "`--learning_rate` must be a number > 0. Received: 0"),
         ({"num_train_epochs": -1}, "`--num_train_epochs` must be a number > 0. Recei"),
         ({"warmup_proportion": 1.5}, "`--warmup_proportion` must be from 0 to 1. Rec"),
@@ -126,6 +164,31 @@ def test_either_name_of_the_accumulation_flag_counts(flags, given):
         run_classifier.FLAGS([str(_SCRIPT), *_arguments(flags | given)])
         settings = run_classifier.settings_from_flags()
     assert settings.gradient_accumulation_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"micro_batch_size": "4"}, 4),
+        ({"micro_batch_size": "4", "train_batch_size": 4}, 4),
+        ({"micro_batch_size": "auto"}, "auto"),
+        ({}, None),
+    ],
+)
+def test_micro_batch_size_is_another_name_of_train_batch_size(flags, given, expected):
+    with flagsaver.flagsaver():
+        run_classifier.FLAGS([str(_SCRIPT), *_arguments(flags | given)])
+        assert run_classifier.settings_from_flags().train_batch_size == expected
+
+
+@pytest.mark.parametrize("strategy", ["none", "multi_worker"])
+def test_a_cluster_that_does_not_fit_ends_with_one_sentence(
+    flags, capsys, monkeypatch, strategy
+):
+    task = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}'
+    monkeypatch.setenv("TF_CONFIG", task)
+    sentence = _refused(flags | {"strategy": strategy}, capsys)
+    assert '`TF_CONFIG["task"]["index"]` must be an integer from 0 to 1' in sentence
 
 
 @pytest.mark.parametrize(

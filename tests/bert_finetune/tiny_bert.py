@@ -73,6 +73,8 @@ def make_settings(
         init_checkpoint=str(bert_dir / "bert_model.ckpt"),
         do_lower_case=True,
         max_seq_length=16,
+        pad_to_max_length=False,
+        tokens_per_micro_batch=None,
         do_train=False,
         do_eval=False,
         do_predict=False,

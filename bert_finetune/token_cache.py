@@ -1,0 +1,116 @@
+"""Tokenized examples, kept in a file beside their text.
+
+    train.tsv  ->  train.tsv.tokens.npz
+
+The file says what it was made of: the text, the vocabulary, the casing, the longest
+input, and the version of the encoder. Where one of them differs it is made anew.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_finetune.encoding import EncodedExamples, encode_examples
+from bert_finetune.tasks import Example
+from bert_finetune.tokenization import WordPieceTokenizer
+
+_logger = logging.getLogger("tensorflow.bert_finetune")
+
+_VERSION = 1  # of what `encode_examples` makes of a text; moves when that changes
+_SUFFIX = ".tokens.npz"
+
+
+def cached_examples(
+    path: str | os.PathLike,
+    examples: Sequence[Example],
+    tokenizer: WordPieceTokenizer,
+    max_seq_length: int,
+) -> EncodedExamples:
+    """Returns `encode_examples(examples, tokenizer, max_seq_length)`, from a file if any.
+
+    A folder that cannot be written to goes without, and the log says so.
+
+    Args:
+        path: Of the text that `examples` were read from.
+        examples: As for `encode_examples`.
+        tokenizer: Likewise.
+        max_seq_length: Likewise.
+    """
+    cache = pathlib.Path(f"{path}{_SUFFIX}")
+    made_of = _made_of(examples, tokenizer, max_seq_length)
+    found = _read(cache, made_of)
+    if found is not None:
+        return found
+    encoded = encode_examples(examples, tokenizer, max_seq_length)
+    try:
+        _write(cache, made_of, encoded)
+    except OSError as error:
+        _logger.info("tokens are not kept in %s: %s", cache, error.strerror)
+    return encoded
+
+
+def _made_of(
+    examples: Sequence[Example], tokenizer: WordPieceTokenizer, max_seq_length: int
+) -> str:
+    code = 0
+    for example in examples:
+        row = example.text_a, example.text_b, example.label
+        code = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), code)
+    return json.dumps(
+        {
+            "version": _VERSION,
+            "examples": len(examples),
+            "examples_checksum": f"{code:08x}",
+            "vocabulary_checksum": tokenizer.checksum,
+            "do_lower_case": tokenizer.do_lower_case,
+            "max_seq_length": max_seq_length,
+        }
+    )
+
+
+def _read(cache: pathlib.Path, made_of: str) -> EncodedExamples | None:
+    """Returns the file's examples; None without a whole file made of the same."""
+    try:
+        with np.load(cache) as arrays:
+            if str(arrays["made_of"]) != made_of:
+                return None
+            return EncodedExamples(
+                input_ids=arrays["input_ids"],
+                segment_ids=arrays["segment_ids"],
+                offsets=arrays["offsets"],
+                labels=arrays.get("labels"),
+                pad_id=int(arrays["pad_id"]),
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
+    """Writes a file that is either whole or not there, whoever else writes it too."""
+    arrays = {
+        "made_of": np.array(made_of),
+        "input_ids": encoded.input_ids,
+        "segment_ids": encoded.segment_ids,
+        "offsets": encoded.offsets,
+        "pad_id": np.array(encoded.pad_id),
+    }
+    if encoded.labels is not None:
+        arrays["labels"] = encoded.labels
+    with tempfile.NamedTemporaryFile(
+        dir=cache.parent, prefix=f".{cache.name}.", delete=False
+    ) as partial:
+        try:
+            np.savez(partial, **arrays)
+            partial.close()
+            os.chmod(partial.name, 0o644)  # others may read what they can read
+            os.replace(partial.name, cache)
+        except BaseException:
+            os.unlink(partial.name)
+            raise
