@@ -20,6 +20,7 @@ from distributed.settings import (
     remember_settings,
     write_text,
 )
+from estimator_accum import microbatch_model_fn
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
 
@@ -157,8 +158,11 @@ def _make_estimator(job: Job, strategy):
     exactly as the same one does.
     """
     steps = job.batches.gradient_accumulation_steps
+    model_fn = make_model_fn(job.settings, job.batches)
+    if job.batches.is_auto:
+        model_fn = microbatch_model_fn(model_fn, "auto")
     return tf.estimator.Estimator(
-        make_model_fn(job.settings, job.batches),
+        model_fn,
         config=tf.estimator.RunConfig(
             model_dir=str(pathlib.Path(job.settings.output_dir).absolute()),
             tf_random_seed=job.settings.seed,
@@ -193,15 +197,19 @@ def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
 def _log_plan(job: Job) -> None:
     batches, updates = job.batches, job.settings.train_updates
     replicas = batches.num_workers
-    if job.cluster.is_chief:
-        _logger.info(
-            "effective batch %d = %d examples x %d micro-steps x %d replica%s; "
-            "%s micro-steps = %s updates",
-            batches.effective_batch_size,
-            batches.largest_micro_batch,
-            batches.gradient_accumulation_steps,
-            replicas,
-            "" if replicas == 1 else "s",
-            f"{updates * batches.gradient_accumulation_steps:,}",
-            f"{updates:,}",
-        )
+    if not job.cluster.is_chief:
+        return
+    how = f"x {batches.gradient_accumulation_steps} micro-steps"
+    if batches.is_auto:
+        how = "(in as many micro-batches as memory asks for)"
+    _logger.info(
+        "effective batch %d = %d examples %s x %d replica%s; "
+        "%s micro-steps = %s updates",
+        batches.effective_batch_size,
+        batches.largest_micro_batch,
+        how,
+        replicas,
+        "" if replicas == 1 else "s",
+        f"{updates * batches.gradient_accumulation_steps:,}",
+        f"{updates:,}",
+    )

@@ -11,6 +11,7 @@ import pathlib
 _SETTINGS_FILE = "run_settings.json"
 _CHECKSUM = "examples_checksum"
 _DEFAULT_EFFECTIVE_BATCH = 200
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +19,13 @@ class Settings:
     """What the flags of `main.py` say; each field is the flag of that name.
 
     `data_dir` None is generated data. Of the three sizes, None is what follows from the
-    others: see `batches_of`.
+    others: see `batches_of`. `micro_batch_size` may be `AUTO`.
     """
 
     data_dir: str | None
     output_dir: str
     effective_batch_size: int | None
-    micro_batch_size: int | None
+    micro_batch_size: int | str | None
     gradient_accumulation_steps: int | None
     train_updates: int
     learning_rate: float
@@ -44,11 +45,14 @@ class Batches:
         effective_batch_size: Examples of one update, over all workers.
         gradient_accumulation_steps: [micro-steps per update].
         num_workers: Tasks that train.
+        is_auto: Whether a worker takes its share of an update as one batch, and cuts
+            it into as many micro-batches as its memory asks for.
     """
 
     effective_batch_size: int
     gradient_accumulation_steps: int
     num_workers: int
+    is_auto: bool = False
 
     @property
     def largest_micro_batch(self) -> int:
@@ -82,7 +86,8 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
         effective_batch_size = micro_batch_size * gradient_accumulation_steps * workers
 
     A micro-batch alone says how many micro-steps it takes, the last ones smaller where
-    they do not divide; micro-steps alone say how large the micro-batches are.
+    they do not divide; micro-steps alone say how large the micro-batches are. With
+    `AUTO` a micro-step is an update, and memory says the rest while training.
 
     Raises:
         ValueError: If the three sizes disagree, or there is less than an example for
@@ -90,6 +95,15 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
     """
     effective = settings.effective_batch_size
     micro, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
+    is_auto = micro == AUTO
+    if is_auto:
+        if steps not in (None, 1):
+            raise ValueError(
+                "`--gradient_accumulation_steps` must be left out with "
+                f"--micro_batch_size=auto, which decides. Received: {steps}. "
+                "Leave one of the two out."
+            )
+        micro = None
     if micro and steps:
         product = micro * steps * num_workers
         if effective not in (None, product):
@@ -108,7 +122,7 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
             f"worker. Received: {effective} for {steps} micro-steps of {num_workers} "
             "workers. Use a larger one, or fewer of them."
         )
-    return Batches(effective, steps, num_workers)
+    return Batches(effective, steps, num_workers, is_auto)
 
 
 def check_settings(settings: Settings) -> None:
@@ -126,7 +140,7 @@ def check_settings(settings: Settings) -> None:
         "watchdog_secs",
     ):
         value = getattr(settings, field)
-        if value is not None and not 1 <= value < 2**31:
+        if value not in (None, AUTO) and not 1 <= value < 2**31:
             raise ValueError(
                 f"`--{field}` must be an integer >= 1 and < 2**31. "
                 f"Received: {value}. See --help for the usual value."
