@@ -5,7 +5,8 @@ import sys
 
 from absl import flags
 
-from distributed.settings import AUTO, Settings
+from distributed.settings import Settings
+from estimator_accum.batches import micro_batch_size_of
 
 # Its own: other examples have flags of the same names.
 FLAGS = flags.FlagValues()
@@ -81,15 +82,7 @@ def settings_from_flags() -> Settings:
         ValueError: If --micro_batch_size is no number, and not auto.
     """
     values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
-    size = values["micro_batch_size"]
-    if size not in (None, AUTO):
-        try:
-            values["micro_batch_size"] = int(size)
-        except ValueError:
-            raise ValueError(
-                "`--micro_batch_size` must be an integer or auto. "
-                f"Received: {size!r}. See --help."
-            ) from None
+    values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
     return Settings(**values)
 
 

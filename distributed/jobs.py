@@ -12,7 +12,6 @@ from distributed.input_pipeline import Examples
 from distributed.model_fn import make_model_fn
 from distributed.progress import METRICS
 from distributed.settings import (
-    Batches,
     Settings,
     batches_of,
     check_output_dir,
@@ -21,6 +20,7 @@ from distributed.settings import (
     write_text,
 )
 from estimator_accum import microbatch_model_fn
+from estimator_accum.batches import Batches
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
 
@@ -195,21 +195,11 @@ def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
 
 
 def _log_plan(job: Job) -> None:
-    batches, updates = job.batches, job.settings.train_updates
-    replicas = batches.num_workers
-    if not job.cluster.is_chief:
-        return
-    how = f"x {batches.gradient_accumulation_steps} micro-steps"
-    if batches.is_auto:
-        how = "(in as many micro-batches as memory asks for)"
-    _logger.info(
-        "effective batch %d = %d examples %s x %d replica%s; "
-        "%s micro-steps = %s updates",
-        batches.effective_batch_size,
-        batches.largest_micro_batch,
-        how,
-        replicas,
-        "" if replicas == 1 else "s",
-        f"{updates * batches.gradient_accumulation_steps:,}",
-        f"{updates:,}",
-    )
+    if job.cluster.is_chief:
+        updates = job.settings.train_updates
+        _logger.info(
+            "%s; %s micro-steps = %s updates",
+            job.batches,
+            f"{updates * job.batches.gradient_accumulation_steps:,}",
+            f"{updates:,}",
+        )

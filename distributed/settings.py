@@ -8,10 +8,11 @@ import dataclasses
 import json
 import pathlib
 
+from estimator_accum.batches import AUTO, Batches, share_out
+
 _SETTINGS_FILE = "run_settings.json"
 _CHECKSUM = "examples_checksum"
 _DEFAULT_EFFECTIVE_BATCH = 200
-AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,92 +38,16 @@ class Settings:
     log_examples: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Batches:
-    """How each update's examples are shared out.
-
-    Attributes:
-        effective_batch_size: Examples of one update, over all workers.
-        gradient_accumulation_steps: [micro-steps per update].
-        num_workers: Tasks that train.
-        is_auto: Whether a worker takes its share of an update as one batch, and cuts
-            it into as many micro-batches as its memory asks for.
-    """
-
-    effective_batch_size: int
-    gradient_accumulation_steps: int
-    num_workers: int
-    is_auto: bool = False
-
-    @property
-    def largest_micro_batch(self) -> int:
-        """Examples that a worker takes in a micro-step, at most."""
-        return -(-self.effective_batch_size // self._num_shares)
-
-    @property
-    def _num_shares(self) -> int:
-        return self.gradient_accumulation_steps * self.num_workers
-
-    def share(self, micro_step: int, rank: int) -> tuple[int, int]:
-        """Returns the (first, behind the last) of an update's examples, by place.
-
-        Shares differ by one example at most, and together they are the whole.
-
-        Args:
-            micro_step: In the window, from 0.
-            rank: Of the worker, from 0.
-        """
-        number = micro_step * self.num_workers + rank
-        first, behind = (
-            self.effective_batch_size * n // self._num_shares
-            for n in (number, number + 1)
-        )
-        return first, behind
-
-
 def batches_of(settings: Settings, num_workers: int) -> Batches:
-    """Returns how the examples of each update are shared out.
+    """Returns how the examples of each update are shared out; see `share_out`.
 
-        effective_batch_size = micro_batch_size * gradient_accumulation_steps * workers
-
-    A micro-batch alone says how many micro-steps it takes, the last ones smaller where
-    they do not divide; micro-steps alone say how large the micro-batches are. With
-    `AUTO` a micro-step is an update, and memory says the rest while training.
-
-    Raises:
-        ValueError: If the three sizes disagree, or there is less than an example for
-            each.
+    Without any two of the three sizes an update has 200 examples.
     """
     effective = settings.effective_batch_size
     micro, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
-    is_auto = micro == AUTO
-    if is_auto:
-        if steps not in (None, 1):
-            raise ValueError(
-                "`--gradient_accumulation_steps` must be left out with "
-                f"--micro_batch_size=auto, which decides. Received: {steps}. "
-                "Leave one of the two out."
-            )
-        micro = None
-    if micro and steps:
-        product = micro * steps * num_workers
-        if effective not in (None, product):
-            raise ValueError(
-                "`--effective_batch_size` must be micro_batch_size * "
-                "gradient_accumulation_steps * workers. Received: "
-                f"{effective}, not {micro} * {steps} * {num_workers} = {product}. "
-                "Leave one of the three out."
-            )
-        effective = product
-    effective = effective or _DEFAULT_EFFECTIVE_BATCH
-    steps = steps or (-(-effective // (micro * num_workers)) if micro else 1)
-    if steps * num_workers > effective:
-        raise ValueError(
-            "`--effective_batch_size` must have an example for each micro-step of each "
-            f"worker. Received: {effective} for {steps} micro-steps of {num_workers} "
-            "workers. Use a larger one, or fewer of them."
-        )
-    return Batches(effective, steps, num_workers, is_auto)
+    if effective is None and not (micro and steps):
+        effective = _DEFAULT_EFFECTIVE_BATCH
+    return share_out(effective, micro, steps, num_workers)
 
 
 def check_settings(settings: Settings) -> None:

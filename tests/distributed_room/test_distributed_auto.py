@@ -68,7 +68,7 @@ def _assert_same_weights(folder, expected: dict[str, np.ndarray]) -> None:
 def test_memory_decides_and_micro_steps_go_on_with_the_same_weights(tmp_path, plenty):
     folder = tmp_path / "output"
     output = _end(_start(folder, 26, updates=4), code=9)
-    assert "101 examples (in as many micro-batches as memory asks for)" in output
+    assert "101 examples in as many micro-batches as memory asks for" in output
     for change in ("1 -> 2", "2 -> 4"):
         assert f"micro-batches {change}: out of memory at update 1" in output
     assert values(folder)["update_step"] == values(folder)["global_step"] == 3
@@ -112,4 +112,4 @@ def test_micro_steps_with_auto_are_refused(tmp_path):
         "--gradient_accumulation_steps=2",
     )
     assert code == 2 and output.count("\n") == 1
-    assert "must be left out with --micro_batch_size=auto" in output
+    assert "must find the number of micro-batches itself" in output
