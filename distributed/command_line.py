@@ -6,6 +6,7 @@ import sys
 from absl import flags
 
 from distributed.settings import Settings
+from estimator_accum.batches import micro_batch_size_of
 
 # Its own: other examples have flags of the same names.
 FLAGS = flags.FlagValues()
@@ -29,11 +30,12 @@ _integer(
     "Examples of one update over all workers; 200 if it does not follow from "
     "--micro_batch_size and --gradient_accumulation_steps.",
 )
-_integer(
+_string(
     "micro_batch_size",
     None,
     "Examples of one forward and backward pass of one worker; what the effective batch "
-    "leaves to each if not given.",
+    "leaves to each if not given. auto: as many as its memory holds; a batch for which "
+    "there is too little is run again in smaller ones.",
 )
 _integer(
     "gradient_accumulation_steps",
@@ -74,10 +76,14 @@ _integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
 
 
 def settings_from_flags() -> Settings:
-    """Returns the flags as settings."""
-    return Settings(
-        **{name: FLAGS[name].value for name in Settings.__dataclass_fields__}
-    )
+    """Returns the flags as settings.
+
+    Raises:
+        ValueError: If --micro_batch_size is no number, and not auto.
+    """
+    values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
+    values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
+    return Settings(**values)
 
 
 def check_no_rest(rest: list[str]) -> None:

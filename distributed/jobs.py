@@ -12,7 +12,6 @@ from distributed.input_pipeline import Examples
 from distributed.model_fn import make_model_fn
 from distributed.progress import METRICS
 from distributed.settings import (
-    Batches,
     Settings,
     batches_of,
     check_output_dir,
@@ -20,6 +19,8 @@ from distributed.settings import (
     remember_settings,
     write_text,
 )
+from estimator_accum import microbatch_model_fn
+from estimator_accum.batches import Batches
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
 
@@ -157,8 +158,11 @@ def _make_estimator(job: Job, strategy):
     exactly as the same one does.
     """
     steps = job.batches.gradient_accumulation_steps
+    model_fn = make_model_fn(job.settings, job.batches)
+    if job.batches.is_auto:
+        model_fn = microbatch_model_fn(model_fn, "auto")
     return tf.estimator.Estimator(
-        make_model_fn(job.settings, job.batches),
+        model_fn,
         config=tf.estimator.RunConfig(
             model_dir=str(pathlib.Path(job.settings.output_dir).absolute()),
             tf_random_seed=job.settings.seed,
@@ -191,17 +195,11 @@ def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
 
 
 def _log_plan(job: Job) -> None:
-    batches, updates = job.batches, job.settings.train_updates
-    replicas = batches.num_workers
     if job.cluster.is_chief:
+        updates = job.settings.train_updates
         _logger.info(
-            "effective batch %d = %d examples x %d micro-steps x %d replica%s; "
-            "%s micro-steps = %s updates",
-            batches.effective_batch_size,
-            batches.largest_micro_batch,
-            batches.gradient_accumulation_steps,
-            replicas,
-            "" if replicas == 1 else "s",
-            f"{updates * batches.gradient_accumulation_steps:,}",
+            "%s; %s micro-steps = %s updates",
+            job.batches,
+            f"{updates * job.batches.gradient_accumulation_steps:,}",
             f"{updates:,}",
         )

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from distributed.input_pipeline import NUM_CLASSES
-from distributed.settings import Batches, Settings
+from distributed.settings import Settings
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
+from estimator_accum.batches import Batches
 
 
 def make_model_fn(settings: Settings, batches: Batches) -> Callable:

@@ -8,6 +8,8 @@ import dataclasses
 import json
 import pathlib
 
+from estimator_accum.batches import AUTO, Batches, share_out
+
 _SETTINGS_FILE = "run_settings.json"
 _CHECKSUM = "examples_checksum"
 _DEFAULT_EFFECTIVE_BATCH = 200
@@ -18,13 +20,13 @@ class Settings:
     """What the flags of `main.py` say; each field is the flag of that name.
 
     `data_dir` None is generated data. Of the three sizes, None is what follows from the
-    others: see `batches_of`.
+    others: see `batches_of`. `micro_batch_size` may be `AUTO`.
     """
 
     data_dir: str | None
     output_dir: str
     effective_batch_size: int | None
-    micro_batch_size: int | None
+    micro_batch_size: int | str | None
     gradient_accumulation_steps: int | None
     train_updates: int
     learning_rate: float
@@ -36,79 +38,16 @@ class Settings:
     log_examples: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Batches:
-    """How each update's examples are shared out.
-
-    Attributes:
-        effective_batch_size: Examples of one update, over all workers.
-        gradient_accumulation_steps: [micro-steps per update].
-        num_workers: Tasks that train.
-    """
-
-    effective_batch_size: int
-    gradient_accumulation_steps: int
-    num_workers: int
-
-    @property
-    def largest_micro_batch(self) -> int:
-        """Examples that a worker takes in a micro-step, at most."""
-        return -(-self.effective_batch_size // self._num_shares)
-
-    @property
-    def _num_shares(self) -> int:
-        return self.gradient_accumulation_steps * self.num_workers
-
-    def share(self, micro_step: int, rank: int) -> tuple[int, int]:
-        """Returns the (first, behind the last) of an update's examples, by place.
-
-        Shares differ by one example at most, and together they are the whole.
-
-        Args:
-            micro_step: In the window, from 0.
-            rank: Of the worker, from 0.
-        """
-        number = micro_step * self.num_workers + rank
-        first, behind = (
-            self.effective_batch_size * n // self._num_shares
-            for n in (number, number + 1)
-        )
-        return first, behind
-
-
 def batches_of(settings: Settings, num_workers: int) -> Batches:
-    """Returns how the examples of each update are shared out.
+    """Returns how the examples of each update are shared out; see `share_out`.
 
-        effective_batch_size = micro_batch_size * gradient_accumulation_steps * workers
-
-    A micro-batch alone says how many micro-steps it takes, the last ones smaller where
-    they do not divide; micro-steps alone say how large the micro-batches are.
-
-    Raises:
-        ValueError: If the three sizes disagree, or there is less than an example for
-            each.
+    Without any two of the three sizes an update has 200 examples.
     """
     effective = settings.effective_batch_size
     micro, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
-    if micro and steps:
-        product = micro * steps * num_workers
-        if effective not in (None, product):
-            raise ValueError(
-                "`--effective_batch_size` must be micro_batch_size * "
-                "gradient_accumulation_steps * workers. Received: "
-                f"{effective}, not {micro} * {steps} * {num_workers} = {product}. "
-                "Leave one of the three out."
-            )
-        effective = product
-    effective = effective or _DEFAULT_EFFECTIVE_BATCH
-    steps = steps or (-(-effective // (micro * num_workers)) if micro else 1)
-    if steps * num_workers > effective:
-        raise ValueError(
-            "`--effective_batch_size` must have an example for each micro-step of each "
-            f"worker. Received: {effective} for {steps} micro-steps of {num_workers} "
-            "workers. Use a larger one, or fewer of them."
-        )
-    return Batches(effective, steps, num_workers)
+    if effective is None and not (micro and steps):
+        effective = _DEFAULT_EFFECTIVE_BATCH
+    return share_out(effective, micro, steps, num_workers)
 
 
 def check_settings(settings: Settings) -> None:
@@ -126,7 +65,7 @@ def check_settings(settings: Settings) -> None:
         "watchdog_secs",
     ):
         value = getattr(settings, field)
-        if value is not None and not 1 <= value < 2**31:
+        if value not in (None, AUTO) and not 1 <= value < 2**31:
             raise ValueError(
                 f"`--{field}` must be an integer >= 1 and < 2**31. "
                 f"Received: {value}. See --help for the usual value."

@@ -10,12 +10,13 @@ import hashlib
 import io
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from estimator_accum.batches import Batches
 from housing_example.features import CATEGORY, COLUMNS, TARGET
 
 _SPLIT_SEED = 0
@@ -176,32 +177,41 @@ def checksum(*tables: pd.DataFrame) -> str:
 
 def train_input_fn(
     csv: pathlib.Path,
+    batches: Batches,
     *,
-    micro_batch_size: int,
     shuffle_buffer: int,
     seed: int,
-    first_micro_step: int = 0,
+    replicas: Iterable[int] = (0,),
+    first_update: int = 0,
 ) -> InputFn:
     """Returns the input_fn of training: micro-batches without end.
 
-    An epoch follows the other inside a micro-batch, so that all are full. The order of
-    the examples does not depend on `micro_batch_size`.
+    An epoch follows the other inside an update, so that all are full. The order of the
+    examples does not depend on how an update's are shared out.
 
     Args:
         csv: File of `csv_text`.
-        micro_batch_size: B.
+        batches: How each update's examples are shared out.
         shuffle_buffer: The number of examples shuffles all of them, anew each epoch;
             0 keeps the file's order.
         seed: Of the order.
-        first_micro_step: Where training goes on.
+        replicas: Those of this process, which take turns in each micro-step.
+        first_update: Updates that are done already.
     """
+    steps = range(batches.gradient_accumulation_steps)
+    shares = [batches.share(step, replica) for step in steps for replica in replicas]
 
     def input_fn() -> tf.data.Dataset:
         lines = _lines(csv).cache()
         if shuffle_buffer:
             lines = lines.shuffle(shuffle_buffer, seed=seed)
-        batches = lines.repeat().batch(micro_batch_size).skip(first_micro_step)
-        return batches.map(_parse).prefetch(_PREFETCHED_BATCHES)
+        updates = lines.repeat().batch(batches.effective_batch_size)
+        micro_batches = updates.skip(first_update).flat_map(cut)
+        return micro_batches.map(_parse).prefetch(_PREFETCHED_BATCHES)
+
+    def cut(lines: tf.Tensor) -> tf.data.Dataset:
+        bounds = tf.data.Dataset.from_tensor_slices(shares)
+        return bounds.map(lambda share: lines[share[0] : share[1]])
 
     return input_fn
 

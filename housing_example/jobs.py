@@ -2,21 +2,35 @@
 
 import logging
 import pathlib
+import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from estimator_accum import microbatch_model_fn
+from estimator_accum.batches import Batches
+from estimator_accum.cluster import Cluster, enter
+from estimator_accum.strategies import (
+    count_local_replicas,
+    count_replicas,
+    make_session_config,
+    make_strategy,
+)
+from estimator_accum.watchdog import ProgressHook, Watchdog
 from housing_example import demo_data, input_pipeline
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn
 from housing_example.plots import write_plot
+from housing_example.results import Result, results_text
 from housing_example.settings import (
     Settings,
+    batches_of,
     check_output_dir,
     check_settings,
+    is_remembered,
+    remember_settings,
     write_text,
 )
 
@@ -24,9 +38,10 @@ _logger = logging.getLogger("tensorflow.housing_example")
 
 _UPDATES_BETWEEN_CHECKPOINTS = 250
 _EVAL_BATCH_SIZE = 512
-_NUM_SHOWN = 5
 _PLOT = "housing.png"
 _RESULTS = "results.txt"
+_WITH, _WITHOUT = "with_accumulation", "without_accumulation"
+_SECS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True)
@@ -35,40 +50,34 @@ class Job:
 
     Attributes:
         settings: What the user asked for.
+        cluster: In which this process is a task.
+        batches: How the examples of each update are shared out.
         train: Training examples.
         test: Test examples.
         checksum: Of both.
     """
 
     settings: Settings
+    cluster: Cluster
+    batches: Batches
     train: pd.DataFrame
     test: pd.DataFrame
     checksum: str
 
 
-class Result(NamedTuple):
-    """Of one trained model.
-
-    Attributes:
-        metrics: Of the test examples: mae, rmse [unit of MEDV], update_step and more.
-        prices: Predicted for the test examples [unit of MEDV].
-        losses: The rows of `train_metrics.csv`.
-        weights: Trained variables by name.
-    """
-
-    metrics: dict[str, float]
-    prices: np.ndarray
-    losses: pd.DataFrame
-    weights: dict[str, np.ndarray]
-
-
-def prepare(settings: Settings) -> Job:
+def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
     """Reads, splits and checks everything that the run needs; writes nothing.
+
+    Args:
+        settings: Of the run.
+        cluster: In which this process is a task; None is alone.
 
     Raises:
         ValueError: One sentence for whatever does not fit.
     """
     check_settings(settings)
+    cluster = cluster or Cluster()
+    batches = batches_of(settings, count_replicas(settings.strategy, cluster))
     if settings.train_csv:
         train = input_pipeline.read_table(settings.train_csv)
     else:
@@ -78,27 +87,41 @@ def prepare(settings: Settings) -> Job:
     else:
         train, test = input_pipeline.split(train, settings.train_csv or "the data")
     checksum = input_pipeline.checksum(train, test)
-    check_output_dir(settings, checksum)
-    return Job(settings, train, test, checksum)
+    if cluster.is_chief:  # the others find what it has made of the folder
+        check_output_dir(settings, batches, checksum)
+    return Job(settings, cluster, batches, train, test, checksum)
 
 
-def execute(job: Job) -> str:
-    """Trains with accumulation and without; returns the results as lines of text.
+def execute(job: Job) -> str | None:
+    """Trains with accumulation and, to compare, at once on one device.
 
-    With `gradient_accumulation_steps` 1 there is nothing to compare, and one model.
+    Where an update is one micro-batch of one replica there is nothing to compare, and
+    with `AUTO` the whole batch may not fit in memory: one model then.
+
+    Returns:
+        The results as lines of text; None in a task that is not the chief.
     """
-    settings = job.settings
-    folder = pathlib.Path(settings.output_dir)
+    batches, folder = job.batches, pathlib.Path(job.settings.output_dir)
+    watchdog = Watchdog(job.settings.watchdog_secs, job.cluster.name)
+    if not job.cluster.is_alone:
+        watchdog.start()
+    if not job.cluster.is_chief:
+        _wait_for_the_chief(job)
+        train(job, folder / _WITH, batches, watchdog)
+        watchdog.stop()
+        return None
     for name, table in (("train.csv", job.train), ("test.csv", job.test)):
         write_text(folder / name, input_pipeline.csv_text(table))
-    without = settings.without_accumulation()
-    runs = {f"without ({without.train_batch_size})": ("without_accumulation", without)}
-    if settings.gradient_accumulation_steps > 1:
-        sizes = f"{settings.train_batch_size} x {settings.gradient_accumulation_steps}"
-        runs = {f"with accumulation ({sizes})": ("with_accumulation", settings)} | runs
+    remember_settings(job.settings, batches, job.checksum)
+    whole = Batches(batches.effective_batch_size, 1, 1)
+    runs = {}
+    if batches != whole:
+        runs[_label(batches)] = (_WITH, batches)
+    if not batches.is_auto:
+        runs[f"without ({batches.effective_batch_size})"] = (_WITHOUT, whole)
     results = {
-        label: train_and_test(job, folder / name, its_settings)
-        for label, (name, its_settings) in runs.items()
+        label: train_and_test(job, folder / name, its_batches, watchdog)
+        for label, (name, its_batches) in runs.items()
     }
     truth = job.test[TARGET].to_numpy()
     text = results_text(results, truth)
@@ -112,27 +135,39 @@ def execute(job: Job) -> str:
     return f"{text}\nplot: {folder / _PLOT}"
 
 
-def train_and_test(job: Job, model_dir: pathlib.Path, settings: Settings) -> Result:
+def _label(batches: Batches) -> str:
+    if batches.is_auto:
+        return f"as memory allows ({batches.effective_batch_size})"
+    sizes = [batches.largest_share, batches.gradient_accumulation_steps]
+    if batches.num_replicas > 1:
+        sizes.append(batches.num_replicas)
+    return f"with accumulation ({' x '.join(map(str, sizes))})"
+
+
+def _wait_for_the_chief(job: Job) -> None:
+    """It makes the files that all tasks read; the watchdog waits with this one."""
+    while not is_remembered(job.settings):
+        time.sleep(_SECS_BETWEEN_LOOKS)
+    check_output_dir(job.settings, job.batches, job.checksum)
+
+
+def train_and_test(
+    job: Job, model_dir: pathlib.Path, batches: Batches, watchdog: Watchdog
+) -> Result:
     """Trains one model, from its last checkpoint if it has one, and tests it.
 
     Args:
         job: Gives the examples, whose CSV files are in the folder above `model_dir`.
         model_dir: Of this model.
-        settings: Of this model.
+        batches: Of this model. More than one replica is the run's strategy.
+        watchdog: Gets the beats of a cluster.
     """
-    estimator = tf.estimator.Estimator(
-        make_model_fn(settings, measure(job.train)),
-        config=tf.estimator.RunConfig(
-            model_dir=str(model_dir),
-            tf_random_seed=settings.seed,
-            save_checkpoints_steps=_UPDATES_BETWEEN_CHECKPOINTS
-            * settings.gradient_accumulation_steps,
-        ),
-    )
-    test_input_fn = input_pipeline.eval_input_fn(
-        model_dir.parent / "test.csv", _EVAL_BATCH_SIZE
-    )
-    metrics = _train(job, model_dir, settings, estimator, test_input_fn)
+    train(job, model_dir, batches, watchdog)
+    watchdog.stop()  # what follows needs no other task
+    enter(Cluster())
+    estimator = _make_estimator(job, model_dir, batches)
+    test_input_fn = _test_input_fn(model_dir)
+    metrics = estimator.evaluate(test_input_fn)
     names = estimator.get_variable_names()
     trained = [name for name in names if name.endswith(("/kernel", "/bias"))]
     return Result(
@@ -143,92 +178,80 @@ def train_and_test(job: Job, model_dir: pathlib.Path, settings: Settings) -> Res
     )
 
 
-def _train(job, model_dir, settings: Settings, estimator, test_input_fn) -> dict:
-    """Returns the metrics of the test examples when all updates are done."""
-    done = _micro_steps_done(model_dir)
-    _logger.info(
-        "effective batch %d = %d examples x %d micro-steps x 1 replica; "
-        "%s micro-steps = %s updates",
-        settings.effective_batch_size,
-        settings.train_batch_size,
-        settings.gradient_accumulation_steps,
-        f"{settings.num_micro_steps:,}",
-        f"{settings.train_updates:,}",
-    )
-    if done == settings.num_micro_steps:
+def train(
+    job: Job, model_dir: pathlib.Path, batches: Batches, watchdog: Watchdog
+) -> None:
+    """Trains one model to the end; see `train_and_test`."""
+    settings = job.settings
+    global_step, update = _progress(model_dir)
+    steps = batches.gradient_accumulation_steps
+    if job.cluster.is_chief:
+        _logger.info(
+            "%s; %s micro-steps = %s updates",
+            batches,
+            f"{settings.train_updates * steps:,}",
+            f"{settings.train_updates:,}",
+        )
+    if update == settings.train_updates:
         _logger.info("%s is trained already", model_dir)
-        return estimator.evaluate(test_input_fn)
-    if done:
-        _logger.info("going on after micro-step %s", f"{done:,}")
-    metrics, _ = tf.estimator.train_and_evaluate(
-        estimator,
+        return
+    if update:
+        _logger.info("going on after update %s", f"{update:,}")
+    strategy, replicas, hooks = None, range(1), []
+    if batches.num_replicas > 1:
+        strategy = make_strategy(settings.strategy, job.cluster)
+        local = count_local_replicas(settings.strategy)
+        replicas = range(job.cluster.rank * local, (job.cluster.rank + 1) * local)
+    if not job.cluster.is_alone and strategy is not None:
+        hooks = [ProgressHook(watchdog, global_step)]
+    tf.estimator.train_and_evaluate(
+        _make_estimator(job, model_dir, batches, strategy),
         tf.estimator.TrainSpec(
             input_pipeline.train_input_fn(
                 model_dir.parent / "train.csv",
-                micro_batch_size=settings.train_batch_size,
+                batches,
                 shuffle_buffer=len(job.train) if settings.shuffle else 0,
                 seed=settings.seed,
-                first_micro_step=done,
+                replicas=replicas,
+                first_update=update,
             ),
-            max_steps=settings.num_micro_steps,
+            max_steps=global_step + (settings.train_updates - update) * steps,
+            hooks=hooks,
         ),
-        tf.estimator.EvalSpec(test_input_fn, steps=None, throttle_secs=0),
+        tf.estimator.EvalSpec(_test_input_fn(model_dir), steps=None, throttle_secs=0),
     )
-    return metrics
 
 
-def _micro_steps_done(model_dir: pathlib.Path) -> int:
+def _make_estimator(job: Job, model_dir, batches: Batches, strategy=None):
+    """Makes the Estimator; its checkpoints are between two windows.
+
+    So any other number of micro-steps and replicas goes on as exactly as the same.
+    """
+    steps = batches.gradient_accumulation_steps
+    model_fn = make_model_fn(job.settings, measure(job.train), steps)
+    if batches.is_auto:
+        model_fn = microbatch_model_fn(model_fn, "auto")
+    return tf.estimator.Estimator(
+        model_fn,
+        config=tf.estimator.RunConfig(
+            model_dir=str(model_dir.absolute()),
+            tf_random_seed=job.settings.seed,
+            save_checkpoints_steps=_UPDATES_BETWEEN_CHECKPOINTS * steps,
+            train_distribute=strategy,
+            session_config=strategy and make_session_config(job.settings.strategy),
+            experimental_max_worker_delay_secs=0,
+        ),
+    )
+
+
+def _test_input_fn(model_dir: pathlib.Path) -> input_pipeline.InputFn:
+    return input_pipeline.eval_input_fn(model_dir.parent / "test.csv", _EVAL_BATCH_SIZE)
+
+
+def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
+    """Returns (micro-steps, updates) of the last checkpoint."""
     path = tf.train.latest_checkpoint(str(model_dir))
     if path is None:
-        return 0
-    return int(tf.train.load_checkpoint(path).get_tensor("global_step"))
-
-
-def largest_difference(
-    weights: dict[str, np.ndarray], others: dict[str, np.ndarray]
-) -> float:
-    """Returns the largest difference of any weight, over its variable's largest."""
-    return max(
-        float(np.abs(weights[name] - value).max() / np.abs(value).max())
-        for name, value in others.items()
-    )
-
-
-def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
-    """Returns the metrics, how far the weights are apart, and five predictions.
-
-    Args:
-        results: Of one or two models, by label.
-        truth: True prices of the test examples [unit of MEDV].
-    """
-    metrics = [("", "MAE", "RMSE")]
-    for label, result in results.items():
-        values = (f"{result.metrics[name]:.4f}" for name in ("mae", "rmse"))
-        metrics.append((label, *values))
-    shown = [("", "true", *results)]
-    for row, price in enumerate(truth[:_NUM_SHOWN]):
-        values = [price, *(result.prices[row] for result in results.values())]
-        shown.append((f"example {row + 1}", *(f"{value:.2f}" for value in values)))
-    lines = [
-        f"test examples ({len(truth)}) [unit of MEDV]",
-        *_aligned(metrics),
-        "",
-        "predicted prices [unit of MEDV]",
-        *_aligned(shown),
-    ]
-    if len(results) == 2:
-        apart = largest_difference(*(result.weights for result in results.values()))
-        lines += ["", f"largest difference of any weight: {apart:.1e}"]
-        lines[-1] += " of its variable's largest"
-    return "\n".join(lines) + "\n"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if number == 0 else f"{cell:>{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+        return 0, 0
+    reader = tf.train.load_checkpoint(path)
+    return int(reader.get_tensor("global_step")), int(reader.get_tensor("update_step"))

@@ -15,8 +15,10 @@ the same flags.
 import functools
 import logging
 import math
+import os
 import pathlib
 import sys
+import traceback
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -28,10 +30,13 @@ from housing_example.quiet import quiet_import
 with quiet_import():
     import tensorflow as tf
 
+    from estimator_accum.batches import micro_batch_size_of
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.strategies import read_cluster_of
+    from estimator_accum.watchdog import EXIT_CODE, LostTaskError
     from housing_example import jobs
-    from housing_example.settings import Settings, remember_settings
+    from housing_example.settings import Settings, make_output_dir
 
 # Its own: other examples have flags of the same names.
 FLAGS = flags.FlagValues()
@@ -47,18 +52,39 @@ _string("output_dir", "housing_output", "Folder for checkpoints, results and the
 
 ## Training
 _integer(
-    "train_batch_size", 59, "Micro-batch: examples of one forward and backward pass."
+    "effective_batch_size",
+    None,
+    "Examples of one update, over all micro-steps and replicas. None: train_batch_size "
+    "x gradient_accumulation_steps x replicas.",
+)
+_integer(
+    "train_batch_size",
+    None,
+    "Micro-batch: examples of one forward and backward pass of one replica; 59, unless "
+    "the other two say otherwise.",
+)
+_string(
+    "micro_batch_size",
+    None,
+    "Another name of --train_batch_size; auto: each replica takes its share of "
+    "--effective_batch_size at once, in twice as many micro-batches whenever memory "
+    "runs out.",
 )
 _integer(
     "gradient_accumulation_steps",
-    3,
-    "Micro-batches that make one update; the effective batch is train_batch_size "
-    "times this.",
+    None,
+    "Micro-batches that make one update; 3, unless the other two say otherwise.",
 )
 flags.DEFINE_alias(
     "gradient_accumulation_multiplier",
     "gradient_accumulation_steps",
     flag_values=FLAGS,
+)
+_string(
+    "strategy",
+    "none",
+    "none: one device; mirrored: all of this machine; multi_worker: all tasks of the "
+    "cluster that TF_CONFIG or Slurm describes. What it is compared with trains on one.",
 )
 _integer("train_updates", 500, "Optimizer updates.")
 _float(
@@ -69,6 +95,12 @@ _float(
 )
 _bool("shuffle", True, "Whether each epoch has an order of its own, not the file's.")
 _integer("seed", 0, "Of the order of the examples and of the first weights.")
+_integer(
+    "watchdog_secs",
+    300,
+    "Seconds without a micro-step after which a task of a cluster ends itself, with "
+    "exit code 75: it would wait for ever for one that is lost.",
+)
 _integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
 
 
@@ -76,7 +108,8 @@ def settings_from_flags() -> Settings:
     """Returns the flags as settings.
 
     Raises:
-        ValueError: If `--clip_norm` is out of its range.
+        ValueError: If `--clip_norm` is out of its range, or the micro-batch has two
+            sizes.
     """
     if not 0 <= FLAGS.clip_norm < math.inf:
         raise ValueError(
@@ -84,7 +117,17 @@ def settings_from_flags() -> Settings:
             f"Received: {FLAGS.clip_norm}. Use 0 to turn clipping off."
         )
     values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
-    return Settings(**values | {"clip_norm": FLAGS.clip_norm or None})
+    values["clip_norm"] = FLAGS.clip_norm or None
+    size, other_name = FLAGS.train_batch_size, FLAGS.micro_batch_size
+    if other_name is not None:
+        other_name = micro_batch_size_of(other_name)
+        if size not in (None, other_name):
+            raise ValueError(
+                "`--train_batch_size` and its other name `--micro_batch_size` must be "
+                f"equal. Received: {size} and {other_name}. Give one of them."
+            )
+        values["train_batch_size"] = other_name
+    return Settings(**values)
 
 
 def main(argv: list[str]) -> None:
@@ -101,13 +144,16 @@ def main(argv: list[str]) -> None:
             )
         _set_verbosity()
         enable_estimator()
-        job = jobs.prepare(settings_from_flags())
-        remember_settings(job.settings, job.checksum)
+        settings = settings_from_flags()
+        cluster = read_cluster_of(settings.strategy, os.environ)
+        job = jobs.prepare(settings, cluster)
+        if cluster.is_chief:
+            make_output_dir(settings)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"housing_example: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
     try:
-        print(jobs.execute(job))
+        results = jobs.execute(job)
     except tf.errors.InvalidArgumentError as error:
         received = what_was_not_finite(error)
         if received is None:
@@ -118,6 +164,16 @@ def main(argv: list[str]) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    except LostTaskError as error:
+        print(f"housing_example: {_sentence(error)}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
+    except Exception:
+        if cluster.is_alone:
+            raise
+        traceback.print_exc()
+        os._exit(1)  # for the same reason
+    if results:
+        print(results)
 
 
 def _sentence(error: Exception) -> str:

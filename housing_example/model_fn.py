@@ -18,19 +18,24 @@ from housing_example.settings import Settings
 _UNITS = (16, 8, 4)
 
 
-def make_model_fn(settings: Settings, moments: dict[str, Moments]) -> Callable:
+def make_model_fn(
+    settings: Settings, moments: dict[str, Moments], accumulation_steps: int
+) -> Callable:
     """Returns the model_fn for `tf.estimator.Estimator`.
 
     Args:
         settings: Of the run.
         moments: Of the training examples.
+        accumulation_steps: K [micro-steps per update].
     """
     head = tf.estimator.RegressionHead()  # its loss is the mean over the micro-batch
 
     def model_fn(features, labels, mode, config):
         prices = _prices(features, moments, settings.seed)  # [B, 1]
         if mode == tf.estimator.ModeKeys.TRAIN:
-            return _training(head, features, labels, prices, settings, config.model_dir)
+            return _training(
+                head, features, labels, prices, settings, accumulation_steps, config
+            )
         spec = head.create_estimator_spec(features, mode, prices, labels=labels)
         if mode == tf.estimator.ModeKeys.PREDICT:
             return spec
@@ -43,7 +48,9 @@ def make_model_fn(settings: Settings, moments: dict[str, Moments]) -> Callable:
     return model_fn
 
 
-def _training(head, features, labels, prices, settings: Settings, model_dir: str):
+def _training(
+    head, features, labels, prices, settings: Settings, accumulation_steps: int, config
+):
     # accumulation: the rate's clock counts updates
     update_step = get_or_create_update_step()
     rate = tf.compat.v1.train.cosine_decay(
@@ -55,7 +62,7 @@ def _training(head, features, labels, prices, settings: Settings, model_dir: str
         return make_accumulating_train_op(
             loss,
             tf.compat.v1.train.AdamOptimizer(rate),
-            settings.gradient_accumulation_steps,
+            accumulation_steps,
             clip_norm=settings.clip_norm,
             weight=tf.shape(labels)[0],  # examples: a short micro-batch counts less
         )
@@ -69,7 +76,7 @@ def _training(head, features, labels, prices, settings: Settings, model_dir: str
     )
     # accumulation: a row of train_metrics.csv an update
     hooks = make_accumulation_hooks(
-        metrics_dir=model_dir,
+        metrics_dir=config.model_dir if config.is_chief else None,
         learning_rate=rate,
         weight_unit="examples",
         total_updates=settings.train_updates,

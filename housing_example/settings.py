@@ -8,46 +8,49 @@ import dataclasses
 import json
 import pathlib
 
+from estimator_accum.batches import AUTO, Batches, share_out
+
 _SETTINGS_FILE = "run_settings.json"
 _CHECKSUM = "examples_checksum"
+_DEFAULT_TRAIN_BATCH_SIZE, _DEFAULT_STEPS = 59, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What the flags of `main.py` say; each field is the flag of that name.
 
-    `train_batch_size` is in examples, `gradient_accumulation_steps` in micro-steps per
-    update. `train_csv` None is the generated data; `clip_norm` None does not clip.
+    `train_csv` None is the generated data; `clip_norm` None does not clip. Of
+    `effective_batch_size` [examples per update], `train_batch_size` [examples], which may
+    be `AUTO`, and `gradient_accumulation_steps` [micro-steps per update], None is what
+    follows from the others: see `batches_of`.
     """
 
     train_csv: str | None
     test_csv: str | None
     output_dir: str
-    train_batch_size: int
-    gradient_accumulation_steps: int
+    strategy: str
+    effective_batch_size: int | None
+    train_batch_size: int | str | None
+    gradient_accumulation_steps: int | None
     train_updates: int
     learning_rate: float
     clip_norm: float | None
     shuffle: bool
     seed: int
+    watchdog_secs: int
 
-    @property
-    def effective_batch_size(self) -> int:
-        """Examples per update."""
-        return self.train_batch_size * self.gradient_accumulation_steps
 
-    @property
-    def num_micro_steps(self) -> int:
-        """Of the whole run."""
-        return self.train_updates * self.gradient_accumulation_steps
-
-    def without_accumulation(self) -> "Settings":
-        """Returns the settings with which one micro-batch is the effective batch."""
-        return dataclasses.replace(
-            self,
-            train_batch_size=self.effective_batch_size,
-            gradient_accumulation_steps=1,
-        )
+def batches_of(settings: Settings, num_replicas: int) -> Batches:
+    """Returns how the examples of each update are shared out; see `share_out`."""
+    return share_out(
+        settings.effective_batch_size,
+        settings.train_batch_size,
+        settings.gradient_accumulation_steps,
+        num_replicas,
+        default_micro_batch_size=_DEFAULT_TRAIN_BATCH_SIZE,
+        default_gradient_accumulation_steps=_DEFAULT_STEPS,
+        micro_flag="--train_batch_size",
+    )
 
 
 def check_settings(settings: Settings) -> None:
@@ -61,9 +64,15 @@ def check_settings(settings: Settings) -> None:
             f"Received: --test_csv={settings.test_csv} alone. Name both, or neither "
             "for generated data."
         )
-    for field in ("train_batch_size", "gradient_accumulation_steps", "train_updates"):
+    for field in (
+        "effective_batch_size",
+        "train_batch_size",
+        "gradient_accumulation_steps",
+        "train_updates",
+        "watchdog_secs",
+    ):
         value = getattr(settings, field)
-        if not 1 <= value < 2**31:
+        if value not in (None, AUTO) and not 1 <= value < 2**31:
             remedy = (
                 "Use 1 to turn accumulation off."
                 if field == "gradient_accumulation_steps"
@@ -85,11 +94,12 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def check_output_dir(settings: Settings, checksum: str) -> None:
+def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> None:
     """Raises ValueError unless the output folder is free, or this run's own.
 
     Args:
         settings: Of this run.
+        batches: Of this run.
         checksum: Of its examples.
     """
     folder = pathlib.Path(settings.output_dir)
@@ -109,7 +119,7 @@ def check_output_dir(settings: Settings, checksum: str) -> None:
             )
         return
     before = _read(path)
-    for field, value in _training_settings(settings, checksum).items():
+    for field, value in _what_decides(settings, batches, checksum).items():
         if before.get(field) == value:
             continue
         what = (
@@ -135,11 +145,23 @@ def _read(path: pathlib.Path) -> dict:
     return content if isinstance(content, dict) else {}
 
 
-def remember_settings(settings: Settings, checksum: str) -> None:
-    """Makes the output folder and writes what the run goes on with.
+def is_remembered(settings: Settings) -> bool:
+    """Returns whether the output folder is that of a run."""
+    return (pathlib.Path(settings.output_dir) / _SETTINGS_FILE).exists()
+
+
+def remember_settings(settings: Settings, batches: Batches, checksum: str) -> None:
+    """Writes what the run goes on with."""
+    values = _what_decides(settings, batches, checksum)
+    path = pathlib.Path(settings.output_dir) / _SETTINGS_FILE
+    write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def make_output_dir(settings: Settings) -> None:
+    """Makes the output folder.
 
     Raises:
-        ValueError: If the folder cannot be made.
+        ValueError: If it cannot be made.
     """
     folder = pathlib.Path(settings.output_dir)
     try:
@@ -149,16 +171,19 @@ def remember_settings(settings: Settings, checksum: str) -> None:
             "`--output_dir` must be a folder, or a path where one can be made. "
             f"Received: {folder} ({error.strerror}). Use another one."
         ) from error
-    values = _training_settings(settings, checksum)
-    write_text(folder / _SETTINGS_FILE, json.dumps(values, indent=2) + "\n")
 
 
-def _training_settings(settings: Settings, checksum: str) -> dict:
-    """Returns what decides the weights: all but the places of the files."""
-    values = dataclasses.asdict(settings) | {_CHECKSUM: checksum}
-    for place in ("train_csv", "test_csv", "output_dir"):
-        del values[place]
-    return values
+def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
+    """Returns what decides the weights; into how many shares is no part of it."""
+    return {
+        "effective_batch_size": batches.effective_batch_size,
+        "train_updates": settings.train_updates,
+        "learning_rate": settings.learning_rate,
+        "clip_norm": settings.clip_norm,
+        "shuffle": settings.shuffle,
+        "seed": settings.seed,
+        _CHECKSUM: checksum,
+    }
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from distributed import settings as settings_module
-from distributed.settings import Batches, Settings, batches_of, check_settings
+from distributed.settings import Settings, batches_of, check_settings
+from estimator_accum.batches import Batches
 
 _SETTINGS = Settings(
     data_dir=None,
@@ -51,23 +52,13 @@ def test_original_runs_have_one_effective_batch():
             _with(micro_batch_size=micro, gradient_accumulation_steps=steps), workers
         )
         assert batches.effective_batch_size == 200
-        assert batches.largest_micro_batch == micro
-
-
-@pytest.mark.parametrize("size, steps, workers", [(200, 2, 3), (7, 3, 2), (6, 3, 2)])
-def test_shares_are_the_whole_once_and_differ_by_one_at_most(size, steps, workers):
-    batches = Batches(size, steps, workers)
-    shares = [batches.share(m, w) for m in range(steps) for w in range(workers)]
-    assert [place for share in shares for place in range(*share)] == list(range(size))
-    sizes = [behind - first for first, behind in shares]
-    assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) == batches.largest_micro_batch
+        assert batches.largest_share == micro
 
 
 def test_micro_batch_is_the_largest_where_it_does_not_divide():
     batches = batches_of(_with(micro_batch_size=30), 2)
     assert batches == Batches(200, 4, 2)
-    assert batches.largest_micro_batch == 25
+    assert batches.largest_share == 25
 
 
 def test_sizes_that_disagree_are_refused():
@@ -81,7 +72,9 @@ def test_sizes_that_disagree_are_refused():
 
 def test_less_than_an_example_for_each_is_refused():
     sizes = _with(effective_batch_size=3, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match=r"Received: 3 for 2 micro-steps of 2 workers"):
+    with pytest.raises(
+        ValueError, match=r"Received: 3 for 2 micro-steps of 2 replicas"
+    ):
         batches_of(sizes, 2)
 
 

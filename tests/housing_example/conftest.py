@@ -23,6 +23,8 @@ def settings(tmp_path) -> Settings:
         train_csv=None,
         test_csv=None,
         output_dir=str(tmp_path / "output"),
+        strategy="none",
+        effective_batch_size=None,
         train_batch_size=59,
         gradient_accumulation_steps=3,
         train_updates=500,
@@ -30,4 +32,5 @@ def settings(tmp_path) -> Settings:
         clip_norm=None,
         shuffle=False,
         seed=0,
+        watchdog_secs=300,
     )

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from estimator_accum.batches import Batches
 from housing_example import demo_data, input_pipeline
 from housing_example.features import COLUMNS, TARGET, feature_columns, measure
 
@@ -144,9 +145,10 @@ def _batches(input_fn, count: int) -> list[tuple[dict, np.ndarray]]:
         return [session.run(following) for _ in range(count)]
 
 
-def _prices(csv, count: int, size: int, **options) -> np.ndarray:
+def _prices(csv, count: int, size: int, steps: int = 1, **options) -> np.ndarray:
     options = {"shuffle_buffer": 20, "seed": 0} | options
-    input_fn = input_pipeline.train_input_fn(csv, micro_batch_size=size, **options)
+    batches = Batches(size * steps, steps, 1)
+    input_fn = input_pipeline.train_input_fn(csv, batches, **options)
     return np.concatenate([labels[:, 0] for _, labels in _batches(input_fn, count)])
 
 
@@ -162,8 +164,9 @@ def test_cells_reach_the_network_as_pandas_read_them(csv):
 
 
 def test_order_of_the_examples_does_not_depend_on_the_micro_batch(csv):
-    small = _prices(csv, 30, 3)
+    small = _prices(csv, 30, 3, steps=3)
     np.testing.assert_array_equal(small, _prices(csv, 10, 9))
+    np.testing.assert_array_equal(small, _prices(csv, 30, 3))
     table = input_pipeline.read_table(str(csv))
     for epoch in range(4):  # each has every example once
         seen = np.sort(small[20 * epoch : 20 * (epoch + 1)])
@@ -179,8 +182,29 @@ def test_order_without_shuffling_is_that_of_the_file(csv):
 
 
 def test_training_goes_on_at_the_right_example(csv):
-    rest = _prices(csv, 10, 3, first_micro_step=15)
+    rest = _prices(csv, 10, 3, steps=5, first_update=3)
     np.testing.assert_array_equal(rest, _prices(csv, 25, 3)[45:])
+
+
+def test_replicas_share_each_update_and_leave_nothing_out(csv):
+    whole = _prices(csv, 4, 11)
+    batches = Batches(11, 2, 2)  # 2, 3, 3, 3
+    options = {"shuffle_buffer": 20, "seed": 0}
+    ours = [
+        _batches(
+            input_pipeline.train_input_fn(csv, batches, replicas=[r], **options), 8
+        )
+        for r in range(2)
+    ]
+    shares = [ours[r][step][1][:, 0] for step in range(8) for r in range(2)]
+    assert [len(share) for share in shares] == [2, 3, 3, 3] * 4
+    np.testing.assert_array_equal(np.concatenate(shares), whole)
+    # One process with both takes them in turns.
+    both = _batches(
+        input_pipeline.train_input_fn(csv, batches, replicas=range(2), **options), 16
+    )
+    for share, (_, labels) in zip(shares, both, strict=True):
+        np.testing.assert_array_equal(labels[:, 0], share)
 
 
 def test_input_layer_gets_log_of_crim_clipped_b_and_chas_as_a_category(csv):

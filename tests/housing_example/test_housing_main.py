@@ -88,6 +88,12 @@ def _refused(flags, capsys, folder) -> str:
         ({"gradient_accumulation_multiplier": -2}, "integer >= 1 and < 2**31. Receiv"),
         ({"gradient_accumulation_multiplier": 1.5}, "an integer. Received: '1.5'"),
         ({"train_batch_size": 0}, "`--train_batch_size` must be an integer >= 1 and "),
+        ({"micro_batch_size": "many"}, "must be an integer >= 1 or auto. Received: 'm"),
+        ({"micro_batch_size": 5}, "and its other name `--micro_batch_size` must be eq"),
+        ({"train_batch_size": None, "micro_batch_size": "auto"}, "no --effective_batc"),
+        ({"effective_batch_size": 9, "gradient_accumulation_steps": 2}, ", not 4 * 2 "),
+        ({"strategy": "all"}, "one of none, mirrored, multi_worker. Received: 'all'"),
+        ({"watchdog_secs": 0}, "`--watchdog_secs` must be an integer >= 1 and < 2**31"),
         ({"train_updates": 0}, "`--train_updates` must be an integer >= 1 and < 2**31"),
         ({"train_updates": 2**31}, "Received: 2147483648. See --help for the usual v"),
         ({"learning_rate": 0}, "`--learning_rate` must be a number > 0 and <= 1e9. R"),
@@ -223,7 +229,7 @@ def test_help_names_every_flag_and_the_readme_too():
 def test_defaults_of_the_readme_are_those_of_the_flags():
     readme = (_SCRIPT.parent / "README.md").read_text()
     rows = dict(re.findall(r"^\| `--(\w+)` \| `?(\S+?)`? \|", readme, re.MULTILINE))
-    assert len(rows) == 9
+    assert len(rows) == 9  # and those that follow from each other
     for name, default in rows.items():
         assert str(json.loads(f'"{main.FLAGS[name].default}"')).lower() in (
             default,
@@ -273,7 +279,7 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
     process.kill()
     assert process.wait() == -9
     again = subprocess.run([*command, *_arguments(flags)], check=True, **options)
-    assert "going on after micro-step 750" in again.stderr
+    assert "going on after update 250" in again.stderr
     assert again.stdout.splitlines()[:-1] == done.stdout.splitlines()[:-1]
     for name in ("with_accumulation", "without_accumulation"):
         expected = _final(whole["output_dir"] / name)

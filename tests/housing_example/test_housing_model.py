@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from housing_example import input_pipeline, jobs
+from estimator_accum.batches import Batches
+from estimator_accum.watchdog import Watchdog
+from housing_example import input_pipeline, jobs, results
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn
 
@@ -17,20 +19,24 @@ from housing_example.model_fn import make_model_fn
 _TOLERANCE = 2e-5
 
 
-def _train(settings, name: str):
+def _train(settings, name: str, is_whole: bool = False):
     """Trains one model in a folder beside those of the others."""
     job = jobs.prepare(settings)
+    batches = job.batches
+    if is_whole:
+        batches = Batches(batches.effective_batch_size, 1, 1)
     folder = pathlib.Path(settings.output_dir).parent
     (folder / "train.csv").write_text(input_pipeline.csv_text(job.train))
     (folder / "test.csv").write_text(input_pipeline.csv_text(job.test))
-    return jobs.train_and_test(job, folder / name, settings)
+    watchdog = Watchdog(300, "alone")
+    return jobs.train_and_test(job, folder / name, batches, watchdog)
 
 
 def _check_equal_to_the_big_batch(settings):
     ours = _train(settings, "ours")
-    whole = _train(settings.without_accumulation(), "whole")
+    whole = _train(settings, "whole", is_whole=True)
     assert len(ours.weights) == 8
-    assert jobs.largest_difference(ours.weights, whole.weights) < _TOLERANCE
+    assert results.largest_difference(ours.weights, whole.weights) < _TOLERANCE
     np.testing.assert_allclose(ours.metrics["rmse"], whole.metrics["rmse"], rtol=1e-4)
     np.testing.assert_allclose(ours.losses["loss"], whole.losses["loss"], rtol=1e-3)
     for result, micro_steps in ((ours, 3), (whole, 1)):
@@ -63,8 +69,8 @@ def test_500_updates_of_59_x_3_give_the_weights_of_177_on_real_data(
 def test_shuffled_epochs_give_the_weights_of_the_big_batch_too(settings):
     settings = dataclasses.replace(settings, shuffle=True, train_updates=20)
     ours = _train(settings, "ours")
-    whole = _train(settings.without_accumulation(), "whole")
-    assert jobs.largest_difference(ours.weights, whole.weights) < _TOLERANCE
+    whole = _train(settings, "whole", is_whole=True)
+    assert results.largest_difference(ours.weights, whole.weights) < _TOLERANCE
 
 
 def test_batch_of_another_size_gives_other_weights(settings):
@@ -73,7 +79,7 @@ def test_batch_of_another_size_gives_other_weights(settings):
     ours = _train(settings, "ours")
     other = dataclasses.replace(settings, gradient_accumulation_steps=1)
     other = _train(other, "other")
-    assert jobs.largest_difference(ours.weights, other.weights) > 0.01
+    assert results.largest_difference(ours.weights, other.weights) > 0.01
 
 
 def test_short_micro_batch_counts_for_its_examples(settings, csv, tmp_path):
@@ -81,12 +87,10 @@ def test_short_micro_batch_counts_for_its_examples(settings, csv, tmp_path):
     table = input_pipeline.read_table(str(csv))
 
     def weights(batch_size: int, steps: int) -> np.ndarray:
-        changed = dataclasses.replace(
-            settings, gradient_accumulation_steps=steps, train_updates=5, clip_norm=1.0
-        )
+        changed = dataclasses.replace(settings, train_updates=5, clip_norm=1.0)
         folder = tmp_path / str(batch_size)
         estimator = tf.estimator.Estimator(
-            make_model_fn(changed, measure(table)), str(folder)
+            make_model_fn(changed, measure(table), steps), str(folder)
         )
         lines = input_pipeline.eval_input_fn(csv, batch_size)
         estimator.train(lambda: lines().repeat(5))
@@ -99,7 +103,7 @@ def test_short_micro_batch_counts_for_its_examples(settings, csv, tmp_path):
 @pytest.mark.parametrize("mode", ["train", "eval", "infer"])
 def test_only_the_training_graph_has_accumulators(settings, csv, mode):
     table = input_pipeline.read_table(str(csv))
-    model_fn = make_model_fn(settings, measure(table))
+    model_fn = make_model_fn(settings, measure(table), 3)
     with tf.Graph().as_default():
         features, labels = tf.compat.v1.data.make_one_shot_iterator(
             input_pipeline.eval_input_fn(csv, 20)()
@@ -127,7 +131,7 @@ def test_only_the_training_graph_has_accumulators(settings, csv, mode):
 
 def test_layers_have_16_8_and_4_units(settings, csv):
     table = input_pipeline.read_table(str(csv))
-    model_fn = make_model_fn(settings, measure(table))
+    model_fn = make_model_fn(settings, measure(table), 3)
     with tf.Graph().as_default():
         features, _ = tf.compat.v1.data.make_one_shot_iterator(
             input_pipeline.eval_input_fn(csv, 20)()

@@ -1,0 +1,162 @@
+"""How many examples an update has, and how many of them a replica takes at once.
+
+    effective_batch_size = micro_batch_size * gradient_accumulation_steps * replicas
+
+The weights depend on the left side alone: what the right side makes of it is a question
+of memory and of the number of replicas.
+"""
+
+from dataclasses import dataclass
+
+AUTO = "auto"  # a micro-batch as large as memory allows
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How the examples of each update are shared out.
+
+    Attributes:
+        effective_batch_size: Examples of one update, over all replicas.
+        gradient_accumulation_steps: [micro-steps per update].
+        num_replicas: That train in sync.
+        is_auto: Whether a replica takes its share of the update at once, cut into as
+            many micro-batches as memory asks for.
+    """
+
+    effective_batch_size: int
+    gradient_accumulation_steps: int
+    num_replicas: int
+    is_auto: bool = False
+
+    @property
+    def _num_shares(self) -> int:
+        return self.gradient_accumulation_steps * self.num_replicas
+
+    @property
+    def largest_share(self) -> int:
+        """Examples that a replica takes in a micro-step, at most."""
+        return -(-self.effective_batch_size // self._num_shares)
+
+    def share(self, micro_step: int, replica: int) -> tuple[int, int]:
+        """Returns the (first, behind the last) of an update's examples, by place.
+
+        Shares differ by one example at most, and together they are the whole.
+
+        Args:
+            micro_step: In the window, from 0.
+            replica: From 0.
+        """
+        number = micro_step * self.num_replicas + replica
+        first, behind = (
+            self.effective_batch_size * n // self._num_shares
+            for n in (number, number + 1)
+        )
+        return first, behind
+
+    @property
+    def replicas(self) -> str:
+        """Such as "2 replicas"."""
+        return f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
+
+    def __str__(self) -> str:
+        how = f" x {self.gradient_accumulation_steps} micro-steps"
+        if self.is_auto:
+            how = " in as many micro-batches as memory asks for"
+        is_even = self.effective_batch_size % self._num_shares == 0
+        return (
+            f"effective batch {self.effective_batch_size} = "
+            f"{'' if is_even else 'at most '}{self.largest_share} examples{how}"
+            f" x {self.replicas}"
+        )
+
+
+def share_out(
+    effective_batch_size: int | None,
+    micro_batch_size: int | str | None,
+    gradient_accumulation_steps: int | None,
+    num_replicas: int,
+    *,
+    default_micro_batch_size: int | None = None,
+    default_gradient_accumulation_steps: int = 1,
+    may_be_empty: bool = False,
+    micro_flag: str = "--micro_batch_size",
+) -> Batches:
+    """Returns how the examples of each update are shared out.
+
+    Without an effective batch it is the product of the others. With one, a micro-batch
+    says how many micro-steps it takes, and micro-steps say how large the micro-batches
+    are.
+
+    Args:
+        effective_batch_size: Examples of one update, over all replicas; None: not said.
+        micro_batch_size: Examples that a replica takes at once, at most; `AUTO`: as
+            memory allows; None: not said.
+        gradient_accumulation_steps: [micro-steps per update]; None: not said.
+        num_replicas: That train in sync.
+        default_micro_batch_size: Where nothing follows; None is the whole share.
+        default_gradient_accumulation_steps: Where nothing follows.
+        may_be_empty: Whether some replicas may have no example in a micro-step.
+        micro_flag: What errors call the micro-batch.
+
+    Raises:
+        ValueError: If the sizes disagree, or there are not enough examples.
+    """
+    effective, steps = effective_batch_size, gradient_accumulation_steps
+    micro = micro_batch_size
+    if micro == AUTO:
+        _check_auto(effective, steps)
+        steps = 1
+    elif effective is None:
+        micro = micro or default_micro_batch_size
+        steps = steps or default_gradient_accumulation_steps
+        effective = micro * steps * num_replicas
+    elif steps is None:
+        micro = micro or default_micro_batch_size
+        steps = -(-effective // (micro * num_replicas)) if micro else 1
+    elif micro and steps != -(-effective // (micro * num_replicas)):
+        raise ValueError(
+            f"`--effective_batch_size` must be {micro_flag.removeprefix('--')} * "
+            "gradient_accumulation_steps * replicas. Received: "
+            f"{effective}, not {micro} * {steps} * {num_replicas} = "
+            f"{micro * steps * num_replicas}. Leave one of the three out."
+        )
+    is_enough = steps * num_replicas <= effective
+    if may_be_empty:
+        is_enough = num_replicas <= effective and steps <= -(-effective // num_replicas)
+    if not is_enough:
+        raise ValueError(
+            "`--effective_batch_size` must have an example for each micro-step of each "
+            f"replica. Received: {effective} for {steps} micro-steps of {num_replicas} "
+            "replicas. Use a larger one, or fewer of them."
+        )
+    return Batches(effective, steps, num_replicas, micro == AUTO)
+
+
+def micro_batch_size_of(text: str | None, flag: str = "--micro_batch_size"):
+    """Returns the integer, `AUTO` or None that a flag says.
+
+    Raises:
+        ValueError: If it says anything else.
+    """
+    if text in (None, AUTO):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"`{flag}` must be an integer >= 1 or {AUTO}. Received: {text!r}. "
+            f"Use {AUTO} with --effective_batch_size."
+        ) from None
+
+
+def _check_auto(effective: int | None, steps: int | None) -> None:
+    if effective is None:
+        raise ValueError(
+            f"`--micro_batch_size={AUTO}` must be given the examples of an update. "
+            "Received: no --effective_batch_size. Use --effective_batch_size=32."
+        )
+    if steps is not None:
+        raise ValueError(
+            f"`--micro_batch_size={AUTO}` must find the number of micro-batches itself. "
+            f"Received: --gradient_accumulation_steps={steps}. Leave that out."
+        )

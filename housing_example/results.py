@@ -1,0 +1,74 @@
+"""What a trained model is worth, and how far two are apart, as text."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+_NUM_SHOWN = 5
+
+
+class Result(NamedTuple):
+    """Of one trained model.
+
+    Attributes:
+        metrics: Of the test examples: mae, rmse [unit of MEDV], update_step and more.
+        prices: Predicted for the test examples [unit of MEDV].
+        losses: The rows of `train_metrics.csv`.
+        weights: Trained variables by name.
+    """
+
+    metrics: dict[str, float]
+    prices: np.ndarray
+    losses: pd.DataFrame
+    weights: dict[str, np.ndarray]
+
+
+def largest_difference(
+    weights: dict[str, np.ndarray], others: dict[str, np.ndarray]
+) -> float:
+    """Returns the largest difference of any weight, over its variable's largest."""
+    return max(
+        float(np.abs(weights[name] - value).max() / np.abs(value).max())
+        for name, value in others.items()
+    )
+
+
+def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
+    """Returns the metrics, how far the weights are apart, and five predictions.
+
+    Args:
+        results: Of one or two models, by label.
+        truth: True prices of the test examples [unit of MEDV].
+    """
+    metrics = [("", "MAE", "RMSE")]
+    for label, result in results.items():
+        values = (f"{result.metrics[name]:.4f}" for name in ("mae", "rmse"))
+        metrics.append((label, *values))
+    shown = [("", "true", *results)]
+    for row, price in enumerate(truth[:_NUM_SHOWN]):
+        values = [price, *(result.prices[row] for result in results.values())]
+        shown.append((f"example {row + 1}", *(f"{value:.2f}" for value in values)))
+    lines = [
+        f"test examples ({len(truth)}) [unit of MEDV]",
+        *_aligned(metrics),
+        "",
+        "predicted prices [unit of MEDV]",
+        *_aligned(shown),
+    ]
+    if len(results) == 2:
+        apart = largest_difference(*(result.weights for result in results.values()))
+        lines += ["", f"largest difference of any weight: {apart:.1e}"]
+        lines[-1] += " of its variable's largest"
+    return "\n".join(lines) + "\n"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if number == 0 else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

@@ -1,0 +1,151 @@
+"""One command for any hardware: devices, tasks and memory change no weight."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.slow
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PROGRAM = pathlib.Path(__file__).with_name("housing_program.py")
+_DEADLINE_SECS = 240
+_FLAGS = ("--effective_batch_size=13", "--train_updates=20")
+
+
+def _start(csv, folder, *flags, cpus=1, rows_in_memory=0, tf_config=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    environment.pop("TF_CONFIG", None)
+    if tf_config is not None:
+        environment["TF_CONFIG"] = json.dumps(tf_config)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            _PROGRAM,
+            f"--cpus={cpus}",
+            f"--rows_in_memory={rows_in_memory}",
+            f"--train_csv={csv}",
+            f"--output_dir={folder}",
+            *_FLAGS,
+            *flags,
+        ],
+        env=environment | {"PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _end(process: subprocess.Popen) -> str:
+    try:
+        output, _ = process.communicate(timeout=_DEADLINE_SECS)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output[-4000:]
+    return output
+
+
+def _weights(folder) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(folder))
+    assert reader.get_tensor("update_step") == 20
+    names = reader.get_variable_to_shape_map()
+    found = {n: reader.get_tensor(n) for n in names if n.endswith(("/kernel", "/bias"))}
+    assert len(found) == 8
+    return found
+
+
+def _assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    for name, value in theirs.items():
+        atol = 1e-5 * np.abs(value).max()
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.fixture
+def whole(csv, tmp_path) -> dict[str, np.ndarray]:
+    """The weights of one device that takes 13 examples at once."""
+    folder = tmp_path / "whole"
+    _end(_start(csv, folder, "--gradient_accumulation_steps=1"))
+    return _weights(folder / "without_accumulation")
+
+
+def test_memory_and_micro_steps_change_no_weight(csv, tmp_path, whole):
+    auto, steps = tmp_path / "auto", tmp_path / "steps"
+    tasks = [
+        _start(csv, auto, "--micro_batch_size=auto", rows_in_memory=4),
+        _start(csv, steps, "--micro_batch_size=5"),
+    ]
+    in_memory, by_steps = map(_end, tasks)
+    assert "13 examples in as many micro-batches as memory asks for x 1" in in_memory
+    assert "micro-batches 2 -> 4: out of memory at update 1" in in_memory
+    assert "as memory allows (13)" in in_memory and "without" not in in_memory
+    assert "13 = at most 5 examples x 3 micro-steps x 1 replica" in by_steps
+    for folder in (auto, steps):
+        _assert_same(_weights(folder / "with_accumulation"), whole)
+        rows = pd.read_csv(folder / "with_accumulation" / "train_metrics.csv")
+        assert rows["examples"].tolist() == [13 * n for n in range(1, 21)]
+    # A folder is one run's, whatever cuts its batches: it is trained already.
+    again = _end(_start(csv, auto, "--micro_batch_size=5"))
+    assert again.count("is trained already") == 1
+
+
+def test_several_devices_train_as_one(csv, tmp_path, whole):
+    folder = tmp_path / "output"
+    flags = ("--strategy=mirrored", "--micro_batch_size=4")
+    output = _end(_start(csv, folder, *flags, cpus=2))
+    assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in output
+    _assert_same(_weights(folder / "with_accumulation"), whole)
+    (apart,) = re.findall(r"largest difference of any weight: (\S+) of", output)
+    assert float(apart) < 1e-5
+
+
+def test_tasks_of_a_cluster_train_as_one(csv, tmp_path, whole):
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("localhost", 0))
+        workers = [f"localhost:{s.getsockname()[1]}" for s in (first, second)]
+    folder = tmp_path / "output"
+    tasks = [
+        _start(
+            csv,
+            folder,
+            "--strategy=multi_worker",
+            "--micro_batch_size=4",
+            tf_config={
+                "cluster": {"worker": workers},
+                "task": {"type": "worker", "index": index},
+            },
+        )
+        for index in range(2)
+    ]
+    try:
+        chief, worker = map(_end, tasks)
+    finally:
+        for task in tasks:
+            task.kill()
+    assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in chief
+    assert "with accumulation (4 x 2 x 2)" in chief and "plot: " in chief
+    assert "MAE" not in worker
+    _assert_same(_weights(folder / "with_accumulation"), whole)
+    _assert_same(_weights(folder / "without_accumulation"), whole)
+
+
+def test_evaluator_and_cluster_without_strategy_are_refused(csv, tmp_path):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    for flags, task, sentence in (
+        (["--strategy=multi_worker"], "evaluator", "Received: an evaluator. Leave it"),
+        ([], "worker", "Use --strategy=multi_worker, or unset TF_CONFIG"),
+    ):
+        config = {"cluster": cluster, "task": {"type": task, "index": 0}}
+        process = _start(csv, tmp_path / "output", *flags, tf_config=config)
+        output, _ = process.communicate(timeout=_DEADLINE_SECS)
+        assert process.returncode == 2
+        assert sentence in output and output.count("\n") == 1
+    assert not (tmp_path / "output").exists()
