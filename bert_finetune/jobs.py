@@ -6,7 +6,6 @@ import pathlib
 import tensorflow as tf
 
 from bert_finetune import input_pipeline, results, training
-from bert_finetune.batches import batches_of
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
@@ -20,7 +19,7 @@ from bert_finetune.output_dir import (
     describe_training,
 )
 from bert_finetune.progress import latest_checkpoint
-from bert_finetune.settings import Settings, check_settings
+from bert_finetune.settings import Settings, batches_of, check_settings
 from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import (

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_finetune import metrics, modeling, optimization
 from bert_finetune.checkpoint import init_from_checkpoint
-from bert_finetune.settings import AUTO, Settings
+from bert_finetune.settings import Settings
 from bert_finetune.tasks import Task
 from estimator_accum import (
     get_or_create_update_step,
@@ -18,6 +18,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
+from estimator_accum.batches import AUTO
 from estimator_accum.window import AccumulationSteps
 
 WEIGHT_UNIT = "examples"  # what a micro-batch counts for in its window's mean

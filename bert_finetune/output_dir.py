@@ -15,11 +15,11 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from bert_finetune.batches import Batches
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.progress import latest_checkpoint, read_progress
-from bert_finetune.settings import AUTO, Settings
+from bert_finetune.settings import Settings
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.batches import AUTO, Batches
 
 SETTINGS_FILE = "run_settings.json"
 

@@ -34,7 +34,8 @@ with quiet_import():
 
     from bert_finetune import jobs
     from bert_finetune.output_dir import make_output_dir
-    from bert_finetune.settings import AUTO, Settings
+    from bert_finetune.settings import Settings
+    from estimator_accum.batches import micro_batch_size_of
     from estimator_accum.cluster import Cluster
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
@@ -179,14 +180,7 @@ def _train_batch_size() -> int | str | None:
     size, other_name = FLAGS.train_batch_size, FLAGS.micro_batch_size
     if other_name is None:
         return size
-    if other_name != AUTO:
-        try:
-            other_name = int(other_name)
-        except ValueError as error:
-            raise ValueError(
-                f"`--micro_batch_size` must be an integer >= 1 or {AUTO}. "
-                f"Received: {other_name!r}. Use {AUTO} with --effective_batch_size."
-            ) from error
+    other_name = micro_batch_size_of(other_name)
     if size not in (None, other_name):
         raise ValueError(
             "`--train_batch_size` and its other name `--micro_batch_size` must be equal. "

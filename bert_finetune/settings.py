@@ -2,7 +2,9 @@
 
 import dataclasses
 
-AUTO = "auto"  # as a micro-batch: as large as memory allows
+from estimator_accum.batches import AUTO, Batches, share_out
+
+_DEFAULT_TRAIN_BATCH_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,7 +13,8 @@ class Settings:
 
     Sizes are in examples, except `max_seq_length` [tokens], `save_checkpoints_steps`
     [micro-steps], `gradient_accumulation_steps` [micro-steps per update] and
-    `watchdog_secs`. `tokens_per_micro_batch` None cuts by examples. Of `effective_batch_size`, `train_batch_size` and
+    `watchdog_secs`. `tokens_per_micro_batch` None cuts by examples. Of
+    `effective_batch_size`, `train_batch_size`, which may be `AUTO`, and
     `gradient_accumulation_steps`, None is what follows from the others: see `batches_of`.
     """
 
@@ -32,7 +35,7 @@ class Settings:
     strategy: str
     watchdog_secs: int
     effective_batch_size: int | None
-    train_batch_size: int | str | None  # AUTO is a word
+    train_batch_size: int | str | None
     eval_batch_size: int
     predict_batch_size: int
     learning_rate: float
@@ -43,6 +46,19 @@ class Settings:
     save_checkpoints_steps: int
     dropout: bool
     seed: int
+
+
+def batches_of(settings: Settings, num_replicas: int) -> Batches:
+    """Returns how the examples of each update are shared out; see `share_out`."""
+    return share_out(
+        settings.effective_batch_size,
+        settings.train_batch_size,
+        settings.gradient_accumulation_steps,
+        num_replicas,
+        default_micro_batch_size=_DEFAULT_TRAIN_BATCH_SIZE,
+        may_be_empty=True,
+        micro_flag="--train_batch_size",
+    )
 
 
 _POSITIVE = (

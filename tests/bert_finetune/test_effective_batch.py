@@ -12,7 +12,7 @@ from limited_memory import limited
 
 from bert_finetune import jobs, modeling, training
 from bert_finetune.output_dir import make_output_dir
-from bert_finetune.settings import AUTO
+from estimator_accum.batches import AUTO
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune.batches import Batches
 from bert_finetune.encoding import encode_examples
 from bert_finetune.input_pipeline import (
     eval_input_fn,
@@ -15,6 +14,7 @@ from bert_finetune.input_pipeline import (
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
 from bert_finetune.windows import epoch_order, make_windows
+from estimator_accum.batches import Batches
 
 _LETTERS = "abcdefghij"
 _MAX_SEQ_LENGTH = 9

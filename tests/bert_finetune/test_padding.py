@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from bert_finetune import jobs
 from bert_finetune.output_dir import make_output_dir
-from bert_finetune.settings import AUTO
+from estimator_accum.batches import AUTO
 
 
 @pytest.fixture
