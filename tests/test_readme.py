@@ -154,8 +154,11 @@ def test_the_update_step_of_the_readme_is_a_counter():
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"--([a-z_]+)=", _README))))
 def test_every_flag_in_the_readme_exists(flag):
     repository = pathlib.Path(__file__).parent.parent
-    scripts = [*repository.glob("scripts/*.py"), repository / "estimator_accum/plan.py"]
+    scripts = [
+        *repository.glob("scripts/**/*.py"),
+        repository / "estimator_accum/plan.py",
+    ]
     texts = [path.read_text() for path in scripts]
     rooms = (run_classifier.FLAGS, launch_local.FLAGS)
     is_known = any(flag in flags for flags in rooms)
-    assert is_known or any(f'"--{flag}"' in text for text in texts)
+    assert is_known or any(re.search(f'"(--)?{flag}"', text) for text in texts)

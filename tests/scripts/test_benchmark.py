@@ -130,8 +130,6 @@ def test_memory_and_housing_are_measured(tmp_path):
 
 @pytest.mark.slow
 def test_fine_tuning_is_measured(tmp_path):
-    if "--pad_to_max_length" not in run(["bert_finetune/run_classifier.py", "--help"]):
-        pytest.skip("run_classifier.py has no --pad_to_max_length to compare with")
     lines = [
         f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(96)
     ]
