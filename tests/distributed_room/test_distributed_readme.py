@@ -1,4 +1,4 @@
-"""The room's README: its flags are those that there are, its files can be parsed."""
+"""Flags of the room's README are those that there are; manifests can be parsed."""
 
 import re
 import subprocess
@@ -13,7 +13,8 @@ _README = (ROOT / "distributed" / "README.md").read_text()
 
 
 def _block(language: str) -> str:
-    [block] = re.findall(rf"```{language}\n(.*?)```", _README, re.DOTALL)
+    text = (ROOT / "README.md").read_text()
+    [block] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return block
 
 
