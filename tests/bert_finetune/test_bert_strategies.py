@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 _SCRIPT = pathlib.Path(run_classifier.__file__)
 _MIRRORED = pathlib.Path(__file__).with_name("mirrored_program.py")
 _LIMITED = pathlib.Path(__file__).with_name("limited_memory.py")
-_DEADLINE_SECS = 300
+_DEADLINE_SECS = 400
 
 
 @pytest.fixture
