@@ -1,4 +1,4 @@
-"""Measures how far accumulated weights are from the big batch's, on BERT.
+r"""Measures how far accumulated weights are from the big batch's, on BERT.
 
 Trains twice from one checkpoint on the same examples, without dropout: once in
 micro-batches, once in whole batches, and compares every variable of the two final
