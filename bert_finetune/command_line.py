@@ -21,7 +21,8 @@ def exit_code_of(action: Callable[[], int | None]) -> int:
     """Runs a script's action; its error becomes one sentence on stderr.
 
     Returns:
-        What the action returns, 0 for None; 1 (nothing to fetch from, or something else came) or 2 (bad flags).
+        What the action returns, 0 for None; 1 (nothing to fetch from, or something else
+        came) or 2 (bad flags).
     """
     try:
         return action() or 0

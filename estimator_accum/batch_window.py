@@ -23,7 +23,8 @@ class BatchWindow:
         is_first: Scalar bool, whether this is the batch's first micro-batch.
         is_whole: Scalar bool, whether the batch is one micro-batch.
         reduction: "mean" or "sum", of the losses.
-        weight: Scalar, what the micro-batch counts for in the loss; known when the first train op is made.
+        weight: Scalar, what the micro-batch counts for in the loss; known when the first
+            train op is made.
         micro_ops: What runs with every micro-batch.
         discard_ops: What forgets the micro-batches so far, before they are run again.
         empty_ops: What runs instead of micro-batches in a replica without examples.

@@ -1,6 +1,7 @@
 """`distributed.main` on a machine that holds `--rows_in_memory` images at once.
 
-It dies after `--updates` of them; 0 is never. A Python MemoryError in the graph is TensorFlow's out-of-memory error.
+It dies after `--updates` of them; 0 is never. A Python MemoryError in the graph is
+TensorFlow's out-of-memory error.
 """
 
 import os
