@@ -17,6 +17,7 @@ _TEXTS = (
     "hipErrorOutOfMemory",
     "Dst tensor is not initialized",
     "OOM when allocating",
+    "out of memory",  # of CUDA's runtime
 )
 _MESSAGE_TOO_LARGE = (
     "message larger than max"  # gRPC's; smaller batches may cure it not

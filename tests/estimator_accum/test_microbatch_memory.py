@@ -201,6 +201,7 @@ def test_other_errors_pass_through_untouched(tmp_path):
         (tf.errors.InternalError(None, None, "CUBLAS_STATUS_ALLOC_FAILED"), True),
         (tf.errors.UnknownError(None, None, "CUDNN_STATUS_ALLOC_FAILED"), True),
         (tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: out"), True),
+        (tf.errors.UnknownError(None, None, "CUDA error: out of memory"), True),
         (
             tf.errors.ResourceExhaustedError(
                 None, None, "Received message larger than max (5 vs. 4)"

@@ -43,6 +43,7 @@ class _TwoReplicas:
         self._window = get_windows()[0]
         self._update_step = get_or_create_update_step().read_value()
         config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+        self.saver = v1.train.Saver()
         self.session = v1.Session(config=config)
         self.session.run(v1.global_variables_initializer())
 
@@ -108,6 +109,46 @@ def test_a_bad_replica_is_named_by_the_variable():
     run = _TwoReplicas(_train_op(2))
     with pytest.raises(tf.errors.InvalidArgumentError, match="at micro-step 1 in x"):
         run((1, NAN))
+
+
+class _OneReplica:
+    """The same on one device."""
+
+    def __init__(self, make_train_op):
+        with tf.Graph().as_default():
+            self._gradient = v1.placeholder(tf.float32, [])
+            v1.train.get_or_create_global_step()
+            x = v1.get_variable("x", initializer=0.0)
+            self._train_op, self._x = make_train_op(x * self._gradient), x.read_value()
+            self.saver = v1.train.Saver()
+            self.session = v1.Session()
+            self.session.run(v1.global_variables_initializer())
+
+    def __call__(self, *gradients):
+        """Returns x after each micro-step."""
+        values = []
+        for gradient in gradients:
+            self.session.run(self._train_op, {self._gradient: gradient})
+            values.append(float(self.session.run(self._x)))
+        return values
+
+
+def test_an_open_window_goes_on_with_another_number_of_replicas(tmp_path):
+    first, second = [], []
+    for before, after, run_before, run_after in (
+        (_TwoReplicas, _OneReplica, [(1, 3), (5, 7)], [3, 5]),
+        (_OneReplica, _TwoReplicas, [4, 8], [(1, 3), (5, 3)]),
+    ):
+        run = before(_train_op(4))
+        first.append(run(*run_before))
+        with run.session.graph.as_default():
+            path = run.saver.save(run.session, str(tmp_path / before.__name__))
+        run = after(_train_op(4))
+        with run.session.graph.as_default():
+            run.saver.restore(run.session, path)
+        second.append(run(*run_after))
+    assert first == [[0, 0], [0, 0]]
+    assert second == [[0, -4], [0, -4]]  # the mean of 6 gradients
 
 
 @pytest.mark.parametrize("scale", [4.0, "dynamic"])
