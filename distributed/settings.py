@@ -45,7 +45,7 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
     """
     effective = settings.effective_batch_size
     micro, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
-    if effective is None and not (micro and steps):
+    if effective is None and (micro in (None, AUTO) or steps is None):
         effective = _DEFAULT_EFFECTIVE_BATCH
     return share_out(effective, micro, steps, num_workers)
 

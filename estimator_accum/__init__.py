@@ -1,10 +1,14 @@
 """Gradient accumulation for `tf.estimator` and `tf.compat.v1` training code."""
 
-from estimator_accum.hooks import make_accumulation_hooks
-from estimator_accum.microbatch import batch_mean, microbatch_model_fn
-from estimator_accum.optimizer import AccumulatingOptimizer
-from estimator_accum.train_op import make_accumulating_train_op
-from estimator_accum.window import get_or_create_update_step, get_windows
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from estimator_accum.hooks import make_accumulation_hooks
+    from estimator_accum.microbatch import batch_mean, microbatch_model_fn
+    from estimator_accum.optimizer import AccumulatingOptimizer
+    from estimator_accum.train_op import make_accumulating_train_op
+    from estimator_accum.window import get_or_create_update_step, get_windows
 
 __all__ = [
     "AccumulatingOptimizer",
@@ -15,3 +19,24 @@ __all__ = [
     "make_accumulation_hooks",
     "microbatch_model_fn",
 ]
+
+_MODULES = {
+    "AccumulatingOptimizer": "optimizer",
+    "batch_mean": "microbatch",
+    "get_or_create_update_step": "window",
+    "get_windows": "window",
+    "make_accumulating_train_op": "train_op",
+    "make_accumulation_hooks": "hooks",
+    "microbatch_model_fn": "microbatch",
+}
+
+
+def __getattr__(name: str):
+    # At first use: the planner and the launcher of a cluster need no TensorFlow.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "sizes", list(SIZES), nargs="+", choices=SIZES, help="of BERT: overhead, memory"
     )
-    add("steps", [4, 16], nargs="+", type=_count, help="K: overhead")
+    add("accumulation_steps", [4, 16], nargs="+", type=_count, help="K: overhead")
     add("growth_size", "small", choices=SIZES, help="of BERT: growth")
     add("cola_sizes", ["6-layer"], nargs="+", choices=SIZES, help="of BERT: cola")
     add("cola_dir", None, type=pathlib.Path, help="folder with CoLA's train.tsv")
@@ -113,7 +113,7 @@ def _measurements(flags) -> list:
         "overhead": [
             lambda size=size, steps=steps: overhead(size, steps, *batch, flags.rounds)
             for size in flags.sizes
-            for steps in flags.steps
+            for steps in flags.accumulation_steps
         ],
         "growth": [lambda: growth(flags.growth_size, *batch, flags.rounds)],
         "cola": [

@@ -107,7 +107,7 @@ def _benchmark(folder, *flags):
 
 @pytest.mark.slow
 def test_every_way_to_accumulate_is_measured(tmp_path):
-    flags = ["--sizes=tiny", "--steps=2", "--rounds=2", "--tokens=4"]
+    flags = ["--sizes=tiny", "--accumulation_steps=2", "--rounds=2", "--tokens=4"]
     flags += ["--micro_batch_size=2", "--parts", "overhead"]
     rows = _benchmark(tmp_path, *flags)
     ways = {row["way"] for row in rows}
