@@ -18,6 +18,7 @@ import argparse
 import re
 import sys
 
+from estimator_accum.batches import Batches
 from estimator_accum.bert_memory import BertSizes, Memory, memory_of, read_sizes
 from estimator_accum.network import reduction_secs
 
@@ -43,25 +44,35 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def largest_micro_batch(
-    sizes: BertSizes, tokens: int, examples: int, usable_bytes: float
-) -> tuple[int, Memory]:
-    """Returns the largest micro-batch that fits [examples], and what it takes.
+def fewest_micro_steps(
+    sizes: BertSizes,
+    tokens: int,
+    effective_batch_size: int,
+    num_replicas: int,
+    usable_bytes: float,
+) -> tuple[Batches, Memory]:
+    """Returns the largest micro-batches that fit, as a cut of the update.
 
     Args:
         sizes: Of the encoder.
         tokens: Of an example.
-        examples: Of one replica's window; the micro-batch divides it.
+        effective_batch_size: Examples of an update, over all replicas.
+        num_replicas: Devices that train together.
         usable_bytes: What tensors may take.
+
+    Returns:
+        The cut, whose `largest_share` is the micro-batch, and what that takes.
 
     Raises:
         ValueError: If not even one example fits.
     """
-    for size in range(examples, 0, -1):
-        if examples % size == 0:
-            memory = memory_of(sizes, size, tokens, is_accumulating=size < examples)
-            if memory.peak <= usable_bytes:
-                return size, memory
+    for steps in range(1, -(-effective_batch_size // num_replicas) + 1):
+        batches = Batches(effective_batch_size, steps, num_replicas)
+        memory = memory_of(
+            sizes, batches.largest_share, tokens, is_accumulating=steps > 1
+        )
+        if memory.peak <= usable_bytes:
+            return batches, memory
     raise ValueError(
         f"A micro-batch of 1 example must fit in --device_memory. Received: "
         f"{_mb(usable_bytes / _USABLE_SHARE)}, and 1 example of {tokens} tokens takes "
@@ -71,16 +82,17 @@ def largest_micro_batch(
 
 
 def _plan(flags: argparse.Namespace, sizes: BertSizes) -> list[str]:
-    replicas, batch = flags.num_replicas, flags.effective_batch_size
-    size, memory = largest_micro_batch(
+    batches, memory = fewest_micro_steps(
         sizes,
         flags.max_seq_length,
-        batch // replicas,
+        flags.effective_batch_size,
+        flags.num_replicas,
         flags.device_memory * _USABLE_SHARE,
     )
-    steps = batch // replicas // size
+    size = batches.largest_share
     reduced = memory.accumulators or memory.parameters
-    secs = reduction_secs(reduced, replicas, flags.link_speed)
+    over = f"{_mb(reduced)} over {batches.replicas}"
+    secs = reduction_secs(reduced, flags.num_replicas, flags.link_speed)
     rows = [
         ("parameters", memory.parameters, ""),
         ("optimizer slots", memory.slots, "two of Adam"),
@@ -92,13 +104,12 @@ def _plan(flags: argparse.Namespace, sizes: BertSizes) -> list[str]:
         ("update", memory.update, "temporaries, when the activations are gone"),
         ("peak", memory.peak, f"of {_mb(flags.device_memory * _USABLE_SHARE)} usable"),
     ]
-    copies = f"{replicas} replica{'s' * (replicas > 1)}"
     return [
         *(f"{name:<16}{_mb(value):>12}  {note}".rstrip() for name, value, note in rows),
         f"micro_batch_size {size}",
-        f"gradient_accumulation_steps {steps}",
-        f"effective batch {batch} = {size} examples x {steps} micro-steps x {copies}",
-        f"reduction {1e3 * secs:,.1f} ms an update, of {_mb(reduced)} over {copies}",
+        f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
+        str(batches),
+        f"reduction {1e3 * secs:,.1f} ms an update, of {over}",
     ]
 
 
@@ -119,12 +130,10 @@ def _check(flags: argparse.Namespace, sizes: BertSizes) -> None:
             f"encoder, {sizes.max_position_embeddings}. Received: "
             f"{flags.max_seq_length}. Use shorter examples."
         )
-    if flags.effective_batch_size % flags.num_replicas:
+    if flags.effective_batch_size < flags.num_replicas:
         raise ValueError(
-            "--effective_batch_size must be a multiple of --num_replicas. Received: "
-            f"{flags.effective_batch_size} and {flags.num_replicas}. Use "
-            f"{-(-flags.effective_batch_size // flags.num_replicas)} examples for each "
-            "replica."
+            "--effective_batch_size must have an example for each replica. Received: "
+            f"{flags.effective_batch_size} for {flags.num_replicas}. Use a larger one."
         )
 
 

@@ -7,8 +7,8 @@ one size: by the plain Estimator without this library, and by `microbatch_model_
 to 64 micro-batches. Each configuration has a process of its own. Memory is its peak
 resident size less that when the session begins; time is that of an update, and its ratio
 to the plain Estimator's, whose process runs before and after. Writes `memory.csv` and
-`memory.png`. Exit codes: 0; that of a process
-that failed; 2 for flags that do not fit. Needs Linux.
+`memory.png`. Exit codes: 0; that of a process that failed; 2 for flags that do not fit.
+Needs Linux.
 """
 
 import argparse
@@ -28,7 +28,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from bert_finetune.command_line import OneSentenceParser
 
@@ -281,7 +281,7 @@ def draw(rows: list[tuple]) -> Figure:
     ratio.set_ylim(bottom=0)
     for axes in (memory, ratio):
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
         axes.set_xlabel("micro-batches of a batch")
         axes.grid(True, color="0.9")
         axes.legend(frameon=False)

@@ -79,13 +79,21 @@ def test_reduction_is_that_of_a_ring(config, capsys):
     assert "= 16 examples x 1 micro-steps x 4 replicas\n" in output
 
 
-def test_largest_micro_batch_fits_and_the_next_does_not(config):
+@pytest.mark.parametrize("examples", [960, 967])  # which is prime
+def test_largest_micro_batch_fits_and_one_micro_step_less_does_not(config, examples):
     sizes = read_sizes(config)
-    size, memory = plan.largest_micro_batch(sizes, 128, 96, 250e6)
-    assert 96 % size == 0
+    batches, memory = plan.fewest_micro_steps(sizes, 128, examples, 1, 250e6)
+    steps = batches.gradient_accumulation_steps
+    assert steps > 2
     assert memory.peak <= 250e6
-    larger = min(n for n in range(size + 1, 97) if 96 % n == 0)
-    assert memory_of(sizes, larger, 128, is_accumulating=larger < 96).peak > 250e6
+    assert memory == memory_of(sizes, batches.largest_share, 128, is_accumulating=True)
+    larger = -(-examples // (steps - 1))
+    assert memory_of(sizes, larger, 128, is_accumulating=True).peak > 250e6
+
+
+def test_replicas_need_not_divide_the_effective_batch(config, capsys):
+    _, output, _ = _run(config, capsys, "--num_replicas=3", "--device_memory=11GB")
+    assert "batch 64 = at most 22 examples x 1 micro-steps x 3 replicas\n" in output
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_speeds_of_links(text, expected):
         (["--device_memory=50MB"], r"1 example must fit.*Received: 50\.0 MB.*Use sh"),
         (["--max_seq_length=1000"], r"--max_seq_length must be at most.* 512.*: 1000"),
         (["--max_seq_length=0"], r"--max_seq_length must be an integer >= 1.*: 0"),
-        (["--num_replicas=3"], r"multiple of --num_replicas.*: 64 and 3.*Use 22"),
+        (["--num_replicas=65"], r"an example for each replica\. Received: 64 for 65"),
         (
             ["--effective_batch_size=-4"],
             r"--effective_batch_size must be.*Received: -4",
