@@ -134,7 +134,7 @@ def test_tasks_of_a_cluster_train_as_one(csv, tmp_path, whole):
         for task in tasks:
             task.kill()
     assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in chief
-    assert "with accumulation (4 x 2 x 2)" in chief and "plot: " in chief
+    assert "with accumulation (at most 4 x 2 x 2)" in chief and "plot: " in chief
     assert "MAE" not in worker and "UserWarning" not in worker
     _assert_same(_weights(folder / "with_accumulation"), whole)
     _assert_same(_weights(folder / "without_accumulation"), whole)
