@@ -235,7 +235,15 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
     tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
     if are_cpus_of_one_process(context.strategy):
         return context.merge_call(_sum_on_one_device, args=(tensors,))
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    dtypes = {tensor.dtype: None for tensor in tensors}  # a collective takes one
+    for dtype in dtypes:
+        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        sums = context.all_reduce(
+            tf.distribute.ReduceOp.SUM, [tensors[i] for i in places]
+        )
+        for i, value in zip(places, sums, strict=True):
+            tensors[i] = value
+    return tensors
 
 
 def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:
