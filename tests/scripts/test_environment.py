@@ -8,7 +8,7 @@ import pytest
 from fake_machine import REPOSITORY, SHIM, WAIT_SECS, Machine, executable, interpreter
 from packaging.specifiers import SpecifierSet
 
-_PYTEST = "pytest --numprocesses=2 --dist=loadfile"
+_PYTEST = "pytest --numprocesses=3 --dist=loadfile"
 
 
 @pytest.fixture
