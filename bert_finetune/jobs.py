@@ -10,7 +10,6 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.output_dir import (
-    SETTINGS_FILE,
     check_output_dir,
     check_same_cut,
     check_same_model,
@@ -32,6 +31,7 @@ from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.reporting import MetricsFile
+from estimator_accum.run_folder import SETTINGS_FILE
 from estimator_accum.strategies import count_replicas
 
 _logger = logging.getLogger("tensorflow.bert_finetune")

@@ -8,7 +8,6 @@ replicas an update is cut may change, but not within an update.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Iterable
@@ -20,8 +19,7 @@ from bert_finetune.progress import latest_checkpoint, read_progress
 from bert_finetune.settings import Settings
 from bert_finetune.tokenization import WordPieceTokenizer
 from estimator_accum.batches import AUTO, Batches
-
-SETTINGS_FILE = "run_settings.json"
+from estimator_accum.run_folder import SETTINGS_FILE, read_settings, write_settings
 
 # What decides the weights of a trained model, and what it takes to use one.
 _TRAINING_FIELDS = (
@@ -180,7 +178,7 @@ def check_same_model(checkpoint: str, description: dict) -> None:
 
 
 def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
-    before = _flat(_with_defaults(_read(path)))
+    before = _flat(_with_defaults(read_settings(path)))
     for name, value in _flat(now).items():
         if before.get(name) == value:
             continue
@@ -211,19 +209,6 @@ def _flat(values: dict) -> dict:
     } | {f"bert_config.{name}": value for name, value in numbers}
 
 
-def _read(path: pathlib.Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        content = error
-    if isinstance(content, dict):
-        return content
-    raise ValueError(
-        f"{path} must be what a run has written. Received: a file that cannot be "
-        f"read ({content}). Use another folder."
-    )
-
-
 class RememberingHook(tf.compat.v1.train.SessionRunHook):
     """Writes `run_settings.json` once the graph is built, before a checkpoint is.
 
@@ -235,15 +220,7 @@ class RememberingHook(tf.compat.v1.train.SessionRunHook):
     """
 
     def __init__(self, output_dir: str, description: dict):
-        self._path = pathlib.Path(output_dir) / SETTINGS_FILE
-        self._text = json.dumps(description, indent=2) + "\n"
+        self._run = output_dir, description
 
     def begin(self) -> None:
-        write_text(self._path, self._text)
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either whole or not there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+        write_settings(*self._run)

@@ -4,8 +4,8 @@ import os
 import pathlib
 from collections.abc import Iterable
 
-from bert_finetune.output_dir import write_text
 from bert_finetune.tasks import Example, Task
+from estimator_accum.run_folder import write_text
 
 EVAL_RESULTS = "eval_results.txt"
 

@@ -13,23 +13,27 @@ A run that was stopped goes on from its last checkpoint when it is started again
 the same flags.
 """
 
-import logging
 import math
 import os
 import pathlib
 import signal
 import sys
 import traceback
-import warnings
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
 
-from bert_finetune.quiet import quiet_import
+from estimator_accum.program import (
+    asks_for_help,
+    quiet_import,
+    read_flags,
+    sentence,
+    set_verbosity,
+)
 
-with quiet_import():
+with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
     from bert_finetune import jobs
@@ -205,24 +209,19 @@ def _gradient_accumulation_steps() -> int | None:
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then trains, evaluates, predicts and exports."""
-    if {"-h", "--help", "--helpfull"} & set(argv):
+    if asks_for_help(argv):
         print(__doc__, FLAGS.module_help(sys.modules[__name__]), sep="\n")
         return
     try:
-        rest = FLAGS(argv)[1:]
-        if rest:
-            raise ValueError(
-                "Everything must be given as a flag. "
-                f"Received: {rest[0]!r}. Write --flag=value."
-            )
-        _set_verbosity()
+        read_flags(FLAGS, argv)
+        set_verbosity(FLAGS.verbosity, "bert_finetune")
         enable_estimator()
         settings = settings_from_flags()
         cluster = read_cluster_of(settings.strategy, os.environ)
         run = jobs.prepare(settings, cluster)
         make_output_dir(run.settings.output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
-        print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
+        print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
         sys.exit(2)
     try:
         jobs.execute(run)
@@ -234,7 +233,7 @@ def main(argv: list[str]) -> None:
         )
         _exit(128 + signal.SIGINT, cluster)
     except LostTaskError as error:
-        print(f"run_classifier.py: {_sentence(error)}", file=sys.stderr)
+        print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
         _exit(EXIT_CODE, cluster)
     except Exception as error:  # noqa: BLE001, whatever it is
         received = None
@@ -258,35 +257,6 @@ def _exit(code: int, cluster: Cluster) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _sentence(error: Exception) -> str:
-    """Says what an error is about in one line, absl's in this project's form."""
-    if isinstance(error, flags.UnrecognizedFlagError):
-        _, _, similar = str(error).partition("Did you mean: ")
-        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
-        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
-    if isinstance(error, flags.IllegalFlagValueError):
-        name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
-        if name in FLAGS:
-            kind = FLAGS[name].parser.syntactic_help or "true or false"
-            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
-    return " ".join(str(error).split())
-
-
-def _set_verbosity() -> None:
-    """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
-    tensorflow_level = logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
-    logging.getLogger("tensorflow").setLevel(tensorflow_level)
-    if FLAGS.verbosity < 0:
-        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("tensorflow.estimator_accum", "tensorflow.bert_finetune"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-        logger.propagate = False
 
 
 if __name__ == "__main__":

@@ -86,34 +86,6 @@ def settings_from_flags() -> Settings:
     return Settings(**values)
 
 
-def check_no_rest(rest: list[str]) -> None:
-    """Raises ValueError if something on the command line is no flag."""
-    if rest:
-        raise ValueError(
-            "Everything must be given as a flag. "
-            f"Received: {rest[0]!r}. Write --flag=value."
-        )
-
-
-def asks_for_help(argv: list[str]) -> bool:
-    """Returns whether the command line has --help in one of its forms."""
-    return bool({"-h", "--help", "--helpfull"} & set(argv))
-
-
 def help_text() -> str:
     """Returns what --help shows of the flags."""
     return FLAGS.module_help(sys.modules[__name__])
-
-
-def sentence(error: Exception) -> str:
-    """Says what an error is about in one line, absl's in this project's form."""
-    if isinstance(error, flags.UnrecognizedFlagError):
-        _, _, similar = str(error).partition("Did you mean: ")
-        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
-        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
-    if isinstance(error, flags.IllegalFlagValueError):
-        name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
-        if name in FLAGS:
-            kind = FLAGS[name].parser.syntactic_help or "true or false"
-            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
-    return " ".join(str(error).split())

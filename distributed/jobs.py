@@ -17,11 +17,11 @@ from distributed.settings import (
     check_output_dir,
     check_settings,
     remember_settings,
-    write_text,
 )
 from estimator_accum import microbatch_model_fn
 from estimator_accum.batches import Batches
 from estimator_accum.cluster import Cluster, enter
+from estimator_accum.run_folder import write_text
 from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.distributed")

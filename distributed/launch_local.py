@@ -29,9 +29,9 @@ import tqdm
 from absl import flags
 
 from distributed import command_line
-from distributed.command_line import sentence
 from distributed.progress import METRICS, last_update
 from distributed.settings import Settings, batches_of, check_settings
+from estimator_accum.program import asks_for_help, read_flags, sentence
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", 2, "Tasks that train.", flag_values=FLAGS)
@@ -162,18 +162,17 @@ class _Progress:
 
 def main(argv: list[str]) -> int:
     """Checks the flags, keeps the cluster running, and returns the exit code."""
-    if command_line.asks_for_help(argv):
+    if asks_for_help(argv):
         launcher = FLAGS.module_help(sys.modules[__name__])
         print(__doc__, launcher, command_line.help_text(), sep="\n")
         return 0
     try:
-        rest = FLAGS(argv)[1:]
-        command_line.check_no_rest(rest)
+        read_flags(FLAGS, argv)
         settings = command_line.settings_from_flags()
         check_settings(settings)
         _check_sizes(settings)
     except (flags.Error, ValueError) as error:
-        print(f"distributed: {sentence(error)}", file=sys.stderr)
+        print(f"distributed: {sentence(error, FLAGS)}", file=sys.stderr)
         return _EXIT_DOES_NOT_FIT
     before = {number: signal.signal(number, _stop) for number in _SIGNALS}
     try:

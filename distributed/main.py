@@ -9,12 +9,10 @@ not fit; 75 when other tasks were lost: start all of them again, and they go on 
 last checkpoint. python -m distributed.launch_local does that on one machine.
 """
 
-import logging
 import os
 import pathlib
 import sys
 import traceback
-import warnings
 
 if __name__ == "__main__":  # from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -22,10 +20,16 @@ if __name__ == "__main__":  # from any folder
 from absl import flags
 
 from distributed import command_line
-from distributed.command_line import FLAGS, sentence
-from distributed.quiet import quiet_import
+from distributed.command_line import FLAGS
+from estimator_accum.program import (
+    asks_for_help,
+    quiet_import,
+    read_flags,
+    sentence,
+    set_verbosity,
+)
 
-with quiet_import():
+with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
     from distributed import jobs
@@ -37,17 +41,17 @@ with quiet_import():
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then does this task's part."""
-    if command_line.asks_for_help(argv):
+    if asks_for_help(argv):
         print(__doc__, command_line.help_text(), sep="\n")
         return
     try:
-        command_line.check_no_rest(FLAGS(argv)[1:])
-        _set_verbosity()
+        read_flags(FLAGS, argv)
+        set_verbosity(FLAGS.verbosity, "distributed")
         enable_estimator()
         cluster = read_cluster(os.environ)
         job = jobs.prepare(command_line.settings_from_flags(), cluster)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
-        _leave(sentence(error))
+        _leave(sentence(error, FLAGS))
     try:
         results = jobs.execute(job)
     except tf.errors.InvalidArgumentError as error:
@@ -59,7 +63,7 @@ def main(argv: list[str]) -> None:
             "Use a lower --learning_rate, and another --output_dir."
         )
     except LostTaskError as error:
-        print(f"distributed: {sentence(error)}", file=sys.stderr, flush=True)
+        print(f"distributed: {sentence(error, FLAGS)}", file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
     except Exception:  # noqa: BLE001, whatever it is
         traceback.print_exc()
@@ -71,21 +75,6 @@ def main(argv: list[str]) -> None:
 def _leave(text: str) -> None:
     print(f"distributed: {text}", file=sys.stderr)
     sys.exit(2)
-
-
-def _set_verbosity() -> None:
-    """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
-    logging.getLogger("tensorflow").setLevel(logging.INFO)
-    if FLAGS.verbosity < 0:
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("tensorflow.estimator_accum", "tensorflow.distributed"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.handlers[:] = [handler]
-        logger.propagate = False
 
 
 if __name__ == "__main__":

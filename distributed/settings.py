@@ -5,13 +5,15 @@ micro-batch and the micro-steps of an update are asked for.
 """
 
 import dataclasses
-import json
-import pathlib
 
 from estimator_accum.batches import AUTO, Batches, share_out
+from estimator_accum.run_folder import (
+    EXAMPLES_CHECKSUM,
+    check_run_folder,
+    make_run_folder,
+    write_settings,
+)
 
-_SETTINGS_FILE = "run_settings.json"
-_CHECKSUM = "examples_checksum"
 _DEFAULT_EFFECTIVE_BATCH = 200
 
 
@@ -95,48 +97,9 @@ def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> Non
         batches: Of this run.
         checksum: Of its examples.
     """
-    folder = pathlib.Path(settings.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(
-            f"`--output_dir` must be a folder. Received: {folder}, a file. "
-            "Use another one."
-        )
-    path = folder / _SETTINGS_FILE
-    if not path.exists():
-        # A worker may be here before the chief has written the file.
-        others = sorted(folder.glob("*.ckpt*"))
-        if others:
-            raise ValueError(
-                "`--output_dir` must be new, empty, or hold a run of this program. "
-                f"Received: {folder} with {others[0].name} and no {_SETTINGS_FILE}. "
-                "Use another one."
-            )
-        return
-    before = _read(path)
-    for field, value in _what_decides(settings, batches, checksum).items():
-        if before.get(field) == value:
-            continue
-        what = (
-            "other examples"
-            if field == _CHECKSUM
-            else f"--{field}={before.get(field)}, not {value}"
-        )
-        raise ValueError(
-            "`--output_dir` must be new or hold a run with the same settings. "
-            f"Received: {folder}, whose run has {what}. Use another --output_dir, or "
-            "the same settings to go on."
-        )
-
-
-def _read(path: pathlib.Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be what a run has written. Received: a file that cannot be "
-            f"read ({error}). Use another --output_dir."
-        ) from error
-    return content if isinstance(content, dict) else {}
+    # A worker may be here before the chief has written the file.
+    decisive = _what_decides(settings, batches, checksum)
+    check_run_folder(settings.output_dir, decisive, foreign="*.ckpt*")
 
 
 def remember_settings(settings: Settings, batches: Batches, checksum: str) -> None:
@@ -145,16 +108,8 @@ def remember_settings(settings: Settings, batches: Batches, checksum: str) -> No
     Raises:
         ValueError: If the folder cannot be made.
     """
-    folder = pathlib.Path(settings.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "`--output_dir` must be a folder, or a path where one can be made. "
-            f"Received: {folder} ({error.strerror}). Use another one."
-        ) from error
-    values = _what_decides(settings, batches, checksum)
-    write_text(folder / _SETTINGS_FILE, json.dumps(values, indent=2) + "\n")
+    make_run_folder(settings.output_dir)
+    write_settings(settings.output_dir, _what_decides(settings, batches, checksum))
 
 
 def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
@@ -166,12 +121,5 @@ def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
         "hidden_units": settings.hidden_units,
         "shuffle": settings.shuffle,
         "seed": settings.seed,
-        _CHECKSUM: checksum,
+        EXAMPLES_CHECKSUM: checksum,
     }
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either whole or not there."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from estimator_accum import microbatch_model_fn
 from estimator_accum.batches import Batches
 from estimator_accum.cluster import Cluster, enter
+from estimator_accum.run_folder import write_text
 from estimator_accum.strategies import (
     count_local_replicas,
     count_replicas,
@@ -32,7 +33,6 @@ from housing_example.settings import (
     check_settings,
     is_remembered,
     remember_settings,
-    write_text,
 )
 
 _logger = logging.getLogger("tensorflow.housing_example")

@@ -13,31 +13,36 @@ the same flags.
 """
 
 import functools
-import logging
 import math
 import os
 import pathlib
 import sys
 import traceback
-import warnings
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
 
-from housing_example.quiet import quiet_import
+from estimator_accum.program import (
+    asks_for_help,
+    quiet_import,
+    read_flags,
+    sentence,
+    set_verbosity,
+)
 
-with quiet_import():
+with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
     from estimator_accum.batches import micro_batch_size_of
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.run_folder import make_run_folder
     from estimator_accum.strategies import read_cluster_of
     from estimator_accum.watchdog import EXIT_CODE, LostTaskError
     from housing_example import jobs
-    from housing_example.settings import Settings, make_output_dir
+    from housing_example.settings import Settings
 
 # Its own: other examples have flags of the same names.
 FLAGS = flags.FlagValues()
@@ -133,25 +138,20 @@ def settings_from_flags() -> Settings:
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then trains, evaluates, predicts and draws."""
-    if {"-h", "--help", "--helpfull"} & set(argv):
+    if asks_for_help(argv):
         print(__doc__, FLAGS.module_help(sys.modules[__name__]), sep="\n")
         return
     try:
-        rest = FLAGS(argv)[1:]
-        if rest:
-            raise ValueError(
-                "Everything must be given as a flag. "
-                f"Received: {rest[0]!r}. Write --flag=value."
-            )
-        _set_verbosity()
+        read_flags(FLAGS, argv)
+        set_verbosity(FLAGS.verbosity, "housing_example")
         enable_estimator()
         settings = settings_from_flags()
         cluster = read_cluster_of(settings.strategy, os.environ)
         job = jobs.prepare(settings, cluster)
         if cluster.is_chief:
-            make_output_dir(settings)
+            make_run_folder(settings.output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
-        print(f"housing_example: {_sentence(error)}", file=sys.stderr)
+        print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr)
         sys.exit(2)
     try:
         results = jobs.execute(job)
@@ -166,7 +166,7 @@ def main(argv: list[str]) -> None:
         )
         sys.exit(2)
     except LostTaskError as error:
-        print(f"housing_example: {_sentence(error)}", file=sys.stderr, flush=True)
+        print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr, flush=True)
         os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
     except Exception:
         if cluster.is_alone:
@@ -175,35 +175,6 @@ def main(argv: list[str]) -> None:
         os._exit(1)  # for the same reason
     if results:
         print(results)
-
-
-def _sentence(error: Exception) -> str:
-    """Says what an error is about in one line, absl's in this project's form."""
-    if isinstance(error, flags.UnrecognizedFlagError):
-        _, _, similar = str(error).partition("Did you mean: ")
-        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
-        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
-    if isinstance(error, flags.IllegalFlagValueError):
-        name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
-        if name in FLAGS:
-            kind = FLAGS[name].parser.syntactic_help or "true or false"
-            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
-    return " ".join(str(error).split())
-
-
-def _set_verbosity() -> None:
-    """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
-    tensorflow_level = logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
-    logging.getLogger("tensorflow").setLevel(tensorflow_level)
-    if FLAGS.verbosity < 0:
-        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("tensorflow.estimator_accum", "tensorflow.housing_example"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.handlers[:] = [handler]
-        logger.propagate = False
 
 
 if __name__ == "__main__":

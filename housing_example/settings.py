@@ -5,13 +5,16 @@ same settings and the same examples.
 """
 
 import dataclasses
-import json
 import pathlib
 
 from estimator_accum.batches import AUTO, Batches, share_out
+from estimator_accum.run_folder import (
+    EXAMPLES_CHECKSUM,
+    SETTINGS_FILE,
+    check_run_folder,
+    write_settings,
+)
 
-_SETTINGS_FILE = "run_settings.json"
-_CHECKSUM = "examples_checksum"
 _DEFAULT_TRAIN_BATCH_SIZE, _DEFAULT_STEPS = 59, 3
 
 
@@ -102,75 +105,18 @@ def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> Non
         batches: Of this run.
         checksum: Of its examples.
     """
-    folder = pathlib.Path(settings.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(
-            f"`--output_dir` must be a folder. Received: {folder}, a file. "
-            "Use another one."
-        )
-    path = folder / _SETTINGS_FILE
-    if not path.exists():
-        others = sorted(other.name for other in folder.glob("[!.]*"))
-        if others:
-            raise ValueError(
-                "`--output_dir` must be new, empty, or hold a run of this program. "
-                f"Received: {folder} with {others[0]} and no {_SETTINGS_FILE}. "
-                "Use another one."
-            )
-        return
-    before = _read(path)
-    for field, value in _what_decides(settings, batches, checksum).items():
-        if before.get(field) == value:
-            continue
-        what = (
-            "other examples"
-            if field == _CHECKSUM
-            else f"--{field}={before.get(field)}, not {value}"
-        )
-        raise ValueError(
-            "`--output_dir` must be new or hold a run with the same settings. "
-            f"Received: {folder}, whose run has {what}. Use another --output_dir, or "
-            "the same settings to go on."
-        )
-
-
-def _read(path: pathlib.Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be what a run has written. Received: a file that cannot be "
-            f"read ({error}). Use another --output_dir."
-        ) from error
-    return content if isinstance(content, dict) else {}
+    decisive = _what_decides(settings, batches, checksum)
+    check_run_folder(settings.output_dir, decisive, foreign="[!.]*")
 
 
 def is_remembered(settings: Settings) -> bool:
     """Returns whether the output folder is that of a run."""
-    return (pathlib.Path(settings.output_dir) / _SETTINGS_FILE).exists()
+    return (pathlib.Path(settings.output_dir) / SETTINGS_FILE).exists()
 
 
 def remember_settings(settings: Settings, batches: Batches, checksum: str) -> None:
     """Writes what the run goes on with."""
-    values = _what_decides(settings, batches, checksum)
-    path = pathlib.Path(settings.output_dir) / _SETTINGS_FILE
-    write_text(path, json.dumps(values, indent=2) + "\n")
-
-
-def make_output_dir(settings: Settings) -> None:
-    """Makes the output folder.
-
-    Raises:
-        ValueError: If it cannot be made.
-    """
-    folder = pathlib.Path(settings.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "`--output_dir` must be a folder, or a path where one can be made. "
-            f"Received: {folder} ({error.strerror}). Use another one."
-        ) from error
+    write_settings(settings.output_dir, _what_decides(settings, batches, checksum))
 
 
 def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
@@ -182,12 +128,5 @@ def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
         "clip_norm": settings.clip_norm,
         "shuffle": settings.shuffle,
         "seed": settings.seed,
-        _CHECKSUM: checksum,
+        EXAMPLES_CHECKSUM: checksum,
     }
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either whole or not there."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

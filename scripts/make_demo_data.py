@@ -24,9 +24,9 @@ from bert_finetune.demo_grammar import (
     vocabulary,
 )
 from bert_finetune.download import staging_folder
-from bert_finetune.quiet import quiet_import
+from estimator_accum.program import quiet_import
 
-with quiet_import():
+with quiet_import(sys.argv[1:]):
     from bert_finetune.masked_lm import pretrain
     from bert_finetune.modeling import BertConfig
     from bert_finetune.tokenization import WordPieceTokenizer

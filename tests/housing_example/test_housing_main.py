@@ -15,8 +15,7 @@ import pytest
 import tensorflow as tf
 from matplotlib import image
 
-from bert_finetune import quiet as quiet_of_bert
-from housing_example import demo_data, input_pipeline, main, quiet
+from housing_example import demo_data, input_pipeline, main
 
 _SCRIPT = pathlib.Path(main.__file__)
 
@@ -235,12 +234,6 @@ def test_defaults_of_the_readme_are_those_of_the_flags():
             default,
             f"{default}.0",
         ), name
-
-
-def test_quiet_import_is_the_one_of_bert_finetune():
-    """Whose tests are this one's."""
-    texts = {pathlib.Path(each.__file__).read_text() for each in (quiet, quiet_of_bert)}
-    assert len(texts) == 1
 
 
 def _final(folder):

@@ -10,8 +10,9 @@ import pytest
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
 _PROGRAM = f"""
-from bert_finetune.quiet import quiet_import
-with quiet_import():
+import sys
+from estimator_accum.program import quiet_import
+with quiet_import(sys.argv[1:]):
     {_NOISE}
     {{end}}
 print("after", file=sys.stderr)

@@ -1,0 +1,101 @@
+"""What programs that train have in common: a quiet start, flags, one-sentence errors.
+
+Needs no TensorFlow: what is here runs before its import.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+
+_WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
+
+
+@contextlib.contextmanager
+def quiet_import(arguments: Sequence[str]) -> Iterator[None]:
+    """Drops what is written to stderr inside, where TensorFlow is imported.
+
+    Newer TensorFlows greet from C++ before they have read TF_CPP_MIN_LOG_LEVEL. An
+    import that fails shows all of it, and so does `--verbosity=0` or more.
+
+    Args:
+        arguments: The command line, without the program's name.
+    """
+    if _WANTS_ALL.search(f" {' '.join(arguments)}"):
+        yield
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as held_back:
+        os.dup2(held_back.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held_back.seek(0)
+            os.write(stderr, held_back.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def set_verbosity(verbosity: int, *programs: str) -> None:
+    """Shows the programs' own lines always, TensorFlow's from 0 upwards.
+
+    Args:
+        verbosity: Of the command line.
+        programs: Names of loggers below TensorFlow's.
+    """
+    tensorflow_level = logging.INFO if verbosity >= 0 else logging.ERROR
+    logging.getLogger("tensorflow").setLevel(tensorflow_level)
+    if verbosity < 0:
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("estimator_accum", *programs):
+        logger = logging.getLogger(f"tensorflow.{name}")
+        logger.setLevel(logging.INFO)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Returns whether the command line has --help in one of its forms."""
+    return bool({"-h", "--help", "--helpfull"} & set(argv))
+
+
+def read_flags(flag_values: flags.FlagValues, argv: Sequence[str]) -> None:
+    """Reads the command line.
+
+    Raises:
+        flags.Error: If a flag is unknown or has a value of another kind; see `sentence`.
+        ValueError: If something is no flag.
+    """
+    rest = flag_values(argv)[1:]
+    if rest:
+        raise ValueError(
+            "Everything must be given as a flag. "
+            f"Received: {rest[0]!r}. Write --flag=value."
+        )
+
+
+def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
+    """Says what an error is about in one line, absl's in this project's form."""
+    if isinstance(error, flags.UnrecognizedFlagError):
+        _, _, similar = str(error).partition("Did you mean: ")
+        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
+        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
+    if isinstance(error, flags.IllegalFlagValueError):
+        name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
+        if name in flag_values:
+            kind = flag_values[name].parser.syntactic_help or "true or false"
+            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
+    return " ".join(str(error).split())
