@@ -242,7 +242,14 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
     tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
     if are_cpus_of_one_process(context.strategy):
         return context.merge_call(_sum_on_one_device, args=(tensors,))
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    dtypes = {tensor.dtype: None for tensor in tensors}  # none is mixed with another
+    groups = [[i for i, t in enumerate(tensors) if t.dtype == d] for d in dtypes]
+    for group in groups:
+        total = [tensors[i] for i in group]
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, total)
+        for i, value in zip(group, total, strict=True):
+            tensors[i] = value
+    return tensors
 
 
 def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:

@@ -236,9 +236,11 @@ class Accumulating(_DelegatingTrackable):
 
     def _key(self, variable):
         variable = self._tf_variable(variable)
-        for holder in (variable, getattr(variable, "handle", None)):
-            if hasattr(holder, "_distributed_container"):
-                return holder._distributed_container()._unique_id
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            for holder in (variable, variable.handle):  # one replica's
+                if hasattr(holder, "_distributed_container"):
+                    variable = holder._distributed_container()
+                    break
         return variable._unique_id
 
     def _remember_loss(self, loss) -> None:

@@ -69,9 +69,10 @@ def _summing(keras):
 
     class Summing(keras.Sequential):
         def train_step(self, data):
-            x, y = data
+            x, y = data[:2]
             with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
+                y_pred = self(x, training=True)
+                loss = self._compute_loss(x=x, y=y, y_pred=y_pred)
             gradients = tape.gradient(loss, self.trainable_variables)
             pairs = zip(map(sum_of_rows, gradients), self.trainable_variables)
             self.optimizer.apply_gradients(list(pairs))
