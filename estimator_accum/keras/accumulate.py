@@ -65,7 +65,7 @@ def accumulate(
     _check_weight(weight)
     root, adapter = family
     keras = families.load(root)
-    _, loss_scaling = getattr(families, adapter)._bases(keras)
+    _, loss_scaling = adapter._bases(keras)
     if keras.mixed_precision.global_policy().name == "mixed_float16" and not isinstance(
         optimizer, loss_scaling
     ):
@@ -78,21 +78,19 @@ def accumulate(
 
 
 @functools.cache
-def _wrapper_class(root: str, adapter: str, is_loss_scaling: bool) -> type:
+def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
     """Makes, and registers for `load_model`, the class for one kind of optimizer."""
     keras = families.load(root)
-    adapter_class = getattr(families, adapter)
-    optimizer, loss_scaling = adapter_class._bases(keras)
+    optimizer, loss_scaling = adapter._bases(keras)
     bases = (optimizer,)
     if is_loss_scaling:  # `compile` leaves its instances alone
         is_enough = issubclass(loss_scaling, optimizer)
         bases = (loss_scaling,) if is_enough else (optimizer, loss_scaling)
-    kind = "Legacy" if adapter == "Keras2Legacy" else ""
-    kind += "LossScale" if is_loss_scaling else ""
+    kind = adapter._KIND + ("LossScale" if is_loss_scaling else "")
     contents = {"__module__": __name__, "__doc__": Accumulating.__doc__, "_ROOT": root}
     cls = type(
         f"Accumulating{kind}Optimizer",
-        (adapter_class, Accumulating, *bases),
+        (adapter, Accumulating, *bases),
         contents,
     )
     return keras.saving.register_keras_serializable("estimator_accum")(cls)
@@ -100,8 +98,7 @@ def _wrapper_class(root: str, adapter: str, is_loss_scaling: bool) -> type:
 
 def _register_classes(keras) -> None:
     """Makes `load_model` of this Keras find the classes."""
-    is_keras_3 = hasattr(keras, "ops")
-    for adapter in ("Keras3",) if is_keras_3 else ("Keras2", "Keras2Legacy"):
+    for adapter in families.adapters_of(keras):
         for is_loss_scaling in (False, True):
             _wrapper_class(keras.__name__, adapter, is_loss_scaling)
 
@@ -136,12 +133,11 @@ def _check_optimizer(optimizer, family) -> None:
             f"{type(innermost).__name__} with gradient_accumulation_steps={steps}. "
             "Leave it out there."
         )
-    if family[1] == "Keras3" and families.load("keras").backend.backend() != (
-        "tensorflow"
-    ):
+    backend = families.load(family[0]).backend.backend()
+    if backend != "tensorflow":
         raise TypeError(
             "`optimizer` must run on TensorFlow. Received: Keras 3 with the backend "
-            f"{families.load('keras').backend.backend()}. Set KERAS_BACKEND=tensorflow."
+            f"{backend}. Set KERAS_BACKEND=tensorflow."
         )
 
 

@@ -1,6 +1,6 @@
 """`AccumulationCallback`: what becomes of a partial window, and what `fit` logs."""
 
-from estimator_accum.keras.families import Keras3
+from estimator_accum.keras.keras_3 import Keras3
 from estimator_accum.keras.optimizer import Accumulating
 
 _CHOICES = ("keep", "apply", "apply_every_epoch")

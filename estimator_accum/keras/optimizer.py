@@ -11,7 +11,7 @@ import threading
 
 import tensorflow as tf
 
-from estimator_accum.keras import families
+from estimator_accum.keras.saving import Saving
 from estimator_accum.keras.window import (
     Rule,
     Window,
@@ -23,7 +23,7 @@ from estimator_accum.window import accumulation_steps_tensor
 _DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
 
 
-class Accumulating(_DelegatingTrackable):
+class Accumulating(Saving, _DelegatingTrackable):
     """Every Keras's half of the optimizer; see `accumulate` for the arguments."""
 
     # Set on this object; any other attribute is the wrapped optimizer's.
@@ -35,6 +35,7 @@ class Accumulating(_DelegatingTrackable):
             "weight",
             "on_nonfinite",
             "partial_window",
+            "_is_reduced",
             "_window",
             "_indices",
             "_trained_variables",
@@ -57,6 +58,7 @@ class Accumulating(_DelegatingTrackable):
         self.weight = weight
         self.on_nonfinite = on_nonfinite
         self.partial_window = "keep"
+        self._is_reduced = False
         self._window = self._clock = self._strategy = None
         self._indices, self._trained_variables = {}, []
         self._losses = {}
@@ -161,7 +163,7 @@ class Accumulating(_DelegatingTrackable):
                 "process, which tells what is sparse. Received: a window that was "
                 "just loaded. Call fit() once."
             )
-        rule = self._rule(is_reduced=False)
+        rule = self._rule()
         run = tf.function(lambda: close_partial_window(self._window, rule))
         self._strategy.run(run)
         return True
@@ -175,64 +177,6 @@ class Accumulating(_DelegatingTrackable):
     def micro_steps(self):
         """Micro-steps that the open window holds, a variable; None without windows."""
         return None if self._window is None else self._window.micro_steps
-
-    def get_config(self) -> dict:
-        """Returns what `from_config` takes, the wrapped optimizer included."""
-        keras = families.load(self._ROOT)
-        serialize = keras.saving.serialize_keras_object
-        config = {
-            "optimizer": serialize(self._inner),
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-            "weight": self.weight,
-            "on_nonfinite": self.on_nonfinite,
-            **self._family_config(),
-        }
-        for name in ("gradient_accumulation_steps", "weight"):
-            if callable(config[name]):
-                config[name] = serialize(config[name])
-        return config
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Returns the optimizer that `get_config` told of."""
-        keras = families.load(cls._ROOT)
-        config = {**config}
-        config.pop("is_legacy_optimizer", None)
-        if isinstance(config["optimizer"], dict):
-            config["optimizer"] = cls._deserialize(
-                keras, config["optimizer"], custom_objects
-            )
-        for name in ("gradient_accumulation_steps", "weight"):
-            if isinstance(config[name], dict):
-                config[name] = keras.saving.deserialize_keras_object(
-                    config[name], custom_objects=custom_objects
-                )
-        return cls(**config)
-
-    def set_weights(self, weights) -> None:
-        """Sets all variables, in the order of `get_weights`."""
-        for variable, value in zip(self._all_variables(), weights, strict=True):
-            variable.assign(value)
-
-    def save_own_variables(self, store) -> None:
-        """Writes all variables, for `model.save`."""
-        for i, variable in enumerate(self._all_variables()):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self, store) -> None:
-        """Reads all variables, or the wrapped optimizer's alone: the window is empty."""
-        variables = self._all_variables()
-        inner = self._inner_variables()
-        if len(store.keys()) == len(inner):
-            variables = inner
-        if len(store.keys()) != len(variables):
-            return super().load_own_variables(store)  # warns
-        for i, variable in enumerate(variables):
-            variable.assign(store[str(i)])
-
-    def _all_variables(self) -> list:
-        state = [] if self._window is None else self._window.state
-        return [*self._inner_variables(), *state]
 
     def _key(self, variable):
         variable = self._tf_variable(variable)
@@ -255,8 +199,8 @@ class Accumulating(_DelegatingTrackable):
         graph = getattr(loss, "graph", None)
         return loss if graph is tf.compat.v1.get_default_graph() else None
 
-    def _rule(self, is_reduced: bool) -> Rule:
-        return Rule(self.on_nonfinite, is_reduced, self._apply_to)
+    def _rule(self) -> Rule:
+        return Rule(self.on_nonfinite, self._is_reduced, self._apply_to)
 
     def _apply_to(self, gradients, indices):
         variables = self._trained_variables
@@ -292,6 +236,7 @@ class Accumulating(_DelegatingTrackable):
                 "update. Received: a weight in apply_gradients(), and "
                 "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
             )
+        self._is_reduced = is_reduced
         if _is_compiled_by_xla():
             self._check_xla(pairs)
         gradients = {self._indices[self._key(v)]: g for g, v in pairs}
@@ -300,7 +245,7 @@ class Accumulating(_DelegatingTrackable):
             self.gradient_accumulation_steps, self._tf_variable(self.iterations)
         )
         return run_micro_step(
-            self._window, gradients, weight, loss, steps, self._rule(is_reduced)
+            self._window, gradients, weight, loss, steps, self._rule()
         )
 
     def _check_xla(self, pairs) -> None:

@@ -19,12 +19,14 @@ class Kind:
     """One family of optimizers.
 
     Attributes:
+        name: (root, kind), of KINDS.
         keras: The module.
         is_legacy: Whether optimizers are those of `optimizers.legacy`.
         is_3: Whether it is Keras 3.
     """
 
     def __init__(self, root: str, kind: str):
+        self.name = (root, kind)
         self.keras = importlib.import_module(root)
         self.is_legacy = kind == "legacy"
         self.is_3 = hasattr(self.keras, "ops")

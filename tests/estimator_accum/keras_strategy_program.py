@@ -1,10 +1,11 @@
 """Trains one Keras model in `fit` under a strategy; run by test_keras_strategies.py.
 
-usage: keras_strategy_program.py ROOT KIND STRATEGY MODEL OUTPUT
+usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested]
 
-STRATEGY is "mirrored" (two logical CPUs), "workers" (one task of TF_CONFIG) or "none",
-with the joined batches. OUTPUT.npz takes the weights; the micro-steps, updates and the
-reductions of the traced training step are printed as one JSON line.
+STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG); "nested"
+puts the optimizer into a LossScaleOptimizer. Eleven batches of 8 are three windows of 3
+and a partial one, which is applied. OUTPUT.npz takes the weights; the updates and the
+reductions that were traced are printed as one JSON line.
 """
 
 import json
@@ -15,62 +16,44 @@ import tensorflow as tf
 
 
 def main() -> None:
-    root, kind_name, strategy_name, model_name, output, *options = sys.argv[1:]
+    root, kind_name, strategy_name, output, *options = sys.argv[1:]
     cpus = tf.config.list_physical_devices("CPU")
     if strategy_name == "mirrored":
         tf.config.set_logical_device_configuration(
             cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2
         )
         strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
-    elif strategy_name == "workers":
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
     else:
-        strategy = tf.distribute.get_strategy()
-    from keras_kinds import Kind, dense_data, sparse_data
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    from keras_kinds import Kind, sparse_data
 
     from estimator_accum.keras import AccumulationCallback, accumulate
 
     rows = _record_reductions()
     kind = Kind(root, kind_name)
     with strategy.scope():
-        if model_name == "sparse":
-            model = kind.sparse_model("float64")
-            x, y = sparse_data(96, "float64")
-        else:
-            model = kind.dense_model("float64")
-            x, y = dense_data(96, "float64")
-        steps = 1 if strategy_name == "none" else 3
+        model = kind.sparse_model("float64")
+        optimizer = kind.optimizer("Adam", 0.05)
         if "nested" in options:
-            lso = kind.keras.mixed_precision.LossScaleOptimizer
-            optimizer = lso(accumulate(kind.optimizer("Adam", 0.05), steps))
+            loss_scaling = kind.keras.mixed_precision.LossScaleOptimizer
+            optimizer = loss_scaling(accumulate(optimizer, 3))
         else:
-            optimizer = accumulate(kind.optimizer("Adam", 0.05), steps)
+            optimizer = accumulate(optimizer, 3)
         model.compile(optimizer, "mse", jit_compile=False)
-    # Global batches of 8 and windows of 3: four updates by 24, and a partial one is left
-    # of 96 - 8 examples; one replica takes the same windows as batches.
-    examples = 72 if "whole" in options else 88
-    x, y = x[:examples], y[:examples]
-    if strategy_name == "none":
-        for start in range(0, examples, 24):
-            model.train_on_batch(x[start : start + 24], y[start : start + 24])
-    else:
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-        distributed = tf.data.Options()
-        distributed.experimental_distribute.auto_shard_policy = (
-            tf.data.experimental.AutoShardPolicy.DATA
-        )
-        callbacks = [] if "nested" in options else [AccumulationCallback("apply")]
-        model.fit(
-            data.with_options(distributed),
-            epochs=1,
-            shuffle=False,
-            verbose=0,
-            callbacks=callbacks,
-        )
+    x, y = sparse_data(88, "float64")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    distributed = tf.data.Options()
+    distributed.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    callback = AccumulationCallback("apply")
+    data = data.with_options(distributed)
+    model.fit(data, shuffle=False, verbose=0, callbacks=[callback])
     np.savez(output, *model.get_weights())
-    report = {"updates": int(model.optimizer.iterations.numpy())}
-    if strategy_name != "none":
-        report["reductions"] = rows
+    report = {
+        "updates": int(model.optimizer.iterations.numpy()),
+        "reductions": rows,
+    }
     print(json.dumps(report))
 
 
