@@ -60,12 +60,13 @@ class Regression:
     """Two variables and their gradients, on examples that never change.
 
     Args:
+        keras: The module.
         dtype: Of variables and examples.
         is_sparse: Whether the first variable is looked up by rows.
         updates: Whole batches of examples.
     """
 
-    def __init__(self, dtype: str, is_sparse: bool, updates: int):
+    def __init__(self, keras, dtype: str, is_sparse: bool, updates: int):
         rng = np.random.default_rng(0)
         examples = updates * _K * _MICRO_BATCH
         self._is_sparse = is_sparse
@@ -74,14 +75,16 @@ class Regression:
         self._y = tf.constant(rng.normal(size=[examples, 2]), dtype)
         shape = [30, 4] if is_sparse else [12, 4]
         start = [rng.normal(size=shape), rng.normal(size=[12 if is_sparse else 4, 2])]
+        variable = getattr(keras, "Variable", tf.Variable)  # Keras 3 has its own
         self.variables = [
-            tf.Variable(value, dtype=dtype, name=name)
+            variable(value.astype(dtype), dtype=dtype, name=name)
             for value, name in zip(start, ("first", "second"), strict=True)
         ]
 
     def pairs(self, start: tf.Tensor, size: int) -> list[tuple]:
         """Returns (gradient, variable) of the mean loss over some examples."""
-        first, second = self.variables
+        variables = [getattr(v, "_value", v) for v in self.variables]
+        first, second = variables
         rows, x, y = (t[start : start + size] for t in (self._rows, self._x, self._y))
         with tf.GradientTape() as tape:
             if self._is_sparse:
@@ -89,7 +92,7 @@ class Regression:
             else:
                 hidden = tf.tanh(tf.matmul(x, first))
             loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - y))
-        gradients = tape.gradient(loss, self.variables)
+        gradients = tape.gradient(loss, variables)
         return list(zip(map(_sum_of_rows, gradients), self.variables, strict=True))
 
 
@@ -114,7 +117,7 @@ def train(keras, make_optimizer, dtype, feature, updates, micro_batches) -> list
     """
     keras.backend.set_floatx(dtype)
     try:
-        regression = Regression(dtype, feature == "sparse", updates)
+        regression = Regression(keras, dtype, feature == "sparse", updates)
         rate = 0.05
         if feature == "schedule":
             rate = keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.5)

@@ -24,7 +24,7 @@ from estimator_accum.accumulators import (
     variables_of,
 )
 from estimator_accum.clipping import half_squared_norms
-from estimator_accum.nonfinite import are_finite, assert_finite
+from estimator_accum.nonfinite import all_finite, assert_finite
 from estimator_accum.window import create_shared_scalar
 
 
@@ -110,11 +110,11 @@ def run_micro_step(
     values = list(gradients.values())
     checked, is_good = [], None
     if rule.on_nonfinite in ("raise", "skip_micro_batch"):
-        finite = _are_finite(values, [], dtype)
+        halves = half_squared_norms(values, dtype, has_unique_rows=True)
         if rule.on_nonfinite == "raise":
-            checked = [assert_finite(finite, _names(window), None)]
+            checked = [assert_finite(values, halves, _names(window), None)]
         else:
-            is_good = tf.reduce_all(finite)
+            is_good = all_finite(values, halves)
     unknown = tf.constant(float("nan"), dtype)
     scalars = [tf.ones([], dtype), unknown if loss is None else tf.cast(loss, dtype)]
     accumulators = _open(window)
@@ -191,11 +191,6 @@ def _open(window: Window) -> list[Accumulator]:
     return [*(made[i] for i in window.trained), window.weight, window.loss]
 
 
-def _are_finite(gradients, scalars, dtype) -> tf.Tensor:
-    halves = half_squared_norms(gradients, dtype, has_unique_rows=True)
-    return are_finite([*gradients, *scalars], tf.concat([halves, scalars], 0))
-
-
 def _finish(strategy, window: Window, rule: Rule, counted, steps) -> tf.Tensor:
     """Cross-replica: the tf.cond on the boundary."""
     counted = strategy.experimental_local_results(counted)
@@ -246,12 +241,13 @@ def _take_mean(window: Window, rule: Rule):
     loss = loss * tf.math.divide_no_nan(tf.cast(replicas, weight.dtype), weight)
     done, is_good = cleared, weight > 0  # every micro-batch left out
     if rule.on_nonfinite is not None:
-        finite = _are_finite(sums, [weight], weight.dtype)
+        halves = half_squared_norms(sums, weight.dtype, has_unique_rows=True)
+        halves, values = tf.concat([halves, [weight]], 0), [*sums, weight]
         if rule.on_nonfinite == "raise":
             names = [*_names(window), "the weight"]
-            done = [*cleared, assert_finite(finite, names, None)]
+            done = [*cleared, assert_finite(values, halves, names, None)]
         else:
-            is_good = tf.logical_and(is_good, tf.reduce_all(finite))
+            is_good = tf.logical_and(is_good, all_finite(values, halves))
     with tf.control_dependencies([d for d in done if d is not None]):
         return (
             [scaled(value, factor) for value in sums],

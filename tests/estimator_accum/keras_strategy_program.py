@@ -29,7 +29,7 @@ def main() -> None:
 
     from estimator_accum.keras import AccumulationCallback, accumulate
 
-    rows = _record_reductions()
+    reductions = _record_reductions()
     kind = Kind(root, kind_name)
     with strategy.scope():
         model = kind.sparse_model("float64")
@@ -52,32 +52,32 @@ def main() -> None:
     np.savez(output, *model.get_weights())
     report = {
         "updates": int(model.optimizer.iterations.numpy()),
-        "reductions": rows,
+        "reductions": reductions,
     }
     print(json.dumps(report))
 
 
-def _record_reductions() -> list[list]:
-    """Returns the list that reductions over replicas are noted in while tracing.
+def _record_reductions() -> list[str]:
+    """Returns the list to which each reduction over replicas adds its graph's name.
 
-    A row has the replica, the innermost graphs' names and the number of tensors.
+    Replicas reduce by `all_reduce`, each on its own; where all are CPUs of one process,
+    the library sums on one device, once for all of them.
     """
-    rows = []
-    context = tf.distribute.ReplicaContext
-    all_reduce = context.all_reduce
+    names = []
 
-    def noting(self, reduce_op, value, *args, **kwargs):
-        graph, names = tf.compat.v1.get_default_graph(), []
-        while graph is not None:
-            names.append(getattr(graph, "name", ""))
-            graph = getattr(graph, "outer_graph", None)
-        replica = self.replica_id_in_sync_group
-        replica = -1 if isinstance(replica, tf.Tensor) else int(replica)
-        rows.append([replica, names, len(tf.nest.flatten(value))])
-        return all_reduce(self, reduce_op, value, *args, **kwargs)
+    def noting(function):
+        def run(*args, **kwargs):
+            names.append(tf.compat.v1.get_default_graph().name)
+            return function(*args, **kwargs)
 
-    context.all_reduce = noting
-    return rows
+        return run
+
+    for owner, name in (
+        (tf.distribute.ReplicaContext, "all_reduce"),
+        (tf.distribute.ReductionToOneDevice, "batch_reduce"),
+    ):
+        setattr(owner, name, noting(getattr(owner, name)))
+    return names
 
 
 if __name__ == "__main__":
