@@ -113,13 +113,20 @@ def accumulate(
 
 
 def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:
-    """A `tf.cond` over functions that return lists of operations."""
+    """A `tf.cond` over functions that return lists of operations.
+
+    In eager execution, which returns no operations, what it returns is done.
+    """
 
     def run(operations) -> tf.Tensor:
-        with tf.control_dependencies(operations()):
+        with tf.control_dependencies([] if is_eager else operations()):
+            if is_eager:
+                operations()
             return tf.constant(True)
 
-    return tf.cond(predicate, lambda: run(if_true), lambda: run(if_false)).op
+    is_eager = tf.executing_eagerly()
+    done = tf.cond(predicate, lambda: run(if_true), lambda: run(if_false))
+    return done if is_eager else done.op
 
 
 def _write(raw_op, accumulator: Accumulator, value: tf.Tensor) -> tf.Operation:
@@ -235,7 +242,14 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
     tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
     if are_cpus_of_one_process(context.strategy):
         return context.merge_call(_sum_on_one_device, args=(tensors,))
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    dtypes = {tensor.dtype: None for tensor in tensors}  # none is mixed with another
+    groups = [[i for i, t in enumerate(tensors) if t.dtype == d] for d in dtypes]
+    for group in groups:
+        total = [tensors[i] for i in group]
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, total)
+        for i, value in zip(group, total, strict=True):
+            tensors[i] = value
+    return tensors
 
 
 def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:
