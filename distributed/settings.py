@@ -70,6 +70,11 @@ def check_settings(settings: Settings) -> None:
                 f"`--{field}` must be an integer >= 1 and < 2**31. "
                 f"Received: {value}. See --help for the usual value."
             )
+    if settings.log_examples and settings.micro_batch_size == AUTO:
+        raise ValueError(
+            "`--log_examples` must have micro-batches that are never run again. "
+            f"Received: --micro_batch_size={AUTO}. Use a number."
+        )
     if not 0 < settings.learning_rate <= 1e9:
         raise ValueError(
             "`--learning_rate` must be a number > 0 and <= 1e9. "

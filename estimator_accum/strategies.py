@@ -3,7 +3,8 @@
 none          one replica
 mirrored      a replica on each GPU of this machine (or on each logical CPU)
 multi_worker  a replica on each GPU of each task, or one a task, of the cluster
-              that `TF_CONFIG` or Slurm describes; alone without either
+              that `TF_CONFIG` or Slurm describes; alone without either, or with
+              one task
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ def read_cluster_of(strategy: str, environment: Mapping[str, str]) -> Cluster:
                 'The tasks of `TF_CONFIG["cluster"]` must train here: the first of them '
                 "evaluates when training ends. Received: an evaluator. Leave it out."
             )
-        return cluster
+        return cluster if cluster.num_workers > 1 else Cluster()
     # Not Slurm: its tasks may be so many runs of their own.
     if environment.get("TF_CONFIG"):
         cluster = read_cluster(environment)
@@ -82,7 +83,7 @@ def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | N
         # Or the strategy would start a server of its own, beside Estimator's.
         tf.compat.v1.disable_eager_execution()
         return tf.distribute.MultiWorkerMirroredStrategy()
-    if strategy != "mirrored":
+    if strategy != "mirrored" and count_local_replicas(strategy) == 1:
         return None
     if tf.config.list_logical_devices("GPU"):
         return tf.distribute.MirroredStrategy()

@@ -1,6 +1,7 @@
 """What a run does: check all inputs, train with accumulation and without, compare."""
 
 import logging
+import math
 import pathlib
 import time
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def _label(batches: Batches) -> str:
     sizes = [batches.largest_share, batches.gradient_accumulation_steps]
     if batches.num_replicas > 1:
         sizes.append(batches.num_replicas)
-    return f"with accumulation ({' x '.join(map(str, sizes))})"
+    at_most = "" if math.prod(sizes) == batches.effective_batch_size else "at most "
+    return f"with accumulation ({at_most}{' x '.join(map(str, sizes))})"
 
 
 def _wait_for_the_chief(job: Job) -> None:
@@ -198,6 +200,7 @@ def train(
     if update:
         _logger.info("going on after update %s", f"{update:,}")
     strategy, replicas, hooks = None, range(1), []
+    enter(Cluster())  # a TF_CONFIG of this task alone is none of Estimator's business
     if batches.num_replicas > 1:
         strategy = make_strategy(settings.strategy, job.cluster)
         local = count_local_replicas(settings.strategy)

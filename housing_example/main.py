@@ -19,6 +19,7 @@ import os
 import pathlib
 import sys
 import traceback
+import warnings
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -194,6 +195,8 @@ def _set_verbosity() -> None:
     """The run's own lines always; TensorFlow's from --verbosity=0 upwards."""
     tensorflow_level = logging.INFO if FLAGS.verbosity >= 0 else logging.ERROR
     logging.getLogger("tensorflow").setLevel(tensorflow_level)
+    if FLAGS.verbosity < 0:
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("tensorflow.estimator_accum", "tensorflow.housing_example"):

@@ -7,7 +7,7 @@ import pytest
 
 from distributed import settings as settings_module
 from distributed.settings import Settings, batches_of, check_settings
-from estimator_accum.batches import Batches
+from estimator_accum.batches import AUTO, Batches
 
 _SETTINGS = Settings(
     data_dir=None,
@@ -68,6 +68,15 @@ def test_sizes_that_disagree_are_refused():
     assert batches_of(sizes, 2).effective_batch_size == 200
     with pytest.raises(ValueError, match=r"Received: 200, not 50 \* 2 \* 1 = 100\. "):
         batches_of(sizes, 1)
+
+
+def test_log_of_micro_batches_that_may_be_run_again_is_refused():
+    check_settings(_with(micro_batch_size=AUTO))
+    check_settings(_with(micro_batch_size=5, log_examples=True))
+    with pytest.raises(
+        ValueError, match=r"Received: --micro_batch_size=auto\. Use a n"
+    ):
+        check_settings(_with(micro_batch_size=AUTO, log_examples=True))
 
 
 def test_less_than_an_example_for_each_is_refused():

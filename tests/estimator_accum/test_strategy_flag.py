@@ -34,6 +34,22 @@ def test_multi_worker_without_a_cluster_is_alone():
     assert make_strategy("multi_worker", cluster) is None
 
 
+def test_multi_worker_with_one_task_is_alone():
+    assert read_cluster_of("multi_worker", _environment(workers=1)).is_alone
+
+
+def test_multi_worker_without_a_cluster_has_the_replicas_that_it_was_said_to_have(
+    monkeypatch,
+):
+    def devices(kind):
+        return [f"{kind}:0", f"{kind}:1"] if kind == "GPU" else [f"{kind}:0"]
+
+    monkeypatch.setattr(tf.config, "list_logical_devices", devices)
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: "both GPUs")
+    assert count_replicas("multi_worker", Cluster()) == 2
+    assert make_strategy("multi_worker", Cluster()) == "both GPUs"
+
+
 @pytest.mark.parametrize("strategy", ["none", "mirrored"])
 def test_one_task_may_have_a_tf_config_of_its_own(strategy, monkeypatch):
     cluster = read_cluster_of(strategy, _environment(workers=1))

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,24 @@ def _start(csv, folder, *flags, cpus=1, rows_in_memory=0, tf_config=None):
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def _start_cluster(csv, folder, *flags) -> list[subprocess.Popen]:
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("localhost", 0))
+        workers = [f"localhost:{s.getsockname()[1]}" for s in (first, second)]
+    flags = ("--strategy=multi_worker", *flags)
+    tasks = [{"type": "worker", "index": index} for index in range(2)]
+    return [
+        _start(
+            csv,
+            folder,
+            *flags,
+            tf_config={"cluster": {"worker": workers}, "task": task},
+        )
+        for task in tasks
+    ]
 
 
 def _end(process: subprocess.Popen) -> str:
@@ -107,32 +126,16 @@ def test_several_devices_train_as_one(csv, tmp_path, whole):
 
 
 def test_tasks_of_a_cluster_train_as_one(csv, tmp_path, whole):
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("localhost", 0))
-        workers = [f"localhost:{s.getsockname()[1]}" for s in (first, second)]
     folder = tmp_path / "output"
-    tasks = [
-        _start(
-            csv,
-            folder,
-            "--strategy=multi_worker",
-            "--micro_batch_size=4",
-            tf_config={
-                "cluster": {"worker": workers},
-                "task": {"type": "worker", "index": index},
-            },
-        )
-        for index in range(2)
-    ]
+    tasks = _start_cluster(csv, folder, "--micro_batch_size=4")
     try:
         chief, worker = map(_end, tasks)
     finally:
         for task in tasks:
             task.kill()
     assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in chief
-    assert "with accumulation (4 x 2 x 2)" in chief and "plot: " in chief
-    assert "MAE" not in worker
+    assert "with accumulation (at most 4 x 2 x 2)" in chief and "plot: " in chief
+    assert "MAE" not in worker and "UserWarning" not in worker
     _assert_same(_weights(folder / "with_accumulation"), whole)
     _assert_same(_weights(folder / "without_accumulation"), whole)
 
@@ -149,3 +152,46 @@ def test_evaluator_and_cluster_without_strategy_are_refused(csv, tmp_path):
         assert process.returncode == 2
         assert sentence in output and output.count("\n") == 1
     assert not (tmp_path / "output").exists()
+
+
+def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(csv, tmp_path):
+    flags = ("--micro_batch_size=4", "--train_updates=300", "--watchdog_secs=60")
+    whole, folder = tmp_path / "undisturbed", tmp_path / "output"
+    both = [_start_cluster(csv, each, *flags) for each in (whole, folder)]
+    try:
+        saved = folder / "with_accumulation" / "model.ckpt-500.index"
+        end = time.monotonic() + _DEADLINE_SECS
+        while not saved.exists():
+            assert time.monotonic() < end
+            assert all(task.poll() is None for task in both[1])
+            time.sleep(0.005)
+        both[1][1].kill()
+        both[1][0].communicate(timeout=150)
+        assert both[1][0].returncode == 75
+        both.append(_start_cluster(csv, folder, *flags))
+        for task in both[0]:
+            _end(task)
+        chief, _ = map(_end, both[2])
+    finally:
+        for task in (task for tasks in both for task in tasks):
+            task.kill()
+    assert "going on after update 250\n" in chief
+    ours, theirs = (
+        tf.train.load_checkpoint(str(each / "with_accumulation"))
+        for each in (folder, whole)
+    )
+    assert theirs.get_tensor("update_step") == 300
+    for name in theirs.get_variable_to_shape_map():
+        value = theirs.get_tensor(name)
+        np.testing.assert_array_equal(ours.get_tensor(name), value, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["none", "multi_worker"])
+def test_task_that_is_a_cluster_of_its_own_trains_alone(csv, tmp_path, strategy):
+    flags = (f"--strategy={strategy}", "--micro_batch_size=5", "--train_updates=3")
+    cluster = {"worker": ["localhost:1"]}
+    task = {"type": "worker", "index": 0}
+    config = {"cluster": cluster, "task": task}
+    output = _end(_start(csv, tmp_path / "output", *flags, tf_config=config))
+    assert "13 = at most 5 examples x 3 micro-steps x 1 replica" in output
+    assert "largest difference of any weight: " in output
