@@ -34,6 +34,7 @@ setup(
         "matplotlib",
         "tokenizers",
         "tqdm",
+        "wrapt",
         "absl-py",
         "safetensors",
     ],

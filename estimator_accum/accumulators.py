@@ -113,13 +113,20 @@ def accumulate(
 
 
 def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:
-    """A `tf.cond` over functions that return lists of operations."""
+    """A `tf.cond` over functions that return lists of operations.
+
+    In eager execution, which returns no operations, what it returns is done.
+    """
 
     def run(operations) -> tf.Tensor:
-        with tf.control_dependencies(operations()):
+        with tf.control_dependencies([] if is_eager else operations()):
+            if is_eager:
+                operations()
             return tf.constant(True)
 
-    return tf.cond(predicate, lambda: run(if_true), lambda: run(if_false)).op
+    is_eager = tf.executing_eagerly()
+    done = tf.cond(predicate, lambda: run(if_true), lambda: run(if_false))
+    return done if is_eager else done.op
 
 
 def _write(raw_op, accumulator: Accumulator, value: tf.Tensor) -> tf.Operation:

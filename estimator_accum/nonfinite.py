@@ -68,11 +68,12 @@ def assert_finite(
         with tf.control_dependencies([checked]):
             return tf.constant(True)
 
-    return tf.cond(
+    done = tf.cond(
         tf.reduce_all(tf.math.is_finite(half_squares)),
         lambda: tf.constant(True),
         read_and_assert,
-    ).op
+    )
+    return done if tf.executing_eagerly() else done.op
 
 
 def _read_all(gradients: list[Gradient]) -> tf.Tensor:

@@ -85,7 +85,8 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
             use_resource=True,  # a reference variable's read races its increment
             **options,
         )
-    setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
+        if not tf.executing_eagerly():
+            setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
     return variable
 
 

@@ -1,0 +1,13 @@
+"""Gradient accumulation for Keras optimizers: tf.keras 2.15, tf_keras and Keras 3.
+
+from estimator_accum.keras import accumulate
+
+optimizer = accumulate(keras.optimizers.AdamW(1e-3), gradient_accumulation_steps=4)
+model.compile(optimizer, loss)
+model.fit(data)     # every batch is a micro-batch, every fourth one updates
+"""
+
+from estimator_accum.keras.accumulate import accumulate
+from estimator_accum.keras.callback import AccumulationCallback
+
+__all__ = ["AccumulationCallback", "accumulate"]

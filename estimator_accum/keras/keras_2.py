@@ -1,0 +1,239 @@
+"""What is particular to Keras 2: tf.keras 2.15 and tf_keras."""
+
+import importlib
+
+import tensorflow as tf
+
+
+class Keras2:
+    """Adapter of `optimizers.Optimizer` of Keras 2."""
+
+    _KIND = ""
+    # XLA's tf.unique, by which it sums a row's slices, counts padding as row 0.
+    _has_sparse_xla = False
+
+    @staticmethod
+    def _bases(keras) -> tuple[type, type]:
+        optimizer = keras.optimizers.Optimizer
+        return optimizer, keras.mixed_precision.LossScaleOptimizer
+
+    @staticmethod
+    def _deserialize(keras, config, custom_objects):
+        # h5 files have a format of their own.
+        return keras.optimizers.deserialize(
+            config, custom_objects, use_legacy_format="module" not in config
+        )
+
+    @staticmethod
+    def _tf_variable(variable) -> tf.Variable:
+        return variable
+
+    @staticmethod
+    def _name_of(variable) -> str:
+        return variable.name.partition(":")[0]
+
+    def _build_inner(self, variables) -> None:
+        inner = self.inner_optimizer
+        with tf.name_scope(self._innermost.name or "optimizer"), tf.init_scope():
+            inner.build(variables)
+
+    def _inner_variables(self) -> list:
+        return list(self.inner_optimizer.variables)
+
+    def _apply_reduced(self, pairs):
+        self.inner_optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        return []
+
+    def _run_plain(self, pairs, is_reduced: bool):
+        self.inner_optimizer.apply_gradients(
+            pairs, skip_gradients_aggregation=is_reduced
+        )
+
+    def compute_gradients(self, loss, var_list, tape=None):
+        """Returns the (gradient, variable) pairs of the wrapped optimizer."""
+        pairs = self.inner_optimizer.compute_gradients(loss, var_list, tape)
+        self._remember_loss(loss)
+        return pairs
+
+    def get_scaled_loss(self, loss):
+        """Of a wrapped LossScaleOptimizer."""
+        return self.inner_optimizer.get_scaled_loss(loss)
+
+    def get_unscaled_gradients(self, grads):
+        """Of a wrapped LossScaleOptimizer."""
+        return self.inner_optimizer.get_unscaled_gradients(grads)
+
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        skip_gradients_aggregation=False,
+        weight=None,
+        *,
+        experimental_aggregate_gradients=True,
+    ):
+        """Accumulates one micro-batch; at the boundary, applies the mean.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs.
+            name: Ignored.
+            skip_gradients_aggregation: Whether the caller has summed over replicas.
+            weight: Scalar, what the micro-batch counts for; None is what `accumulate`
+                was told.
+            experimental_aggregate_gradients: The same from another version.
+
+        Returns:
+            `iterations`, the number of updates.
+        """
+        del name
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        self._accumulate(grads_and_vars, weight, is_reduced)
+        return self.iterations
+
+    @property
+    def variables(self):
+        """The wrapped optimizer's variables, then those of the window."""
+        return type(self.inner_optimizer.variables)(self._all_variables())
+
+    @property
+    def lr(self):
+        """The wrapped optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @lr.setter
+    def lr(self, value):
+        self.inner_optimizer.learning_rate = value
+
+    def _family_config(self) -> dict:
+        return {"is_legacy_optimizer": False}
+
+
+class Keras2Legacy(Keras2):
+    """Adapter of `optimizers.legacy.Optimizer`, in graphs too."""
+
+    _KIND = "Legacy"
+    _HAS_AGGREGATE_GRAD = True
+
+    @staticmethod
+    def _bases(keras) -> tuple[type, type]:
+        optimizer = keras.optimizers.legacy.Optimizer
+        return optimizer, keras.mixed_precision.LossScaleOptimizer
+
+    def _build_inner(self, variables) -> None:
+        with tf.name_scope(self._innermost._name), tf.init_scope():
+            self.inner_optimizer._create_all_weights(variables)
+
+    def build(self, variables) -> None:
+        """Creates the wrapped optimizer's variables and the window's."""
+        super().build(variables)
+        if self._window is not None and _is_in_a_session():
+            # Keras initializes what it knows of.
+            for variable in self._window.state:
+                importlib.import_module(self._ROOT).__internal__.backend.track_variable(
+                    variable
+                )
+
+    def _inner_variables(self) -> list:
+        return list(self.inner_optimizer.variables())
+
+    def _apply_reduced(self, pairs):
+        return [
+            self.inner_optimizer.apply_gradients(
+                pairs, experimental_aggregate_gradients=False
+            )
+        ]
+
+    def _run_plain(self, pairs, is_reduced: bool):
+        done = self.inner_optimizer.apply_gradients(
+            pairs, experimental_aggregate_gradients=not is_reduced
+        )
+        with tf.control_dependencies([] if done is None else [done]):
+            return tf.constant(True)
+
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        pairs = self.inner_optimizer._compute_gradients(
+            loss, var_list, grad_loss, tape=tape
+        )
+        self._remember_loss(loss)
+        return pairs
+
+    def get_gradients(self, loss, params):
+        """Returns the gradients of the wrapped optimizer, in a graph."""
+        gradients = self.inner_optimizer.get_gradients(loss, params)
+        self._remember_loss(loss)
+        return gradients
+
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        experimental_aggregate_gradients=True,
+        weight=None,
+    ):
+        """Accumulates one micro-batch; at the boundary, applies the mean.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs.
+            name: Ignored.
+            experimental_aggregate_gradients: False where the caller has summed over
+                replicas.
+            weight: Scalar, what the micro-batch counts for; None is what `accumulate`
+                was told.
+
+        Returns:
+            The operation, in graphs; it moves what was assigned to `iterations`, an
+            Estimator's global step, by one.
+        """
+        del name
+        is_reduced = not experimental_aggregate_gradients
+        done = self._accumulate(grads_and_vars, weight, is_reduced)
+        if self._clock is None:
+            return done.op if _is_in_a_session() else done
+        with tf.control_dependencies([done]):
+            return self._clock.assign_add(1, read_value=False)
+
+    @property
+    def iterations(self):
+        """The number of updates."""
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, variable):
+        self._clock = variable  # tf.estimator's global step, which counts micro-steps
+
+    def variables(self):
+        """Returns the wrapped optimizer's variables, then those of the window."""
+        return self._all_variables()
+
+    @property
+    def weights(self):
+        """The same as `variables()`."""
+        return self._all_variables()
+
+    def get_slot(self, var, slot_name):
+        """Returns the wrapped optimizer's slot."""
+        return self.inner_optimizer.get_slot(var, slot_name)
+
+    def get_slot_names(self):
+        """Returns the names of the wrapped optimizer's slots."""
+        return self.inner_optimizer.get_slot_names()
+
+    def _create_all_weights(self, var_list):
+        self.build(list(var_list))
+
+    def _restore_slot_variable(self, *args, **kwargs):
+        return self.inner_optimizer._restore_slot_variable(*args, **kwargs)
+
+    def _create_or_restore_slot_variable(self, *args, **kwargs):
+        return self.inner_optimizer._create_or_restore_slot_variable(*args, **kwargs)
+
+    def get_weights(self):
+        """Returns the values of `weights`."""
+        return tf.compat.v1.keras.backend.batch_get_value(self.weights)
+
+    def _family_config(self) -> dict:
+        return {"is_legacy_optimizer": True}
+
+
+def _is_in_a_session() -> bool:
+    return not tf.compat.v1.executing_eagerly_outside_functions()

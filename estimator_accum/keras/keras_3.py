@@ -1,0 +1,81 @@
+"""What is particular to Keras 3."""
+
+import tensorflow as tf
+
+
+class Keras3:
+    """Adapter of `optimizers.Optimizer` of Keras 3 on TensorFlow."""
+
+    _KIND = ""
+    _has_sparse_xla = True
+
+    @staticmethod
+    def _bases(keras) -> tuple[type, type]:
+        return keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+
+    @staticmethod
+    def _deserialize(keras, config, custom_objects):
+        return keras.optimizers.deserialize(config, custom_objects)
+
+    @staticmethod
+    def _tf_variable(variable) -> tf.Variable:
+        return getattr(variable, "_value", variable)
+
+    @staticmethod
+    def _name_of(variable) -> str:
+        return getattr(variable, "path", None) or variable.name.partition(":")[0]
+
+    def _build_inner(self, variables) -> None:
+        self.inner_optimizer.build(variables)
+        if not self._is_plain:  # it has no argument for this
+            self._innermost._all_reduce_sum_gradients = list
+
+    def _all_variables(self) -> list:
+        variables = super()._all_variables()
+        for variable in variables:
+            if not hasattr(variable, "path"):  # which h5 files ask for
+                variable.path = self._name_of(variable)
+        return variables
+
+    def _inner_variables(self) -> list:
+        return list(self.inner_optimizer.variables)
+
+    def _apply_reduced(self, pairs):
+        self.inner_optimizer.apply_gradients(pairs)
+        return []
+
+    def _run_plain(self, pairs, is_reduced: bool):
+        self.inner_optimizer.apply_gradients(pairs)
+
+    def scale_loss(self, loss):
+        """Scales as the wrapped optimizer does."""
+        self._remember_loss(loss)
+        return self.inner_optimizer.scale_loss(loss)
+
+    def apply_gradients(self, grads_and_vars, weight=None):
+        """Accumulates one micro-batch; at the boundary, applies the mean.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs.
+            weight: Scalar, what the micro-batch counts for; None is what `accumulate`
+                was told.
+
+        Returns:
+            `iterations`, the number of updates.
+        """
+        self._accumulate(grads_and_vars, weight, is_reduced=False)
+        return self.iterations
+
+    def apply(self, grads, trainable_variables=None):
+        """The same, for gradients in the order of the variables."""
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        self.apply_gradients(list(zip(grads, trainable_variables, strict=True)))
+
+    @property
+    def variables(self):
+        """The wrapped optimizer's variables, then those of the window."""
+        return self._all_variables()
+
+    def _family_config(self) -> dict:
+        return {}

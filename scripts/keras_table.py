@@ -1,0 +1,259 @@
+"""Measures how far accumulated weights are from the big batch's, for Keras optimizers.
+
+Trains one small regression, dense or with an embedding, for some updates: the plain
+optimizer on whole batches, and on K = 4 micro-batches of the same examples by
+`estimator_accum.keras.accumulate`, by Keras 3's `gradient_accumulation_steps` and by
+GradientAccumulateOptimizer of the package gradient-accumulator, each where it can be
+had. Prints a Markdown table of each: a row an optimizer, a column a feature, a cell
+
+    max |accumulated - whole| / max |whole|
+
+over one variable, in float32 and in float64. The whole batch's slices of one row are
+summed before Keras 3 sees them: Keras 2 does so itself, and Keras 3 forgets it, so that
+its own update depends on how a batch lists its rows. Exit code 1 if a cell of
+`accumulate` is above the bound of its dtype.
+
+    python scripts/keras_table.py
+    python scripts/keras_table.py --keras=tf_keras --optimizers=SGD,Adam
+"""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from bert_finetune.command_line import OneSentenceParser
+from estimator_accum.keras import accumulate
+
+_BOUNDS = {"float32": 1e-6, "float64": 1e-12}
+_K = 4
+_MICRO_BATCH = 8
+_OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "RMSprop": {"momentum": 0.5},
+    "Adam": {},
+    "AdamW": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Adamax": {},
+    "Nadam": {},
+    "Ftrl": {},
+    "Adafactor": {},
+    "Lion": {},
+}
+_FEATURES = {
+    "plain": {},
+    "weight decay": {"weight_decay": 0.05},
+    "EMA": {"use_ema": True, "ema_momentum": 0.9},
+    "schedule": {},
+    "clipnorm": {"clipnorm": 0.1},
+    "global_clipnorm": {"global_clipnorm": 0.1},
+    "sparse": {},
+}
+_MISSING = "-"
+
+
+class Regression:
+    """Two variables and their gradients, on examples that never change.
+
+    Args:
+        keras: The module.
+        dtype: Of variables and examples.
+        is_sparse: Whether the first variable is looked up by rows.
+        updates: Whole batches of examples.
+    """
+
+    def __init__(self, keras, dtype: str, is_sparse: bool, updates: int):
+        rng = np.random.default_rng(0)
+        examples = updates * _K * _MICRO_BATCH
+        self._is_sparse = is_sparse
+        self._rows = tf.constant(rng.integers(0, 30, [examples, 3]))
+        self._x = tf.constant(rng.normal(size=[examples, 12]), dtype)
+        self._y = tf.constant(rng.normal(size=[examples, 2]), dtype)
+        shape = [30, 4] if is_sparse else [12, 4]
+        start = [rng.normal(size=shape), rng.normal(size=[12 if is_sparse else 4, 2])]
+        variable = getattr(keras, "Variable", tf.Variable)  # Keras 3 has its own
+        self.variables = [
+            variable(value.astype(dtype), dtype=dtype, name=name)
+            for value, name in zip(start, ("first", "second"), strict=True)
+        ]
+
+    def pairs(self, start: tf.Tensor, size: int) -> list[tuple]:
+        """Returns (gradient, variable) of the mean loss over some examples."""
+        variables = [getattr(v, "_value", v) for v in self.variables]
+        first, second = variables
+        rows, x, y = (t[start : start + size] for t in (self._rows, self._x, self._y))
+        with tf.GradientTape() as tape:
+            if self._is_sparse:
+                hidden = tf.reshape(tf.gather(first, rows), [size, 12])
+            else:
+                hidden = tf.tanh(tf.matmul(x, first))
+            loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - y))
+        gradients = tape.gradient(loss, variables)
+        return list(zip(map(_sum_of_rows, gradients), self.variables, strict=True))
+
+
+def _sum_of_rows(gradient):
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def train(keras, make_optimizer, dtype, feature, updates, micro_batches) -> list:
+    """Returns the variables' values after some updates.
+
+    Args:
+        keras: The module.
+        make_optimizer: Callable of keyword arguments.
+        dtype: "float32" or "float64".
+        feature: One of the columns.
+        updates: How many.
+        micro_batches: Into which each batch is cut.
+    """
+    keras.backend.set_floatx(dtype)
+    try:
+        regression = Regression(keras, dtype, feature == "sparse", updates)
+        rate = 0.05
+        if feature == "schedule":
+            rate = keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.5)
+        optimizer = make_optimizer(learning_rate=rate, **_FEATURES[feature])
+        size = _K * _MICRO_BATCH // micro_batches
+
+        @tf.function
+        def step(start):
+            optimizer.apply_gradients(regression.pairs(start, size))
+
+        for start in range(0, updates * _K * _MICRO_BATCH, size):
+            step(tf.constant(start))
+        if feature == "EMA":
+            optimizer.finalize_variable_values(regression.variables)
+        return [variable.numpy() for variable in regression.variables]
+    finally:
+        keras.backend.set_floatx("float32")
+
+
+def difference(values, expected) -> float:
+    """Largest difference of a variable, relative to its largest number."""
+    pairs = zip(values, expected, strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def makers_of(keras, name: str) -> dict:
+    """Returns the ways to accumulate with one optimizer, by their titles."""
+    options = _OPTIMIZERS[name]
+
+    def plain(**kwargs):
+        return getattr(keras.optimizers, name)(**{**options, **kwargs})
+
+    makers = {
+        "plain": plain,
+        "accumulate": lambda **kwargs: accumulate(plain(**kwargs), _K),
+    }
+    if hasattr(keras, "ops"):
+        makers["gradient_accumulation_steps of Keras 3"] = lambda **kwargs: plain(
+            gradient_accumulation_steps=_K, **kwargs
+        )
+    elif _has_andreped() and keras.__name__ == "keras":
+        package = importlib.import_module("gradient_accumulator")
+        makers["GradientAccumulateOptimizer"] = lambda **kwargs: (
+            package.GradientAccumulateOptimizer(
+                getattr(keras.optimizers.legacy, name)(**{**options, **kwargs}), _K
+            )
+        )
+    return makers
+
+
+def _has_andreped() -> bool:
+    return importlib.util.find_spec("gradient_accumulator") is not None
+
+
+def measure(keras, name: str, updates: int) -> dict[str, dict[str, tuple]]:
+    """Returns the differences {way: {feature: (float32, float64)}} of an optimizer.
+
+    A difference is None where that way refuses the feature.
+    """
+    makers = makers_of(keras, name)
+    plain = makers.pop("plain")
+    found = {title: {} for title in makers}
+    for feature in _FEATURES:
+        expected = {
+            dtype: train(keras, plain, dtype, feature, updates, 1) for dtype in _BOUNDS
+        }
+        for title, maker in makers.items():
+            found[title][feature] = tuple(
+                _difference_or_none(
+                    keras, maker, dtype, feature, updates, expected[dtype], title
+                )
+                for dtype in _BOUNDS
+            )
+    return found
+
+
+def _difference_or_none(keras, maker, dtype, feature, updates, expected, title):
+    try:
+        values = train(keras, maker, dtype, feature, updates, _K)
+    except Exception:
+        if title == "accumulate":
+            raise
+        return None  # another's, that cannot do this
+    return difference(values, expected)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the tables; returns 1 if a bound is broken."""
+    parser = OneSentenceParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--keras", default="keras", choices=["keras", "tf_keras"], help="the module"
+    )
+    parser.add_argument(
+        "--optimizers", default=",".join(_OPTIMIZERS), help="names, by commas"
+    )
+    parser.add_argument("--updates", type=int, default=12, help="of each run [updates]")
+    args = parser.parse_args(arguments)
+    names = args.optimizers.split(",")
+    unknown = [name for name in names if name not in _OPTIMIZERS]
+    if unknown:
+        parser.error(
+            f"--optimizers must be among {', '.join(_OPTIMIZERS)}. "
+            f"Received: {', '.join(unknown)}. Leave it out for all of them."
+        )
+    keras = importlib.import_module(args.keras)
+    tables = {}
+    for name in names:
+        for title, row in measure(keras, name, args.updates).items():
+            tables.setdefault(title, {})[name] = row
+    for title, rows in tables.items():
+        print(f"{title}, {args.keras} {keras.__version__}: float32, float64\n")
+        print("\n".join(_markdown(rows)), end="\n\n")
+    if not _has_andreped():
+        print("The package gradient-accumulator is not installed: no table of it.")
+    is_good = all(
+        cell[i] <= bound
+        for row in tables["accumulate"].values()
+        for cell in row.values()
+        for i, bound in enumerate(_BOUNDS.values())
+    )
+    return 0 if is_good else 1
+
+
+def _markdown(rows: dict[str, dict[str, tuple]]) -> list[str]:
+    lines = [f"| optimizer | {' | '.join(_FEATURES)} |", "|---" * 8 + "|"]
+    for name, row in rows.items():
+        cells = (", ".join(map(_text, row[feature])) for feature in _FEATURES)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _text(value: float | None) -> str:
+    return _MISSING if value is None else f"{value:.0e}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Fixtures of more than one file."""
+
+from keras_kinds import kind
+
+__all__ = ["kind"]

@@ -1,0 +1,133 @@
+"""The Kerases that this Python has, and small models in them."""
+
+import importlib
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+KINDS = [
+    ("tf_keras" if importlib.util.find_spec("tf_keras") else "keras", "new"),
+    ("tf_keras" if importlib.util.find_spec("tf_keras") else "keras", "legacy"),
+]
+if importlib.util.find_spec("tf_keras"):
+    KINDS.append(("keras", "new"))
+
+
+class Kind:
+    """One family of optimizers.
+
+    Attributes:
+        name: (root, kind), of KINDS.
+        keras: The module.
+        is_legacy: Whether optimizers are those of `optimizers.legacy`.
+        is_3: Whether it is Keras 3.
+    """
+
+    def __init__(self, root: str, kind: str):
+        self.name = (root, kind)
+        self.keras = importlib.import_module(root)
+        self.is_legacy = kind == "legacy"
+        self.is_3 = hasattr(self.keras, "ops")
+
+    def optimizer(self, name: str, *args, **kwargs):
+        """Makes `optimizers.<name>(...)`."""
+        home = self.keras.optimizers
+        home = home.legacy if self.is_legacy else home
+        return getattr(home, name)(*args, **kwargs)
+
+    def dense_model(self, dtype: str = "float32", features: int = 5):
+        """Two dense layers, of the same weights at every call."""
+        keras = self.keras
+        keras.backend.set_floatx(dtype)  # Keras 3 casts losses to it
+        keras.utils.set_random_seed(0)
+        return keras.Sequential(
+            [
+                keras.Input((features,), dtype=dtype),
+                keras.layers.Dense(4, activation="tanh", dtype=dtype),
+                keras.layers.Dense(1, dtype=dtype),
+            ]
+        )
+
+    def sparse_model(self, dtype: str = "float32"):
+        """An embedding of 20 rows, 3 looked up in an example."""
+        keras = self.keras
+        keras.backend.set_floatx(dtype)  # Keras 3 casts losses to it
+        keras.utils.set_random_seed(0)
+        base = _summing(keras) if self.is_3 else keras.Sequential
+        return base(
+            [
+                keras.Input((3,), dtype="int64"),
+                keras.layers.Embedding(20, 4, dtype=dtype),
+                keras.layers.Flatten(dtype=dtype),
+                keras.layers.Dense(1, dtype=dtype),
+            ]
+        )
+
+
+def _summing(keras):
+    """A model that sums the slices of a row, as Keras 2 does, and Keras 3 forgets to."""
+
+    class Summing(keras.Sequential):
+        def train_step(self, data):
+            x, y = data[:2]
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self._compute_loss(x=x, y=y, y_pred=y_pred)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            pairs = zip(map(sum_of_rows, gradients), self.trainable_variables)
+            self.optimizer.apply_gradients(list(pairs))
+            return {"loss": loss}
+
+    return Summing
+
+
+def sum_of_rows(gradient):
+    """Returns the gradient with each row once."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
+def kind(request):
+    """Each family of optimizers."""
+    made = Kind(*request.param)
+    yield made
+    made.keras.backend.set_floatx("float32")
+
+
+def dense_data(examples: int, dtype: str = "float32", features: int = 5):
+    """x [examples, features] and y [examples, 1]."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[examples, features]).astype(dtype)
+    return x, rng.normal(size=[examples, 1]).astype(dtype)
+
+
+def sparse_data(examples: int, dtype: str = "float32"):
+    """Rows [examples, 3] and y [examples, 1]."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 20, size=[examples, 3])
+    return x, rng.normal(size=[examples, 1]).astype(dtype)
+
+
+def fit(model, optimizer, data, batch, epochs=1, loss="mse", **kwargs):
+    """Compiles and trains, batches in order; returns the History."""
+    options = {
+        name: kwargs.pop(name)
+        for name in ("jit_compile", "run_eagerly", "steps_per_execution")
+        if name in kwargs
+    }
+    model.compile(optimizer, loss, **{"jit_compile": False, **options})
+    return model.fit(
+        *data, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **kwargs
+    )
+
+
+def difference(model, other) -> float:
+    """Largest difference of weights, relative to the largest of its variable."""
+    pairs = zip(model.get_weights(), other.get_weights(), strict=True)
+    return max(np.abs(a - b).max() / np.abs(a).max() for a, b in pairs)

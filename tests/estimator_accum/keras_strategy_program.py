@@ -1,0 +1,84 @@
+"""Trains one Keras model in `fit` under a strategy; run by test_keras_strategies.py.
+
+usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested]
+
+STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG); "nested"
+puts the optimizer into a LossScaleOptimizer. Eleven batches of 8 are three windows of 3
+and a partial one, which is applied. OUTPUT.npz takes the weights; the updates and the
+reductions that were traced are printed as one JSON line.
+"""
+
+import json
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+
+def main() -> None:
+    root, kind_name, strategy_name, output, *options = sys.argv[1:]
+    cpus = tf.config.list_physical_devices("CPU")
+    if strategy_name == "mirrored":
+        tf.config.set_logical_device_configuration(
+            cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+        strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    from keras_kinds import Kind, sparse_data
+
+    from estimator_accum.keras import AccumulationCallback, accumulate
+
+    reductions = _record_reductions()
+    kind = Kind(root, kind_name)
+    with strategy.scope():
+        model = kind.sparse_model("float64")
+        optimizer = kind.optimizer("Adam", 0.05)
+        if "nested" in options:
+            loss_scaling = kind.keras.mixed_precision.LossScaleOptimizer
+            optimizer = loss_scaling(accumulate(optimizer, 3))
+        else:
+            optimizer = accumulate(optimizer, 3)
+        model.compile(optimizer, "mse", jit_compile=False)
+    x, y = sparse_data(88, "float64")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    distributed = tf.data.Options()
+    distributed.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    callback = AccumulationCallback("apply")
+    data = data.with_options(distributed)
+    model.fit(data, shuffle=False, verbose=0, callbacks=[callback])
+    np.savez(output, *model.get_weights())
+    report = {
+        "updates": int(model.optimizer.iterations.numpy()),
+        "reductions": reductions,
+    }
+    print(json.dumps(report))
+
+
+def _record_reductions() -> list[str]:
+    """Returns the list to which each reduction over replicas adds its graph's name.
+
+    Replicas reduce by `all_reduce`, each on its own; where all are CPUs of one process,
+    the library sums on one device, once for all of them.
+    """
+    names = []
+
+    def noting(function):
+        def run(*args, **kwargs):
+            names.append(tf.compat.v1.get_default_graph().name)
+            return function(*args, **kwargs)
+
+        return run
+
+    for owner, name in (
+        (tf.distribute.ReplicaContext, "all_reduce"),
+        (tf.distribute.ReductionToOneDevice, "batch_reduce"),
+    ):
+        setattr(owner, name, noting(getattr(owner, name)))
+    return names
+
+
+if __name__ == "__main__":
+    main()

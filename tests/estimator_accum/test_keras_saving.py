@@ -1,0 +1,144 @@
+"""What is saved in mid-window goes on exactly; optimizers of Estimators."""
+
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_kinds import dense_data, difference, fit, sparse_data
+
+from estimator_accum.compat import enable_estimator
+from estimator_accum.keras import accumulate
+
+_FORMATS = ["model.keras", "model.h5", "only.weights.h5", "checkpoint"]
+
+
+def _adam(kind):
+    return accumulate(kind.optimizer("Adam", 0.05), 2)
+
+
+def _save_and_load(kind, model, path, make):
+    """Returns another model, which accumulates, with the state that the file has."""
+    if path.name.startswith("model"):
+        model.save(path)
+        return kind.keras.models.load_model(
+            path, custom_objects={"Summing": type(model)}
+        )
+    loaded = make()
+    loaded.compile(_adam(kind), "mse", jit_compile=False)
+    loaded.optimizer.build(loaded.trainable_variables)
+    if path.name == "checkpoint":
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        written = checkpoint.write(str(path))
+        checkpoint = tf.train.Checkpoint(model=loaded, optimizer=loaded.optimizer)
+        checkpoint.read(written).assert_nontrivial_match()
+    else:
+        model.save_weights(path)
+        loaded.load_weights(path)
+    return loaded
+
+
+@pytest.mark.parametrize("file", _FORMATS)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_training_goes_on_in_mid_window(kind, file, is_sparse, tmp_path):
+    if kind.is_legacy and file in ("model.keras", "only.weights.h5"):
+        pytest.skip("Keras 2 saves no state of optimizers.legacy in these formats")
+    if kind.is_3 and file == "model.h5":
+        pytest.skip("Keras 3 builds an optimizer without variables to read h5 files")
+    make = kind.sparse_model if is_sparse else kind.dense_model
+    x, y = (sparse_data if is_sparse else dense_data)(64)
+    reference, model = make(), make()
+    fit(reference, _adam(kind), (x, y), 8)
+    fit(model, _adam(kind), (x[:24], y[:24]), 8)
+    loaded = _save_and_load(kind, model, tmp_path / file, make)
+    assert int(loaded.optimizer.micro_steps.numpy()) == 1
+    loaded.fit(x[24:], y[24:], batch_size=8, shuffle=False, verbose=0)
+    for expected, got in zip(reference.get_weights(), loaded.get_weights()):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_state_of_the_plain_optimizer_can_be_read(kind, tmp_path):
+    """And training goes on with accumulation."""
+    x, y = dense_data(64)
+    reference, model = kind.dense_model(), kind.dense_model()
+    fit(reference, kind.optimizer("Adam", 0.05), (x, y), 32)
+    fit(model, kind.optimizer("Adam", 0.05), (x[:32], y[:32]), 32)
+    loaded = _save_and_load(kind, model, tmp_path / "checkpoint", kind.dense_model)
+    loaded.optimizer.gradient_accumulation_steps = 4
+    loaded.fit(x[32:], y[32:], batch_size=8, shuffle=False, verbose=0)
+    assert difference(reference, loaded) < 1e-6
+
+
+def test_config_makes_the_same_optimizer(kind):
+    optimizer = accumulate(
+        kind.optimizer("Adam", 0.125, clipnorm=2.0), 3, on_nonfinite="skip_window"
+    )
+    keras = kind.keras
+    config = keras.saving.serialize_keras_object(optimizer)
+    again = keras.saving.deserialize_keras_object(config)
+    assert type(again) is type(optimizer)
+    assert again.gradient_accumulation_steps == 3
+    assert again.on_nonfinite == "skip_window"
+    assert again.clipnorm == 2.0
+    assert float(again.learning_rate) == 0.125
+
+
+def test_a_new_process_needs_one_import_to_load_a_model(kind, tmp_path):
+    model = kind.dense_model()
+    fit(model, _adam(kind), dense_data(24), 8)
+    model.save(tmp_path / "model.h5" if kind.is_legacy else tmp_path / "model.keras")
+    path = next(tmp_path.iterdir())
+    code = (
+        f"import estimator_accum.keras, {kind.keras.__name__} as keras\n"
+        f"model = keras.models.load_model({str(path)!r})\n"
+        "print(int(model.optimizer.micro_steps.numpy()))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split()[-1] == "1"
+
+
+def test_model_to_estimator_counts_micro_steps_and_updates_by_windows(kind, tmp_path):
+    if not kind.is_legacy:
+        pytest.skip("model_to_estimator takes optimizers.legacy only")
+    enable_estimator()
+    keras_lib = importlib.import_module(
+        "tensorflow_estimator.python.estimator.keras_lib"
+    )
+    x, y = dense_data(96)
+
+    def train(optimizer, name, batch, calls):
+        model = kind.dense_model()
+        model.compile(optimizer, "mse")
+        config = tf.estimator.RunConfig(log_step_count_steps=None)
+        folder = str(tmp_path / name)
+        estimator = keras_lib.model_to_estimator(model, model_dir=folder, config=config)
+        skip = 0
+        for steps in calls:
+            estimator.train(
+                lambda skip=skip: (
+                    tf.data.Dataset.from_tensor_slices(({model.input_names[0]: x}, y))
+                    .batch(batch)
+                    .skip(skip)
+                ),
+                steps=steps,
+            )
+            skip += steps
+        return estimator
+
+    whole = train(kind.optimizer("Adam", 0.05), "whole", 32, [3])
+    ours = train(accumulate(kind.optimizer("Adam", 0.05), 4), "ours", 8, [6, 6])
+    names = [n for n in whole.get_variable_names() if "layer_with_weights" in n]
+    assert len(names) == 12  # four variables, two slots each
+    for name in names:
+        np.testing.assert_allclose(
+            ours.get_variable_value(name),
+            whole.get_variable_value(name),
+            rtol=1e-5,
+            atol=1e-7,
+        )
+    step = "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE"
+    assert ours.get_variable_value(step) == 12

@@ -1,0 +1,96 @@
+"""Keras models under tf.distribute strategies get the weights of one replica."""
+
+import collections
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+from keras_kinds import sparse_data
+
+_PROGRAM = pathlib.Path(__file__).with_name("keras_strategy_program.py")
+_DEADLINE_SECS = 180
+
+
+def _run(folder, kind, strategy, *options):
+    """Runs all tasks to their end; returns the first one's (report, weights)."""
+    workers = 2 if strategy == "workers" else 1
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
+    tasks = []
+    try:
+        for index in range(workers):
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+            environment.pop("TF_CONFIG", None)
+            environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+            if workers > 1:
+                task = {"type": "worker", "index": index}
+                config = {"cluster": cluster, "task": task}
+                environment["TF_CONFIG"] = json.dumps(config)
+            log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in finally
+            arguments = [*kind.name, strategy, folder / f"{index}.npz", *options]
+            process = subprocess.Popen(
+                [sys.executable, str(_PROGRAM), *map(str, arguments)],
+                env=environment,
+                stdout=subprocess.PIPE if index == 0 else log,
+                stderr=log,
+                text=True,
+            )
+            tasks.append((process, log))
+        output, _ = tasks[0][0].communicate(timeout=_DEADLINE_SECS)
+        codes = [task.wait(timeout=_DEADLINE_SECS) for task, _ in tasks]
+    finally:
+        for task, log in tasks:
+            task.kill()
+            task.wait()
+            log.seek(0)
+            print(log.read()[-4000:])
+            log.close()
+    assert codes == [0] * workers
+    with np.load(folder / "0.npz") as weights:
+        return json.loads(output.splitlines()[-1]), dict(weights)
+
+
+def _free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _assert_like_one_replica(kind, weights):
+    """Compares with batches of 24 of the plain optimizer."""
+    model = kind.sparse_model("float64")
+    model.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)
+    x, y = sparse_data(88, "float64")
+    for start in range(0, 88, 24):
+        model.train_on_batch(x[start : start + 24], y[start : start + 24])
+    for i, expected in enumerate(model.get_weights()):
+        np.testing.assert_allclose(weights[f"arr_{i}"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "workers"])
+def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strategy):
+    report, weights = _run(tmp_path, kind, strategy)
+    _assert_like_one_replica(kind, weights)
+    assert report["updates"] == 4
+    # In each trace one reduction, in the branch of the boundary. Collectives take
+    # tensors of one dtype together: the rows of a sparse gradient are float32.
+    traces = collections.Counter(report["reductions"])
+    assert traces
+    assert all("_true_" in name for name in traces)
+    assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
+
+
+@pytest.mark.slow
+def test_a_loss_scale_around_it_gives_the_same_weights(tmp_path, kind):
+    _, weights = _run(tmp_path, kind, "mirrored", "nested")
+    _assert_like_one_replica(kind, weights)

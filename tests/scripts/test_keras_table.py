@@ -1,0 +1,34 @@
+"""scripts/keras_table.py: the table of Keras optimizers."""
+
+import importlib.util
+import re
+
+import pytest
+
+from scripts import keras_table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+def test_table_holds_its_bounds_and_shows_the_others(keras, capsys):
+    if importlib.util.find_spec(keras) is None:
+        pytest.skip(f"{keras} is not installed")
+    arguments = [f"--keras={keras}", "--optimizers=Adam", "--updates=4"]
+    assert keras_table.main(arguments) == 0
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^\| Adam \|(.*)\|$", printed, re.MULTILINE)
+    assert len(rows[0].split("|")) == 7
+    if len(rows) > 1:  # Keras 3's own moves averages and schedules per micro-step
+        plain, _, average, schedule, *_ = [
+            float(cell.split(",")[0]) for cell in rows[1].split("|")
+        ]
+        assert plain < 1e-6
+        assert min(average, schedule) > 1e-3
+
+
+def test_unknown_optimizer_is_refused_in_a_sentence(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        keras_table.main(["--optimizers=Adam,Best"])
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert re.search(r"--optimizers must be among SGD.*Received: Best\. Leave", error)
