@@ -75,6 +75,7 @@ def _summing(keras):
             with tf.GradientTape() as tape:
                 y_pred = self(x, training=True)
                 loss = self._compute_loss(x=x, y=y, y_pred=y_pred)
+                loss = self.optimizer.scale_loss(loss)
             gradients = tape.gradient(loss, self.trainable_variables)
             pairs = zip(map(sum_of_rows, gradients), self.trainable_variables)
             self.optimizer.apply_gradients(list(pairs))

@@ -1,9 +1,10 @@
 """Trains one Keras model in `fit` under a strategy; run by test_keras_strategies.py.
 
-usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested]
+usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested | loop | plain]
 
 STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG); "nested"
-puts the optimizer into a LossScaleOptimizer. Eleven batches of 8 are three windows of 3
+puts the optimizer into a LossScaleOptimizer, "loop" trains without `fit`, and "plain"
+without accumulation. Eleven batches of 8 are three windows of 3
 and a partial one, which is applied. OUTPUT.npz takes the weights; the updates and the
 reductions that were traced are printed as one JSON line.
 """
@@ -37,7 +38,7 @@ def main() -> None:
         if "nested" in options:
             loss_scaling = kind.keras.mixed_precision.LossScaleOptimizer
             optimizer = loss_scaling(accumulate(optimizer, 3))
-        else:
+        elif "plain" not in options:
             optimizer = accumulate(optimizer, 3)
         model.compile(optimizer, "mse", jit_compile=False)
     x, y = sparse_data(88, "float64")
@@ -46,15 +47,26 @@ def main() -> None:
     distributed.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
-    callback = AccumulationCallback("apply")
     data = data.with_options(distributed)
-    model.fit(data, shuffle=False, verbose=0, callbacks=[callback])
+    if "loop" in options:
+        _train(model, strategy, data)
+    else:
+        callbacks = [] if "plain" in options else [AccumulationCallback("apply")]
+        model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
     np.savez(output, *model.get_weights())
     report = {
         "updates": int(model.optimizer.iterations.numpy()),
         "reductions": reductions,
     }
     print(json.dumps(report))
+
+
+def _train(model, strategy, data) -> None:
+    """What `fit` does, in a loop of one's own."""
+    step = tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
+    for batch in strategy.experimental_distribute_dataset(data):
+        step(batch)
+    model.optimizer.apply_partial_window()
 
 
 def _record_reductions() -> list[str]:

@@ -19,6 +19,14 @@ _DEADLINE_SECS = 180
 
 def _run(folder, kind, strategy, *options):
     """Runs all tasks to their end; returns the first one's (report, weights)."""
+    codes, output = _end(folder, kind, strategy, *options)
+    assert codes == [0] * len(codes)
+    with np.load(folder / "0.npz") as weights:
+        return json.loads(output.splitlines()[-1]), dict(weights)
+
+
+def _end(folder, kind, strategy, *options):
+    """Runs all tasks to their end; returns (exit codes, the first one's output)."""
     workers = 2 if strategy == "workers" else 1
     cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
     tasks = []
@@ -50,9 +58,7 @@ def _run(folder, kind, strategy, *options):
             log.seek(0)
             print(log.read()[-4000:])
             log.close()
-    assert codes == [0] * workers
-    with np.load(folder / "0.npz") as weights:
-        return json.loads(output.splitlines()[-1]), dict(weights)
+    return codes, output
 
 
 def _free_ports(count):
@@ -79,7 +85,8 @@ def _assert_like_one_replica(kind, weights):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "workers"])
 def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strategy):
-    report, weights = _run(tmp_path, kind, strategy)
+    options = ["loop"] if kind.is_3 and strategy == "workers" else []
+    report, weights = _run(tmp_path, kind, strategy, *options)
     _assert_like_one_replica(kind, weights)
     assert report["updates"] == 4
     # In each trace one reduction, in the branch of the boundary. Collectives take
@@ -88,6 +95,16 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     assert traces
     assert all("_true_" in name for name in traces)
     assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
+
+
+@pytest.mark.slow
+def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind, capfd):
+    """With any optimizer: it takes the mean of a batch that is a tuple."""
+    if not kind.is_3:
+        pytest.skip("Keras 2: the test above")
+    codes, _ = _end(tmp_path, kind, "workers", "plain")
+    assert codes == [1, 1]
+    assert "Attempt to convert a value (PerReplica" in capfd.readouterr().out
 
 
 @pytest.mark.slow
