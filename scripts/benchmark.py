@@ -7,6 +7,7 @@ ratios, with their quartiles over the rounds. Its parts:
 
     overhead  of a micro-step over forward and backward pass: this project, others
               restated, Keras' two where installed, and what memory alone takes
+    fit       of Keras, with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
     cola      examples per second of fine-tuning: as it is, padded, and Hugging Face's
               Trainer where installed
@@ -28,6 +29,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from scripts.benchmarks.cola import cola, why_not_hugging_face
+from scripts.benchmarks.fit import fit, kerases
 from scripts.benchmarks.housing import housing
 from scripts.benchmarks.keras_ways import KERAS_WAYS, why_not
 from scripts.benchmarks.memory import memory
@@ -35,7 +37,7 @@ from scripts.benchmarks.models import SIZES
 from scripts.benchmarks.overhead import growth, overhead
 from scripts.benchmarks.table import as_text, write
 
-PARTS = ("overhead", "growth", "cola", "memory", "housing")
+PARTS = ("overhead", "fit", "growth", "cola", "memory", "housing")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,16 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "sizes", list(SIZES), nargs="+", choices=SIZES, help="of BERT: overhead, memory"
     )
-    add("accumulation_steps", [4, 16], nargs="+", type=_count, help="K: overhead")
+    add("accumulation_steps", [4, 16], nargs="+", type=_count, help="K: overhead, fit")
+    add("fit_size", "6-layer", choices=SIZES, help="of BERT: fit")
     add("growth_size", "small", choices=SIZES, help="of BERT: growth")
     add("cola_sizes", ["6-layer"], nargs="+", choices=SIZES, help="of BERT: cola")
     add("cola_dir", None, type=pathlib.Path, help="folder with CoLA's train.tsv")
     add("cola_examples", 1600, type=_count, help="of one epoch")
     add("effective_batch_sizes", [32, 256], nargs="+", type=_count, help="memory")
-    add("micro_batch_size", 8, type=_count, help="examples: overhead, growth, memory")
-    add("tokens", 16, type=_count, help="of an example: overhead, growth, memory")
+    add("micro_batch_size", 8, type=_count, help="examples: all but cola and housing")
+    add("tokens", 16, type=_count, help="of an example: all but cola and housing")
     add("housing_updates", 400, type=_count, help="of one run")
-    add("rounds", 9, type=_count, help="turns of each: overhead, growth")
+    add("rounds", 9, type=_count, help="turns of each: overhead, fit, growth")
     add("runs", 3, type=_count, help="of each program: cola, memory, housing")
     return parser
 
@@ -113,6 +116,13 @@ def _measurements(flags) -> list:
         "overhead": [
             lambda size=size, steps=steps: overhead(size, steps, *batch, flags.rounds)
             for size in flags.sizes
+            for steps in flags.accumulation_steps
+        ],
+        "fit": [
+            lambda keras=keras, steps=steps: fit(
+                keras, flags.fit_size, steps, *batch, flags.rounds
+            )
+            for keras in kerases()
             for steps in flags.accumulation_steps
         ],
         "growth": [lambda: growth(flags.growth_size, *batch, flags.rounds)],

@@ -118,6 +118,18 @@ def test_every_way_to_accumulate_is_measured(tmp_path):
 
 
 @pytest.mark.slow
+def test_fit_is_measured_with_every_keras(tmp_path):
+    flags = ["--fit_size=tiny", "--accumulation_steps=2", "--rounds=2", "--tokens=4"]
+    rows = _benchmark(tmp_path, *flags, "--parts", "fit")
+    settings = {row["setting"].split(" ")[0] for row in rows}
+    assert settings == {
+        name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)
+    }
+    assert {"plain", "accumulate"} <= {row["way"] for row in rows}
+    assert all(float(row["value"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_memory_and_housing_are_measured(tmp_path):
     flags = ["--sizes=tiny", "--effective_batch_sizes=8", "--micro_batch_size=2"]
     flags += ["--housing_updates=5", "--parts", "memory", "housing"]
