@@ -9,7 +9,6 @@ against examples. Exit codes: 0; 1 when a weight is further than 1e-5; that of a
 that failed; 2 for flags that do not fit.
 """
 
-import argparse
 import os
 import pathlib
 import subprocess
@@ -61,29 +60,14 @@ RUNS = (Run(1, 200, 1), Run(1, 100, 2), Run(2, 100, 1), Run(2, 50, 2))
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir",
+        "a new folder, or that of a comparison before (default: %(default)s)",
+        default="four_runs",
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        default=pathlib.Path("four_runs"),
-        metavar="DIR",
-        help="a new folder, or that of a comparison before (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data_dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="MNIST's files; generated digits if not given",
-    )
-    parser.add_argument(
-        "--train_updates",
-        type=int,
-        default=100,
-        metavar="N",
-        help="optimizer updates (default: %(default)s)",
-    )
+    parser.add_folder("data_dir", "MNIST's files; generated digits if not given")
+    parser.add_numbers(("train_updates", 100, "optimizer updates"))
     flags = parser.parse_args(arguments)
     try:
         return exit_code_of(

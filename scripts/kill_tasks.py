@@ -39,36 +39,18 @@ _SECS_BETWEEN_LOOKS = 0.02
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir", "a new folder (default: %(default)s)", default="kills"
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        default=pathlib.Path("kills"),
-        metavar="DIR",
-        help="a new folder (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data_dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="MNIST's files; generated digits if not given",
-    )
-    for name, default, what in (
+    parser.add_folder("data_dir", "MNIST's files; generated digits if not given")
+    parser.add_numbers(
         ("kills", 20, "how many"),
         ("workers", 2, "tasks that train"),
         ("train_updates", 3000, "optimizer updates"),
         ("save_checkpoints_updates", 20, "updates between checkpoints"),
         ("seed", 0, "of the moments and the tasks"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: compare(flags))
 

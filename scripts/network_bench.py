@@ -30,7 +30,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from matplotlib.figure import Figure
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
 from distributed.progress import last_update
 from estimator_accum.network import reduction_secs, update_secs
 
@@ -70,29 +70,16 @@ class Point(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir", "for the two files (default: %(default)s)", default="network"
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        default=pathlib.Path("network"),
-        metavar="DIR",
-        help="for the two files (default: %(default)s)",
-    )
-    for name, default, what in (
+    parser.add_numbers(
         ("mbits_per_sec", 100, "of the slow link"),
         ("effective_batch_size", 160, "examples of an update, a multiple of 16"),
         ("hidden_units", 512, "of the model's largest layer"),
         ("updates", 20, "how many are timed at a turn"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: measure(flags))
 
@@ -117,12 +104,7 @@ def measure(flags: argparse.Namespace) -> None:
 
 
 def _check(flags: argparse.Namespace) -> None:
-    for name, value in vars(flags).items():
-        if name != "output_dir" and value < 1:
-            raise ValueError(
-                f"`--{name}` must be an integer >= 1. Received: {value}. "
-                "See --help for the usual value."
-            )
+    check_counts(flags)
     if flags.effective_batch_size % (_WORKERS * _STEPS[-1]):
         raise ValueError(
             "`--effective_batch_size` must be a multiple of 16. "

@@ -23,7 +23,7 @@ from typing import NamedTuple
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
 from distributed.progress import last_update
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -52,35 +52,21 @@ class Run(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, default, what in (
+    parser = OneSentenceParser(__doc__)
+    parser.add_numbers(
         ("effective_batch_size", 160, "examples of an update"),
         ("gradient_accumulation_steps", 8, "K"),
         ("hidden_units", 64, "of the model's largest layer"),
         ("updates", 100, "how many are measured"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: compare(flags))
 
 
 def compare(flags: argparse.Namespace) -> int:
     """Measures the three, prints a table; returns the exit code."""
+    check_counts(flags)
     steps, batch = flags.gradient_accumulation_steps, flags.effective_batch_size
-    for name, value in vars(flags).items():
-        if value < 1:
-            raise ValueError(
-                f"`--{name}` must be an integer >= 1. Received: {value}. "
-                "See --help for the usual value."
-            )
     if batch % (steps * _WORKERS):
         raise ValueError(
             "`--effective_batch_size` must be a multiple of K * 2 workers. "
