@@ -9,7 +9,6 @@ against examples. Exit codes: 0; 1 when a weight is further than 1e-5; that of a
 that failed; 2 for flags that do not fit.
 """
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -21,9 +20,9 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from distributed.local_clusters import command_of, environment
 from scripts.plot_loss import plot_loss
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _PLOT = "four_runs.png"
 _LARGEST_DIFFERENCE = 1e-5
 
@@ -102,22 +101,18 @@ def compare(
 
 
 def _train(run: Run, folder: pathlib.Path, data_dir, train_updates: int) -> None:
-    module = "launch_local" if run.workers > 1 else "main"
-    command = [
-        sys.executable,
-        str(_REPOSITORY / "distributed" / f"{module}.py"),
-        f"--output_dir={folder}",
-        f"--micro_batch_size={run.micro_batch_size}",
-        f"--gradient_accumulation_steps={run.gradient_accumulation_steps}",
-        f"--train_updates={train_updates}",
-        "--noshuffle",
-    ]
-    if run.workers > 1:
-        command.append(f"--workers={run.workers}")
-    if data_dir:
-        command.append(f"--data_dir={data_dir}")
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    subprocess.run(command, check=True, env=environment)
+    is_cluster = run.workers > 1
+    command = command_of(
+        "launch_local" if is_cluster else "main",
+        workers=run.workers if is_cluster else None,
+        output_dir=folder,
+        micro_batch_size=run.micro_batch_size,
+        gradient_accumulation_steps=run.gradient_accumulation_steps,
+        train_updates=train_updates,
+        data_dir=data_dir,
+        shuffle=False,
+    )
+    subprocess.run(command, check=True, env=environment())
 
 
 def _read_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:
