@@ -1,6 +1,7 @@
-"""What the scripts' command lines share: one sentence for an error, an exit code."""
+"""What the scripts' command lines share: flags, one sentence for an error, exit codes."""
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Callable
 
@@ -12,9 +13,41 @@ class FetchError(Exception):
 class OneSentenceParser(argparse.ArgumentParser):
     """An argument parser that says what is wrong in one sentence, without usage."""
 
+    def __init__(self, description: str, **options):
+        """The description, a script's docstring, is shown as it is."""
+        kind = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=kind, **options)
+
+    def add_folder(self, name: str, what: str, **options) -> None:
+        """Adds a flag that names a folder."""
+        options |= {"type": pathlib.Path, "metavar": "DIR", "help": what}
+        self.add_argument(f"--{name}", **options)
+
+    def add_numbers(self, *rows: tuple[str, float, str]) -> None:
+        """Adds a flag, of its default's type, for each (name, default, what it is)."""
+        for name, default, what in rows:
+            is_whole = isinstance(default, int)
+            self.add_argument(
+                f"--{name}",
+                type=type(default),
+                default=default,
+                metavar="N" if is_whole else "X",
+                help=f"{what} (default: %(default){'d' if is_whole else 'g'})",
+            )
+
     def error(self, message: str):
         """Leaves with exit code 2."""
         self.exit(2, f"{self.prog}: {message}. Try --help.\n")
+
+
+def check_counts(flags: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that is a whole number below 1."""
+    for name, value in vars(flags).items():
+        if isinstance(value, int) and value < 1:
+            raise ValueError(
+                f"`--{name}` must be an integer >= 1. Received: {value}. "
+                "See --help for the usual value."
+            )
 
 
 def exit_code_of(action: Callable[[], int | None]) -> int:

@@ -47,9 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
 
     def add(name, default, **options):
         described = f"{options.pop('help')} (default: %(default)s)"

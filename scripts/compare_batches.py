@@ -33,9 +33,7 @@ _COUNTS = ("updates", "micro_batch_size", "gradient_accumulation_steps")
 
 def main(argv: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
     folder = pathlib.Path
     parser.add_argument(
         "--data_dir", type=folder, required=True, help="folder with train.tsv"

@@ -70,11 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneSentenceParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = OneSentenceParser(__doc__, allow_abbrev=False)
     parser.add_argument("--model", help="a name that --list shows")
     parser.add_argument(
         "--output_dir",

@@ -126,11 +126,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneSentenceParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = OneSentenceParser(__doc__, allow_abbrev=False)
     parser.add_argument(
         "--data_dir",
         type=pathlib.Path,

@@ -48,11 +48,7 @@ FILES = tuple(
 
 def main(argv: list[str] | None = None) -> int:
     """Fetches the files and returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = OneSentenceParser(__doc__, allow_abbrev=False)
     parser.add_argument("--data_dir", type=pathlib.Path, help="folder of the files")
     download.add_source_flags(parser, OFFICIAL_URL, "the four files")
     args = parser.parse_args(argv)

@@ -9,8 +9,6 @@ against examples. Exit codes: 0; 1 when a weight is further than 1e-5; that of a
 that failed; 2 for flags that do not fit.
 """
 
-import argparse
-import os
 import pathlib
 import subprocess
 import sys
@@ -22,9 +20,9 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from distributed.local_clusters import command_of, environment
 from scripts.plot_loss import plot_loss
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _PLOT = "four_runs.png"
 _LARGEST_DIFFERENCE = 1e-5
 
@@ -61,29 +59,14 @@ RUNS = (Run(1, 200, 1), Run(1, 100, 2), Run(2, 100, 1), Run(2, 50, 2))
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir",
+        "a new folder, or that of a comparison before (default: %(default)s)",
+        default="four_runs",
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        default=pathlib.Path("four_runs"),
-        metavar="DIR",
-        help="a new folder, or that of a comparison before (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data_dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="MNIST's files; generated digits if not given",
-    )
-    parser.add_argument(
-        "--train_updates",
-        type=int,
-        default=100,
-        metavar="N",
-        help="optimizer updates (default: %(default)s)",
-    )
+    parser.add_folder("data_dir", "MNIST's files; generated digits if not given")
+    parser.add_numbers(("train_updates", 100, "optimizer updates"))
     flags = parser.parse_args(arguments)
     try:
         return exit_code_of(
@@ -118,22 +101,18 @@ def compare(
 
 
 def _train(run: Run, folder: pathlib.Path, data_dir, train_updates: int) -> None:
-    module = "launch_local" if run.workers > 1 else "main"
-    command = [
-        sys.executable,
-        str(_REPOSITORY / "distributed" / f"{module}.py"),
-        f"--output_dir={folder}",
-        f"--micro_batch_size={run.micro_batch_size}",
-        f"--gradient_accumulation_steps={run.gradient_accumulation_steps}",
-        f"--train_updates={train_updates}",
-        "--noshuffle",
-    ]
-    if run.workers > 1:
-        command.append(f"--workers={run.workers}")
-    if data_dir:
-        command.append(f"--data_dir={data_dir}")
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    subprocess.run(command, check=True, env=environment)
+    is_cluster = run.workers > 1
+    command = command_of(
+        "launch_local" if is_cluster else "main",
+        workers=run.workers if is_cluster else None,
+        output_dir=folder,
+        micro_batch_size=run.micro_batch_size,
+        gradient_accumulation_steps=run.gradient_accumulation_steps,
+        train_updates=train_updates,
+        data_dir=data_dir,
+        shuffle=False,
+    )
+    subprocess.run(command, check=True, env=environment())
 
 
 def _read_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:

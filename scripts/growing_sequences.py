@@ -39,12 +39,8 @@ _COLUMNS = ("run", "update_step", "tokens", "micro_batches", "secs", "loss")
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output_dir", type=pathlib.Path, metavar="DIR", help="of table and plot"
-    )
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder("output_dir", "of table and plot")
     parser.add_argument(
         "--lengths",
         nargs="+",
@@ -53,13 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="TOKENS:UPDATES",
         help="in turn (default: 16:2000 32:600 64:200 128:50 256:10)",
     )
-    parser.add_argument(
-        "--limit_mb",
-        type=int,
-        default=40,
-        metavar="N",
-        help="what tensors may take [MB] (default: %(default)s)",
-    )
+    parser.add_numbers(("limit_mb", 40, "what tensors may take [MB]"))
     parser.add_argument("--child", help=argparse.SUPPRESS)  # what one process trains
     flags = parser.parse_args(arguments)
     if flags.child:

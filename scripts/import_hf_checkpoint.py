@@ -9,7 +9,6 @@ folder appears when it is complete. Exit codes: 0; 2 with one sentence when the 
 does not fit or the output folder is not empty.
 """
 
-import argparse
 import pathlib
 import sys
 
@@ -19,22 +18,14 @@ from estimator_accum.program import quiet_import
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--input_dir",
-        type=pathlib.Path,
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "input_dir",
+        "folder with config.json, vocab.txt and model.safetensors of a BERT",
         required=True,
-        metavar="DIR",
-        help="folder with config.json, vocab.txt and model.safetensors of a BERT",
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        required=True,
-        metavar="DIR",
-        help="folder to make; may exist if it is empty",
+    parser.add_folder(
+        "output_dir", "folder to make; may exist if it is empty", required=True
     )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: _import(flags.input_dir, flags.output_dir))

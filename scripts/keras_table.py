@@ -17,7 +17,6 @@ its own update depends on how a batch lists its rows. Exit code 1 if a cell of
     python scripts/keras_table.py --keras=tf_keras --optimizers=SGD,Adam
 """
 
-import argparse
 import importlib
 import importlib.util
 import sys
@@ -206,16 +205,14 @@ def _difference_or_none(keras, maker, dtype, feature, updates, expected, title):
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the tables; returns 1 if a bound is broken."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
     parser.add_argument(
         "--keras", default="keras", choices=["keras", "tf_keras"], help="the module"
     )
     parser.add_argument(
         "--optimizers", default=",".join(_OPTIMIZERS), help="names, by commas"
     )
-    parser.add_argument("--updates", type=int, default=12, help="of each run [updates]")
+    parser.add_numbers(("updates", 12, "of each run"))
     args = parser.parse_args(arguments)
     names = args.optimizers.split(",")
     unknown = [name for name in names if name not in _OPTIMIZERS]

@@ -17,7 +17,6 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 import time
 
@@ -26,9 +25,9 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from distributed.local_clusters import launched
 from distributed.progress import last_update
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _EFFECTIVE_BATCH = 200
 _STEPS = 2  # micro-steps per update
 _LONGEST_PAUSE_SECS = 3.0  # behind the update at which a kill is due
@@ -39,36 +38,18 @@ _SECS_BETWEEN_LOOKS = 0.02
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir", "a new folder (default: %(default)s)", default="kills"
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        default=pathlib.Path("kills"),
-        metavar="DIR",
-        help="a new folder (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data_dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="MNIST's files; generated digits if not given",
-    )
-    for name, default, what in (
+    parser.add_folder("data_dir", "MNIST's files; generated digits if not given")
+    parser.add_numbers(
         ("kills", 20, "how many"),
         ("workers", 2, "tasks that train"),
         ("train_updates", 3000, "optimizer updates"),
         ("save_checkpoints_updates", 20, "updates between checkpoints"),
         ("seed", 0, "of the moments and the tasks"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: compare(flags))
 
@@ -109,31 +90,19 @@ def _train(flags, folder: pathlib.Path, moments, random_=None) -> list[str]:
     """Runs a cluster to its end; returns the tasks that were killed."""
     print(f"==> {folder.name}", flush=True)
     folder.mkdir(parents=True)
-    command = [
-        sys.executable,
-        str(_REPOSITORY / "distributed" / "launch_local.py"),
-        f"--output_dir={folder}",
-        f"--workers={flags.workers}",
-        f"--effective_batch_size={_EFFECTIVE_BATCH}",
-        f"--gradient_accumulation_steps={_STEPS}",
-        f"--train_updates={flags.train_updates}",
-        f"--save_checkpoints_updates={flags.save_checkpoints_updates}",
-        f"--max_restarts={flags.kills}",
-        "--log_examples",
-    ]
-    if flags.data_dir:
-        command.append(f"--data_dir={flags.data_dir}")
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    with (folder / "log").open("w") as log:
-        launcher = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            victims = [_kill(launcher, folder, at, random_) for at in moments]
-            code = launcher.wait()
-        finally:  # its tasks end with it
-            launcher.kill()
-            launcher.wait()
+    with launched(
+        folder,
+        workers=flags.workers,
+        effective_batch_size=_EFFECTIVE_BATCH,
+        gradient_accumulation_steps=_STEPS,
+        train_updates=flags.train_updates,
+        save_checkpoints_updates=flags.save_checkpoints_updates,
+        max_restarts=flags.kills,
+        data_dir=flags.data_dir,
+        log_examples=True,
+    ) as launcher:
+        victims = [_kill(launcher, folder, at, random_) for at in moments]
+        code = launcher.wait()
     left = _tasks(folder)
     if code or left:
         raise ValueError(

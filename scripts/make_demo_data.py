@@ -9,7 +9,6 @@ sentences that are in none of the three files: ten to thirty seconds on 2 cores.
 --seed writes the same sentences on every machine.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -38,15 +37,9 @@ PRETRAINING = {"num_updates": 2500, "batch_size": 64, "peak_learning_rate": 3e-3
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        required=True,
-        metavar="DIR",
-        help="the folder to make; it must not exist",
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir", "the folder to make; it must not exist", required=True
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of sentences and weights (default: 0)"

@@ -56,12 +56,8 @@ class Job(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output_dir", type=pathlib.Path, metavar="DIR", help="of table and plot"
-    )
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder("output_dir", "of table and plot")
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all"
     )

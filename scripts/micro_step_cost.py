@@ -12,7 +12,6 @@ Exit code 1 if one is above --largest_ratio.
     python scripts/micro_step_cost.py --hidden_size=512 --num_layers=4
 """
 
-import argparse
 import os
 import pathlib
 import statistics
@@ -36,9 +35,7 @@ _MANY = 10**6
 
 
 def main() -> None:
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
     parser.add_argument("--hidden_size", type=int, default=512)
     parser.add_argument("--num_layers", type=int, default=4)
     parser.add_argument("--vocab_size", type=int, default=30522)

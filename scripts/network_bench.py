@@ -30,11 +30,11 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from matplotlib.figure import Figure
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
+from distributed.local_clusters import command_of, wait_for_update
 from distributed.progress import last_update
 from estimator_accum.network import reduction_secs, update_secs
 
-_MAIN = pathlib.Path(__file__).resolve().parent.parent / "distributed" / "main.py"
 _STEPS = (1, 2, 4, 8)
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _WORKERS = len(_ADDRESSES)
@@ -42,8 +42,6 @@ _PORT = 2222
 _DEVICE = "slow0"  # in each network
 _FIRST_UPDATE = 5  # the ones before build connections
 _TURNS = 3
-_DEADLINE_SECS = 300
-_SECS_BETWEEN_LOOKS = 0.002
 # What it starts ends with this process, however that ends, and the networks with it.
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
@@ -70,29 +68,16 @@ class Point(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir", "for the two files (default: %(default)s)", default="network"
     )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
-        default=pathlib.Path("network"),
-        metavar="DIR",
-        help="for the two files (default: %(default)s)",
-    )
-    for name, default, what in (
+    parser.add_numbers(
         ("mbits_per_sec", 100, "of the slow link"),
         ("effective_batch_size", 160, "examples of an update, a multiple of 16"),
         ("hidden_units", 512, "of the model's largest layer"),
         ("updates", 20, "how many are timed at a turn"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: measure(flags))
 
@@ -117,12 +102,7 @@ def measure(flags: argparse.Namespace) -> None:
 
 
 def _check(flags: argparse.Namespace) -> None:
-    for name, value in vars(flags).items():
-        if name != "output_dir" and value < 1:
-            raise ValueError(
-                f"`--{name}` must be an integer >= 1. Received: {value}. "
-                "See --help for the usual value."
-            )
+    check_counts(flags)
     if flags.effective_batch_size % (_WORKERS * _STEPS[-1]):
         raise ValueError(
             "`--effective_batch_size` must be a multiple of 16. "
@@ -151,7 +131,7 @@ def _point(flags, series: str, steps: int, micro_batch: int) -> Point:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         holders = _make_networks(stack)
         tasks = _start_tasks(stack, flags, folder, holders, micro_batch, steps)
-        _reach(tasks, folder, _FIRST_UPDATE)
+        wait_for_update(folder, _FIRST_UPDATE, tasks)
         for _ in range(_TURNS):
             for link, times in secs.items():
                 if link == "slow":
@@ -220,16 +200,15 @@ def _start(stack: contextlib.ExitStack, command: list[str], **options):
 
 
 def _start_tasks(stack, flags, folder, holders, micro_batch: int, steps: int) -> list:
-    command = [
-        sys.executable,
-        str(_MAIN),
-        f"--output_dir={folder}",
-        f"--micro_batch_size={micro_batch}",
-        f"--gradient_accumulation_steps={steps}",
-        f"--hidden_units={flags.hidden_units}",
-        "--train_updates=1000000",  # it is stopped
-        "--save_checkpoints_updates=1000000",
-    ]
+    command = command_of(
+        "main",
+        output_dir=folder,
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=steps,
+        hidden_units=flags.hidden_units,
+        train_updates=1000000,  # it is stopped
+        save_checkpoints_updates=1000000,
+    )
     cluster = {"worker": [f"{address}:{_PORT}" for address in _ADDRESSES]}
     log = stack.enter_context((pathlib.Path(folder) / "log").open("w"))
     tasks = []
@@ -249,23 +228,10 @@ def _start_tasks(stack, flags, folder, holders, micro_batch: int, steps: int) ->
 
 def _secs_per_update(tasks, folder: str, updates: int) -> float:
     # From the next but one: the next may have begun with the other link.
-    first, start = _reach(tasks, folder, last_update(folder) + 2)
-    last, end = _reach(tasks, folder, first + updates)
-    return (end - start) / (last - first)
-
-
-def _reach(tasks, folder: str, update: int) -> tuple[int, float]:
-    """Waits for an update; returns (update that it is, time)."""
-    end = time.monotonic() + _DEADLINE_SECS
-    while (now_at := last_update(folder)) < update:
-        if any(task.poll() is not None for task in tasks) or time.monotonic() > end:
-            print((pathlib.Path(folder) / "log").read_text()[-2000:], file=sys.stderr)
-            raise ValueError(
-                f"The run must get to update {update}. Received: one that ended or "
-                f"took {_DEADLINE_SECS} s at update {now_at}. See its lines above."
-            )
-        time.sleep(_SECS_BETWEEN_LOOKS)
-    return now_at, time.monotonic()
+    first = wait_for_update(folder, last_update(folder) + 2, tasks)
+    start = time.monotonic()
+    last = wait_for_update(folder, first + updates, tasks)
+    return (time.monotonic() - start) / (last - first)
 
 
 def _parameter_bytes(folder: str) -> int:

@@ -12,7 +12,6 @@ K micro-steps take more than 1.1 times the bytes of one; 2 for flags that do not
 
 import argparse
 import ctypes
-import os
 import pathlib
 import subprocess
 import sys
@@ -23,15 +22,12 @@ from typing import NamedTuple
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
-from distributed.progress import last_update
+from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
+from distributed.local_clusters import launched, wait_for_update
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _WORKERS = 2
 _LARGEST_RATIO = 1.1
 _FIRST_UPDATE = 5  # the ones before build connections
-_DEADLINE_SECS = 300
-_SECS_BETWEEN_LOOKS = 0.002
 _IDLE_SECS = 2.0
 _CLONE_NEWNET = 0x40000000
 
@@ -52,35 +48,21 @@ class Run(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, default, what in (
+    parser = OneSentenceParser(__doc__)
+    parser.add_numbers(
         ("effective_batch_size", 160, "examples of an update"),
         ("gradient_accumulation_steps", 8, "K"),
         ("hidden_units", 64, "of the model's largest layer"),
         ("updates", 100, "how many are measured"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: compare(flags))
 
 
 def compare(flags: argparse.Namespace) -> int:
     """Measures the three, prints a table; returns the exit code."""
+    check_counts(flags)
     steps, batch = flags.gradient_accumulation_steps, flags.effective_batch_size
-    for name, value in vars(flags).items():
-        if value < 1:
-            raise ValueError(
-                f"`--{name}` must be an integer >= 1. Received: {value}. "
-                "See --help for the usual value."
-            )
     if batch % (steps * _WORKERS):
         raise ValueError(
             "`--effective_batch_size` must be a multiple of K * 2 workers. "
@@ -131,47 +113,23 @@ def _loopback_bytes() -> int:
 
 def _bytes_per_update(flags, run: Run, idle_bytes_per_sec: float) -> float:
     """Trains in two processes; returns what an update sends [bytes]."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            str(_REPOSITORY / "distributed" / "launch_local.py"),
-            f"--workers={_WORKERS}",
-            f"--output_dir={folder}",
-            f"--micro_batch_size={run.micro_batch_size}",
-            f"--gradient_accumulation_steps={run.gradient_accumulation_steps}",
-            f"--hidden_units={flags.hidden_units}",
-            "--train_updates=1000000",  # it is stopped
-            "--save_checkpoints_updates=1000000",
-        ]
-        environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-        log = pathlib.Path(folder) / "log"
-        with log.open("w") as file:
-            launcher = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT
-            )
-        try:
-            first, before, start = _reach(launcher, folder, _FIRST_UPDATE)
-            last, after, end = _reach(launcher, folder, first + flags.updates)
-        except ValueError:
-            print(log.read_text()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            launcher.terminate()  # its tasks end with it
-            launcher.wait()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        launched(
+            folder,
+            workers=_WORKERS,
+            micro_batch_size=run.micro_batch_size,
+            gradient_accumulation_steps=run.gradient_accumulation_steps,
+            hidden_units=flags.hidden_units,
+            train_updates=1000000,  # it is stopped
+            save_checkpoints_updates=1000000,
+        ) as launcher,
+    ):
+        first = wait_for_update(folder, _FIRST_UPDATE, [launcher])
+        before, start = _loopback_bytes(), time.monotonic()
+        last = wait_for_update(folder, first + flags.updates, [launcher])
+        after, end = _loopback_bytes(), time.monotonic()
     return (after - before - idle_bytes_per_sec * (end - start)) / (last - first)
-
-
-def _reach(launcher, folder: str, update: int) -> tuple[int, int, float]:
-    """Waits for an update; returns (update that it is, bytes so far, time)."""
-    end = time.monotonic() + _DEADLINE_SECS
-    while (now_at := last_update(folder)) < update:
-        if launcher.poll() is not None or time.monotonic() > end:
-            raise ValueError(
-                f"The run must get to update {update}. Received: one that ended or "
-                f"took {_DEADLINE_SECS} s at update {now_at}. See its lines above."
-            )
-        time.sleep(_SECS_BETWEEN_LOOKS)
-    return now_at, _loopback_bytes(), time.monotonic()
 
 
 if __name__ == "__main__":

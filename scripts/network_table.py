@@ -9,7 +9,6 @@ those of BERT-base (110 million float32 parameters) where a worker's micro-step 
 token, on a device that sustains 27 TFLOP/s.
 """
 
-import argparse
 import os
 import pathlib
 import sys
@@ -28,21 +27,12 @@ _BYTES_PER_PARAMETER = 4
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, default, what in (
+    parser = OneSentenceParser(__doc__)
+    parser.add_numbers(
         ("num_parameters", 110e6, "float32 parameters"),
         ("micro_step_secs", 0.1, "of one worker's micro-batch, on its own"),
         ("share", 0.1, "of the time that the network may take"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=float,
-            default=default,
-            metavar="X",
-            help=f"{what} (default: %(default)g)",
-        )
+    )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: print("\n".join(table(**vars(flags)))))
 

@@ -15,7 +15,6 @@ SyncReplicasOptimizer is not in it: it accumulates by itself, and is refused.
     python scripts/optimizer_table.py --output=optimizers.csv
 """
 
-import argparse
 import csv
 import itertools
 import pathlib
@@ -98,9 +97,7 @@ class _Row(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
     parser.add_argument(
         "--output",
         type=pathlib.Path,

@@ -42,9 +42,7 @@ _SHAPES = ("8x64", "16x128", "32x128", "8x256", "64x128")
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
     parser.add_argument(
         "--encoders",
         nargs="+",

@@ -31,9 +31,7 @@ _DASHES = ("solid", (0, (3, 1.5)), (0, (1, 1)))
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneSentenceParser(__doc__)
     parser.add_argument(
         "--output_dirs",
         type=_split,

@@ -8,7 +8,6 @@ examples at once, and draws both losses. The folder is made anew each time: the 
 result again.
 """
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -50,15 +49,11 @@ RUNS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code, that of a part that failed."""
-    parser = OneSentenceParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=pathlib.Path,
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "output_dir",
+        "a new folder, or that of a demo before (default: %(default)s)",
         default=_REPOSITORY / "demo",
-        metavar="DIR",
-        help="a new folder, or that of a demo before (default: %(default)s)",
     )
     flags = parser.parse_args(arguments)
     try:

@@ -1,5 +1,6 @@
 """Fixtures that several rooms' tests share."""
 
+import logging
 import os
 import pathlib
 
@@ -10,6 +11,20 @@ from estimator_accum.compat import enable_estimator
 enable_estimator()  # a no-op on TensorFlow 2.15
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def _loggers_as_before():
+    """A room's main() sets the process's loggers; other tests read theirs."""
+    rooms = ("estimator_accum", "bert_finetune", "distributed", "housing_example")
+    names = ("tensorflow", *(f"tensorflow.{room}" for room in rooms))
+    loggers = [logging.getLogger(name) for name in names]
+    states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+    yield
+    for each, (level, propagate, handlers) in zip(loggers, states, strict=True):
+        each.setLevel(level)
+        each.propagate = propagate
+        each.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,12 @@ Three ways: "plain" as they are, "two_lines" with the two lines of the README's 
 page added, "unedited" through `python -m estimator_accum.compat`.
 """
 
-import json
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
+
+from cluster_tasks import environment, tf_configs
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = pathlib.Path(__file__).with_name("legacy_scripts")
@@ -55,14 +54,15 @@ def run(
     command = [python, *(["-m", "estimator_accum.compat"] if way == "unedited" else [])]
     is_flag = name == "version_1_style"
     command += [str(script), f"--model_dir={model_dir}" if is_flag else model_dir]
-    environments = [_environment(task) for task in _tasks(tasks)]
+    configs = tf_configs(*tasks) if tasks else [None]
     with tempfile.TemporaryFile("w+") as log:
         started = []
         try:
-            for environment in environments:
+            for config in configs:
+                own = _environment(config)
                 started.append(
                     subprocess.Popen(
-                        command, env=environment, stdout=log, stderr=log, cwd=folder
+                        command, env=own, stdout=log, stderr=log, cwd=folder
                     )
                 )
             codes = [process.wait(timeout=_DEADLINE_SECS) for process in started]
@@ -82,14 +82,13 @@ def run_python(
 ) -> subprocess.CompletedProcess:
     """Runs code, or a script, or `-m module`, in a process of its own."""
     command = [sys.executable, *(["-c", code] if code else []), *map(str, arguments)]
-    environment = _environment(None) | variables
     return subprocess.run(
         command,
         check=False,
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment,
+        env=_environment(None) | variables,
         cwd=cwd,
     )
 
@@ -105,37 +104,8 @@ def _with_two_lines(text: str) -> str:
     raise AssertionError("no import of TensorFlow in the script")
 
 
-def _tasks(jobs: tuple[str, ...]) -> list[dict | None]:
-    """Returns the TF_CONFIG of each task; [None] without a cluster."""
-    if not jobs:
-        return [None]
-    cluster, tasks = {}, []
-    for job, port in zip(jobs, _free_ports(len(jobs)), strict=True):
-        addresses = cluster.setdefault(job, [])
-        tasks.append({"type": job, "index": len(addresses)})
-        addresses.append(f"127.0.0.1:{port}")
-    return [{"cluster": cluster, "task": task} for task in tasks]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def _environment(tf_config: dict | None) -> dict[str, str]:
     """Without the variable that this process may have set for itself."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("TF_USE_LEGACY_KERAS", "TF_CONFIG")
-    }
-    environment["PYTHONPATH"] = str(REPOSITORY)
-    environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    if tf_config:
-        environment["TF_CONFIG"] = json.dumps(tf_config)
-    return environment
+    variables = environment(tf_config)
+    variables.pop("TF_USE_LEGACY_KERAS", None)
+    return variables | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from cluster_tasks import environment, tf_configs
 
 from bert_finetune import run_classifier
 from bert_finetune.settings import Settings
@@ -43,25 +42,12 @@ def _flags(settings: Settings, **changes) -> list[str]:
 
 
 def _start(flags, log, tf_config=None, script=_SCRIPT, **more) -> subprocess.Popen:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    environment.pop("TF_CONFIG", None)
-    if tf_config is not None:
-        environment["TF_CONFIG"] = json.dumps(tf_config)
     return subprocess.Popen(
         [sys.executable, str(script), *flags],
-        env=environment | more,
+        env=environment(tf_config) | more,
         stdout=log,
         stderr=subprocess.STDOUT,
     )
-
-
-def _tf_configs() -> list[dict]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("localhost", 0))
-        chief, worker = (f"localhost:{s.getsockname()[1]}" for s in (first, second))
-    cluster = {"chief": [chief], "worker": [worker]}
-    return [{"cluster": cluster, "task": {"type": job, "index": 0}} for job in cluster]
 
 
 class _Cluster:
@@ -69,12 +55,13 @@ class _Cluster:
 
     def __init__(self, flags, log_path, fit=(None, None)):
         self._log_path = log_path
+        configs = tf_configs("chief", "worker")
         with log_path.open("w") as log:
             self.tasks = [
                 _start(flags, log, task)
                 if examples is None
                 else _start(flags, log, task, _LIMITED, EXAMPLES_THAT_FIT=str(examples))
-                for task, examples in zip(_tf_configs(), fit, strict=True)
+                for task, examples in zip(configs, fit, strict=True)
             ]
 
     def __enter__(self):

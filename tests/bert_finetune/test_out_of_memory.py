@@ -1,14 +1,13 @@
 """A real out-of-memory error: BERT under a limit that the plain Estimator exceeds."""
 
 import json
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from cluster_tasks import environment, tf_configs
 
 _PROGRAM = pathlib.Path(__file__).with_name("out_of_memory_program.py")
 # Sequences grow: memory runs out after hundreds of updates.
@@ -16,21 +15,19 @@ _LENGTHS = ["16:200", "64:4", "128:4"]
 _DEADLINE_SECS = 300
 
 
-def _start(folder, kind, limit_mb=None, lengths=_LENGTHS, cluster=None):
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+def _start(folder, kind, limit_mb=None, lengths=_LENGTHS, tf_config=None):
+    variables = environment(tf_config)
     # Its kernels crash when memory runs out; and the others round in another way, which
     # Adam makes much of where a gradient is rounding only, as that of a key's bias.
-    environment["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    if cluster is not None:
-        environment["TF_CONFIG"] = json.dumps(cluster)
+    variables["TF_ENABLE_ONEDNN_OPTS"] = "0"
     if limit_mb is not None:
-        environment |= {
+        variables |= {
             "TF_CPU_ALLOCATOR_USE_BFC": "true",
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mb),
         }
     return subprocess.Popen(
         [sys.executable, str(_PROGRAM), kind, str(folder), *lengths],
-        env=environment,
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -78,12 +75,10 @@ def test_auto_trains_to_the_end_where_the_plain_estimator_dies(tmp_path):
 @pytest.mark.slow
 def test_two_workers_under_different_limits_train_as_one_without(tmp_path):
     lengths, limits_mb = ["32:3", "128:3"], (25, 60)
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(limits_mb))]
     tasks = [_start(tmp_path / "unlimited", "plain", lengths=lengths)]
-    for index, limit_mb in enumerate(limits_mb):
-        task = {"type": "worker", "index": index}
-        cluster = {"cluster": {"worker": addresses}, "task": task}
-        tasks.append(_start(tmp_path / "two", "auto", limit_mb, lengths, cluster))
+    configs = tf_configs("worker", "worker")
+    for limit_mb, config in zip(limits_mb, configs, strict=True):
+        tasks.append(_start(tmp_path / "two", "auto", limit_mb, lengths, config))
     unlimited, first, second = _results(tasks)
     counts = [
         json.loads(path.read_text())["micro_batches"]
@@ -92,13 +87,3 @@ def test_two_workers_under_different_limits_train_as_one_without(tmp_path):
     assert len(first["out_of_memory_at"]) > len(second["out_of_memory_at"])
     assert counts[0] > 2 ** len(second["out_of_memory_at"])
     _assert_same_variables(first, unlimited)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

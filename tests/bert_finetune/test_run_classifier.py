@@ -1,6 +1,5 @@
 """The command line: flags, one sentence for bad input, a run that is killed."""
 
-import logging
 import pathlib
 import re
 import signal
@@ -16,20 +15,9 @@ from tiny_bert import write_bert, write_cola
 
 from bert_finetune import run_classifier
 
+pytestmark = pytest.mark.usefixtures("_loggers_as_before")
+
 _SCRIPT = pathlib.Path(run_classifier.__file__)
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    """main() sets the process's loggers; other tests read theirs."""
-    names = ("tensorflow", "tensorflow.estimator_accum", "tensorflow.bert_finetune")
-    loggers = [logging.getLogger(name) for name in names]
-    states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
-    yield
-    for each, (level, propagate, handlers) in zip(loggers, states, strict=True):
-        each.setLevel(level)
-        each.propagate = propagate
-        each.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -8,18 +8,10 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from cluster_tasks import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECS = 240
-
-
-def environment() -> dict[str, str]:
-    """Returns that of a process that is in no cluster."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name != "TF_CONFIG" and not name.startswith("SLURM_")
-    }
 
 
 def start(module: str, *flags: str, **options) -> subprocess.Popen:

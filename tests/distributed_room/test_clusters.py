@@ -1,6 +1,5 @@
 """Real clusters on this machine: the weights of one worker, and those after a kill."""
 
-import json
 import os
 import random
 import signal
@@ -9,9 +8,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+from cluster_tasks import environment
 from local_cluster import (
     DEADLINE_SECS,
-    environment,
     processes_with,
     run,
     start,
@@ -162,8 +161,7 @@ def test_task_that_has_lost_the_other_ends_itself(tmp_path):
     with (tmp_path / "log").open("w+") as log:
         try:
             for tf_config in _tf_configs(2, has_evaluator=False).values():
-                own = environment() | {"TF_CONFIG": json.dumps(tf_config)}
-                flag = f"--output_dir={folder}"
+                own, flag = environment(tf_config), f"--output_dir={folder}"
                 tasks.append(start("main", flag, *flags, env=own, stdout=log))
             metrics = folder / "train_metrics.csv"
             wait_until(partial(_has, metrics, "\n3,"))

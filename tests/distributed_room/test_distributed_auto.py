@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from local_cluster import DEADLINE_SECS, ROOT, environment, run, values
+from cluster_tasks import environment
+from local_cluster import DEADLINE_SECS, ROOT, run, values
 
 from distributed.launch_local import _tf_configs
 

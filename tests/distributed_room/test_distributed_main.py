@@ -1,7 +1,6 @@
 """One task alone, and what a task refuses."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -13,19 +12,12 @@ from distributed.main import main
 
 
 @pytest.fixture(autouse=True)
-def _process_as_before():
-    """main() sets the process's loggers and its flags; other tests read theirs."""
-    names = ("tensorflow", "tensorflow.estimator_accum", "tensorflow.distributed")
-    loggers = [logging.getLogger(name) for name in names]
-    states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+def _process_as_before(_loggers_as_before):
+    """main() sets the process's flags too; other tests read theirs."""
     yield
     FLAGS.unparse_flags()
     for name in FLAGS:
         FLAGS[name].unparse()
-    for each, (level, propagate, handlers) in zip(loggers, states, strict=True):
-        each.setLevel(level)
-        each.propagate = propagate
-        each.handlers[:] = handlers
 
 
 def _refused(capsys, *argv) -> str:

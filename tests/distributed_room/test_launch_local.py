@@ -13,7 +13,8 @@ import sys
 import termios
 
 import pytest
-from local_cluster import ROOT, environment, processes_with, wait_until
+from cluster_tasks import environment
+from local_cluster import ROOT, processes_with, wait_until
 
 from distributed import launch_local
 

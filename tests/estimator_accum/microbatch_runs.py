@@ -38,6 +38,9 @@ def input_fn_of(examples: int, batch_size: int, seed: int = 0):
     return input_fn
 
 
+INPUT = input_fn_of(examples=5 * 16 + 7, batch_size=16)
+
+
 def hidden_layer(x: tf.Tensor) -> tf.Tensor:
     start = np.linspace(-1, 1, WIDTH * 8).reshape(WIDTH, 8).astype(np.float32)
     kernel = v1.get_variable("hidden", initializer=start)
@@ -73,6 +76,10 @@ def make_model_fn(make_train_op, body=hidden_layer):
     return model_fn
 
 
+def spec_of(mode, loss, train_op, **more):
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, **more)
+
+
 def plain(optimizer):
     """The train op of the batch, without this library."""
     return lambda loss: OPTIMIZERS[optimizer]().minimize(
@@ -90,6 +97,23 @@ def by_optimizer(optimizer, **options):
     return lambda loss: AccumulatingOptimizer(
         OPTIMIZERS[optimizer](), 1, **options
     ).minimize(loss, v1.train.get_or_create_global_step())
+
+
+class Fetch(v1.train.SessionRunHook):
+    """Notes what a collection's tensor is in every run of the train op."""
+
+    def __init__(self, collection):
+        self.values = []
+        self._collection = collection
+
+    def begin(self):
+        (self._tensor,) = v1.get_collection(self._collection)
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._tensor)
+
+    def after_run(self, run_context, run_values):
+        self.values.append(run_values.results)
 
 
 def train(model_fn, folder, input_fn, hooks=(), max_steps=None):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from microbatch_runs import (
+    INPUT,
     OPTIMIZERS,
+    Fetch,
     by_train_op,
     difference,
     hidden_layer,
@@ -13,6 +15,7 @@ from microbatch_runs import (
     make_model_fn,
     output_layer,
     plain,
+    spec_of,
     train,
     train_in_micro_batches,
 )
@@ -24,30 +27,6 @@ from estimator_accum import (
 )
 
 v1 = tf.compat.v1
-
-
-_INPUT = input_fn_of(examples=5 * 16 + 7, batch_size=16)
-
-
-def _spec(mode, loss, train_op, **more):
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, **more)
-
-
-class _Fetch(v1.train.SessionRunHook):
-    """Notes what a collection's tensor is in every run of the train op."""
-
-    def __init__(self, collection):
-        self.values = []
-        self._collection = collection
-
-    def begin(self):
-        (self._tensor,) = v1.get_collection(self._collection)
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._tensor)
-
-    def after_run(self, run_context, run_values):
-        self.values.append(run_values.results)
 
 
 def test_two_train_ops_share_their_micro_batches(tmp_path):
@@ -64,7 +43,7 @@ def test_two_train_ops_share_their_micro_batches(tmp_path):
                     OPTIMIZERS["adam"](), loss, [second], v1.train.get_global_step()
                 ),
             )
-            return _spec(mode, loss, train_op)
+            return spec_of(mode, loss, train_op)
 
         return model_fn
 
@@ -102,8 +81,8 @@ def test_max_steps_ends_training_between_two_batches(tmp_path):
     estimator = tf.estimator.Estimator(
         microbatch_model_fn(make_model_fn(by_train_op("sgd")), 4), str(tmp_path)
     )
-    losses = _Fetch(v1.GraphKeys.GLOBAL_STEP)
-    estimator.train(_INPUT, hooks=[losses], max_steps=3)
+    losses = Fetch(v1.GraphKeys.GLOBAL_STEP)
+    estimator.train(INPUT, hooks=[losses], max_steps=3)
     assert len(losses.values) == 3
     assert estimator.get_variable_value("global_step") == 3
 
@@ -112,10 +91,10 @@ def test_evaluation_and_prediction_are_the_model_fns_own(tmp_path):
     model_fn = make_model_fn(by_train_op("sgd"))
     estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4), str(tmp_path))
     own = tf.estimator.Estimator(model_fn, str(tmp_path))
-    estimator.train(_INPUT)
-    evaluated = estimator.evaluate(_INPUT)
-    assert evaluated == own.evaluate(_INPUT)
-    assert len(list(estimator.predict(_INPUT))) == 5 * 16 + 7
+    estimator.train(INPUT)
+    evaluated = estimator.evaluate(INPUT)
+    assert evaluated == own.evaluate(INPUT)
+    assert len(list(estimator.predict(INPUT))) == 5 * 16 + 7
 
 
 def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
@@ -124,27 +103,27 @@ def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
 
     def of_features(features):
         loss = loss_of(features)
-        return _spec(tf.estimator.ModeKeys.TRAIN, loss, by_train_op("sgd")(loss))
+        return spec_of(tf.estimator.ModeKeys.TRAIN, loss, by_train_op("sgd")(loss))
 
     def of_params(features, labels, mode, params):
         assert params == {"rate": 0.5}
         loss = loss_of(features["x"] - labels)
-        return _spec(mode, loss, by_train_op("sgd")(loss))
+        return spec_of(mode, loss, by_train_op("sgd")(loss))
 
     def without_labels():
-        return _INPUT().map(lambda features, labels: features["x"])
+        return INPUT().map(lambda features, labels: features["x"])
 
     wrapped = microbatch_model_fn(of_features, 2)
     tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(without_labels)
     with pytest.raises(ValueError, match="model_fn .* params"):
         tf.estimator.Estimator(wrapped, str(tmp_path / "a"), params={"rate": 0.5})
     with pytest.raises(ValueError, match="model_fn does not take labels"):
-        tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(_INPUT)
+        tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(INPUT)
     wrapped = microbatch_model_fn(of_params, 2)
     estimator = tf.estimator.Estimator(
         wrapped, str(tmp_path / "b"), params={"rate": 0.5}
     )
-    estimator.train(_INPUT)
+    estimator.train(INPUT)
     assert estimator.get_variable_value("global_step") == 6
 
 
@@ -219,7 +198,7 @@ def test_accumulators_are_in_no_collection(tmp_path):
 
     seen = Collections()
     model_fn = make_model_fn(by_train_op("sgd"))
-    train_in_micro_batches(model_fn, tmp_path, _INPUT, 4, hooks=[seen])
+    train_in_micro_batches(model_fn, tmp_path, INPUT, 4, hooks=[seen])
     assert seen.state == ["update_step"]
     assert seen.found == {"hidden", "output", "update_step", "global_step"}
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from microbatch_runs import (
+    INPUT,
     OPTIMIZERS,
+    Fetch,
     by_optimizer,
     by_train_op,
     difference,
@@ -16,6 +18,7 @@ from microbatch_runs import (
     make_model_fn,
     output_layer,
     plain,
+    spec_of,
     train,
     train_in_micro_batches,
 )
@@ -32,30 +35,6 @@ from estimator_accum import (
 v1 = tf.compat.v1
 
 
-_INPUT = input_fn_of(examples=5 * 16 + 7, batch_size=16)
-
-
-def _spec(mode, loss, train_op, **more):
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, **more)
-
-
-class _Fetch(v1.train.SessionRunHook):
-    """Notes what a collection's tensor is in every run of the train op."""
-
-    def __init__(self, collection):
-        self.values = []
-        self._collection = collection
-
-    def begin(self):
-        (self._tensor,) = v1.get_collection(self._collection)
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._tensor)
-
-    def after_run(self, run_context, run_values):
-        self.values.append(run_values.results)
-
-
 def _summaries(folder, tag) -> list[float]:
     return [
         tf.make_ndarray(value.tensor).item()
@@ -70,9 +49,9 @@ def _summaries(folder, tag) -> list[float]:
 
 @pytest.mark.parametrize("make_train_op", [by_train_op, by_optimizer])
 def test_the_reported_loss_is_the_batchs(make_train_op, tmp_path):
-    train(make_model_fn(plain("sgd")), tmp_path / "plain", _INPUT)
+    train(make_model_fn(plain("sgd")), tmp_path / "plain", INPUT)
     model_fn = make_model_fn(make_train_op("sgd"))
-    train_in_micro_batches(model_fn, tmp_path / "ours", _INPUT, 3)
+    train_in_micro_batches(model_fn, tmp_path / "ours", INPUT, 3)
     theirs, ours = (
         _summaries(tmp_path / folder, "loss") for folder in ("plain", "ours")
     )
@@ -95,10 +74,10 @@ def test_clipping_and_schedules_see_the_batch(tmp_path):
         optimizer = v1.train.GradientDescentOptimizer(rate(get_or_create_update_step()))
         return make_accumulating_train_op(loss, optimizer, 1, clip_norm=0.3)
 
-    theirs = train(make_model_fn(clipping), tmp_path / "plain", _INPUT)
+    theirs = train(make_model_fn(clipping), tmp_path / "plain", INPUT)
     for count, tolerance in ((1, 0), (4, 5e-7)):
         values = train_in_micro_batches(
-            make_model_fn(ours), tmp_path / str(count), _INPUT, count
+            make_model_fn(ours), tmp_path / str(count), INPUT, count
         )
         assert difference(values, theirs) <= tolerance
 
@@ -112,7 +91,7 @@ def test_token_weighted_losses_count_tokens(interface, count, tolerance, tmp_pat
             tokens = 1.0 + tf.floor(tf.abs(features["x"][:, :1]) * 3)
             weight = tf.reduce_sum(tokens)
             loss = tf.reduce_sum(tokens * tf.square(predicted - labels)) / weight
-            return _spec(mode, loss, train_op_of(loss, weight))
+            return spec_of(mode, loss, train_op_of(loss, weight))
 
         return model_fn
 
@@ -121,8 +100,8 @@ def test_token_weighted_losses_count_tokens(interface, count, tolerance, tmp_pat
             return by_train_op("sgd", weight=weight)(loss)
         return by_optimizer("sgd", weight=lambda: weight)(loss)
 
-    theirs = train(make(lambda loss, _: plain("sgd")(loss)), tmp_path / "a", _INPUT)
-    values = train_in_micro_batches(make(ours), tmp_path / "b", _INPUT, count)
+    theirs = train(make(lambda loss, _: plain("sgd")(loss)), tmp_path / "a", INPUT)
+    values = train_in_micro_batches(make(ours), tmp_path / "b", INPUT, count)
     assert difference(values, theirs) <= tolerance
     np.testing.assert_allclose(
         _summaries(tmp_path / "b", "loss"),
@@ -137,19 +116,19 @@ def test_losses_that_sum_over_examples_are_summed(where, tmp_path):
         def model_fn(features, labels, mode):
             predicted = output_layer(hidden_layer(features["x"]))
             loss = tf.reduce_sum(tf.square(predicted - labels))
-            return _spec(mode, loss, make_train_op(loss * 0.05))
+            return spec_of(mode, loss, make_train_op(loss * 0.05))
 
         return model_fn
 
     inner = {} if where == "microbatch_model_fn" else {"reduction": "sum"}
     outer = {"reduction": "sum"} if where == "microbatch_model_fn" else {}
     interface = by_optimizer if where == "optimizer" else by_train_op
-    theirs = train(make(plain("sgd")), tmp_path / "a", _INPUT)
+    theirs = train(make(plain("sgd")), tmp_path / "a", INPUT)
     for count, tolerance in ((1, 0), (4, 1e-6)):
         values = train_in_micro_batches(
             make(interface("sgd", **inner)),
             tmp_path / str(count),
-            _INPUT,
+            INPUT,
             count,
             **outer,
         )
@@ -174,10 +153,10 @@ def test_batch_mean_reports_the_batch_and_is_the_tensor_elsewhere(tmp_path):
         v1.summary.scalar("reported", reported)
         loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
         loss = tf.reduce_mean(loss)
-        return _spec(mode, loss, by_train_op("sgd")(loss))
+        return spec_of(mode, loss, by_train_op("sgd")(loss))
 
-    fetched = {name: _Fetch(name) for name in ("mean", "ones", "weighted")}
-    train_in_micro_batches(model_fn, tmp_path, _INPUT, 4, hooks=fetched.values())
+    fetched = {name: Fetch(name) for name in ("mean", "ones", "weighted")}
+    train_in_micro_batches(model_fn, tmp_path, INPUT, 4, hooks=fetched.values())
     x, _ = make_data(5 * 16 + 7)
     batches = np.split(x, range(16, len(x), 16))
     means = [batch.mean() for batch in batches]
@@ -197,10 +176,10 @@ def test_summaries_and_hooks_of_a_micro_batch_get_the_last_one(tmp_path):
         v1.summary.scalar("size", size)
         loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
         loss = tf.reduce_mean(loss)
-        return _spec(mode, loss, by_train_op("sgd")(loss))
+        return spec_of(mode, loss, by_train_op("sgd")(loss))
 
-    sizes = _Fetch("size")
-    train_in_micro_batches(model_fn, tmp_path, _INPUT, 3, hooks=[sizes])
+    sizes = Fetch("size")
+    train_in_micro_batches(model_fn, tmp_path, INPUT, 3, hooks=[sizes])
     assert sizes.values == [4] * 5 + [1]
     assert _summaries(tmp_path, "size") == sizes.values
 
@@ -221,7 +200,7 @@ def test_batch_normalization_runs_once_a_micro_batch(grouped, tmp_path):
             with tf.control_dependencies(update_ops):
                 train_op = by_optimizer("sgd", update_ops=[])(loss)
         v1.add_to_collection("mean", tf.reduce_mean(hidden_layer_of(features["x"]), 0))
-        return _spec(mode, loss, train_op)
+        return spec_of(mode, loss, train_op)
 
     def hidden_layer_of(x):
         with v1.variable_scope(v1.get_variable_scope(), reuse=True):
@@ -256,9 +235,9 @@ def test_counters_of_batches_run_once_a_batch_and_of_examples_once_a_micro_batch
             once_each = v1.assign_add(micro_batches, 1)
         inner = tf.group(by_train_op("sgd")(loss), v1.assign_add(examples, size))
         train_op = tf.group(inner, v1.assign_add(batches, 1), once_each)
-        return _spec(mode, loss, train_op)
+        return spec_of(mode, loss, train_op)
 
-    values = train_in_micro_batches(model_fn, tmp_path, _INPUT, 4)
+    values = train_in_micro_batches(model_fn, tmp_path, INPUT, 4)
     assert values["examples"] == 5 * 16 + 7
     assert values["batches"] == 6
     assert values["micro_batches"] == 24
@@ -273,9 +252,9 @@ def test_the_loss_scale_moves_once_a_batch(tmp_path):
     def make_train_op(loss):
         return make_accumulating_train_op(loss, _loss_scaling(OPTIMIZERS["sgd"]()), 1)
 
-    theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", _INPUT)
+    theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", INPUT)
     ours = train_in_micro_batches(
-        make_model_fn(make_train_op), tmp_path / "ours", _INPUT, 4
+        make_model_fn(make_train_op), tmp_path / "ours", INPUT, 4
     )
     assert difference(ours, theirs) <= 5e-7
     assert ours["current_loss_scale"] == 256 * 2**3  # doubled every two updates of six
@@ -289,7 +268,7 @@ def test_a_train_op_inside_a_branch_is_refused(tmp_path):
 
     expected = r"must not be made inside a tf.cond.* Received: a branch.*inside Accumul"
     with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(make_model_fn(make_train_op), tmp_path, _INPUT, 4)
+        train_in_micro_batches(make_model_fn(make_train_op), tmp_path, INPUT, 4)
 
 
 def test_what_needs_the_micro_batch_must_not_wait_for_the_update(tmp_path):
@@ -298,11 +277,11 @@ def test_what_needs_the_micro_batch_must_not_wait_for_the_update(tmp_path):
         loss = tf.reduce_mean(loss)
         with tf.control_dependencies([by_train_op("sgd")(loss)]):
             train_op = tf.identity(loss, name="mixed")
-        return _spec(mode, loss, train_op)
+        return spec_of(mode, loss, train_op)
 
     expected = r"must not wait for the update.* Received: mixed, which needs .*Group it"
     with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(model_fn, tmp_path, _INPUT, 4)
+        train_in_micro_batches(model_fn, tmp_path, INPUT, 4)
 
 
 def test_micro_batches_that_communicate_are_refused(tmp_path):
@@ -319,11 +298,11 @@ def test_micro_batches_that_communicate_are_refused(tmp_path):
             name="synchronize",
         )
         weight = v1.get_variable("weight", initializer=1.0)
-        return _spec(mode, loss, by_train_op("sgd")(tf.stop_gradient(loss) * weight))
+        return spec_of(mode, loss, by_train_op("sgd")(tf.stop_gradient(loss) * weight))
 
     expected = r"must not communicate.* Received: synchronize of type CollectiveReduce"
     with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(model_fn, tmp_path, _INPUT, 4)
+        train_in_micro_batches(model_fn, tmp_path, INPUT, 4)
 
 
 @pytest.mark.parametrize("make_train_op", [by_train_op, by_optimizer])
@@ -366,7 +345,7 @@ def test_the_windows_report_is_the_batchs(tmp_path):
     hooks = make_accumulation_hooks(
         metrics_dir=tmp_path / "metrics", weight_unit="examples"
     )
-    train_in_micro_batches(model_fn, tmp_path / "run", _INPUT, 4, hooks=hooks)
+    train_in_micro_batches(model_fn, tmp_path / "run", INPUT, 4, hooks=hooks)
     with open(tmp_path / "metrics" / "train_metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["update_step"] for row in rows] == list("123456")
@@ -387,7 +366,7 @@ def test_k_and_its_schedule_are_the_batchs_whatever_they_say(tmp_path):
 
         folder = tmp_path / str(len(values))
         values.append(
-            train_in_micro_batches(make_model_fn(make_train_op), folder, _INPUT, 4)
+            train_in_micro_batches(make_model_fn(make_train_op), folder, INPUT, 4)
         )
     assert difference(values[0], values[1]) == difference(values[0], values[2]) == 0
     assert values[0]["update_step"] == 6

@@ -102,14 +102,20 @@ def test_warm_starts_from_lists_of_patterns_leave_the_window_empty(trained, tmp_
     )
 
 
-def test_a_list_of_patterns_without_accumulators_takes_any_checkpoint(tmp_path):
-    plain = tmp_path / "plain"
+def _save_plain(folder) -> np.ndarray:
+    """Saves a checkpoint without accumulators; returns its weights."""
     weights = np.full([3, 1], 0.25, np.float32)
     with tf.Graph().as_default(), v1.Session() as session:
         v1.get_variable("weights", initializer=weights)
         v1.train.get_or_create_global_step()
         session.run(v1.global_variables_initializer())
-        v1.train.Saver().save(session, str(plain / "model.ckpt"))
+        v1.train.Saver().save(session, str(folder / "model.ckpt"))
+    return weights
+
+
+def test_a_list_of_patterns_without_accumulators_takes_any_checkpoint(tmp_path):
+    plain = tmp_path / "plain"
+    weights = _save_plain(plain)
     patterns = ["^(?!.*(accumul|update_step)).*"]
     settings = tf.estimator.WarmStartSettings(str(plain), patterns)
     warm = _estimator(tmp_path / "warm", warm_start_from=settings)
@@ -120,12 +126,7 @@ def test_a_list_of_patterns_without_accumulators_takes_any_checkpoint(tmp_path):
 def test_init_from_checkpoint_of_all_variables_ignores_accumulators(trained, tmp_path):
     """From a checkpoint with them and from one without."""
     plain = tmp_path / "plain"
-    weights = np.full([3, 1], 0.25, np.float32)
-    with tf.Graph().as_default(), v1.Session() as session:
-        v1.get_variable("weights", initializer=weights)
-        v1.train.get_or_create_global_step()
-        session.run(v1.global_variables_initializer())
-        v1.train.Saver().save(session, str(plain / "model.ckpt"))
+    weights = _save_plain(plain)
     for source, expected in (
         (str(plain), weights),
         (trained.model_dir, trained.get_variable_value("weights")),

@@ -1,15 +1,14 @@
 """Under tf.distribute strategies the weights are those of one device."""
 
 import json
-import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
 import pytest
+from cluster_tasks import environment, tf_configs
 
 _PROGRAM = pathlib.Path(__file__).with_name("strategy_program.py")
 _DEADLINE_SECS = 180
@@ -20,23 +19,17 @@ def _run(folder, kind, batch, steps, micro_steps, *more):
     """Runs the program's tasks to their end; returns the variables of the first."""
     arguments = [kind, batch, steps, micro_steps, folder, *more]
     command = [sys.executable, str(_PROGRAM), *map(str, arguments)]
-    workers = 2 if kind == "multi_worker" else 1
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
+    is_cluster = kind == "multi_worker"
+    configs = tf_configs("worker", "worker") if is_cluster else [None]
     tasks = []
     try:
-        for index in range(workers):
-            environment = dict(os.environ)
-            environment.pop("TF_CONFIG", None)
-            if workers > 1:
-                task = {"type": "worker", "index": index}
-                config = {"cluster": cluster, "task": task}
-                environment["TF_CONFIG"] = json.dumps(config)
+        for index, config in enumerate(configs):
             log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in finally
             tasks.append(
                 (
                     subprocess.Popen(
                         command,
-                        env=environment,
+                        env=environment(config),
                         stdout=subprocess.PIPE if index == 0 else log,
                         stderr=log,
                         text=True,
@@ -53,18 +46,8 @@ def _run(folder, kind, batch, steps, micro_steps, *more):
             log.seek(0)
             print(log.read()[-4000:])
             log.close()
-    assert codes == [0] * workers
+    assert codes == [0] * len(configs)
     return json.loads(output.splitlines()[-1])
-
-
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

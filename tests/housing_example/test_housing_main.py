@@ -1,7 +1,6 @@
 """The command line: flags, one sentence for bad input, a run that is killed."""
 
 import json
-import logging
 import os
 import pathlib
 import re
@@ -21,19 +20,12 @@ _SCRIPT = pathlib.Path(main.__file__)
 
 
 @pytest.fixture(autouse=True)
-def _process_as_before():
-    """main() sets the process's loggers and its flags; other tests read theirs."""
-    names = ("tensorflow", "tensorflow.estimator_accum", "tensorflow.housing_example")
-    loggers = [logging.getLogger(name) for name in names]
-    states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+def _process_as_before(_loggers_as_before):
+    """main() sets the process's flags too; other tests read theirs."""
     yield
     main.FLAGS.unparse_flags()
     for name in main.FLAGS:
         main.FLAGS[name].unparse()
-    for each, (level, propagate, handlers) in zip(loggers, states, strict=True):
-        each.setLevel(level)
-        each.propagate = propagate
-        each.handlers[:] = handlers
 
 
 @pytest.fixture

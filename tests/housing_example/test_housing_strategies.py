@@ -1,10 +1,7 @@
 """One command for any hardware: devices, tasks and memory change no weight."""
 
-import json
-import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from cluster_tasks import environment, tf_configs
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +21,6 @@ _FLAGS = ("--effective_batch_size=13", "--train_updates=20")
 
 
 def _start(csv, folder, *flags, cpus=1, rows_in_memory=0, tf_config=None):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    environment.pop("TF_CONFIG", None)
-    if tf_config is not None:
-        environment["TF_CONFIG"] = json.dumps(tf_config)
     return subprocess.Popen(
         [
             sys.executable,
@@ -38,7 +32,7 @@ def _start(csv, folder, *flags, cpus=1, rows_in_memory=0, tf_config=None):
             *_FLAGS,
             *flags,
         ],
-        env=environment | {"PYTHONPATH": str(_ROOT)},
+        env=environment(tf_config) | {"PYTHONPATH": str(_ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -46,21 +40,9 @@ def _start(csv, folder, *flags, cpus=1, rows_in_memory=0, tf_config=None):
 
 
 def _start_cluster(csv, folder, *flags) -> list[subprocess.Popen]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("localhost", 0))
-        workers = [f"localhost:{s.getsockname()[1]}" for s in (first, second)]
     flags = ("--strategy=multi_worker", *flags)
-    tasks = [{"type": "worker", "index": index} for index in range(2)]
-    return [
-        _start(
-            csv,
-            folder,
-            *flags,
-            tf_config={"cluster": {"worker": workers}, "task": task},
-        )
-        for task in tasks
-    ]
+    configs = tf_configs("worker", "worker")
+    return [_start(csv, folder, *flags, tf_config=config) for config in configs]
 
 
 def _end(process: subprocess.Popen) -> str:
