@@ -1,11 +1,14 @@
 """What is accumulated: running gradient sums, dense and sparse.
 
-    first micro-step of a window:   accumulator  = w * g
-    every later micro-step:         accumulator += w * g
+    first micro-step of a window:   accumulator = 0 + w * g
+    every later micro-step:         accumulator = accumulator + w * g
 
-so a dense accumulator is never zeroed: after an update it holds the old window's sum
-until the next window's first micro-step overwrites it. A sparse one is scattered into,
-and only the rows that the window touched are read and cleared at the boundary.
+A dense accumulator is never zeroed: it holds the old window's sum until the next window's
+first micro-step. The new sum is made as soon as its gradient is there, which is then
+still in a cache, and becomes the accumulator, without a copy, once all of them are made
+and found good: a micro-step that fails has added nothing. A sparse accumulator is
+scattered into, and only the rows that the window touched are read and cleared at the
+boundary.
 
 Accumulators are ON_READ variables: under a `tf.distribute` strategy every replica adds
 to its own copy and nothing crosses the network until the boundary.
@@ -68,48 +71,68 @@ def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
     return [v for accumulator in accumulators for v in accumulator if v is not None]
 
 
-def accumulate(
+def add(
     accumulators: list[Accumulator],
     gradients: list[Gradient],
     is_first: tf.Tensor,
-    is_good: tf.Tensor | None = None,
-) -> list[tf.Operation]:
-    """Adds one micro-batch's gradients to this replica's accumulators.
+    has_same_shapes: bool = False,
+) -> list[Gradient]:
+    """Returns what `commit` makes of this replica's accumulators.
 
     Args:
         accumulators: One for each gradient.
         gradients: Of this replica's micro-batch, weighted.
         is_first: Scalar bool, whether this is the window's first micro-step.
+        has_same_shapes: Whether both branches of a tf.cond must return the same shapes,
+            as XLA asks; costs a pass over the accumulators.
+
+    Returns:
+        For each gradient the new sum, or the gradient itself where it is sparse; not
+        finite where the gradient is not.
+    """
+    dense = [a.total for a in accumulators if a.touched is None]
+
+    def zeros():
+        return [
+            tf.zeros(total.shape if has_same_shapes else [], total.dtype)
+            for total in dense
+        ]
+
+    # No gradient goes through a tf.cond: it would begin when all of them are there.
+    before = iter(tf.cond(is_first, zeros, lambda: [read(total) for total in dense]))
+    sums = []
+    for accumulator, gradient in zip(accumulators, gradients, strict=True):
+        total = accumulator.total
+        value = cast(gradient, total.dtype)
+        if accumulator.touched is None:
+            # The gradient's own buffer takes the sum, if nobody else needs it.
+            value = tf.raw_ops.AddV2(x=next(before), y=value)
+            value.set_shape(total.shape)
+        sums.append(value)
+    return sums
+
+
+def commit(
+    accumulators: list[Accumulator],
+    sums: list[Gradient],
+    is_good: tf.Tensor | None = None,
+) -> list[tf.Operation]:
+    """Makes the accumulators hold what `add` has returned.
+
+    Args:
+        accumulators: As of `add`.
+        sums: What `add` has returned.
         is_good: Scalar bool, whether the micro-batch counts at all; None is True.
 
     Returns:
-        The operations after which the sums contain the gradients.
+        The operations after which they do.
     """
-    dense, sparse = [], []
-    for accumulator, gradient in zip(accumulators, gradients, strict=True):
-        gradient = cast(gradient, accumulator.total.dtype)
-        (sparse if accumulator.touched is not None else dense).append(
-            (accumulator, gradient)
-        )
 
-    def assign():
-        return [_write(tf.raw_ops.AssignVariableOp, a, g) for a, g in dense]
+    def write():
+        pairs = zip(accumulators, sums, strict=True)
+        return [op for accumulator, value in pairs for op in _write(accumulator, value)]
 
-    def add():
-        return [_write(tf.raw_ops.AssignAddVariableOp, a, g) for a, g in dense]
-
-    def scatter():
-        return [op for a, g in sparse for op in _scatter(a, g)]
-
-    if is_good is None:
-        return [_branch(is_first, assign, add), *scatter()]
-    return [
-        _branch(
-            is_good,
-            lambda: [_branch(is_first, assign, add), *scatter()],
-            lambda: [_branch(is_first, lambda: assign_zeros(accumulators), list)],
-        )
-    ]
+    return write() if is_good is None else [_branch(is_good, write, list)]
 
 
 def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:
@@ -129,24 +152,21 @@ def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:
     return done if is_eager else done.op
 
 
-def _write(raw_op, accumulator: Accumulator, value: tf.Tensor) -> tf.Operation:
+def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
     # `.handle` is this replica's copy.
-    return raw_op(resource=accumulator.total.handle, value=value)
-
-
-def _scatter(accumulator: Accumulator, gradient: tf.IndexedSlices):
+    handle = accumulator.total.handle
+    if accumulator.touched is None:
+        return [tf.raw_ops.AssignVariableOp(resource=handle, value=value)]
     # ON_READ variables refuse scatter_add().
     touched = tf.raw_ops.ResourceScatterUpdate(
-        resource=accumulator.touched.handle, indices=gradient.indices, updates=1.0
+        resource=accumulator.touched.handle, indices=value.indices, updates=1.0
     )
     # A run that fails in between leaves no row that `clear` would not find.
     with tf.control_dependencies([touched]):
         added = tf.raw_ops.ResourceScatterAdd(
-            resource=accumulator.total.handle,
-            indices=gradient.indices,
-            updates=gradient.values,
+            resource=handle, indices=value.indices, updates=value.values
         )
-    return touched, added
+    return [touched, added]
 
 
 def take_window(
@@ -205,10 +225,17 @@ def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
 def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
     """Makes this replica's dense sums 0."""
     return [
-        _write(tf.raw_ops.AssignVariableOp, a, tf.zeros(a.total.shape, a.total.dtype))
-        for a in accumulators
-        if a.touched is None
+        tf.raw_ops.AssignVariableOp(resource=total.handle, value=_zeros(total))
+        for total, touched in accumulators
+        if touched is None
     ]
+
+
+def _zeros(variable: tf.Variable) -> tf.Tensor:
+    # Grappler would make a constant of tf.zeros(), and copy it at every assignment.
+    return tf.raw_ops.Empty(
+        shape=variable.shape.as_list(), dtype=variable.dtype.base_dtype, init=True
+    )
 
 
 def read(variable: tf.Variable) -> tf.Tensor:

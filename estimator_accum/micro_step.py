@@ -12,10 +12,12 @@ every arrow a control or data dependency:
 import tensorflow as tf
 
 from estimator_accum.accumulators import (
-    accumulate,
+    Gradient,
+    add,
     assign_zeros,
     cast,
     clear,
+    commit,
     read,
     scaled,
 )
@@ -106,21 +108,21 @@ def _accumulate(
     plan: Plan, micro_batch: MicroBatch, scalars: list[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns, once it is accumulated, (what the window counts it for, mean loss)."""
-    is_good, checked = _check_micro_batch(plan, micro_batch, scalars)
     gradients = micro_batch.gradients
     if not micro_batch.is_weighted:  # in the accumulators' dtype: theirs may be wider
         gradients = [
             scaled(cast(gradient, accumulator.total.dtype), micro_batch.scale)
             for gradient, accumulator in zip(gradients, plan.accumulators)
         ]
-    with tf.control_dependencies([scalars[1], *checked]):  # no loss, nothing is written
+    with tf.control_dependencies([scalars[1]]):  # no loss, nothing is written
         if micro_batch.batch is None:
             is_first = tf.equal(plan.micro_steps.read_value(), 0)
         else:
-            is_first = micro_batch.batch.is_first
-        written = accumulate(
-            plan.accumulators, [*gradients, *scalars], is_first, is_good
-        )
+            is_first = tf.identity(micro_batch.batch.is_first)
+        sums = add(plan.accumulators, [*gradients, *scalars], is_first)
+    is_good, checked = _check_micro_batch(plan, sums[: len(gradients)], scalars)
+    with tf.control_dependencies(checked):
+        written = commit(plan.accumulators, sums, is_good)
     with tf.control_dependencies(written):
         mean_loss = _mean_loss(plan)
         if is_good is None or plan.num_replicas > 1:
@@ -154,14 +156,13 @@ def _accumulate_before_the_train_op(plan: Plan, micro_batch: MicroBatch, scalars
         batch.empty_ops += assign_zeros(plan.accumulators)
 
 
-def _check_micro_batch(plan: Plan, micro_batch: MicroBatch, scalars):
+def _check_micro_batch(plan: Plan, sums: list[Gradient], scalars: list[tf.Tensor]):
     """Returns (whether it counts; None is always, operations that must come first)."""
     rule = plan.rule
     if rule.on_nonfinite == "skip_window" or is_dynamic(rule.optimizer):
         return None, []  # the window's sum will tell
-    gradients, dtype = micro_batch.gradients, scalars[0].dtype
-    halves = half_squared_norms(gradients, dtype, has_unique_rows=True)
-    values, halves = with_scalars(gradients, halves, scalars[:2])
+    halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
+    values, halves = with_scalars(sums, halves, scalars[:2])
     if rule.on_nonfinite == "skip_micro_batch":
         return all_finite(values, halves), []
     return None, [raise_unless_finite(values, halves, plan)]

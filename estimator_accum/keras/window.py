@@ -16,8 +16,9 @@ import tensorflow as tf
 from estimator_accum.accumulators import (
     Accumulator,
     Gradient,
-    accumulate,
+    add,
     cast,
+    commit,
     create_accumulator,
     scaled,
     take_window,
@@ -108,13 +109,6 @@ def run_micro_step(
     gradients = _of_known_kinds(window, gradients)
     dtype = window.weight.total.dtype
     values = list(gradients.values())
-    checked, is_good = [], None
-    if rule.on_nonfinite in ("raise", "skip_micro_batch"):
-        halves = half_squared_norms(values, dtype, has_unique_rows=True)
-        if rule.on_nonfinite == "raise":
-            checked = [assert_finite(values, halves, _names(window), None)]
-        else:
-            is_good = all_finite(values, halves)
     unknown = tf.constant(float("nan"), dtype)
     scalars = [tf.ones([], dtype), unknown if loss is None else tf.cast(loss, dtype)]
     accumulators = _open(window)
@@ -125,9 +119,18 @@ def run_micro_step(
             scaled(cast(value, accumulator.total.dtype), weight)
             for value, accumulator in zip(values, accumulators)
         ]
+    is_first = tf.equal(window.micro_steps.read_value(), 0)
+    sums = add(accumulators, [*values, *scalars], is_first, has_same_shapes=True)
+    checked, is_good = [], None
+    if rule.on_nonfinite in ("raise", "skip_micro_batch"):
+        trained = sums[: len(values)]
+        halves = half_squared_norms(trained, dtype, has_unique_rows=True)
+        if rule.on_nonfinite == "raise":
+            checked = [assert_finite(trained, halves, _names(window), None)]
+        else:
+            is_good = all_finite(trained, halves)
     with tf.control_dependencies([c for c in checked if c is not None]):
-        is_first = tf.equal(window.micro_steps.read_value(), 0)
-        written = accumulate(accumulators, [*values, *scalars], is_first, is_good)
+        written = commit(accumulators, sums, is_good)
     replica = tf.distribute.get_replica_context()
     with tf.control_dependencies([w for w in written if w is not None]):
         if is_good is None or replica.num_replicas_in_sync > 1:
