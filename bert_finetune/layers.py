@@ -3,7 +3,8 @@
 Each is written for few passes over memory, the numerics being those of
 google-research/bert.
 
-B = micro-batch, T = tokens with padding, P = tokens without padding, H = hidden.
+B = micro-batch, T = tokens with padding, P = tokens without padding (B * T where shapes
+are fixed), H = hidden.
 """
 
 import math
@@ -41,6 +42,27 @@ class TokenPacking:
         width = packed.shape[-1]
         shape = tf.concat([self._padded_shape, [width]], axis=0)
         return tf.scatter_nd(self._positions, packed, shape)
+
+
+class FixedShape:
+    """A padded batch as one row a token, padding included: shapes never change.
+
+    Args:
+        input_mask: integer Tensor [B, T].
+    """
+
+    def __init__(self, input_mask: tf.Tensor):
+        self._padded_shape = tf.shape(input_mask)
+
+    def pack(self, padded: tf.Tensor) -> tf.Tensor:
+        """Returns a Tensor [B, T, ...] as [B * T, ...]."""
+        rest = padded.shape.as_list()[2:]
+        return tf.reshape(padded, [-1, *rest])
+
+    def unpack(self, packed: tf.Tensor) -> tf.Tensor:
+        """Returns a Tensor [B * T, H] as [B, T, H]."""
+        shape = tf.concat([self._padded_shape, [packed.shape[-1]]], axis=0)
+        return tf.reshape(packed, shape)
 
 
 def first_weights(name: str, deviation: float) -> Callable:

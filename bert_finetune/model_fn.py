@@ -56,6 +56,7 @@ def make_model_fn(
             features["input_mask"],
             features["segment_ids"],
             is_training=is_training,
+            is_packed=not settings.pad_to_max_length,
         )
         logits = modeling.classifier_logits(
             output.pooled,

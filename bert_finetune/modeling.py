@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.layers import (
+    FixedShape,
     TokenPacking,
     activation,
     dense,
@@ -43,6 +44,7 @@ def encode(
     segment_ids: tf.Tensor,
     *,
     is_training: bool,
+    is_packed: bool = True,
     scope: str = "bert",
 ) -> EncoderOutput:
     """Builds BERT's encoder.
@@ -59,6 +61,8 @@ def encode(
             padding has no influence on the result.
         segment_ids: int32 or int64 Tensor [B, T], 0 <= id < type_vocab_size.
         is_training: Whether dropout is on.
+        is_packed: Whether layers that treat every token alone leave padding out. Their
+            shapes change then with every batch.
         scope: Variable scope; "bert" is what the checkpoints use.
 
     Creates: the float32 variables of a published checkpoint, from
@@ -71,9 +75,8 @@ def encode(
             at run time, `session.run` raises `tf.errors.InvalidArgumentError` instead.
     """
     with tf.compat.v1.variable_scope(scope):
-        shared = _Shared(
-            config, TokenPacking(input_mask), _padding_bias(input_mask), is_training
-        )
+        packing = (TokenPacking if is_packed else FixedShape)(input_mask)
+        shared = _Shared(config, packing, _padding_bias(input_mask), is_training)
         hidden = [_embed(shared, input_ids, segment_ids)]
         with tf.compat.v1.variable_scope("encoder"):
             for i in range(config.num_hidden_layers):
@@ -126,7 +129,7 @@ class _Shared(NamedTuple):
     """What all layers of one encoder have in common."""
 
     config: BertConfig
-    packing: TokenPacking
+    packing: TokenPacking | FixedShape
     bias: tf.Tensor  # [B, 1, 1, T], added to the scores of attention
     is_training: bool
 

@@ -74,8 +74,9 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "pad_to_max_length",
     False,
-    "Whether every example is padded to --max_seq_length. False: examples of like length "
-    "are padded together, to the longest of them; the results are the same.",
+    "Whether every example is padded to --max_seq_length, and shapes never change. False: "
+    "examples of like length are padded together, to the longest of them, and layers "
+    "leave padding out where they can; the results are the same.",
 )
 flags.DEFINE_bool("dropout", True, "Whether training uses BERT's dropout.")
 

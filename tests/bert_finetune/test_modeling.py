@@ -71,12 +71,16 @@ _BATCH = (_IDS, _MASK, _SEGMENTS)
 class _Model:
     """An encoder with a classifier, in a graph and a session of its own."""
 
-    def __init__(self, config=_CONFIG, *, shape=(None, None), is_training=False):
+    def __init__(
+        self, config=_CONFIG, *, shape=(None, None), is_training=False, is_packed=True
+    ):
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.compat.v1.set_random_seed(7)
             self.inputs = [tf.compat.v1.placeholder(tf.int32, shape) for _ in range(3)]
-            self.output = encode(config, *self.inputs, is_training=is_training)
+            self.output = encode(
+                config, *self.inputs, is_training=is_training, is_packed=is_packed
+            )
             self.logits = classifier_logits(
                 self.output.pooled, 2, is_training=is_training
             )
@@ -212,10 +216,11 @@ def test_tables_and_kernels_start_truncated_normal_and_the_rest_constant():
     assert kernel.std() == pytest.approx(0.88 * _CONFIG.initializer_range, rel=0.1)
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("activation", list(_NUMPY_ACTIVATIONS))
-def test_every_layer_and_the_pooler_equal_numpy_in_float64(activation):
+def test_every_layer_and_the_pooler_equal_numpy_in_float64(activation, is_packed):
     config = dataclasses.replace(_CONFIG, hidden_act=activation)
-    model = _Model(config)
+    model = _Model(config, is_packed=is_packed)
     layers, sequence, pooled = model.run(model.output)
     values = model.values()
     assert len(layers) == 3
@@ -241,6 +246,17 @@ def test_gelus_differ_by_at_most_5e_4():
     x = np.linspace(-8.0, 8.0, 4001)
     difference = np.abs(_numpy_gelu(x) - _numpy_gelu_new(x)).max()
     assert 3e-4 < difference < 5e-4
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_every_shape_is_known_where_padding_is_computed_on(is_training):
+    def shapes(is_packed):
+        model = _Model(shape=(3, 7), is_training=is_training, is_packed=is_packed)
+        operations = model.graph.get_operations()
+        return [tensor.shape for each in operations for tensor in each.outputs]
+
+    assert all(shape.is_fully_defined() for shape in shapes(is_packed=False))
+    assert not all(shape.is_fully_defined() for shape in shapes(is_packed=True))
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (None, 7), (3, None), (None, None)])

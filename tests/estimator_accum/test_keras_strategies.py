@@ -4,13 +4,13 @@ import collections
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
 import pytest
+from cluster_tasks import environment, tf_configs
 from keras_kinds import sparse_data
 
 _PROGRAM = pathlib.Path(__file__).with_name("keras_strategy_program.py")
@@ -27,23 +27,20 @@ def _run(folder, kind, strategy, *options):
 
 def _end(folder, kind, strategy, *options):
     """Runs all tasks to their end; returns (exit codes, the first one's output)."""
-    workers = 2 if strategy == "workers" else 1
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in _free_ports(workers)]}
+    is_cluster = strategy == "workers"
+    configs = tf_configs("worker", "worker") if is_cluster else [None]
     tasks = []
     try:
-        for index in range(workers):
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-            environment.pop("TF_CONFIG", None)
-            environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-            if workers > 1:
-                task = {"type": "worker", "index": index}
-                config = {"cluster": cluster, "task": task}
-                environment["TF_CONFIG"] = json.dumps(config)
+        for index, config in enumerate(configs):
+            variables = {
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            }
             log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in finally
             arguments = [*kind.name, strategy, folder / f"{index}.npz", *options]
             process = subprocess.Popen(
                 [sys.executable, str(_PROGRAM), *map(str, arguments)],
-                env=environment,
+                env=environment(config) | variables,
                 stdout=subprocess.PIPE if index == 0 else log,
                 stderr=log,
                 text=True,
@@ -59,16 +56,6 @@ def _end(folder, kind, strategy, *options):
             print(log.read()[-4000:])
             log.close()
     return codes, output
-
-
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _assert_like_one_replica(kind, weights):
