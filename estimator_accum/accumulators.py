@@ -115,6 +115,7 @@ def add(
 def commit(
     accumulators: list[Accumulator],
     sums: list[Gradient],
+    is_first: tf.Tensor,
     is_good: tf.Tensor | None = None,
 ) -> list[tf.Operation]:
     """Makes the accumulators hold what `add` has returned.
@@ -122,7 +123,9 @@ def commit(
     Args:
         accumulators: As of `add`.
         sums: What `add` has returned.
-        is_good: Scalar bool, whether the micro-batch counts at all; None is True.
+        is_first: As of `add`.
+        is_good: Scalar bool, whether the micro-batch counts at all; None is True. One
+            that does not may still begin the window, where other replicas' do.
 
     Returns:
         The operations after which they do.
@@ -132,7 +135,10 @@ def commit(
         pairs = zip(accumulators, sums, strict=True)
         return [op for accumulator, value in pairs for op in _write(accumulator, value)]
 
-    return write() if is_good is None else [_branch(is_good, write, list)]
+    def begin():
+        return [_branch(is_first, lambda: assign_zeros(accumulators), list)]
+
+    return write() if is_good is None else [_branch(is_good, write, begin)]
 
 
 def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:

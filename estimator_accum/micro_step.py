@@ -122,7 +122,7 @@ def _accumulate(
         sums = add(plan.accumulators, [*gradients, *scalars], is_first)
     is_good, checked = _check_micro_batch(plan, sums[: len(gradients)], scalars)
     with tf.control_dependencies(checked):
-        written = commit(plan.accumulators, sums, is_good)
+        written = commit(plan.accumulators, sums, is_first, is_good)
     with tf.control_dependencies(written):
         mean_loss = _mean_loss(plan)
         if is_good is None or plan.num_replicas > 1:

@@ -130,7 +130,7 @@ def run_micro_step(
         else:
             is_good = all_finite(trained, halves)
     with tf.control_dependencies([c for c in checked if c is not None]):
-        written = commit(accumulators, sums, is_good)
+        written = commit(accumulators, sums, is_first, is_good)
     replica = tf.distribute.get_replica_context()
     with tf.control_dependencies([w for w in written if w is not None]):
         if is_good is None or replica.num_replicas_in_sync > 1:

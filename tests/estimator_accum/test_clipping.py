@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.accumulators import (
-    accumulate,
-    create_accumulator,
-    take_window,
-)
+from estimator_accum.accumulators import add, commit, create_accumulator, take_window
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
 
 v1 = tf.compat.v1
@@ -69,7 +65,9 @@ def test_rows_are_cleared_after_they_were_read():
     """A race is seldom lost: the order is asked of the graph."""
     accumulator = create_accumulator("table", tf.TensorShape([4, 1]), tf.float32, True)
     slices = tf.IndexedSlices(tf.constant([[3.0]]), tf.constant([2]))
-    written = accumulate([accumulator], [slices], tf.constant(True))
+    is_first = tf.constant(True)
+    sums = add([accumulator], [slices], is_first)
+    written = commit([accumulator], sums, is_first)
     with tf.control_dependencies(written):
         (taken,), cleared = take_window([accumulator])
     reads = {taken.values.op}
