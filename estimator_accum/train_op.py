@@ -121,7 +121,9 @@ def make_accumulating_train_op(
     # Weighting the loss costs nothing; but float16 gradients would leave their range.
     is_weighted = not is_plain(rule) and not _has_half_precision(var_list)
     pairs = optimizer.compute_gradients(
-        loss * tf.cast(scale, loss.dtype) if is_weighted else loss, var_list=var_list
+        loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
+        var_list=var_list,
+        gate_gradients=tf.compat.v1.train.Optimizer.GATE_NONE,
     )
     gradients, variables = check_trained(pairs, loss)
     if global_step is None:

@@ -22,12 +22,19 @@ v1 = tf.compat.v1
         ("output_weights", 0.01),
     ],
 )
-def test_updates_equal_the_numpy_oracle_with_decay_where_bert_has_it(name, decay):
-    gradients = np.random.default_rng(0).normal(size=[30, 4]).astype(np.float32)
-    start = np.array([3.0, -2.0, 1.0, 0.5], np.float32)
-    oracle, expected = numpy_reference.AdamW(0.01, decay), start.astype(np.float64)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "tolerance_of_v"),
+    [(np.float32, 1e-6, 2e-5), (np.float64, 1e-12, 1e-12)],
+)
+def test_updates_equal_the_numpy_oracle_with_decay_where_bert_has_it(
+    name, decay, dtype, tolerance, tolerance_of_v
+):
+    gradients = np.random.default_rng(0).normal(size=[30, 4]).astype(dtype)
+    start = np.array([3.0, -2.0, 0.0, 0.5], dtype)
+    rate = float(np.float32(0.01))
+    oracle, expected = numpy_reference.AdamW(rate, decay), start.astype(np.float64)
     with tf.Graph().as_default(), v1.Session() as session:
-        gradient = v1.placeholder(tf.float32, [4])
+        gradient = v1.placeholder(dtype, [4])
         variable = v1.get_variable(name, initializer=start)
         optimizer = optimization.AdamWeightDecayOptimizer(0.01)
         train_op = optimizer.apply_gradients([(gradient, variable)])
@@ -36,8 +43,19 @@ def test_updates_equal_the_numpy_oracle_with_decay_where_bert_has_it(name, decay
             session.run(train_op, {gradient: value})
             expected = oracle.step(expected, value.astype(np.float64))
             np.testing.assert_allclose(
-                session.run(variable), expected, rtol=1e-6, atol=1e-6
+                session.run(variable), expected, rtol=tolerance, atol=tolerance
             )
+        m, v = session.run([optimizer.get_slot(variable, slot) for slot in "mv"])
+    np.testing.assert_allclose(m, oracle.m, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(v, oracle.v, rtol=tolerance_of_v)
+
+
+def test_variables_of_half_precision_are_refused():
+    with tf.Graph().as_default():
+        variable = v1.get_variable("kernel", [2], tf.float16)
+        optimizer = optimization.AdamWeightDecayOptimizer(0.1)
+        with pytest.raises(ValueError, match="Invalid type .*float16"):
+            optimizer.minimize(tf.reduce_sum(variable))
 
 
 def test_rows_without_a_gradient_decay_and_move_as_if_it_were_dense():
