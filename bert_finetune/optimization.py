@@ -80,38 +80,63 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         for variable in var_list:
-            self._zeros_slot(variable, "m", "adam_m")
-            self._zeros_slot(variable, "v", "adam_v")
+            for slot in ("m", "v"):
+                self._get_or_make_slot_with_initializer(
+                    variable,
+                    _zeros,
+                    variable.shape,
+                    variable.dtype.base_dtype,
+                    slot,
+                    f"adam_{slot}",
+                )
 
     def _prepare(self):
         self._rate_tensor = tf.convert_to_tensor(self._rate, name="learning_rate")
+        self._scalars = {}
+
+    def _scalars_of(self, dtype: tf.DType) -> dict[str, tf.Tensor]:
+        """The kernel's scalars, the same for all variables of a graph."""
+        if dtype not in self._scalars:
+            factor = _root_of_v(self._beta_2, dtype)
+            with tf.control_dependencies(None):  # of one variable
+                rate = tf.cast(self._rate_tensor, dtype)
+                scalars = {
+                    "beta1_power": 0.0,  # no bias correction
+                    "beta2_power": 0.0,
+                    "lr": rate * factor,
+                    "beta1": self._beta_1,
+                    "beta2": self._beta_2,
+                    "epsilon": self._epsilon * factor,
+                    "decay": rate * self._weight_decay,
+                }
+                self._scalars[dtype] = {
+                    name: tf.convert_to_tensor(value, dtype)
+                    for name, value in scalars.items()
+                }
+        return self._scalars[dtype]
 
     def _resource_apply_dense(self, grad, handle):
-        variable = handle
-        m, v = self.get_slot(variable, "m"), self.get_slot(variable, "v")
-        rate = tf.cast(self._rate_tensor, grad.dtype)
-        decayed = []
+        # By `.handle`: a mirrored variable has its own copy in every replica.
+        variable, scalars = handle, dict(self._scalars_of(grad.dtype))
+        share, decayed = scalars.pop("decay"), []
         if _is_decayed(variable.op.name):
             with tf.control_dependencies([grad]):  # made of the value before
-                share = (rate * self._weight_decay) * variable.read_value()
-            # On the handles: a mirrored variable has its own copy in every replica.
-            decayed.append(
-                tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=share)
-            )
-        factor = _root_of_v(self._beta_2, grad.dtype)
+                value = tf.raw_ops.ReadVariableOp(
+                    resource=variable.handle, dtype=grad.dtype
+                )
+            decayed = [
+                tf.raw_ops.AssignSubVariableOp(
+                    resource=variable.handle, value=share * value
+                )
+            ]
         with tf.control_dependencies(decayed):
             # One pass over variable, moments and gradient, where single ops make ten.
             return tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
-                m=m.handle,
-                v=v.handle,
-                beta1_power=tf.zeros([], grad.dtype),  # 0: no bias correction
-                beta2_power=tf.zeros([], grad.dtype),
-                lr=rate * factor,
-                beta1=tf.constant(self._beta_1, grad.dtype),
-                beta2=tf.constant(self._beta_2, grad.dtype),
-                epsilon=tf.constant(self._epsilon * factor, grad.dtype),
+                m=self.get_slot(variable, "m").handle,
+                v=self.get_slot(variable, "v").handle,
                 grad=grad,
+                **scalars,
             )
 
     def _resource_apply_sparse(self, grad, handle, indices):
@@ -122,6 +147,12 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         is_shared = tf.raw_ops.DisableCopyOnRead(resource=handle.handle)
         with tf.control_dependencies([is_shared]):
             return self._resource_apply_dense(dense, handle)
+
+
+def _zeros(shape, dtype: tf.DType, **_) -> tf.Tensor:
+    # Of tf.zeros the session would keep a constant, as large as the slot, for good.
+    shape = tf.TensorShape(shape).as_list()
+    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
 def _root_of_v(beta_2: float, dtype: tf.DType) -> float:

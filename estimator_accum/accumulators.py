@@ -93,10 +93,10 @@ def add(
     dense = [a.total for a in accumulators if a.touched is None]
 
     def zeros():
-        return [
-            tf.zeros(total.shape if has_same_shapes else [], total.dtype)
-            for total in dense
-        ]
+        if has_same_shapes:
+            return [tf.zeros(total.shape, total.dtype) for total in dense]
+        zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
+        return [zero[total.dtype] for total in dense]
 
     # No gradient goes through a tf.cond: it would begin when all of them are there.
     before = iter(tf.cond(is_first, zeros, lambda: [read(total) for total in dense]))

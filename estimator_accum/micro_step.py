@@ -22,7 +22,6 @@ from estimator_accum.accumulators import (
     scaled,
 )
 from estimator_accum.clipping import half_squared_norms
-from estimator_accum.loss_scaling import is_dynamic
 from estimator_accum.micro_step_plan import (
     MicroBatch,
     Plan,
@@ -42,6 +41,7 @@ from estimator_accum.update import (
     no_update,
     raise_unless_finite,
     reduced,
+    rule_checks_micro_batches,
     update,
     with_scalars,
 )
@@ -158,14 +158,13 @@ def _accumulate_before_the_train_op(plan: Plan, micro_batch: MicroBatch, scalars
 
 def _check_micro_batch(plan: Plan, sums: list[Gradient], scalars: list[tf.Tensor]):
     """Returns (whether it counts; None is always, operations that must come first)."""
-    rule = plan.rule
-    if rule.on_nonfinite == "skip_window" or is_dynamic(rule.optimizer):
+    if not rule_checks_micro_batches(plan.rule):
         return None, []  # the window's sum will tell
     halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
     values, halves = with_scalars(sums, halves, scalars[:2])
-    if rule.on_nonfinite == "skip_micro_batch":
+    if plan.rule.on_nonfinite == "skip_micro_batch":
         return all_finite(values, halves), []
-    return None, [raise_unless_finite(values, halves, plan)]
+    return None, [raise_unless_finite(values, halves, plan, plan.variables)]
 
 
 def _finish(strategy, plan, gradients, counted, steps, mean_loss):

@@ -19,7 +19,7 @@ from estimator_accum.accumulators import (
 )
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
 from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
-from estimator_accum.micro_step_plan import Plan
+from estimator_accum.micro_step_plan import Plan, Rule
 from estimator_accum.noise_scale import update_noise_scale
 from estimator_accum.nonfinite import all_finite, assert_finite
 
@@ -83,10 +83,13 @@ def _take_mean(plan: Plan, gradients: list[Gradient] | None):
     num_variables = len(plan.variables)
     sums, (weight, loss, *noise) = sums[:num_variables], sums[num_variables:]
     halves = half_squared_norms(sums, weight.dtype, bool(plan.accumulators))
-    checked = with_scalars(sums, halves, [weight, loss])
+    unknown = _unknown(plan, sums)
+    unknown_halves = tf.gather(halves, tf.constant(unknown, tf.int32))
+    checked = with_scalars([sums[i] for i in unknown], unknown_halves, [weight, loss])
     done, is_good = cleared, tf.constant(True)
     if rule.on_nonfinite == "raise" and not is_dynamic(rule.optimizer):
-        done = [*cleared, raise_unless_finite(*checked, plan)]
+        variables = [plan.variables[i] for i in unknown]
+        done = [*cleared, raise_unless_finite(*checked, plan, variables)]
     else:
         is_good = all_finite(*checked)
     if rule.on_nonfinite != "raise":
@@ -105,6 +108,20 @@ def _take_mean(plan: Plan, gradients: list[Gradient] | None):
     with tf.control_dependencies(done):
         scalars = [reduced(plan, loss, weight), norm, weight, *noise]
         return mean, [tf.identity(value) for value in scalars], tf.identity(is_good)
+
+
+def _unknown(plan: Plan, sums: list[Gradient]) -> list[int]:
+    """Which sums no micro-step has found finite."""
+    are_checked = rule_checks_micro_batches(plan.rule) and plan.accumulators
+    if not are_checked or plan.num_replicas > 1:
+        return list(range(len(sums)))
+    # Of a sparse one it has seen the slices, not the rows that they are added to.
+    return [i for i, value in enumerate(sums) if isinstance(value, tf.IndexedSlices)]
+
+
+def rule_checks_micro_batches(rule: Rule) -> bool:
+    """Whether every micro-step looks at its sums, and not the boundary alone."""
+    return rule.on_nonfinite != "skip_window" and not is_dynamic(rule.optimizer)
 
 
 def reduced(plan: Plan, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -147,9 +164,11 @@ def with_scalars(gradients, halves: tf.Tensor, scalars: list[tf.Tensor]):
     return [*gradients, *scalars], tf.concat([halves, tf.stack(scalars)], 0)
 
 
-def raise_unless_finite(values, halves: tf.Tensor, plan: Plan) -> tf.Operation:
+def raise_unless_finite(
+    values, halves: tf.Tensor, plan: Plan, variables: list[tf.Variable]
+) -> tf.Operation:
     """Names the variables whose gradients are not finite, and the micro-step."""
-    names = [v.op.name for v in plan.variables] + ["the weight", "the loss"]
+    names = [v.op.name for v in variables] + ["the weight", "the loss"]
     clock = plan.global_step
     if clock is None:
         clock = tf.compat.v1.train.get_global_step()

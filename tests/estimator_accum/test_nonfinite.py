@@ -93,6 +93,15 @@ def test_gradients_too_large_for_their_squares_are_finite_all_the_same():
     assert run(1e25, 3e25) == [0.0, pytest.approx(-2e25)]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_finite_gradients_whose_sum_is_not_are_named_and_not_applied(sparse):
+    run = _Run(2, sparse)
+    run(3e38)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"micro-step 2 in x\b"):
+        run(3e38)
+    assert run.session.run(run.x)[0] == 0.0
+
+
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_skip_micro_batch_leaves_it_out_wherever_it_stands(bad, sparse):
