@@ -1,6 +1,6 @@
 """How many bytes a BERT encoder needs to train, from its configuration alone.
 
-    kept      = parameters + slots + slots' zeros + accumulators + graph
+    kept      = parameters + slots + accumulators + graph
     backward  = activations + gradients         at the backward pass's fullest
     update    = the optimizer's temporaries     at a window boundary
     peak      = kept + max(backward, update)
@@ -44,8 +44,8 @@ _KEPT_WIDE = 2
 _TEMPORARY_WIDE = 2.7
 # In copies of the largest variable, and of all the others: operations of one size run
 # at the same time, and the largest is the last to be done.
-_UPDATE_COPIES_OF_LARGEST = 5.0
-_UPDATE_COPIES_OF_OTHERS = 1.5
+_UPDATE_COPIES_OF_LARGEST = 1.8
+_UPDATE_COPIES_OF_OTHERS = 0.15
 
 # The session's graph and its optimized copies: of the rest, and of a layer.
 _GRAPH_BYTES = 4_000_000
@@ -98,7 +98,6 @@ class Memory(NamedTuple):
 
     parameters: int
     slots: int
-    slot_zeros: int
     accumulators: int
     graph: int
     activations: int
@@ -108,8 +107,7 @@ class Memory(NamedTuple):
     @property
     def peak(self) -> int:
         """Of everything that is alive at the fullest moment."""
-        state = self.parameters + self.slots + self.slot_zeros + self.accumulators
-        kept = state + self.graph
+        kept = self.parameters + self.slots + self.accumulators + self.graph
         return kept + max(self.activations + self.gradients, self.update)
 
 
@@ -159,8 +157,6 @@ def memory_of(
     return Memory(
         parameters=parameters,
         slots=2 * parameters,
-        # TensorFlow makes a constant of the slots' initial values, and keeps it.
-        slot_zeros=parameters,
         accumulators=parameters + rows_mask if is_accumulating else 0,
         graph=_GRAPH_BYTES + _LAYER_GRAPH_BYTES * sizes.num_hidden_layers,
         activations=_activation_bytes(sizes, examples, tokens),

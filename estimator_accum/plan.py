@@ -96,7 +96,6 @@ def _plan(flags: argparse.Namespace, sizes: BertSizes) -> list[str]:
     rows = [
         ("parameters", memory.parameters, ""),
         ("optimizer slots", memory.slots, "two of Adam"),
-        ("slots' zeros", memory.slot_zeros, "TensorFlow keeps initial values"),
         ("accumulators", memory.accumulators, "none where K is 1"),
         ("graph", memory.graph, "of the session"),
         ("activations", memory.activations, f"{size} x {flags.max_seq_length} tokens"),
