@@ -15,6 +15,8 @@ import re
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.window import zeros
+
 _NOT_DECAYED = re.compile("LayerNorm|layer_norm|bias")
 
 
@@ -79,11 +81,12 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         return {tf.float32, tf.float64}
 
     def _create_slots(self, var_list):
+        self._dtypes = {variable.dtype.base_dtype for variable in var_list}
         for variable in var_list:
             for slot in ("m", "v"):
                 self._get_or_make_slot_with_initializer(
                     variable,
-                    _zeros,
+                    lambda shape, dtype, **_: zeros(shape, dtype),
                     variable.shape,
                     variable.dtype.base_dtype,
                     slot,
@@ -91,33 +94,26 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
                 )
 
     def _prepare(self):
-        self._rate_tensor = tf.convert_to_tensor(self._rate, name="learning_rate")
-        self._scalars = {}
+        rate = tf.convert_to_tensor(self._rate, name="learning_rate")
+        self._scalars = {dtype: self._scalars_of(rate, dtype) for dtype in self._dtypes}
 
-    def _scalars_of(self, dtype: tf.DType) -> dict[str, tf.Tensor]:
-        """The kernel's scalars, the same for all variables of a graph."""
-        if dtype not in self._scalars:
-            factor = _root_of_v(self._beta_2, dtype)
-            with tf.control_dependencies(None):  # of one variable
-                rate = tf.cast(self._rate_tensor, dtype)
-                scalars = {
-                    "beta1_power": 0.0,  # no bias correction
-                    "beta2_power": 0.0,
-                    "lr": rate * factor,
-                    "beta1": self._beta_1,
-                    "beta2": self._beta_2,
-                    "epsilon": self._epsilon * factor,
-                    "decay": rate * self._weight_decay,
-                }
-                self._scalars[dtype] = {
-                    name: tf.convert_to_tensor(value, dtype)
-                    for name, value in scalars.items()
-                }
-        return self._scalars[dtype]
+    def _scalars_of(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
+        """The kernel's scalars, once for all variables of a dtype."""
+        rate, factor = tf.cast(rate, dtype), _root_of_v(self._beta_2, dtype)
+        scalars = {
+            "beta1_power": 0.0,  # no bias correction
+            "beta2_power": 0.0,
+            "lr": rate * factor,
+            "beta1": self._beta_1,
+            "beta2": self._beta_2,
+            "epsilon": self._epsilon * factor,
+            "decay": rate * self._weight_decay,
+        }
+        return {name: tf.convert_to_tensor(v, dtype) for name, v in scalars.items()}
 
     def _resource_apply_dense(self, grad, handle):
         # By `.handle`: a mirrored variable has its own copy in every replica.
-        variable, scalars = handle, dict(self._scalars_of(grad.dtype))
+        variable, scalars = handle, dict(self._scalars[grad.dtype])
         share, decayed = scalars.pop("decay"), []
         if _is_decayed(variable.op.name):
             with tf.control_dependencies([grad]):  # made of the value before
@@ -147,12 +143,6 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         is_shared = tf.raw_ops.DisableCopyOnRead(resource=handle.handle)
         with tf.control_dependencies([is_shared]):
             return self._resource_apply_dense(dense, handle)
-
-
-def _zeros(shape, dtype: tf.DType, **_) -> tf.Tensor:
-    # Of tf.zeros the session would keep a constant, as large as the slot, for good.
-    shape = tf.TensorShape(shape).as_list()
-    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
 def _root_of_v(beta_2: float, dtype: tf.DType) -> float:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.window import create_variable
+from estimator_accum.window import create_variable, zeros
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
@@ -92,14 +92,14 @@ def add(
     """
     dense = [a.total for a in accumulators if a.touched is None]
 
-    def zeros():
+    def nothing():
         if has_same_shapes:
             return [tf.zeros(total.shape, total.dtype) for total in dense]
         zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
         return [zero[total.dtype] for total in dense]
 
     # No gradient goes through a tf.cond: it would begin when all of them are there.
-    before = iter(tf.cond(is_first, zeros, lambda: [read(total) for total in dense]))
+    before = iter(tf.cond(is_first, nothing, lambda: [read(total) for total in dense]))
     sums = []
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
         total = accumulator.total
@@ -231,17 +231,12 @@ def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
 def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
     """Makes this replica's dense sums 0."""
     return [
-        tf.raw_ops.AssignVariableOp(resource=total.handle, value=_zeros(total))
+        tf.raw_ops.AssignVariableOp(
+            resource=total.handle, value=zeros(total.shape, total.dtype)
+        )
         for total, touched in accumulators
         if touched is None
     ]
-
-
-def _zeros(variable: tf.Variable) -> tf.Tensor:
-    # Grappler would make a constant of tf.zeros(), and copy it at every assignment.
-    return tf.raw_ops.Empty(
-        shape=variable.shape.as_list(), dtype=variable.dtype.base_dtype, init=True
-    )
 
 
 def read(variable: tf.Variable) -> tf.Tensor:

@@ -78,7 +78,7 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
     # init_from_checkpoint) is not meant for these.
     with tf.init_scope(), tf.compat.v1.name_scope(None):
         variable = tf.compat.v1.Variable(
-            lambda: _zeros(shape, dtype),
+            lambda: zeros(shape, dtype),
             name=name,
             shape=shape,
             trainable=False,
@@ -90,9 +90,16 @@ def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable
     return variable
 
 
-def _zeros(shape, dtype: tf.DType) -> tf.Tensor:
-    # tf.zeros would become a constant when the graph is optimized, which the session
-    # keeps beside the variable for as long as it lives: the variables' bytes once more.
+def zeros(shape, dtype: tf.DType) -> tf.Tensor:
+    """Makes the zeros that a variable is to begin with, or is assigned later.
+
+    Of tf.zeros the session would make a constant when the graph is optimized, and keep
+    it for as long as it lives: the variables' bytes once more.
+
+    Args:
+        shape: The variable's, static.
+        dtype: Its dtype.
+    """
     shape = tf.TensorShape(shape).as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
