@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.branches import either, run_either
 from estimator_accum.window import create_variable, zeros
 
 Gradient = tf.Tensor | tf.IndexedSlices
@@ -98,8 +99,8 @@ def add(
         zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
         return [zero[total.dtype] for total in dense]
 
-    # No gradient goes through a tf.cond: it would begin when all of them are there.
-    before = iter(tf.cond(is_first, nothing, lambda: [read(total) for total in dense]))
+    # No gradient goes through a branch: it would begin when all of them are there.
+    before = iter(either(is_first, nothing, lambda: [read(total) for total in dense]))
     sums = []
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
         total = accumulator.total
@@ -136,26 +137,9 @@ def commit(
         return [op for accumulator, value in pairs for op in _write(accumulator, value)]
 
     def begin():
-        return [_branch(is_first, lambda: assign_zeros(accumulators), list)]
+        return [run_either(is_first, lambda: assign_zeros(accumulators), list)]
 
-    return write() if is_good is None else [_branch(is_good, write, begin)]
-
-
-def _branch(predicate: tf.Tensor, if_true, if_false) -> tf.Operation:
-    """A `tf.cond` over functions that return lists of operations.
-
-    In eager execution, which returns no operations, what it returns is done.
-    """
-
-    def run(operations) -> tf.Tensor:
-        with tf.control_dependencies([] if is_eager else operations()):
-            if is_eager:
-                operations()
-            return tf.constant(True)
-
-    is_eager = tf.executing_eagerly()
-    done = tf.cond(predicate, lambda: run(if_true), lambda: run(if_false))
-    return done if is_eager else done.op
+    return write() if is_good is None else [run_either(is_good, write, begin)]
 
 
 def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:

@@ -12,6 +12,7 @@ import re
 import tensorflow as tf
 
 from estimator_accum.accumulators import Gradient
+from estimator_accum.branches import either, run_either
 
 POLICIES = ("raise", "skip_micro_batch", "skip_window")
 
@@ -41,11 +42,11 @@ def all_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:
         half_squares: Their `half_squared_norms`, finite in all but rare cases, and then
             nothing else has to be read.
     """
-    return tf.cond(
+    return either(
         tf.reduce_all(tf.math.is_finite(half_squares)),
-        lambda: tf.constant(True),
-        lambda: tf.reduce_all(_read_all(gradients)),
-    )
+        lambda: [tf.constant(True)],
+        lambda: [tf.reduce_all(_read_all(gradients))],
+    )[0]
 
 
 def assert_finite(
@@ -53,7 +54,7 @@ def assert_finite(
     half_squares: tf.Tensor,
     names: list[str],
     micro_step: tf.Tensor | None,
-) -> tf.Operation:
+) -> tf.Operation | None:
     """Returns an operation that fails, naming what is not finite.
 
     Args:
@@ -75,16 +76,10 @@ def assert_finite(
         is_bad = tf.ensure_shape(tf.stack(summaries), [len(names), 2])[:, 1]
         finite = tf.equal(is_bad, 0.0)
         message = _message(finite, names, micro_step)
-        checked = tf.debugging.Assert(tf.reduce_all(finite), [message])
-        with tf.control_dependencies([checked]):
-            return tf.constant(True)
+        return [tf.raw_ops.Assert(condition=tf.reduce_all(finite), data=[message])]
 
-    done = tf.cond(
-        tf.reduce_all(tf.math.is_finite(half_squares)),
-        lambda: tf.constant(True),
-        read_and_assert,
-    )
-    return done if tf.executing_eagerly() else done.op
+    is_finite = tf.reduce_all(tf.math.is_finite(half_squares))
+    return run_either(is_finite, list, read_and_assert)
 
 
 def _read_all(gradients: list[Gradient]) -> tf.Tensor:

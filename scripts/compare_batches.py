@@ -1,8 +1,9 @@
 r"""Measures how far accumulated weights are from the big batch's, on BERT.
 
 Trains twice from one checkpoint on the same examples, without dropout: once in
-micro-batches, once in whole batches, and compares every variable of the two final
-checkpoints, optimizer slots included. Prints a line a kind of variable and ends with
+micro-batches, once in whole batches (or with `--against=padded` in micro-batches that are
+padded to --max_seq_length), and compares every variable of the two final checkpoints,
+optimizer slots included. Prints a line a kind of variable and ends with
 
     largest relative weight difference: 1.2e-06
 
@@ -15,8 +16,10 @@ code 1 if it is above --tolerance.
 
 import argparse
 import pathlib
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,6 +31,10 @@ with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+# Counters, and what a closed window has left behind.
+_NOT_COMPARED = re.compile(
+    "(global|update)_step|accumulation/.*|.*/accumulator(_rows)?"
+)
 _COUNTS = ("updates", "micro_batch_size", "gradient_accumulation_steps")
 
 
@@ -50,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
     parser.add_argument("--max_seq_length", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-5)
+    parser.add_argument("--against", choices=("whole", "padded"), default="whole")
     arguments = parser.parse_args(argv)
     return exit_code_of(lambda: _run(arguments))
 
@@ -73,8 +81,12 @@ def _run(arguments: argparse.Namespace) -> int:
     size = arguments.micro_batch_size
     epochs = arguments.updates * size * steps / len(examples)
     accumulated = _train(arguments, epochs, output / "accumulated", size, steps)
-    whole = _train(arguments, epochs, output / "whole", size * steps, 1)
-    return _compare(accumulated, whole, arguments.tolerance)
+    if arguments.against == "padded":
+        flags = ["--pad_to_max_length"]
+        other = _train(arguments, epochs, output / "padded", size, steps, flags)
+    else:
+        other = _train(arguments, epochs, output / "whole", size * steps, 1)
+    return _compare(accumulated, other, arguments.tolerance)
 
 
 def _train(
@@ -83,9 +95,11 @@ def _train(
     folder: pathlib.Path,
     batch_size: int,
     steps: int,
+    more_flags: Sequence[str] = (),
 ) -> dict:
     bert = arguments.bert_dir
-    print(f"{arguments.updates} updates of {batch_size} x {steps}", flush=True)
+    what = f"{arguments.updates} updates of {batch_size} x {steps}"
+    print(" ".join([what, *more_flags]), flush=True)
     command = [
         sys.executable,
         str(_REPOSITORY / "bert_finetune" / "run_classifier.py"),
@@ -101,6 +115,7 @@ def _train(
         f"--gradient_accumulation_steps={steps}",
         f"--num_train_epochs={epochs!r}",
         f"--output_dir={folder}",
+        *more_flags,
     ]
     done = subprocess.run(command, check=False)
     if done.returncode:
@@ -118,7 +133,7 @@ def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
         return 1
     largest = {}
     for name, value in theirs.items():
-        if name in ("global_step", "update_step"):
+        if _NOT_COMPARED.fullmatch(name):
             continue
         difference = np.max(np.abs(ours[name] - value))
         if difference:

@@ -1,4 +1,4 @@
-"""Examples per second of CoLA fine-tuning: as it is, padded, and Hugging Face's."""
+"""Examples per second of CoLA fine-tuning: ours, padded, and other projects'."""
 
 import dataclasses
 import importlib.util
@@ -14,6 +14,7 @@ from scripts.benchmarks.turns import take_turns
 
 _MICRO_BATCH_SIZE, _STEPS, _MAX_SEQ_LENGTH = 8, 4, 128
 _OURS, _PADDED, _TRAINER = "this project", "padded to 128", "Hugging Face Trainer"
+_ORIGINAL = "original patch, google-research/bert"
 _OPTIONAL = ("torch", "transformers", "accelerate")
 
 
@@ -40,9 +41,10 @@ def cola(size: str, cola_dir: pathlib.Path, examples: int, rounds: int) -> list[
         runs = {
             _PADDED: lambda: _ours(folder, ["--pad_to_max_length"]),
             _OURS: lambda: _ours(folder, []),
+            _ORIGINAL: lambda: _others(folder, "original_bert"),
         }
         if why_not_hugging_face() is None:
-            runs[_TRAINER] = lambda: _hugging_face(folder)
+            runs[_TRAINER] = lambda: _others(folder, "hugging_face")
         values = take_turns(runs, rounds)
     setting = f"BERT-{size}, {_MICRO_BATCH_SIZE} x {_STEPS}"
     return make_rows("CoLA", setting, "examples a second", values, _PADDED)
@@ -84,12 +86,12 @@ def _ours(folder: pathlib.Path, more_flags: list[str]) -> float:
     return sum(e for e, _ in timed) / sum(secs for _, secs in timed)
 
 
-def _hugging_face(folder: pathlib.Path) -> float:
+def _others(folder: pathlib.Path, module: str) -> float:
     spec = {
         "folder": str(folder),
         "micro_batch_size": _MICRO_BATCH_SIZE,
         "steps": _STEPS,
         "max_seq_length": _MAX_SEQ_LENGTH,
     }
-    output = run(["-m", "scripts.benchmarks.hugging_face", json.dumps(spec)])
+    output = run(["-m", f"scripts.benchmarks.{module}", json.dumps(spec)])
     return json.loads(output.splitlines()[-1])["examples_per_sec"]

@@ -52,12 +52,18 @@ def this_project(loss: tf.Tensor, steps: int) -> tf.Operation:
     )
 
 
-def original_patch(loss: tf.Tensor, steps: int) -> tf.Operation:
+def original_patch(loss: tf.Tensor, steps: int, optimizer=None) -> tf.Operation:
     """The gradient accumulation article's `tf.cond`, its window's phase put right.
 
     Every micro-step adds a dense gradient of loss / K to each accumulator; at the
     boundary they are read, clipped, applied and then assigned zeros.
+
+    Args:
+        loss: Of a micro-batch.
+        steps: K.
+        optimizer: What has `apply_gradients`; None is everybody's.
     """
+    optimizer = optimizer or gradient_descent()
     gradients, variables = zip(*trained(loss / steps), strict=True)
     accumulators = [_zeros(variable) for variable in variables]
     added = [
@@ -69,9 +75,7 @@ def original_patch(loss: tf.Tensor, steps: int) -> tf.Operation:
         with tf.control_dependencies(added):
             sums = [accumulator.read_value() for accumulator in accumulators]
         clipped, _ = tf.clip_by_global_norm(sums, _CLIP_NORM)
-        applied = gradient_descent().apply_gradients(
-            list(zip(clipped, variables, strict=True))
-        )
+        applied = optimizer.apply_gradients(list(zip(clipped, variables, strict=True)))
         with tf.control_dependencies([applied]):
             cleared = [
                 accumulator.assign(tf.zeros(accumulator.shape), read_value=False)

@@ -150,6 +150,7 @@ def test_fine_tuning_is_measured(tmp_path):
     rows = _benchmark(tmp_path / "out", *flags, "--parts", "cola")
     ways = [row["way"] for row in rows]
     assert ways[:2] == ["padded to 128", "this project"]
+    assert ways[2] == "original patch, google-research/bert"
     has_torch = importlib.util.find_spec("torch") is not None
     assert ("Hugging Face Trainer" in ways) == has_torch
     assert all(float(row["value"]) > 0 for row in rows)

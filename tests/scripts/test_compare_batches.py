@@ -14,8 +14,10 @@ sys.path.append(str(pathlib.Path(__file__).parent.parent / "bert_finetune"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tolerance", "code"), [("1e-5", 0), ("0", 1)])
-def test_the_difference_is_printed_and_judged(tmp_path, tolerance, code):
+@pytest.mark.parametrize(
+    ("against", "tolerance", "code"), [("whole", "1e-5", 0), ("padded", "0", 1)]
+)
+def test_the_difference_is_printed_and_judged(tmp_path, against, tolerance, code):
     from tiny_bert import write_bert, write_cola
 
     write_bert(tmp_path / "bert")
@@ -31,12 +33,14 @@ def test_the_difference_is_printed_and_judged(tmp_path, tolerance, code):
             "--micro_batch_size=3",
             "--max_seq_length=16",
             f"--tolerance={tolerance}",
+            f"--against={against}",
         ],
         check=False,
         capture_output=True,
         text=True,
         timeout=120,
     )
+    assert ("3 x 4 --pad_to_max_length\n" in done.stdout) == (against == "padded")
     assert done.returncode == code, done.stderr
     found = re.search(r"largest relative weight difference: (\S+)\n$", done.stdout)
     assert 0 < float(found[1]) < 1e-5
