@@ -6,11 +6,12 @@ import tensorflow as tf
 
 
 def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
-    """`tf.cond`, of which the session keeps fewer nodes.
+    """`tf.cond` without captures.
 
-    A `tf.cond` hands every tensor that it reads to both of its branches: ten nodes for
-    each, that the session keeps and runs. Here, in a graph, a branch is what depends on
-    the predicate by control dependencies, and is built where it stands.
+    Every tensor that the branches of a `tf.cond` read is one of its inputs: a
+    placeholder in each of two functions, and a Switch in the session, run at every step.
+    Here, in a graph, a branch is what depends on the predicate by control dependencies,
+    and is built where it stands.
 
     Args:
         predicate: Scalar bool.

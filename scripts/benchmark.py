@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("tokens", 16, type=_count, help="of an example: all but cola and housing")
     add("housing_updates", 400, type=_count, help="of one run")
     add("rounds", 9, type=_count, help="turns of each: overhead, fit, growth")
+    add("starts", 3, type=_count, help="of all programs, with all rounds: overhead")
     add("runs", 3, type=_count, help="of each program: cola, memory, housing")
     return parser
 
@@ -112,7 +113,9 @@ def _measurements(flags) -> list:
     batch = flags.micro_batch_size, flags.tokens
     found = {
         "overhead": [
-            lambda size=size, steps=steps: overhead(size, steps, *batch, flags.rounds)
+            lambda size=size, steps=steps: overhead(
+                size, steps, *batch, flags.rounds, flags.starts
+            )
             for size in flags.sizes
             for steps in flags.accumulation_steps
         ],

@@ -6,6 +6,7 @@ from scripts.benchmarks.table import Row, make_rows
 from scripts.benchmarks.turns import started, take_turns
 
 _OURS, _PLAIN = "this project", "no accumulation"
+_UNCHECKED = "this project, skip_window"
 _MIB = 2**20
 
 
@@ -36,6 +37,9 @@ def memory(
         examples = effective_batch_size // steps
         specs[f"{examples} x {steps}"] = (_OURS, examples, steps)
         steps *= 2 if examples // 4 < micro_batch_size else 4
+    steps = effective_batch_size // micro_batch_size
+    name = f"{micro_batch_size} x {steps}, skip_window"
+    specs[name] = (_UNCHECKED, micro_batch_size, steps)
     parameter_bytes = 0
 
     def peak(way, examples, steps):

@@ -16,7 +16,7 @@ _STEPS_OF_GROWTH = (2, 4, 8, 16, 32, 64)
 
 
 def overhead(
-    size: str, steps: int, micro_batch_size: int, tokens: int, rounds: int
+    size: str, steps: int, micro_batch_size: int, tokens: int, rounds: int, starts: int
 ) -> list[Row]:
     """Compares all ways at one size and one K, against the original patch.
 
@@ -27,7 +27,9 @@ def overhead(
         steps: K [micro-steps per update].
         micro_batch_size: Examples.
         tokens: Of an example.
-        rounds: How often each way has its turn.
+        rounds: How often each way has its turn, of every start.
+        starts: How often all programs start anew: two processes of one way differ by
+            more than the turns of one.
 
     Returns:
         A row a way, the bound included.
@@ -44,9 +46,12 @@ def overhead(
         for way in ways
     }
     programs[_BOUND] = ("bandwidth", str(_ARRAY_BYTES))
-    with started(programs) as contenders:
-        secs = _secs(contenders, rounds)
-        facts = contenders[_BARE].facts
+    secs = {name: [] for name in programs}
+    for _ in range(starts):
+        with started(programs) as contenders:
+            for name, its_secs in _secs(contenders, rounds).items():
+                secs[name] += its_secs
+            facts = contenders[_BARE].facts
     bare = secs.pop(_BARE)
     values = {
         way: [1e3 * (s - b) for s, b in zip(its_secs, bare, strict=True)]

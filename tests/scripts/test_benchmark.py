@@ -1,15 +1,18 @@
 """scripts/benchmark.py: its arithmetic, its table, and every part on a small setting."""
 
+import contextlib
 import csv
 import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
 from scripts import benchmark
+from scripts.benchmarks import overhead
 from scripts.benchmarks.bandwidth import bound_secs
 from scripts.benchmarks.keras_ways import why_not
 from scripts.benchmarks.script_runs import run, update_secs
@@ -41,6 +44,25 @@ def test_bound_is_the_traffic_that_accumulation_cannot_do_without():
     # K = 4: three additions of three passes each, and the boundary, over 4 micro-steps
     assert bound_secs(1e-9, 4, 100, 0) == pytest.approx((9 + 4) * 100e-9 / 4)
     assert bound_secs(1e-9, 4, 0, 10) == pytest.approx(70e-9)
+
+
+def test_overhead_is_that_of_all_starts(monkeypatch):
+    secs = iter([1.0, 2.0, 3.0])  # of a micro-step, by start; 0.5 without accumulation
+
+    def program(secs):
+        facts = {"dense_bytes": 0, "sparse_bytes": 0}
+        return types.SimpleNamespace(run=lambda: {"secs": secs}, facts=facts)
+
+    @contextlib.contextmanager
+    def started(programs):
+        its_secs = next(secs)
+        bare = "forward and backward"
+        yield {name: program(0.5 if name == bare else its_secs) for name in programs}
+
+    monkeypatch.setattr(overhead, "started", started)
+    rows = overhead.overhead("tiny", 4, 1, 1, rounds=2, starts=3)
+    ours = next(row for row in rows if row.way == "this project")
+    assert (ours.value, ours.ratio) == (1500.0, 1.0)
 
 
 def test_table_is_printed_and_written_and_drawn(tmp_path):
@@ -108,11 +130,12 @@ def _benchmark(folder, *flags):
 @pytest.mark.slow
 def test_every_way_to_accumulate_is_measured(tmp_path):
     flags = ["--sizes=tiny", "--accumulation_steps=2", "--rounds=2", "--tokens=4"]
-    flags += ["--micro_batch_size=2", "--parts", "overhead"]
+    flags += ["--micro_batch_size=2", "--starts=1", "--parts", "overhead"]
     rows = _benchmark(tmp_path, *flags)
     ways = {row["way"] for row in rows}
     assert {"no accumulation", "this project", "original patch"} <= ways
     assert {"per-variable conds", "memory-bandwidth bound"} <= ways
+    assert "this project, skip_window" in ways
     assert ("Keras built-in" in ways) == (why_not("Keras built-in") is None)
     assert {row["setting"] for row in rows} == {"BERT-tiny, K=2"}
 
@@ -136,6 +159,7 @@ def test_memory_and_housing_are_measured(tmp_path):
     rows = _benchmark(tmp_path, *flags)
     memory = {row["way"]: float(row["value"]) for row in rows[:-2]}
     assert list(memory)[:3] == ["2 x 1", "8 x 1", "2 x 4"]
+    assert list(memory)[3] == "2 x 4, skip_window"
     assert all(value > 100 for value in memory.values())
     assert [row["way"] for row in rows[-2:]] == ["177 x 1", "59 x 3"]
 
