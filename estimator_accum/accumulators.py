@@ -295,6 +295,11 @@ def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
     return _map_values(lambda v: v * tf.cast(factor, v.dtype), gradient)
 
 
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Returns a dense gradient itself, of a sparse one the rows that it names."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 def _map_values(function, gradient: Gradient) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         values = function(gradient.values)

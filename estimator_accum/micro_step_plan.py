@@ -8,6 +8,7 @@ from estimator_accum.accumulators import (
     Accumulator,
     Gradient,
     create_accumulator,
+    values_of,
     variables_of,
 )
 from estimator_accum.batch_window import BatchWindow
@@ -154,7 +155,7 @@ def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
     dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
     loss = micro_batch.loss
     if loss is None:  # nothing to report, and nothing to find not finite
-        with tf.control_dependencies([_values(micro_batch.gradients[0])]):
+        with tf.control_dependencies([values_of(micro_batch.gradients[0])]):
             loss = tf.zeros([], dtype)
     with tf.control_dependencies([loss]):
         # A constant weight must not be counted when the micro-batch fails to come.
@@ -174,10 +175,6 @@ def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
         # A micro-batch of weight 0, all of it masked, says nothing.
         scalars += [squares, tf.cast(weight > 0, dtype)]
     return scalars
-
-
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _loss_divisor() -> int:

@@ -11,7 +11,7 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import Gradient
+from estimator_accum.accumulators import Gradient, values_of
 from estimator_accum.branches import either, run_either
 
 POLICIES = ("raise", "skip_micro_batch", "skip_window")
@@ -69,9 +69,11 @@ def assert_finite(
         # session would keep them all. XLA has none of it, and no assertions either.
         summaries = [
             tf.raw_ops.DebugNumericSummaryV2(
-                input=value, output_dtype=tf.float32, tensor_debug_mode=_HEALTH
+                input=values_of(gradient),
+                output_dtype=tf.float32,
+                tensor_debug_mode=_HEALTH,
             )
-            for value in _values(gradients)
+            for gradient in gradients
         ]
         is_bad = tf.ensure_shape(tf.stack(summaries), [len(names), 2])[:, 1]
         finite = tf.equal(is_bad, 0.0)
@@ -84,12 +86,8 @@ def assert_finite(
 
 def _read_all(gradients: list[Gradient]) -> tf.Tensor:
     """Whether each is finite, bool [gradients]; the square of 1e20 is not."""
-    finite = [tf.reduce_all(tf.math.is_finite(v)) for v in _values(gradients)]
+    finite = [tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients]
     return tf.stack(finite)
-
-
-def _values(gradients: list[Gradient]) -> list[tf.Tensor]:
-    return [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 
 
 def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
