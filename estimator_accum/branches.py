@@ -24,6 +24,7 @@ def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
         The tensors of the branch that ran.
     """
     is_eager = tf.executing_eagerly()
+    # A tf.function orders operations by itself, and what waits for a dead one is dead.
     if is_eager or tf.compat.v1.get_default_graph().building_function:
         return tf.cond(predicate, if_true, if_false)
     switch = tf.raw_ops.Switch(data=predicate, pred=predicate)

@@ -16,6 +16,7 @@ _CONFIG = modeling.BertConfig(
     num_attention_heads=2,
     intermediate_size=32,
     max_position_embeddings=8,
+    initializer_range=0.5,  # so that attention matters
 )
 
 
@@ -48,7 +49,7 @@ def test_restated_encoder_has_the_loss_and_gradients_of_ours():
             found = session.run([(ours, gradients[0]), (restated, gradients[1])])
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     for one, other in zip(found[0][1], found[1][1], strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_restated_optimizer_updates_as_ours():
