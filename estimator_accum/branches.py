@@ -48,10 +48,9 @@ def run_either(
     """
     is_eager = tf.executing_eagerly()
 
-    def run(operations) -> list[tf.Tensor]:
-        with tf.control_dependencies([] if is_eager else operations()):
-            if is_eager:
-                operations()
+    def run(make) -> list[tf.Tensor]:
+        operations = make()
+        with tf.control_dependencies([] if is_eager else operations):
             return [tf.constant(True)]
 
     done = either(predicate, lambda: run(if_true), lambda: run(if_false))[0]

@@ -5,12 +5,14 @@
 Every contender is a process of its own, and they take turns: A B A B. The table has
 ratios, with their quartiles over the rounds. Its parts:
 
-    overhead  of a micro-step over forward and backward pass: this project, others
-              restated, Keras' two where installed, and what memory alone takes
+    overhead  of a micro-step over forward and backward pass: this project, with and
+              without its check of every micro-step, others restated, Keras' two where
+              installed, and what memory alone takes
     fit       of Keras, with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
-    cola      examples per second of fine-tuning: as it is, padded, and Hugging Face's
-              Trainer where installed
+    cola      examples per second of fine-tuning: as it is, padded, the original patch
+              on google-research/bert restated, and Hugging Face's Trainer where
+              installed
     memory    peak resident memory at effective batches of 32 and 256
     housing   updates per second of the housing example
 

@@ -12,6 +12,8 @@ import time
 
 import transformers
 
+from scripts.benchmarks.script_runs import examples_per_sec
+
 
 class _Clock(transformers.TrainerCallback):
     def __init__(self):
@@ -59,10 +61,8 @@ def main() -> None:
             callbacks=[clock],
         )
         trainer.train()
-    times = clock.times[len(clock.times) // 5 :]
-    examples_per_update = spec["micro_batch_size"] * spec["steps"]
-    updates = len(times) - 1
-    rate = updates * examples_per_update / (times[-1] - times[0])
+    examples = spec["micro_batch_size"] * spec["steps"]
+    rate = examples_per_sec(clock.times, examples)
     print(json.dumps({"examples_per_sec": rate}))
 
 

@@ -37,9 +37,8 @@ def memory(
         examples = effective_batch_size // steps
         specs[f"{examples} x {steps}"] = (_OURS, examples, steps)
         steps *= 2 if examples // 4 < micro_batch_size else 4
-    steps = effective_batch_size // micro_batch_size
-    name = f"{micro_batch_size} x {steps}, skip_window"
-    specs[name] = (_UNCHECKED, micro_batch_size, steps)
+    *_, (_, examples, steps) = specs.values()
+    specs[f"{examples} x {steps}, skip_window"] = (_UNCHECKED, examples, steps)
     parameter_bytes = 0
 
     def peak(way, examples, steps):

@@ -25,6 +25,7 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.encoding import EncodedExamples, encode_examples
 from bert_finetune.tasks import get_task, read_examples
 from bert_finetune.tokenization import WordPieceTokenizer
+from scripts.benchmarks.script_runs import examples_per_sec
 from scripts.benchmarks.ways import original_patch
 
 _RATE, _WEIGHT_DECAY, _BETA_1, _BETA_2, _EPSILON = 5e-5, 0.01, 0.9, 0.999, 1e-6
@@ -54,8 +55,7 @@ def main() -> None:
             for _ in range(steps):
                 run()
             times.append(time.perf_counter())
-    times = times[len(times) // 5 :]
-    rate = (len(times) - 1) * size * steps / (times[-1] - times[0])
+    rate = examples_per_sec(times, size * steps)
     print(json.dumps({"examples_per_sec": rate}))
 
 

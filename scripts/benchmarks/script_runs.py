@@ -1,4 +1,4 @@
-"""Runs of the project's own scripts, timed by the metrics that they write."""
+"""Runs of scripts: the project's own, timed by the metrics that they write, and others'."""
 
 import csv
 import pathlib
@@ -25,6 +25,19 @@ def run(arguments: list[str]) -> str:
         command = " ".join(arguments[:2])
         raise RuntimeError(f"{command} failed ({done.returncode}): {done.stderr}")
     return done.stdout
+
+
+def examples_per_sec(times: list[float], examples: int) -> float:
+    """Returns the pace of a program that notes the time after every update.
+
+    The first fifth is left out, as in `update_secs`.
+
+    Args:
+        times: After every update [s].
+        examples: Of one update.
+    """
+    times = times[len(times) // 5 :]
+    return (len(times) - 1) * examples / (times[-1] - times[0])
 
 
 def update_secs(model_dir: pathlib.Path) -> list[tuple[float, float]]:

@@ -15,7 +15,7 @@ from scripts import benchmark
 from scripts.benchmarks import overhead
 from scripts.benchmarks.bandwidth import bound_secs
 from scripts.benchmarks.keras_ways import why_not
-from scripts.benchmarks.script_runs import run, update_secs
+from scripts.benchmarks.script_runs import examples_per_sec, run, update_secs
 from scripts.benchmarks.table import as_text, make_rows, write
 from scripts.benchmarks.turns import Contender, quartiles, take_turns
 
@@ -83,6 +83,11 @@ def test_first_fifth_of_the_updates_is_not_timed(tmp_path):
     timed = update_secs(tmp_path)
     assert [secs for _, secs in timed] == pytest.approx(list(range(3, 11)))
     assert {examples for examples, _ in timed} == {32.0}
+
+
+def test_first_fifth_of_noted_times_is_not_timed():
+    times = [100.0, 200.0, *(200.0 + 2.0 * n for n in range(1, 9))]
+    assert examples_per_sec(times, 32) == 16.0
 
 
 def test_script_that_fails_says_why():
