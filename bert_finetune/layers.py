@@ -4,7 +4,7 @@ Each is written for few passes over memory, the numerics being those of
 google-research/bert.
 
 B = micro-batch, T = tokens with padding, P = tokens without padding (B * T where shapes
-are fixed), H = hidden.
+are fixed), H = hidden, N = heads, D = H / N.
 """
 
 import math
@@ -27,11 +27,17 @@ class TokenPacking:
 
     Args:
         input_mask: integer Tensor [B, T], 0 at padding.
+        heads: N.
     """
 
-    def __init__(self, input_mask: tf.Tensor):
-        self._positions = tf.cast(tf.where(tf.not_equal(input_mask, 0)), tf.int32)
+    def __init__(self, input_mask: tf.Tensor, heads: int):
+        is_token = tf.not_equal(input_mask, 0)
+        self._positions = tf.cast(tf.where(is_token), tf.int32)  # [P, 2]
         self._padded_shape = tf.shape(input_mask)
+        self._heads = heads
+        of_heads = tf.where(tf.tile(is_token[:, :, tf.newaxis], [1, 1, heads]))
+        of_heads = tf.gather(of_heads, [0, 2, 1], axis=1)  # from B, T, N
+        self._head_positions = tf.cast(of_heads, tf.int32)  # [P * N, 3]
 
     def pack(self, padded: tf.Tensor) -> tf.Tensor:
         """Returns the real tokens of a Tensor [B, T, ...] as [P, ...]."""
@@ -43,16 +49,34 @@ class TokenPacking:
         shape = tf.concat([self._padded_shape, [width]], axis=0)
         return tf.scatter_nd(self._positions, packed, shape)
 
+    def split_heads(self, packed: tf.Tensor) -> tf.Tensor:
+        """Returns a Tensor [P, H] as [B, N, T, D], zeros at padding.
+
+        To unpack and to transpose would be two passes.
+        """
+        depth = packed.shape[-1] // self._heads
+        rows, tokens = tf.unstack(self._padded_shape)
+        shape = tf.stack([rows, self._heads, tokens, depth])
+        pieces = tf.reshape(packed, [-1, depth])
+        return tf.scatter_nd(self._head_positions, pieces, shape)
+
+    def join_heads(self, split: tf.Tensor) -> tf.Tensor:
+        """Returns a Tensor [B, N, T, D] as [P, H]."""
+        pieces = tf.gather_nd(split, self._head_positions)
+        return tf.reshape(pieces, [-1, self._heads * split.shape[-1]])
+
 
 class FixedShape:
     """A padded batch as one row a token, padding included: shapes never change.
 
     Args:
         input_mask: integer Tensor [B, T].
+        heads: N.
     """
 
-    def __init__(self, input_mask: tf.Tensor):
+    def __init__(self, input_mask: tf.Tensor, heads: int):
         self._padded_shape = tf.shape(input_mask)
+        self._heads = heads
 
     def pack(self, padded: tf.Tensor) -> tf.Tensor:
         """Returns a Tensor [B, T, ...] as [B * T, ...]."""
@@ -63,6 +87,17 @@ class FixedShape:
         """Returns a Tensor [B * T, H] as [B, T, H]."""
         shape = tf.concat([self._padded_shape, [packed.shape[-1]]], axis=0)
         return tf.reshape(packed, shape)
+
+    def split_heads(self, packed: tf.Tensor) -> tf.Tensor:
+        """Returns a Tensor [B * T, H] as [B, N, T, D]."""
+        depth = packed.shape[-1] // self._heads
+        shape = tf.concat([self._padded_shape, [self._heads, depth]], axis=0)
+        return tf.transpose(tf.reshape(packed, shape), [0, 2, 1, 3])
+
+    def join_heads(self, split: tf.Tensor) -> tf.Tensor:
+        """Returns a Tensor [B, N, T, D] as [B * T, H]."""
+        width = self._heads * split.shape[-1]
+        return tf.reshape(tf.transpose(split, [0, 2, 1, 3]), [-1, width])
 
 
 def first_weights(name: str, deviation: float) -> Callable:
@@ -81,7 +116,12 @@ def first_weights(name: str, deviation: float) -> Callable:
 
 
 def dense(
-    x: tf.Tensor, units: int, name: str, *, initializer_range: float
+    x: tf.Tensor,
+    units: int,
+    name: str,
+    *,
+    initializer_range: float,
+    is_training: bool,
 ) -> tf.Tensor:
     """`y = x @ kernel + bias`.
 
@@ -90,6 +130,8 @@ def dense(
         units: Width of the result.
         name: Variable scope.
         initializer_range: Standard deviation of the first kernel; the bias starts at 0.
+        is_training: Whether gradients will be asked for: then they are the ones written
+            below, of which oneDNN computes that of `x` faster than the derived one.
 
     Creates: `name/kernel` [inputs, units], `name/bias` [units], float32.
 
@@ -104,7 +146,22 @@ def dense(
         bias = tf.compat.v1.get_variable(
             "bias", [units], initializer=tf.compat.v1.zeros_initializer()
         )
-    return tf.nn.bias_add(tf.matmul(x, kernel), bias)
+    if not is_training:
+        return tf.nn.bias_add(tf.matmul(x, kernel), bias)
+
+    @tf.custom_gradient
+    def affine(x, kernel, bias):
+        def gradient(dy):
+            # Where the second factor is transposed, oneDNN has a slow kernel for
+            # matrices and a fast one for batches of them, here a batch of one.
+            batches = tf.expand_dims(dy, 0), tf.expand_dims(kernel, 0)
+            dx = tf.squeeze(tf.matmul(*batches, transpose_b=True), 0)
+            d_bias = tf.raw_ops.BiasAddGrad(out_backprop=dy)
+            return dx, tf.matmul(x, dy, transpose_a=True), d_bias
+
+        return tf.nn.bias_add(tf.matmul(x, kernel), bias), gradient
+
+    return _of_tensors(affine, x, kernel, bias)
 
 
 def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
@@ -143,8 +200,7 @@ def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
 
         return standard * gamma + beta, gradient
 
-    # custom_gradient wants tensors: it would treat variables as captured state.
-    return scaled(x, tf.identity(gamma), tf.identity(beta))
+    return _of_tensors(scaled, x, gamma, beta)
 
 
 def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -158,6 +214,11 @@ def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tens
     if name == "gelu" and is_training:
         return _gelu_with_gradient
     return ACTIVATIONS[name]
+
+
+def _of_tensors(function, x: tf.Tensor, *variables: tf.Variable) -> tf.Tensor:
+    """Calls what has a custom gradient, to which variables would be captured state."""
+    return function(x, *map(tf.identity, variables))
 
 
 def _standardize(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:

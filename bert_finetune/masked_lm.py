@@ -157,7 +157,11 @@ def _masked_logits(config, output: EncoderOutput, places: tf.Tensor) -> tf.Tenso
     with tf.compat.v1.variable_scope("cls/predictions"):
         with tf.compat.v1.variable_scope("transform"):
             tokens = dense(
-                tokens, width, "dense", initializer_range=config.initializer_range
+                tokens,
+                width,
+                "dense",
+                initializer_range=config.initializer_range,
+                is_training=True,
             )
             tokens = activation(config.hidden_act, is_training=True)(tokens)
             tokens = layer_norm(tokens, config.layer_norm_eps, is_training=True)

@@ -75,7 +75,8 @@ def encode(
             at run time, `session.run` raises `tf.errors.InvalidArgumentError` instead.
     """
     with tf.compat.v1.variable_scope(scope):
-        packing = (TokenPacking if is_packed else FixedShape)(input_mask)
+        packing = TokenPacking if is_packed else FixedShape
+        packing = packing(input_mask, config.num_attention_heads)
         shared = _Shared(config, packing, _padding_bias(input_mask), is_training)
         hidden = [_embed(shared, input_ids, segment_ids)]
         with tf.compat.v1.variable_scope("encoder"):
@@ -141,8 +142,13 @@ class _Shared(NamedTuple):
         return layer_norm(x, epsilon, is_training=self.is_training)
 
     def dense(self, x: tf.Tensor, units: int, name: str = "dense") -> tf.Tensor:
-        deviation = self.config.initializer_range
-        return dense(x, units, name, initializer_range=deviation)
+        return dense(
+            x,
+            units,
+            name,
+            initializer_range=self.config.initializer_range,
+            is_training=self.is_training,
+        )
 
 
 def _padding_bias(input_mask: tf.Tensor) -> tf.Tensor:
@@ -226,25 +232,24 @@ def _attend(
 ) -> tf.Tensor:
     """Returns `softmax(query @ key.T / sqrt(D) + bias) @ value`, [P or B, H]."""
     width, heads = shared.config.hidden_size, shared.config.num_attention_heads
-    unpack = shared.packing.unpack
-
-    def split_heads(x):  # [B, T, H] -> [B, N, T, D]
-        shape = [tf.shape(x)[0], tf.shape(x)[1], heads, width // heads]
-        return tf.transpose(tf.reshape(x, shape), [0, 2, 1, 3])
-
+    depth, split_heads = width // heads, shared.packing.split_heads
     # Scaling the query instead of the scores touches fewer numbers.
-    query = shared.dense(inputs, width, "query") * (1.0 / math.sqrt(width // heads))
-    query = query[:, tf.newaxis] if only_first else unpack(query)  # [B, 1 or T, H]
-    key = unpack(shared.dense(tokens, width, "key"))
-    value = unpack(shared.dense(tokens, width, "value"))
-    scores = tf.matmul(split_heads(query), split_heads(key), transpose_b=True)
+    query = shared.dense(inputs, width, "query") * (1.0 / math.sqrt(depth))
+    if only_first:
+        query = tf.reshape(query, [-1, heads, 1, depth])
+    else:
+        query = split_heads(query)  # [B, N, T, D]
+    key = split_heads(shared.dense(tokens, width, "key"))
+    value = split_heads(shared.dense(tokens, width, "value"))
+    scores = tf.matmul(query, key, transpose_b=True)
     attention = shared.dropout(
         tf.nn.softmax(scores + shared.bias),  # [B, N, 1 or T, T]
         shared.config.attention_probs_dropout_prob,
     )
-    context = tf.matmul(attention, split_heads(value))  # [B, N, 1 or T, D]
-    context = tf.reshape(tf.transpose(context, [0, 2, 1, 3]), tf.shape(query))
-    return context[:, 0] if only_first else shared.packing.pack(context)
+    context = tf.matmul(attention, value)  # [B, N, 1 or T, D]
+    if only_first:
+        return tf.reshape(context, [-1, width])
+    return shared.packing.join_heads(context)
 
 
 def _add_and_normalize(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:

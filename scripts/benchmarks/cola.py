@@ -15,6 +15,9 @@ from scripts.benchmarks.turns import take_turns
 _MICRO_BATCH_SIZE, _STEPS, _MAX_SEQ_LENGTH = 8, 4, 128
 _OURS, _PADDED, _TRAINER = "this project", "padded to 128", "Hugging Face Trainer"
 _ORIGINAL = "original patch, google-research/bert"
+# As many tokens as the padded run's micro-batches have, so no more memory.
+_TOKENS = _MICRO_BATCH_SIZE * _MAX_SEQ_LENGTH
+_BY_TOKENS = f"this project, --tokens_per_micro_batch={_TOKENS}"
 _OPTIONAL = ("torch", "transformers", "accelerate")
 
 
@@ -41,6 +44,7 @@ def cola(size: str, cola_dir: pathlib.Path, examples: int, rounds: int) -> list[
         runs = {
             _PADDED: lambda: _ours(folder, ["--pad_to_max_length"]),
             _OURS: lambda: _ours(folder, []),
+            _BY_TOKENS: lambda: _ours(folder, [f"--tokens_per_micro_batch={_TOKENS}"]),
             _ORIGINAL: lambda: _others(folder, "original_bert"),
         }
         if why_not_hugging_face() is None:
