@@ -178,8 +178,9 @@ def test_fine_tuning_is_measured(tmp_path):
     flags = [f"--cola_dir={tmp_path}", "--cola_sizes=tiny", "--cola_examples=96"]
     rows = _benchmark(tmp_path / "out", *flags, "--parts", "cola")
     ways = [row["way"] for row in rows]
-    assert ways[:2] == ["padded to 128", "this project"]
-    assert ways[2] == "original patch, google-research/bert"
+    by_tokens = "this project, --tokens_per_micro_batch=1024"
+    assert ways[:3] == ["padded to 128", "this project", by_tokens]
+    assert ways[3] == "original patch, google-research/bert"
     has_torch = importlib.util.find_spec("torch") is not None
     assert ("Hugging Face Trainer" in ways) == has_torch
     assert all(float(row["value"]) > 0 for row in rows)
