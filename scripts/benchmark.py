@@ -10,9 +10,9 @@ ratios, with their quartiles over the rounds. Its parts:
               installed, and what memory alone takes
     fit       of Keras, with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
-    cola      examples per second of fine-tuning: as it is, padded, the original patch
-              on google-research/bert restated, and Hugging Face's Trainer where
-              installed
+    cola      examples per second of fine-tuning: as it is, cut by tokens, padded, the
+              original patch on google-research/bert restated, and Hugging Face's
+              Trainer where installed
     memory    peak resident memory at effective batches of 32 and 256
     housing   updates per second of the housing example
 

@@ -15,7 +15,7 @@ from scripts.benchmarks.turns import take_turns
 _MICRO_BATCH_SIZE, _STEPS, _MAX_SEQ_LENGTH = 8, 4, 128
 _OURS, _PADDED, _TRAINER = "this project", "padded to 128", "Hugging Face Trainer"
 _ORIGINAL = "original patch, google-research/bert"
-# As many tokens as the padded run's micro-batches have, so no more memory.
+# As many tokens as the padded run's micro-batches have.
 _TOKENS = _MICRO_BATCH_SIZE * _MAX_SEQ_LENGTH
 _BY_TOKENS = f"this project, --tokens_per_micro_batch={_TOKENS}"
 _OPTIONAL = ("torch", "transformers", "accelerate")
