@@ -20,6 +20,7 @@ from distributed.settings import (
 )
 from estimator_accum import microbatch_model_fn
 from estimator_accum.batches import Batches
+from estimator_accum.checkpoints import make_saver_hooks
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.run_folder import write_text
 from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
@@ -112,8 +113,9 @@ def train(job: Job, watchdog: Watchdog) -> None:
         # Or Estimator cannot copy the strategy in an evaluator.
         tf.compat.v1.disable_eager_execution()
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    estimator = _make_estimator(job, strategy)
     tf.estimator.train_and_evaluate(
-        _make_estimator(job, strategy),
+        estimator,
         tf.estimator.TrainSpec(
             input_pipeline.train_input_fn(
                 job.train,
@@ -124,7 +126,10 @@ def train(job: Job, watchdog: Watchdog) -> None:
                 first_update=first_update,
             ),
             max_steps=global_step + updates_left * batches.gradient_accumulation_steps,
-            hooks=[ProgressHook(watchdog, global_step)],
+            hooks=[
+                ProgressHook(watchdog, global_step),
+                *make_saver_hooks(estimator.config),
+            ],
         ),
         tf.estimator.EvalSpec(
             input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),

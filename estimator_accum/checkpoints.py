@@ -1,4 +1,4 @@
-"""What the accumulation window asks of a graph's Saver.
+"""What the accumulation window asks of a graph's Saver, and who calls it.
 
 Three things that a hook cannot say through the Saver's own interface:
 
@@ -43,6 +43,30 @@ def keep_initial_values(windows: list[Window]) -> None:
             initializer = getattr(variable, INITIALIZER_ATTRIBUTE, None)
             if initializer is not None and hasattr(variable, "_initializer_op"):
                 variable._initializer_op = initializer
+
+
+def make_saver_hooks(config) -> list[tf.compat.v1.train.CheckpointSaverHook]:
+    """Makes the hook that Estimator makes of a config, without its `session.run`s.
+
+    With `save_checkpoints_steps` Estimator's own fetches `global_step` once more after
+    every micro-step, since a `session.run` might be 1,000,000 steps. Where a training
+    hook is a CheckpointSaverHook, Estimator makes none.
+
+    Args:
+        config: A `tf.estimator.RunConfig` with `save_checkpoints_steps`.
+
+    Returns:
+        The hook; none with a strategy, whose session makes its own.
+    """
+    if config.train_distribute is not None:
+        return []
+    hook = tf.compat.v1.train.CheckpointSaverHook(
+        config.model_dir,
+        save_steps=config.save_checkpoints_steps,
+        save_graph_def=config.checkpoint_save_graph_def,
+    )
+    hook._set_steps_per_run(1)
+    return [hook]
 
 
 class SaveWatch:

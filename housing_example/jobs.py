@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.batches import Batches
+from estimator_accum.checkpoints import make_saver_hooks
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.run_folder import write_text
 from estimator_accum.strategies import (
@@ -207,8 +208,9 @@ def train(
         replicas = range(job.cluster.rank * local, (job.cluster.rank + 1) * local)
     if not job.cluster.is_alone and strategy is not None:
         hooks = [ProgressHook(watchdog, global_step)]
+    estimator = _make_estimator(job, model_dir, batches, strategy)
     tf.estimator.train_and_evaluate(
-        _make_estimator(job, model_dir, batches, strategy),
+        estimator,
         tf.estimator.TrainSpec(
             input_pipeline.train_input_fn(
                 model_dir.parent / "train.csv",
@@ -219,7 +221,7 @@ def train(
                 first_update=update,
             ),
             max_steps=global_step + (settings.train_updates - update) * steps,
-            hooks=hooks,
+            hooks=[*hooks, *make_saver_hooks(estimator.config)],
         ),
         tf.estimator.EvalSpec(_test_input_fn(model_dir), steps=None, throttle_secs=0),
     )

@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import pytest
+import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
 
@@ -25,6 +26,20 @@ def _loggers_as_before():
         each.setLevel(level)
         each.propagate = propagate
         each.handlers[:] = handlers
+
+
+@pytest.fixture
+def session_runs(monkeypatch) -> list:
+    """What every `session.run` of this process fetched, in the order of their begin."""
+    fetched = []
+    run = tf.compat.v1.Session.run
+
+    def counted(self, fetches, *args, **kwargs):
+        fetched.append(fetches)
+        return run(self, fetches, *args, **kwargs)
+
+    monkeypatch.setattr(tf.compat.v1.Session, "run", counted)
+    return fetched
 
 
 @pytest.fixture(scope="session")

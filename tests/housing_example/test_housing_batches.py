@@ -108,6 +108,16 @@ def test_number_of_examples_at_once_does_not_decide_the_weights(settings, at_onc
     _assert_same(*_train(settings, "seven"), at_once, 15 * _UPDATES)
 
 
+def test_a_micro_step_is_one_session_run(settings, session_runs):
+    settings = dataclasses.replace(settings, train_batch_size=50)
+    counts = []
+    for updates in (8, 20):
+        before = len(session_runs)
+        _train(settings, f"for_{updates}", updates)
+        counts.append(len(session_runs) - before)
+    assert counts[1] - counts[0] == (20 - 8) * 2
+
+
 def test_auto_has_the_weights_of_the_batch_at_once_bit_for_bit(settings, at_once):
     """Where memory is enough."""
     settings = dataclasses.replace(settings, train_batch_size=AUTO)
