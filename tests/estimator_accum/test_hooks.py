@@ -79,6 +79,25 @@ def info_log(caplog):
     return caplog
 
 
+@pytest.mark.parametrize(
+    "save_when, expected", [("save_checkpoints_secs", 1), ("save_checkpoints_steps", 2)]
+)
+def test_hooks_add_no_session_run_to_a_micro_step(
+    tmp_path, session_runs, save_when, expected
+):
+    counts = []
+    for steps in (8, 20):
+        folder = str(tmp_path / f"{steps}_steps")
+        config = tf.estimator.RunConfig(folder, **{save_when: 1000})
+        params = {"steps": 4, "partial_window": "keep", "metrics_dir": folder}
+        before = len(session_runs)
+        tf.estimator.Estimator(_model_fn, config=config, params=params).train(
+            _input_fn, steps=steps
+        )
+        counts.append(len(session_runs) - before)
+    assert counts[1] - counts[0] == (20 - 8) * expected
+
+
 def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, info_log):
     whole = _estimator(tmp_path / "whole")
     whole.train(_input_fn, steps=22)
