@@ -17,6 +17,7 @@ import csv
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ _PORT = 2222
 _DEVICE = "slow0"  # in each network
 _FIRST_UPDATE = 5  # the ones before build connections
 _TURNS = 3
+TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc")
 # What it starts ends with this process, however that ends, and the networks with it.
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
@@ -112,6 +114,12 @@ def _check(flags: argparse.Namespace) -> None:
         raise ValueError(
             "Slow links must be made by root on Linux. Received: another user, or "
             f"{sys.platform}. Use scripts/network_bytes.py."
+        )
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise ValueError(
+            f"Slow links are made by {', '.join(TOOLS)}. Received: no {missing[0]} on "
+            "PATH. Install iproute2 and util-linux; Debian has tc in /usr/sbin."
         )
 
 

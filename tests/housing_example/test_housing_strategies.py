@@ -138,25 +138,28 @@ def test_evaluator_and_cluster_without_strategy_are_refused(csv, tmp_path):
 
 
 def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(csv, tmp_path):
-    flags = ("--micro_batch_size=4", "--train_updates=300", "--watchdog_secs=60")
+    flags = ("--micro_batch_size=4", "--train_updates=300", "--watchdog_secs=90")
     whole, folder = tmp_path / "undisturbed", tmp_path / "output"
-    both = [_start_cluster(csv, each, *flags) for each in (whole, folder)]
+    tasks = _start_cluster(csv, folder, *flags)
     try:
         saved = folder / "with_accumulation" / "model.ckpt-500.index"
         end = time.monotonic() + _DEADLINE_SECS
         while not saved.exists():
             assert time.monotonic() < end
-            assert all(task.poll() is None for task in both[1])
+            assert all(task.poll() is None for task in tasks)
             time.sleep(0.005)
-        both[1][1].kill()
-        both[1][0].communicate(timeout=150)
-        assert both[1][0].returncode == 75
-        both.append(_start_cluster(csv, folder, *flags))
-        for task in both[0]:
+        tasks[1].kill()
+        undisturbed = _start_cluster(csv, whole, *flags)  # while the other one waits
+        tasks += undisturbed
+        tasks[0].communicate(timeout=180)
+        assert tasks[0].returncode == 75
+        again = _start_cluster(csv, folder, *flags)
+        tasks += again
+        for task in undisturbed:
             _end(task)
-        chief, _ = map(_end, both[2])
+        chief, _ = map(_end, again)
     finally:
-        for task in (task for tasks in both for task in tasks):
+        for task in tasks:
             task.kill()
     assert "going on after update 250\n" in chief
     ours, theirs = (

@@ -3,6 +3,7 @@
 import csv
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ _SCRIPT = pathlib.Path(network_bench.__file__)
 @pytest.fixture
 def networks():
     """Skips where no networks can be made."""
+    missing = [tool for tool in network_bench.TOOLS if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"not on PATH: {', '.join(missing)}")
     if (
         os.geteuid()
         or subprocess.run(["unshare", "--net", "true"], check=False).returncode
@@ -109,3 +113,10 @@ def test_who_may_not_make_networks_is_told_so(capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert network_bench.main([]) == 2
     assert "Slow links must be made by root on Linux." in capsys.readouterr().err
+
+
+def test_a_tool_that_is_missing_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
+    assert network_bench.main([]) == 2
+    assert "Received: no tc on PATH. Install iproute2" in capsys.readouterr().err
