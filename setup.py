@@ -41,7 +41,7 @@ setup(
     extras_require={
         "test": [
             "pytest>=8",
-            "pytest-xdist",
+            "pytest-xdist>=3.7",
             "pyyaml",
             # One formatter version everywhere: its output is part of the tests.
             "ruff==0.17.5",

@@ -4,9 +4,10 @@
 
 Trains twice with `distributed.launch_local`: undisturbed, and with `kill -9` of a random
 task at random moments, its start included. Then the weights and all else that is in the
-checkpoints must be the same bit for bit, each example of each epoch must have been used
-once, in the same updates of both runs, and no process may be left. Exit codes: 0; 1 when
-something of that is not so; 2 for flags that do not fit.
+checkpoints must be the same bit for bit, train_metrics.csv too but for its speeds, each
+example of each epoch must have been used once, in the same updates of both runs, and no
+process may be left. Exit codes: 0; 1 when something of that is not so; 2 for flags that
+do not fit.
 """
 
 import argparse
@@ -26,7 +27,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from distributed.local_clusters import launched
-from distributed.progress import last_update
+from distributed.progress import METRICS, last_update
 
 _EFFECTIVE_BATCH = 200
 _STEPS = 2  # micro-steps per update
@@ -70,7 +71,8 @@ def compare(flags: argparse.Namespace) -> int:
     print(f"with {len(victims)} kills: {time.monotonic() - start:.0f} s")
     for name, times in sorted(collections.Counter(victims).items()):
         print(f"  {name}: killed {times} times")
-    return int(not all([_is_same(quiet, killed), _are_used_once(flags, quiet, killed)]))
+    checks = _is_same(quiet, killed), _is_told_alike(quiet, killed)
+    return int(not all([*checks, _are_used_once(flags, quiet, killed)]))
 
 
 def _check(flags: argparse.Namespace) -> None:
@@ -175,6 +177,18 @@ def _is_same(quiet: pathlib.Path, killed: pathlib.Path) -> bool:
     )
     print(f"{len(names)} variables, bit for bit the same: {_word(is_same)}")
     return is_same
+
+
+def _is_told_alike(quiet: pathlib.Path, killed: pathlib.Path) -> bool:
+    """Compares the metrics of every update: losses, norms, rates, not the speed."""
+    ours, theirs = (_metrics_but_speed(folder) for folder in (killed, quiet))
+    print(f"{len(theirs) - 1} rows of {METRICS}, the same: {_word(ours == theirs)}")
+    return ours == theirs
+
+
+def _metrics_but_speed(folder: pathlib.Path) -> list[str]:
+    lines = (folder / METRICS).read_text().splitlines()
+    return [line.rpartition(",")[0] for line in lines]
 
 
 def _are_used_once(flags, quiet: pathlib.Path, killed: pathlib.Path) -> bool:

@@ -1,5 +1,6 @@
 """Fixtures that several rooms' tests share."""
 
+import collections
 import logging
 import os
 import pathlib
@@ -12,6 +13,14 @@ from estimator_accum.compat import enable_estimator
 enable_estimator()  # a no-op on TensorFlow 2.15
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items):
+    """Files of many slow tests first: begun last, one of them has a core to itself."""
+    slow = collections.Counter(
+        item.path for item in items if item.get_closest_marker("slow")
+    )
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture

@@ -134,6 +134,7 @@ def test_two_processes_have_the_weights_of_one_and_the_chief_does_the_rest(
     assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
 
 
+@pytest.mark.once
 def test_tasks_of_different_memory_have_the_weights_of_one_process(settings, tmp_path):
     """Shares of 8: in 2 micro-batches where 5 examples fit, in 4 where 3 do."""
     one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
@@ -153,6 +154,7 @@ def test_tasks_of_different_memory_have_the_weights_of_one_process(settings, tmp
     assert counts == [{"micro_batches": 2}, {"micro_batches": 4}]
 
 
+@pytest.mark.once
 def test_cluster_that_was_killed_goes_on_bit_for_bit(settings, tmp_path):
     """Saved every 3 micro-steps, which is every 2 updates of 2."""
     settings = dataclasses.replace(
@@ -186,6 +188,7 @@ def _wait_for(path, tasks):
         time.sleep(0.01)
 
 
+@pytest.mark.once
 def test_task_that_has_lost_the_other_ends_itself(settings, tmp_path):
     flags = _flags(
         settings, strategy="multi_worker", num_train_epochs=1000.0, watchdog_secs=100
@@ -198,6 +201,7 @@ def test_task_that_has_lost_the_other_ends_itself(settings, tmp_path):
         assert cluster.tasks[0].wait(240) == 75
 
 
+@pytest.mark.once
 def test_mirrored_over_two_cpus_has_the_weights_of_one(settings, tmp_path):
     one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
     two = _alone(settings, tmp_path / "log", script=_MIRRORED, strategy="mirrored")

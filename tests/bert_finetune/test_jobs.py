@@ -4,11 +4,12 @@ import csv
 import dataclasses
 import logging
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_bert import write_rows
+from tiny_bert import make_settings, write_rows
 
 from bert_finetune import jobs, model_fn, training
 from bert_finetune.output_dir import make_output_dir
@@ -22,6 +23,21 @@ def _run(settings, **changes):
     make_output_dir(settings.output_dir)
     jobs.execute(run)
     return pathlib.Path(settings.output_dir)
+
+
+@pytest.fixture(scope="module")
+def trained(bert_dir, cola_dir, tmp_path_factory):
+    """Output folder of a run that trained and predicted; not to be written to."""
+    folder = tmp_path_factory.mktemp("trained") / "output"
+    settings = make_settings(bert_dir, cola_dir, folder)
+    return _run(settings, do_train=True, do_predict=True)
+
+
+@pytest.fixture
+def trained_settings(settings, trained):
+    """A run's, whose output folder is trained already."""
+    shutil.copytree(trained, settings.output_dir)
+    return settings
 
 
 def _variables(folder):
@@ -77,9 +93,9 @@ def test_a_run_trains_evaluates_predicts_and_exports(settings):
     assert answer["label"].numpy().tolist() == [1, 0]
 
 
-def test_metrics_have_a_row_an_update_and_count_every_example(settings):
+def test_metrics_have_a_row_an_update_and_count_every_example(trained):
     """50 examples in micro-batches of 4, two an update; the last window holds 2."""
-    rows = _metrics(_run(settings, do_train=True))
+    rows = _metrics(trained)
     assert [int(row["update_step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [int(row["global_step"]) for row in rows] == [2, 4, 6, 8, 10, 12, 13]
     assert [float(row["examples"]) for row in rows] == [8, 16, 24, 32, 40, 48, 50]
@@ -89,6 +105,7 @@ def test_metrics_have_a_row_an_update_and_count_every_example(settings):
     assert all(float(row["gradient_norm"]) > 0 for row in rows)
 
 
+@pytest.mark.once
 def test_a_micro_step_is_one_session_run(settings, session_runs):
     counts = []
     for epochs in (1.0, 3.0):
@@ -99,11 +116,9 @@ def test_a_micro_step_is_one_session_run(settings, session_runs):
     assert counts[1] - counts[0] == 38 - 13  # micro-steps of 150 and 50 examples
 
 
-@pytest.mark.parametrize("batch_size", [4, 3])
-def test_micro_batches_train_like_the_whole_batch_to_the_last_example(
-    settings, batch_size
-):
+def test_micro_batches_train_like_the_whole_batch_to_the_last_example(settings):
     """50 examples do not divide: the last window is partial, its last batch short."""
+    batch_size = 3
     changes = {"do_train": True, "num_train_epochs": 3.0}
     whole = _run(
         settings,
@@ -127,41 +142,35 @@ def test_micro_batches_train_like_the_whole_batch_to_the_last_example(
             assert difference < 2e-5, name
 
 
-def test_the_reported_loss_is_the_mean_of_the_whole_effective_batch(settings):
+def test_the_reported_loss_is_the_mean_of_the_whole_effective_batch(settings, trained):
     whole = _run(
-        settings,
-        output_dir=f"{settings.output_dir}_whole",
-        do_train=True,
-        train_batch_size=8,
-        gradient_accumulation_steps=1,
+        settings, do_train=True, train_batch_size=8, gradient_accumulation_steps=1
     )
-    ours = _run(settings, do_train=True)
     for column in ("loss", "gradient_norm", "learning_rate", "examples"):
         np.testing.assert_allclose(
-            [float(row[column]) for row in _metrics(ours)],
+            [float(row[column]) for row in _metrics(trained)],
             [float(row[column]) for row in _metrics(whole)],
             rtol=1e-3,
         )
 
 
 def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
-    settings, caplog
+    trained_settings, trained, caplog
 ):
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    folder = _run(settings, do_train=True)
-    before = _variables(folder)
-    _run(settings, do_train=True)
+    before = _variables(trained)
+    after = _variables(_run(trained_settings, do_train=True))
     assert "is trained already" in caplog.text
-    after = _variables(folder)
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
-def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(settings):
+@pytest.mark.once
+def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
+    settings, trained
+):
     """As a kill between the last micro-step's save and the end of training leaves it."""
-    expected = _variables(_run(settings, do_train=True, save_checkpoints_steps=13))
-    other = dataclasses.replace(settings, output_dir=f"{settings.output_dir}_killed")
-    run = jobs.prepare(dataclasses.replace(other, do_train=True))
-    make_output_dir(other.output_dir)
+    run = jobs.prepare(dataclasses.replace(settings, do_train=True))
+    make_output_dir(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
         patch.setattr(
@@ -172,20 +181,20 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(setti
         # As before K followed the window that the data ends in.
         patch.setattr(training, "_schedule", lambda windows: 2)
         jobs.execute(run)
-    assert _variables(other.output_dir)["accumulation/micro_steps"] == 1
-    ours = _variables(_run(other, do_train=True))
+    assert _variables(settings.output_dir)["accumulation/micro_steps"] == 1
+    ours = _variables(_run(settings, do_train=True))
     assert ours["update_step"] == 7
-    for name, value in expected.items():
+    for name, value in _variables(trained).items():
         if "accumul" not in name:
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
-def test_the_loss_of_an_evaluation_is_the_mean_over_examples(settings):
+@pytest.mark.once
+def test_the_loss_of_an_evaluation_is_the_mean_over_examples(trained_settings):
     """20 examples in batches of 20, or of 16 and 4, whose means differ."""
-    folder = _run(settings, do_train=True)
     found = {}
     for batch_size in (20, 16):
-        _run(settings, do_eval=True, eval_batch_size=batch_size)
+        folder = _run(trained_settings, do_eval=True, eval_batch_size=batch_size)
         found[batch_size] = _results(folder)
     for name in ("loss", "eval_loss"):
         np.testing.assert_allclose(found[16][name], found[20][name], rtol=1e-5)
@@ -209,18 +218,18 @@ def test_training_without_a_checkpoint_says_so(settings, caplog):
     assert f"trained {folder / 'model.ckpt-13'}" in caplog.text
 
 
-def test_a_trained_folder_is_evaluated_and_predicted_later(settings):
-    folder = _run(settings, do_train=True)
-    _run(settings, do_eval=True, do_predict=True)
+def test_a_trained_folder_is_evaluated_and_predicted_later(trained_settings, trained):
+    name = "test_results.tsv"
+    (pathlib.Path(trained_settings.output_dir) / name).unlink()
+    folder = _run(trained_settings, do_eval=True, do_predict=True)
     assert _results(folder)["update_step"] == 7
+    assert (folder / name).read_text() == (trained / name).read_text()
 
 
-def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, tmp_path):
+def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, trained):
     """As google-research/bert's README shows: --init_checkpoint is the classifier."""
-    trained = _run(settings, do_train=True, do_predict=True)
     other = _run(
         settings,
-        output_dir=str(tmp_path / "other"),
         init_checkpoint=tf.train.latest_checkpoint(str(trained)),
         do_predict=True,
         do_eval=True,
@@ -232,6 +241,7 @@ def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, tmp_path
     assert list((other / "export").iterdir())
 
 
+@pytest.mark.once
 def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
     settings, tmp_path
 ):
@@ -276,10 +286,9 @@ def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
 
 
 def test_a_head_of_other_classes_starts_untrained_and_the_run_says_so(
-    settings, tmp_path, caplog
+    settings, trained, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    trained = _run(settings, do_train=True)
     checkpoint = tf.train.latest_checkpoint(str(trained))
     data = tmp_path / "MNLI"
     data.mkdir()
@@ -291,7 +300,6 @@ def test_a_head_of_other_classes_starts_untrained_and_the_run_says_so(
         task_name="mnli",
         data_dir=str(data),
         init_checkpoint=checkpoint,
-        output_dir=str(tmp_path / "mnli_output"),
         do_train=True,
     )
     assert "is one of other classes: this one starts untrained" in caplog.text

@@ -73,6 +73,7 @@ def test_auto_trains_to_the_end_where_the_plain_estimator_dies(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_two_workers_under_different_limits_train_as_one_without(tmp_path):
     lengths, limits_mb = ["32:3", "128:3"], (25, 60)
     tasks = [_start(tmp_path / "unlimited", "plain", lengths=lengths)]

@@ -288,6 +288,7 @@ def _final(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
     flags, tmp_path
 ):

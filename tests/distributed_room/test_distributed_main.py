@@ -85,6 +85,7 @@ def test_task_alone_learns_goes_on_and_exports(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_run_goes_on_with_other_micro_batches(tmp_path):
     flags = ["--train_updates=6", "--save_checkpoints_updates=3", "--noshuffle"]
     code, _ = run("main", f"--output_dir={tmp_path / 'whole'}", *flags)
@@ -111,6 +112,7 @@ def test_run_goes_on_with_other_micro_batches(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_gradients_that_are_not_finite_end_in_one_sentence(tmp_path):
     code, output = run(
         "main",

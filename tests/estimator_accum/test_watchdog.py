@@ -30,6 +30,7 @@ def _waiter(then: str, watched) -> subprocess.Popen:
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_task_that_waits_ends_itself_with_75_and_a_sentence(tmp_path):
     process = _waiter("", tmp_path / "none")
     try:
@@ -41,6 +42,7 @@ def test_task_that_waits_ends_itself_with_75_and_a_sentence(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_growing_file_beats_and_stop_ends_the_watch(tmp_path):
     watched = tmp_path / "metrics.csv"
     waiting = "for _ in range(60): watched.open('a').write('row'); time.sleep(0.1)"

@@ -8,10 +8,10 @@ from housing_example import demo_data, input_pipeline
 from housing_example.settings import Settings
 
 
-@pytest.fixture
-def csv(tmp_path) -> pathlib.Path:
-    """20 generated examples, below a line with the columns' names."""
-    path = tmp_path / "houses.csv"
+@pytest.fixture(scope="session")
+def csv(tmp_path_factory) -> pathlib.Path:
+    """20 generated examples, below a line with the columns' names; not to be changed."""
+    path = tmp_path_factory.mktemp("csv") / "houses.csv"
     path.write_text(input_pipeline.csv_text(demo_data.generate(20)))
     return path
 

@@ -108,6 +108,7 @@ def test_number_of_examples_at_once_does_not_decide_the_weights(settings, at_onc
     _assert_same(*_train(settings, "seven"), at_once, 15 * _UPDATES)
 
 
+@pytest.mark.once
 def test_a_micro_step_is_one_session_run(settings, session_runs):
     settings = dataclasses.replace(settings, train_batch_size=50)
     counts = []
@@ -145,6 +146,7 @@ def test_plain_training_runs_out_of_that_memory(settings, limited_memory):
     "first, then, micro_steps",
     [(AUTO, 30, 8 + 12 * 4), (30, AUTO, 8 * 4 + 12), (30, 100, 8 * 4 + 12)],
 )
+@pytest.mark.once
 def test_run_goes_on_cut_in_another_way(
     settings, at_once, monkeypatch, first, then, micro_steps
 ):
@@ -161,6 +163,7 @@ def test_run_goes_on_cut_in_another_way(
 
 
 @pytest.mark.parametrize("size", [AUTO, 50])
+@pytest.mark.once
 def test_checkpoints_are_whole_updates_apart(settings, monkeypatch, size):
     monkeypatch.setattr(jobs, "_UPDATES_BETWEEN_CHECKPOINTS", 8)
     settings = dataclasses.replace(settings, train_batch_size=size)

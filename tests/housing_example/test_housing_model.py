@@ -47,6 +47,7 @@ def _check_equal_to_the_big_batch(settings):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_500_updates_of_59_x_3_give_the_weights_of_177(settings):
     result = _check_equal_to_the_big_batch(settings)
     truth = jobs.prepare(settings).test[TARGET].to_numpy()

@@ -133,6 +133,7 @@ def _benchmark(folder, *flags):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_every_way_to_accumulate_is_measured(tmp_path):
     flags = ["--sizes=tiny", "--accumulation_steps=2", "--rounds=2", "--tokens=4"]
     flags += ["--micro_batch_size=2", "--starts=1", "--parts", "overhead"]
@@ -158,6 +159,7 @@ def test_fit_is_measured_with_every_keras(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_memory_and_housing_are_measured(tmp_path):
     flags = ["--sizes=tiny", "--effective_batch_sizes=8", "--micro_batch_size=2"]
     flags += ["--housing_updates=5", "--parts", "memory", "housing"]
@@ -170,6 +172,7 @@ def test_memory_and_housing_are_measured(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_fine_tuning_is_measured(tmp_path):
     lines = [
         f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(96)

@@ -17,6 +17,7 @@ sys.path.append(str(pathlib.Path(__file__).parent.parent / "bert_finetune"))
 @pytest.mark.parametrize(
     ("against", "tolerance", "code"), [("whole", "1e-5", 0), ("padded", "0", 1)]
 )
+@pytest.mark.once
 def test_the_difference_is_printed_and_judged(tmp_path, against, tolerance, code):
     from tiny_bert import write_bert, write_cola
 
@@ -79,6 +80,7 @@ def test_bad_input_ends_with_one_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_a_run_that_is_refused_ends_the_comparison(tmp_path):
     from tiny_bert import write_cola
 

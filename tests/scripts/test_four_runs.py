@@ -16,6 +16,7 @@ def test_all_four_have_one_effective_batch():
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_runs_are_compared_and_drawn(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(four_runs, "RUNS", four_runs.RUNS[:2])
     flags = [f"--output_dir={tmp_path / 'runs'}", "--train_updates=2"]

@@ -21,6 +21,7 @@ def _run(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_auto_and_the_fixed_count_that_survives_have_the_same_losses(tmp_path):
     lengths = ["16:6", "128:2"]
     done = _run(f"--output_dir={tmp_path}", "--limit_mb=60", "--lengths", *lengths)

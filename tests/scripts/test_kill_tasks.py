@@ -71,21 +71,33 @@ def test_flag_that_does_not_fit_is_refused(tmp_path, capsys, flag, sentence):
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("last", "word"), [("2,0.5,77.0", "yes"), ("2,0.6,9.0", "NO")])
+def test_metrics_may_differ_in_the_speed_only(tmp_path, capsys, last, word):
+    folders = tmp_path / "undisturbed", tmp_path / "killed"
+    for folder, line in zip(folders, ("2,0.5,9.0", last), strict=True):
+        folder.mkdir()
+        table = f"update_step,loss,examples_per_sec\n1,0.7,8.0\n{line}\n"
+        (folder / "train_metrics.csv").write_text(table)
+    assert kill_tasks._is_told_alike(*folders) == (word == "yes")
+    assert f"2 rows of train_metrics.csv, the same: {word}" in capsys.readouterr().out
+
+
+@pytest.mark.once
 @pytest.mark.slow
-def test_two_kills_change_no_bit_and_lose_nothing(tmp_path, capsys, monkeypatch):
+def test_a_kill_changes_no_bit_and_loses_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kill_tasks, "_LONGEST_PAUSE_SECS", 0.2)
     monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", 200)
     code = kill_tasks.main(
         [
             f"--output_dir={tmp_path / 'kills'}",
-            "--kills=2",
-            "--train_updates=80",
+            "--kills=1",
+            "--train_updates=60",
             "--save_checkpoints_updates=10",
         ]
     )
     output = capsys.readouterr().out
     print(output)
     assert code == 0
-    assert output.count("\nkilled ") == 2
+    assert output.count("\nkilled ") == 1
     assert "variables, bit for bit the same: yes" in output
-    assert "16,000 examples in 8 epochs of 2,000, each once an epoch: yes" in output
+    assert "12,000 examples in 6 epochs of 2,000, each once an epoch: yes" in output

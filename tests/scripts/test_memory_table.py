@@ -18,6 +18,7 @@ def _run(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_peak_memory_falls_with_the_number_of_micro_batches(tmp_path):
     sizes = ["--batch_size=256", "--updates=2", "--micro_batches", 1, 8]
     done = _run(f"--output_dir={tmp_path}", "--models", "conv", *sizes)

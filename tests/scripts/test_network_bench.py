@@ -55,6 +55,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_slow_link_costs_what_the_model_predicts(
     networks, tmp_path, monkeypatch, capsys
 ):
@@ -82,6 +83,7 @@ def test_slow_link_costs_what_the_model_predicts(
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_nothing_is_left_of_a_measurement_that_is_killed(networks, tmp_path):
     process = subprocess.Popen([sys.executable, str(_SCRIPT)], cwd=tmp_path)
     try:

@@ -14,6 +14,7 @@ _DEADLINE_SECS = 300
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
     # A process of its own: it moves to another network.
     result = subprocess.run(

@@ -30,6 +30,7 @@ def test_the_table_has_every_optimizer_of_v1_train():
     assert made == public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
 
 
+@pytest.mark.once
 def test_every_run_is_in_the_csv_and_the_largest_in_the_table(tmp_path, capsys):
     output = tmp_path / "new" / "table.csv"
     assert _run("--optimizers=Momentum", f"--output={output}") == 0
@@ -60,6 +61,7 @@ def test_every_run_is_in_the_csv_and_the_largest_in_the_table(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.once
 def test_a_bound_that_is_broken_gives_exit_code_1(dtype):
     assert _run("--optimizers=GradientDescent", f"--{dtype}_bound=0") == 1
 
@@ -96,11 +98,13 @@ def _makes_embeddings_dense(loss, optimizer, steps, clip_norm):
     "broken_rule",
     [_sums, _clips_every_micro_batch, _makes_embeddings_dense],
 )
+@pytest.mark.once
 def test_a_broken_rule_gives_exit_code_1(broken_rule, monkeypatch):
     monkeypatch.setattr(optimizer_table, "make_accumulating_train_op", broken_rule)
     assert _run("--optimizers=Momentum") == 1
 
 
+@pytest.mark.once
 def test_a_rate_that_counts_micro_steps_gives_exit_code_1(monkeypatch):
     wrong_clock = v1.train.get_or_create_global_step
     monkeypatch.setattr(optimizer_table, "get_or_create_update_step", wrong_clock)

@@ -18,6 +18,7 @@ def _run(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_planned_peaks_are_within_15_percent_of_measured_ones(tmp_path):
     table = tmp_path / "plan.csv"
     arguments = ["--encoders", "tiny", "mini", "--shapes", "8x64", "64x128"]
