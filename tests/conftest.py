@@ -4,6 +4,7 @@ import collections
 import logging
 import os
 import pathlib
+from collections.abc import Callable
 
 import pytest
 import tensorflow as tf
@@ -38,17 +39,22 @@ def _loggers_as_before():
 
 
 @pytest.fixture
-def session_runs(monkeypatch) -> list:
-    """What every `session.run` of this process fetched, in the order of their begin."""
-    fetched = []
+def count_session_runs(monkeypatch) -> Callable[[Callable[[], object]], int]:
+    """Calls a function; returns how many `session.run`s of this process that made."""
+    begun = []
     run = tf.compat.v1.Session.run
 
-    def counted(self, fetches, *args, **kwargs):
-        fetched.append(fetches)
+    def noted(self, fetches, *args, **kwargs):
+        begun.append(fetches)
         return run(self, fetches, *args, **kwargs)
 
-    monkeypatch.setattr(tf.compat.v1.Session, "run", counted)
-    return fetched
+    def count(function) -> int:
+        before = len(begun)
+        function()
+        return len(begun) - before
+
+    monkeypatch.setattr(tf.compat.v1.Session, "run", noted)
+    return count
 
 
 @pytest.fixture(scope="session")

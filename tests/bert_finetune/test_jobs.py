@@ -106,14 +106,13 @@ def test_metrics_have_a_row_an_update_and_count_every_example(trained):
 
 
 @pytest.mark.once
-def test_a_micro_step_is_one_session_run(settings, session_runs):
-    counts = []
-    for epochs in (1.0, 3.0):
+def test_a_micro_step_is_one_session_run(settings, count_session_runs):
+    def train(epochs):
         output_dir = f"{settings.output_dir}_{epochs}"
-        before = len(session_runs)
         _run(settings, output_dir=output_dir, do_train=True, num_train_epochs=epochs)
-        counts.append(len(session_runs) - before)
-    assert counts[1] - counts[0] == 38 - 13  # micro-steps of 150 and 50 examples
+
+    few, many = (count_session_runs(lambda n=n: train(n)) for n in (1.0, 3.0))
+    assert many - few == 38 - 13  # micro-steps of 150 and 50 examples
 
 
 def test_micro_batches_train_like_the_whole_batch_to_the_last_example(settings):

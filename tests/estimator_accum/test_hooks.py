@@ -83,19 +83,17 @@ def info_log(caplog):
     "save_when, expected", [("save_checkpoints_secs", 1), ("save_checkpoints_steps", 2)]
 )
 def test_hooks_add_no_session_run_to_a_micro_step(
-    tmp_path, session_runs, save_when, expected
+    tmp_path, count_session_runs, save_when, expected
 ):
-    counts = []
-    for steps in (8, 20):
+    def train(steps):
         folder = str(tmp_path / f"{steps}_steps")
         config = tf.estimator.RunConfig(folder, **{save_when: 1000})
         params = {"steps": 4, "partial_window": "keep", "metrics_dir": folder}
-        before = len(session_runs)
-        tf.estimator.Estimator(_model_fn, config=config, params=params).train(
-            _input_fn, steps=steps
-        )
-        counts.append(len(session_runs) - before)
-    assert counts[1] - counts[0] == (20 - 8) * expected
+        estimator = tf.estimator.Estimator(_model_fn, config=config, params=params)
+        estimator.train(_input_fn, steps=steps)
+
+    few, many = (count_session_runs(lambda n=n: train(n)) for n in (8, 20))
+    assert many - few == (20 - 8) * expected
 
 
 def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, info_log):

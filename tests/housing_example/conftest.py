@@ -1,6 +1,7 @@
 """Fixtures of the room's tests: a small CSV file, the settings of a run."""
 
 import pathlib
+from collections.abc import Callable
 
 import pytest
 
@@ -16,13 +17,13 @@ def csv(tmp_path_factory) -> pathlib.Path:
     return path
 
 
-@pytest.fixture
-def settings(tmp_path) -> Settings:
-    """59 x 3 in the file's order, on generated data."""
-    return Settings(
+@pytest.fixture(scope="session")
+def settings_in() -> Callable[[pathlib.Path], Settings]:
+    """Makes a run's, from its output folder: 59 x 3 in the file's order, made-up data."""
+    return lambda output_dir: Settings(
         train_csv=None,
         test_csv=None,
-        output_dir=str(tmp_path / "output"),
+        output_dir=str(output_dir),
         strategy="none",
         effective_batch_size=None,
         train_batch_size=59,
@@ -34,3 +35,8 @@ def settings(tmp_path) -> Settings:
         seed=0,
         watchdog_secs=300,
     )
+
+
+@pytest.fixture
+def settings(settings_in, tmp_path) -> Settings:
+    return settings_in(tmp_path / "output")

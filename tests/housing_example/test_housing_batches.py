@@ -77,15 +77,20 @@ def _train(settings, name: str, stop_after: int | None = None):
     return result, folder / name
 
 
-@pytest.fixture
-def settings(settings):
+def _of_100(settings):
     """100 examples an update, shuffled."""
     changes = {"effective_batch_size": 100, "train_updates": _UPDATES, "shuffle": True}
     return _with(settings, **changes)
 
 
 @pytest.fixture
-def at_once(settings):
+def settings(settings):
+    return _of_100(settings)
+
+
+@pytest.fixture(scope="module")
+def at_once(settings_in, tmp_path_factory):
+    settings = _of_100(settings_in(tmp_path_factory.mktemp("at_once") / "output"))
     return _train(dataclasses.replace(settings, train_batch_size=100), "at_once")[0]
 
 
@@ -109,14 +114,12 @@ def test_number_of_examples_at_once_does_not_decide_the_weights(settings, at_onc
 
 
 @pytest.mark.once
-def test_a_micro_step_is_one_session_run(settings, session_runs):
+def test_a_micro_step_is_one_session_run(settings, count_session_runs):
     settings = dataclasses.replace(settings, train_batch_size=50)
-    counts = []
-    for updates in (8, 20):
-        before = len(session_runs)
-        _train(settings, f"for_{updates}", updates)
-        counts.append(len(session_runs) - before)
-    assert counts[1] - counts[0] == (20 - 8) * 2
+    few, many = (
+        count_session_runs(lambda n=n: _train(settings, f"for_{n}", n)) for n in (8, 20)
+    )
+    assert many - few == (20 - 8) * 2
 
 
 def test_auto_has_the_weights_of_the_batch_at_once_bit_for_bit(settings, at_once):

@@ -74,6 +74,7 @@ def test_table_has_a_row_for_each_run(tmp_path):
     ]
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_demo_learns_acceptability_and_accumulation_changes_nothing(tmp_path):
     demo = tmp_path / "a demo, once"
