@@ -117,8 +117,8 @@ def test_shares_that_differ_and_an_evaluator_have_the_weights_of_one_worker(
 
 @pytest.mark.once
 def test_task_that_has_lost_the_other_ends_itself(tmp_path):
-    # Without a launcher, as under Kubernetes or Slurm.
-    flags = ["--train_updates=100000", "--watchdog_secs=20"]
+    # Without a launcher, as under Kubernetes or Slurm. To begin takes time as well.
+    flags = ["--train_updates=100000", "--watchdog_secs=60"]
     folder = tmp_path / "output"
     tasks = []
     with (tmp_path / "log").open("w+") as log:
@@ -129,7 +129,7 @@ def test_task_that_has_lost_the_other_ends_itself(tmp_path):
             metrics = folder / "train_metrics.csv"
             wait_until(partial(_has, metrics, "\n3,"))
             tasks[1].kill()
-            code = tasks[0].wait(60)
+            code = tasks[0].wait(180)
         except subprocess.TimeoutExpired:
             code = "it waits"
         finally:

@@ -31,6 +31,6 @@ def test_the_core_works_after_disable_v2_behavior():
         cwd=_FOLDER.parent,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout[-4000:]
