@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cluster_tasks import environment, tf_configs
+from tiny_bert import make_settings
 
 from bert_finetune import run_classifier
 from bert_finetune.settings import Settings
@@ -25,7 +26,19 @@ _DEADLINE_SECS = 400
 
 @pytest.fixture
 def settings(settings) -> Settings:
-    """2 x 50 examples in windows of 16: the last holds 4, for one of two replicas."""
+    return _in_windows_of_16(settings)
+
+
+@pytest.fixture(scope="module")
+def one(bert_dir, cola_dir, tmp_path_factory) -> dict[str, np.ndarray]:
+    """The weights of one process."""
+    folder = tmp_path_factory.mktemp("one")
+    settings = make_settings(bert_dir, cola_dir, folder / "output")
+    return _alone(_in_windows_of_16(settings), folder / "log")
+
+
+def _in_windows_of_16(settings: Settings) -> Settings:
+    """2 x 50 examples: the last window holds 4, for one of two replicas."""
     return dataclasses.replace(
         settings,
         do_train=True,
@@ -81,15 +94,15 @@ class _Cluster:
         return [task.wait(end - time.monotonic()) for task in self.tasks]
 
 
-def _alone(settings, log_path, script=_SCRIPT, **changes):
+def _alone(settings, log_path, script=_SCRIPT):
     with log_path.open("w") as log:
-        task = _start(_flags(settings, **changes), log, script=script)
+        task = _start(_flags(settings), log, script=script)
         try:
             assert task.wait(_DEADLINE_SECS) == 0
         finally:
             task.kill()
             print(log_path.read_text()[-4000:])
-    return _weights(changes.get("output_dir", settings.output_dir))
+    return _weights(settings.output_dir)
 
 
 def _weights(folder) -> dict[str, np.ndarray]:
@@ -107,9 +120,8 @@ def _assert_close(ours, theirs):
 
 
 def test_two_processes_have_the_weights_of_one_and_the_chief_does_the_rest(
-    settings, tmp_path
+    settings, tmp_path, one
 ):
-    one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
     flags = _flags(settings, strategy="multi_worker", do_eval=True, do_predict=True)
     with _Cluster(flags, tmp_path / "cluster_log") as cluster:
         assert cluster.wait() == [0, 0]
@@ -135,9 +147,10 @@ def test_two_processes_have_the_weights_of_one_and_the_chief_does_the_rest(
 
 
 @pytest.mark.once
-def test_tasks_of_different_memory_have_the_weights_of_one_process(settings, tmp_path):
+def test_tasks_of_different_memory_have_the_weights_of_one_process(
+    settings, tmp_path, one
+):
     """Shares of 8: in 2 micro-batches where 5 examples fit, in 4 where 3 do."""
-    one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
     flags = _flags(settings, strategy="multi_worker", train_batch_size="auto")
     flags = [flag.replace("train_batch_size", "micro_batch_size") for flag in flags]
     with _Cluster(flags, tmp_path / "cluster_log", fit=(5, 3)) as cluster:
@@ -202,9 +215,9 @@ def test_task_that_has_lost_the_other_ends_itself(settings, tmp_path):
 
 
 @pytest.mark.once
-def test_mirrored_over_two_cpus_has_the_weights_of_one(settings, tmp_path):
-    one = _alone(settings, tmp_path / "log", output_dir=str(tmp_path / "one"))
-    two = _alone(settings, tmp_path / "log", script=_MIRRORED, strategy="mirrored")
+def test_mirrored_over_two_cpus_has_the_weights_of_one(settings, tmp_path, one):
+    settings = dataclasses.replace(settings, strategy="mirrored")
+    two = _alone(settings, tmp_path / "log", _MIRRORED)
     said = (
         "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
     )

@@ -14,7 +14,7 @@ from bert_finetune import jobs, modeling, training
 from bert_finetune.output_dir import make_output_dir
 from estimator_accum.batches import AUTO
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 _UPDATES = 7
 
@@ -109,7 +109,6 @@ def _global_step(folder) -> int:
     ("first", "stop_after", "then"),
     [(AUTO, 4, AUTO), (AUTO, 4, 4), (4, 13, AUTO)],
 )
-@pytest.mark.once
 def test_a_run_goes_on_cut_in_another_way(settings, first, stop_after, then):
     undisturbed = f"{settings.output_dir}_undisturbed"
     expected = _weights(_run(settings, output_dir=undisturbed, train_batch_size=then))
@@ -124,7 +123,6 @@ def test_a_run_goes_on_cut_in_another_way(settings, first, stop_after, then):
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
-@pytest.mark.once
 def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(settings):
     _run(settings, 7, train_batch_size=4, save_checkpoints_steps=6)
     message = (
@@ -135,7 +133,6 @@ def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(settings):
         _run(settings, train_batch_size=AUTO)
 
 
-@pytest.mark.once
 def test_another_effective_batch_is_refused(settings):
     _run(settings, 1, train_batch_size=4)
     with pytest.raises(
@@ -144,7 +141,6 @@ def test_another_effective_batch_is_refused(settings):
         _run(settings, train_batch_size=4, effective_batch_size=20)
 
 
-@pytest.mark.once
 def test_a_folder_of_before_effective_batches_were_written_goes_on(settings):
     folder = _run(settings, 7, train_batch_size=4, save_checkpoints_steps=6)
     path = folder / "run_settings.json"

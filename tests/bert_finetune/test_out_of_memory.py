@@ -57,6 +57,7 @@ def _assert_same_variables(ours, theirs):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_auto_trains_to_the_end_where_the_plain_estimator_dies(tmp_path):
     dies, auto, unlimited = _results(
         [

@@ -45,6 +45,7 @@ def _results(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_weights_metrics_and_predictions_do_not_depend_on_padding(settings):
     padded = _run(settings, "padded", pad_to_max_length=True)
     ours = {

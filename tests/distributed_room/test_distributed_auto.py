@@ -12,7 +12,7 @@ from local_cluster import DEADLINE_SECS, ROOT, run, values
 
 from distributed.launch_local import _tf_configs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 _PROGRAM = pathlib.Path(__file__).with_name("short_of_memory.py")
 _FLAGS = ("--train_updates=6", "--effective_batch_size=101", "--noshuffle")
@@ -66,7 +66,6 @@ def _assert_same_weights(folder, expected: dict[str, np.ndarray]) -> None:
     assert ours["update_step"] == expected["update_step"] == 6
 
 
-@pytest.mark.once
 def test_memory_decides_and_micro_steps_go_on_with_the_same_weights(tmp_path, plenty):
     folder = tmp_path / "output"
     output = _end(_start(folder, 26, updates=4), code=9)
@@ -88,7 +87,6 @@ def test_memory_decides_and_micro_steps_go_on_with_the_same_weights(tmp_path, pl
     assert examples == [str(101 * (n + 1)) for n in range(6)]
 
 
-@pytest.mark.once
 def test_each_worker_has_a_count_of_its_own(tmp_path, plenty):
     folder = tmp_path / "output"
     tasks = [
@@ -107,7 +105,6 @@ def test_each_worker_has_a_count_of_its_own(tmp_path, plenty):
     _assert_same_weights(folder, plenty)
 
 
-@pytest.mark.once
 def test_micro_steps_with_auto_are_refused(tmp_path):
     code, output = run(
         "main",

@@ -95,6 +95,7 @@ def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_a_loss_scale_around_it_gives_the_same_weights(tmp_path, kind):
     _, weights = _run(tmp_path, kind, "mirrored", "nested")
     _assert_like_one_replica(kind, weights)

@@ -11,6 +11,7 @@ from estimator_accum import (
     get_windows,
 )
 
+pytestmark = pytest.mark.once
 v1 = tf.compat.v1
 
 

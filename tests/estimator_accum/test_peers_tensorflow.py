@@ -10,6 +10,7 @@ from interfaces import ALL, by_minimize, by_train_op, fed_gradients, start_sessi
 
 from estimator_accum import get_or_create_update_step, get_windows
 
+pytestmark = pytest.mark.once
 v1 = tf.compat.v1
 
 

@@ -13,6 +13,7 @@ from interfaces import (
 
 from estimator_accum import get_or_create_update_step, get_windows
 
+pytestmark = pytest.mark.once
 v1 = tf.compat.v1
 
 _VOCABULARY, _TOKENS = 30, 16

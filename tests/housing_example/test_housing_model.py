@@ -58,6 +58,7 @@ def test_500_updates_of_59_x_3_give_the_weights_of_177(settings):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_500_updates_of_59_x_3_give_the_weights_of_177_on_real_data(
     settings, real_data
 ):

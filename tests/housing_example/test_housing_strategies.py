@@ -12,12 +12,13 @@ import pytest
 import tensorflow as tf
 from cluster_tasks import environment, tf_configs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PROGRAM = pathlib.Path(__file__).with_name("housing_program.py")
 _DEADLINE_SECS = 240
-_FLAGS = ("--effective_batch_size=13", "--train_updates=20")
+_UPDATES = 160
+_FLAGS = ("--effective_batch_size=13", f"--train_updates={_UPDATES}")
 
 
 def _start(csv, folder, *flags, cpus=1, rows_in_memory=0, tf_config=None):
@@ -56,7 +57,7 @@ def _end(process: subprocess.Popen) -> str:
 
 def _weights(folder) -> dict[str, np.ndarray]:
     reader = tf.train.load_checkpoint(str(folder))
-    assert reader.get_tensor("update_step") == 20
+    assert reader.get_tensor("update_step") == _UPDATES
     names = reader.get_variable_to_shape_map()
     found = {n: reader.get_tensor(n) for n in names if n.endswith(("/kernel", "/bias"))}
     assert len(found) == 8
@@ -77,7 +78,19 @@ def whole(csv, tmp_path_factory) -> dict[str, np.ndarray]:
     return _weights(folder / "without_accumulation")
 
 
-@pytest.mark.once
+@pytest.fixture(scope="module")
+def cluster(csv, tmp_path_factory) -> tuple[pathlib.Path, str, str]:
+    """Of two tasks: the output folder, and what each of them has printed."""
+    folder = tmp_path_factory.mktemp("two_tasks") / "output"
+    tasks = _start_cluster(csv, folder, "--micro_batch_size=4")
+    try:
+        chief, worker = map(_end, tasks)
+    finally:
+        for task in tasks:
+            task.kill()
+    return folder, chief, worker
+
+
 def test_memory_and_micro_steps_change_no_weight(csv, tmp_path, whole):
     auto, steps = tmp_path / "auto", tmp_path / "steps"
     tasks = [
@@ -92,13 +105,12 @@ def test_memory_and_micro_steps_change_no_weight(csv, tmp_path, whole):
     for folder in (auto, steps):
         _assert_same(_weights(folder / "with_accumulation"), whole)
         rows = pd.read_csv(folder / "with_accumulation" / "train_metrics.csv")
-        assert rows["examples"].tolist() == [13 * n for n in range(1, 21)]
+        assert rows["examples"].tolist() == [13 * (n + 1) for n in range(_UPDATES)]
     # A folder is one run's, whatever cuts its batches: it is trained already.
     again = _end(_start(csv, auto, "--micro_batch_size=5"))
     assert again.count("is trained already") == 1
 
 
-@pytest.mark.once
 def test_several_devices_train_as_one(csv, tmp_path, whole):
     folder = tmp_path / "output"
     flags = ("--strategy=mirrored", "--micro_batch_size=4")
@@ -109,14 +121,8 @@ def test_several_devices_train_as_one(csv, tmp_path, whole):
     assert float(apart) < 1e-5
 
 
-def test_tasks_of_a_cluster_train_as_one(csv, tmp_path, whole):
-    folder = tmp_path / "output"
-    tasks = _start_cluster(csv, folder, "--micro_batch_size=4")
-    try:
-        chief, worker = map(_end, tasks)
-    finally:
-        for task in tasks:
-            task.kill()
+def test_tasks_of_a_cluster_train_as_one(cluster, whole):
+    folder, chief, worker = cluster
     assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in chief
     assert "with accumulation (at most 4 x 2 x 2)" in chief and "plot: " in chief
     assert "MAE" not in worker and "UserWarning" not in worker
@@ -124,7 +130,6 @@ def test_tasks_of_a_cluster_train_as_one(csv, tmp_path, whole):
     _assert_same(_weights(folder / "without_accumulation"), whole)
 
 
-@pytest.mark.once
 def test_evaluator_and_cluster_without_strategy_are_refused(csv, tmp_path):
     cluster = {"chief": ["a:1"], "worker": ["b:1"]}
     for flags, task, sentence in (
@@ -140,10 +145,9 @@ def test_evaluator_and_cluster_without_strategy_are_refused(csv, tmp_path):
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.once
-def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(csv, tmp_path):
-    flags = ("--micro_batch_size=4", "--train_updates=160", "--watchdog_secs=90")
-    whole, folder = tmp_path / "undisturbed", tmp_path / "output"
+def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(csv, tmp_path, cluster):
+    flags = ("--micro_batch_size=4", "--watchdog_secs=90")
+    undisturbed, folder = cluster[0], tmp_path / "output"
     tasks = _start_cluster(csv, folder, *flags)
     try:
         saved = folder / "with_accumulation" / "model.ckpt-80.index"
@@ -153,31 +157,26 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(csv, tmp_path):
             assert all(task.poll() is None for task in tasks)
             time.sleep(0.005)
         tasks[1].kill()
-        undisturbed = _start_cluster(csv, whole, *flags)  # while the other one waits
-        tasks += undisturbed
         tasks[0].communicate(timeout=180)
         assert tasks[0].returncode == 75
         again = _start_cluster(csv, folder, *flags)
         tasks += again
-        for task in undisturbed:
-            _end(task)
         chief, _ = map(_end, again)
     finally:
         for task in tasks:
             task.kill()
     (saved_update,) = re.findall(r"going on after update (\d+)\n", chief)
-    assert 40 <= int(saved_update) < 160
+    assert 40 <= int(saved_update) < _UPDATES
     ours, theirs = (
         tf.train.load_checkpoint(str(each / "with_accumulation"))
-        for each in (folder, whole)
+        for each in (folder, undisturbed)
     )
-    assert theirs.get_tensor("update_step") == 160
+    assert theirs.get_tensor("update_step") == _UPDATES
     for name in theirs.get_variable_to_shape_map():
         value = theirs.get_tensor(name)
         np.testing.assert_array_equal(ours.get_tensor(name), value, err_msg=name)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("strategy", ["none", "multi_worker"])
 def test_task_that_is_a_cluster_of_its_own_trains_alone(csv, tmp_path, strategy):
     flags = (f"--strategy={strategy}", "--micro_batch_size=5", "--train_updates=3")
