@@ -8,7 +8,8 @@ first micro-step. The new sum is made as soon as its gradient is there, which is
 still in a cache, and becomes the accumulator, without a copy, once all of them are made
 and found good: a micro-step that fails has added nothing. A sparse accumulator is
 scattered into, and only the rows that the window touched are read and cleared at the
-boundary.
+boundary; on a CPU a large one takes memory only for rows that some micro-batch touched,
+until a restore writes all of them.
 
 Accumulators are ON_READ variables: under a `tf.distribute` strategy every replica adds
 to its own copy and nothing crosses the network until the boundary.
@@ -19,9 +20,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.branches import either, run_either
+from estimator_accum.gradients import Gradient, cast, sum_over_replicas
 from estimator_accum.window import create_variable, zeros
-
-Gradient = tf.Tensor | tf.IndexedSlices
 
 
 class Accumulator(NamedTuple):
@@ -51,17 +51,18 @@ def create_accumulator(
         **options: Of tf.compat.v1.Variable.
     """
 
-    def create(name, shape, dtype):
+    def create(name, shape, dtype, has_idle_rows=False):
         return create_variable(
             name,
             shape,
             dtype,
+            has_idle_rows,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
             **options,
         )
 
-    total = create(name, shape, dtype)
+    total = create(name, shape, dtype, has_idle_rows=is_sparse)
     return Accumulator(
         total, create(f"{name}_rows", shape[:1], tf.float32) if is_sparse else None
     )
@@ -187,7 +188,7 @@ def take_window(
             sums.append(next(reduced))
             continue
         table = None if is_alone else next(reduced)
-        rows = tf.where(next(reduced) > 0)[:, 0]
+        rows = _touched_rows(next(reduced))
         if is_alone:
             values = tf.raw_ops.ResourceGather(
                 resource=total.handle, indices=rows, dtype=total.dtype
@@ -205,7 +206,7 @@ def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
     cleared = []
     for accumulator in accumulators:
         if accumulator.touched is not None:
-            rows = tf.where(read(accumulator.touched) > 0)[:, 0]
+            rows = _touched_rows(read(accumulator.touched))
             shape = tf.concat([tf.shape(rows), tf.shape(accumulator.total)[1:]], 0)
             values = tf.zeros(shape, accumulator.total.dtype)
             cleared.extend(_clear_rows(accumulator, rows, values))
@@ -230,6 +231,10 @@ def read(variable: tf.Variable) -> tf.Tensor:
     return value
 
 
+def _touched_rows(touched: tf.Tensor) -> tf.Tensor:
+    return tf.where(touched > 0)[:, 0]
+
+
 def _clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
     with tf.control_dependencies([values]):
         return [
@@ -242,66 +247,3 @@ def _clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
                 resource=accumulator.touched.handle, indices=rows, updates=0.0
             ),
         ]
-
-
-def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
-    """Sums each tensor over all replicas; call in replica context."""
-    context = tf.distribute.get_replica_context()
-    if not tensors or context.num_replicas_in_sync == 1:
-        return tensors
-    # all_reduce looks for the variables that other replicas' tensors depend on, as far as
-    # gradients would flow, and does not know those replicas' names of them.
-    tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
-    if are_cpus_of_one_process(context.strategy):
-        return context.merge_call(_sum_on_one_device, args=(tensors,))
-    dtypes = {tensor.dtype: None for tensor in tensors}  # a collective takes one
-    for dtype in dtypes:
-        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        sums = context.all_reduce(
-            tf.distribute.ReduceOp.SUM, [tensors[i] for i in places]
-        )
-        for i, value in zip(places, sums, strict=True):
-            tensors[i] = value
-    return tensors
-
-
-def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:
-    """Whether several replicas train on CPUs of this process, and no others do.
-
-    TensorFlow's collectives, the default of a MirroredStrategy that was made eagerly,
-    wait there for ever in a Session that has fewer CPUs than the strategy has replicas,
-    and a Session has one unless it is told.
-    """
-    devices = strategy.extended.worker_devices
-    is_one_process = len(devices) == strategy.num_replicas_in_sync > 1
-    return is_one_process and all("CPU" in device.upper() for device in devices)
-
-
-def _sum_on_one_device(strategy, tensors: list[Gradient]) -> list[Gradient]:
-    """Cross-replica: sums each tensor without a collective."""
-    del strategy
-    return tf.distribute.ReductionToOneDevice().batch_reduce(
-        tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors]
-    )
-
-
-def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
-    """Returns the gradient in `dtype`."""
-    return _map_values(lambda values: tf.cast(values, dtype), gradient)
-
-
-def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
-    """Returns factor * gradient, in the gradient's dtype."""
-    return _map_values(lambda v: v * tf.cast(factor, v.dtype), gradient)
-
-
-def values_of(gradient: Gradient) -> tf.Tensor:
-    """Returns a dense gradient itself, of a sparse one the rows that it names."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _map_values(function, gradient: Gradient) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = function(gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return function(gradient)

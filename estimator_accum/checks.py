@@ -6,8 +6,8 @@ import numbers
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import Gradient, are_cpus_of_one_process
 from estimator_accum.batch_window import current_batch
+from estimator_accum.gradients import Gradient, are_cpus_of_one_process
 from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
 from estimator_accum.micro_step_plan import Rule
 from estimator_accum.nonfinite import check_on_nonfinite

@@ -6,7 +6,7 @@ clip(mean) = mean * min(1, clip_norm / norm(mean))
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import Gradient, scaled
+from estimator_accum.gradients import Gradient, scaled
 
 
 def half_squared_norms(

@@ -12,16 +12,14 @@ every arrow a control or data dependency:
 import tensorflow as tf
 
 from estimator_accum.accumulators import (
-    Gradient,
     add,
     assign_zeros,
-    cast,
     clear,
     commit,
     read,
-    scaled,
 )
 from estimator_accum.clipping import half_squared_norms
+from estimator_accum.gradients import Gradient, cast, scaled
 from estimator_accum.micro_step_plan import (
     MicroBatch,
     Plan,

@@ -4,15 +4,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import (
-    Accumulator,
-    Gradient,
-    create_accumulator,
-    values_of,
-    variables_of,
-)
+from estimator_accum.accumulators import Accumulator, create_accumulator, variables_of
 from estimator_accum.batch_window import BatchWindow
 from estimator_accum.clipping import half_squared_norms
+from estimator_accum.gradients import Gradient, values_of
 from estimator_accum.loss_scaling import innermost
 from estimator_accum.noise_scale import NoiseScale, create_noise_scale
 from estimator_accum.window import (

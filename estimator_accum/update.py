@@ -10,14 +10,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.accumulators import (
-    Gradient,
-    cast,
-    scaled,
-    sum_over_replicas,
-    take_window,
-)
+from estimator_accum.accumulators import take_window
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
+from estimator_accum.gradients import Gradient, cast, scaled, sum_over_replicas
 from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
 from estimator_accum.micro_step_plan import Plan, Rule
 from estimator_accum.noise_scale import update_noise_scale

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.branches import either
+
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
 # Of a variable: its first initializer, which a warm start may replace.
@@ -65,20 +67,24 @@ def create_shared_scalar(
     )
 
 
-def create_variable(name: str, shape, dtype: tf.DType, **options) -> tf.Variable:
+def create_variable(
+    name: str, shape, dtype: tf.DType, has_idle_rows: bool = False, **options
+) -> tf.Variable:
     """Creates a variable of zeros that is saved and not trained.
 
     Args:
         name: Its name from the graph's root, whatever scope is open.
         shape: Its static shape.
         dtype: Its dtype.
+        has_idle_rows: Whether rows that are never written to should take no memory.
         **options: Of tf.compat.v1.Variable.
     """
     # Not by get_variable: what users do to all variables of a scope (partitioners,
     # init_from_checkpoint) is not meant for these.
+    make_zeros = idle_zeros if has_idle_rows else zeros
     with tf.init_scope(), tf.compat.v1.name_scope(None):
         variable = tf.compat.v1.Variable(
-            lambda: zeros(shape, dtype),
+            lambda: make_zeros(shape, dtype),
             name=name,
             shape=shape,
             trainable=False,
@@ -102,6 +108,25 @@ def zeros(shape, dtype: tf.DType) -> tf.Tensor:
     """
     shape = tf.TensorShape(shape).as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
+
+
+def idle_zeros(shape, dtype: tf.DType) -> tf.Tensor:
+    """Makes `zeros` whose rows take no memory until they are written to, on a CPU.
+
+    What is allocated there in a large piece are the operating system's pages, zeros that
+    exist from their first write on. Only what has been in use before is made zeros.
+
+    Args:
+        shape: The variable's, static.
+        dtype: Its dtype.
+    """
+    allocated = tf.raw_ops.Empty(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
+    # Of the bits: to TensorFlow's kernels the smallest numbers, denormal ones, equal 0.
+    are_zeros = tf.equal(tf.reduce_max(tf.bitcast(allocated, tf.uint8)), 0)
+    (value,) = either(
+        are_zeros, lambda: [tf.identity(allocated)], lambda: [zeros(shape, dtype)]
+    )
+    return value
 
 
 def check_accumulation_steps(steps: AccumulationSteps) -> None:

@@ -15,16 +15,14 @@ import tensorflow as tf
 
 from estimator_accum.accumulators import (
     Accumulator,
-    Gradient,
     add,
-    cast,
     commit,
     create_accumulator,
-    scaled,
     take_window,
     variables_of,
 )
 from estimator_accum.clipping import half_squared_norms
+from estimator_accum.gradients import Gradient, cast, scaled
 from estimator_accum.nonfinite import all_finite, assert_finite
 from estimator_accum.window import create_shared_scalar
 
