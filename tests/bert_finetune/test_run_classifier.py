@@ -232,6 +232,7 @@ def test_an_output_folder_of_other_settings_is_refused(flags, capsys):
     assert "whose run has --num_train_epochs=1.0, not 2.0. Use another" in sentence
 
 
+@pytest.mark.once
 def test_an_output_folder_of_other_training_examples_is_refused(
     flags, capsys, tmp_path
 ):

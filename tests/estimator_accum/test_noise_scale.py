@@ -44,7 +44,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
 
 
 @pytest.mark.parametrize("sizes", [[4] * 8, [1, 2, 3, 10, 16]], ids=["even", "uneven"])
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=pytest.mark.once)])
 def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     # Its means run over about a hundred updates of 32 examples each.
     found = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
@@ -73,6 +73,7 @@ def test_a_micro_batch_of_weight_zero_does_not_count():
     assert estimate([1, 0, 1], [2, 7, 3]) == pytest.approx(estimate([1, 1], [2, 3]))
 
 
+@pytest.mark.once
 def test_without_weights_its_unit_is_the_micro_batch():
     found = np.mean([_estimate([4] * 8, 300, False, seed=i) for i in range(4)])
     assert found == pytest.approx(EXPECTED / 4, rel=0.1)

@@ -172,6 +172,7 @@ def test_one_micro_batch_an_update_trains_once(flags, capsys):
     assert not (flags["output_dir"] / "with_accumulation").exists()
 
 
+@pytest.mark.once
 def test_trained_run_tells_its_results_again(flags, capsys):
     _run(flags)
     first = capsys.readouterr()
@@ -181,6 +182,7 @@ def test_trained_run_tells_its_results_again(flags, capsys):
     assert again.err.count("is trained already") == 2
 
 
+@pytest.mark.once
 def test_output_folder_of_other_settings_is_refused(flags, capsys, tmp_path):
     _run(flags)
     capsys.readouterr()

@@ -75,6 +75,7 @@ def test_shuffled_epochs_give_the_weights_of_the_big_batch_too(settings):
     assert results.largest_difference(ours.weights, whole.weights) < _TOLERANCE
 
 
+@pytest.mark.once
 def test_batch_of_another_size_gives_other_weights(settings):
     """The comparison would notice."""
     settings = dataclasses.replace(settings, train_updates=20)
