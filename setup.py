@@ -42,6 +42,8 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-xdist>=3.7",
+            "psutil",
+            "coverage>=7.10",
             "pyyaml",
             # One formatter version everywhere: its output is part of the tests.
             "ruff==0.17.5",

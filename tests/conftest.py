@@ -6,11 +6,13 @@ import os
 import pathlib
 from collections.abc import Callable
 
+import programs
 import pytest
 import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
 
+programs.fork_from_now_on()
 enable_estimator()  # a no-op on TensorFlow 2.15
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent

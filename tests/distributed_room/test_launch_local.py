@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 
+import programs
 import pytest
 from cluster_tasks import environment
 from local_cluster import ROOT, processes_with, wait_until
@@ -36,6 +37,12 @@ def saved(number):
     (folder / "checkpoint").write_text(text)
 {body}
 """
+
+
+@pytest.fixture(autouse=True)
+def _processes_are_found_by_their_command_lines():
+    with programs.real_starts():
+        yield
 
 
 class _Launcher:
