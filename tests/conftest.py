@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 
 import programs
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -24,6 +25,28 @@ def pytest_collection_modifyitems(items):
         item.path for item in items if item.get_closest_marker("slow")
     )
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_outlives_the_suite():
+    """This process adopts what its programs leave behind, see programs.py."""
+    yield
+    left = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.pid != programs.server_pid()
+        and process.status() != psutil.STATUS_ZOMBIE
+    ]
+    for process in left:
+        process.kill()
+    assert not left, f"tests must end what they start. Received: {left}."
+
+
+@pytest.fixture
+def real_starts():
+    """Programs of the test start the way a user starts them: not forked."""
+    with programs.real_starts():
+        yield
 
 
 @pytest.fixture

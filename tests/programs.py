@@ -64,6 +64,7 @@ def fork_from_now_on() -> None:
     global _is_forking
     _is_forking = True
     subprocess.Popen._execute_child = _execute_child
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -89,7 +90,6 @@ class _Server:
     """Forks programs that become children of this process; ends when this one ends."""
 
     def __init__(self, connection: socket.socket, pid: int):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.pid = pid
         self._connection = connection
         self._lock = threading.Lock()

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 
-import programs
 import pytest
 from cluster_tasks import environment
 from local_cluster import ROOT, processes_with, wait_until
@@ -39,10 +38,8 @@ def saved(number):
 """
 
 
-@pytest.fixture(autouse=True)
-def _processes_are_found_by_their_command_lines():
-    with programs.real_starts():
-        yield
+# Processes are found by their command lines, which a forked one does not have.
+pytestmark = pytest.mark.usefixtures("real_starts")
 
 
 class _Launcher:

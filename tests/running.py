@@ -1,0 +1,182 @@
+"""Programs that tests run: one deadline for all, and none left behind.
+
+    done = running.run("script.py", "--flag", tf_config=None, VARIABLE="1")
+    with running.start("-m", "distributed.main", *flags) as task:
+        running.wait_until(saved.exists, task)
+        task.kill()
+
+`programs` says how they start. Nothing here decides by the clock: a test waits for an
+event, and a slow machine makes it wait longer. Only what would wait for ever fails.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+DEADLINE_SECS = 1200  # of anything that a test waits for
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_SECS_BETWEEN_LOOKS = 0.01
+_PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections
+_locks = []  # of ports, until this process ends
+
+
+@dataclasses.dataclass
+class Done:
+    """What a program left: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+class Program:
+    """A Python program that runs; killed, with all of its group, where the block ends.
+
+    Args:
+        arguments: The command line after `python`.
+        tf_config: Its TF_CONFIG; None is a process that is in no cluster.
+        cwd: Its folder; the repository's root by default.
+        variables: More of its environment.
+    """
+
+    def __init__(
+        self,
+        *arguments,
+        tf_config: dict | None = None,
+        cwd: pathlib.Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        **variables: str,
+    ):
+        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115, closed in __exit__
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=cwd or ROOT,
+            env=environment(tf_config) | variables,
+            stdin=stdin,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        self.kill()
+        done = self.done()
+        if kind or done.returncode:  # pytest shows it where the test fails
+            print(f"{self.process.args} ended with {done.returncode}")
+            print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
+        self._stdout.close()
+        self._stderr.close()
+
+    def wait(self) -> Done:
+        """Waits for its end."""
+        self.process.wait(DEADLINE_SECS)
+        return self.done()
+
+    def done(self) -> Done:
+        """Returns what it has printed so far; the exit code is None while it runs."""
+        texts = []
+        for file in (self._stdout, self._stderr):
+            size = os.fstat(file.fileno()).st_size
+            texts.append(os.pread(file.fileno(), size, 0).decode(errors="replace"))
+        return Done(self.process.poll(), *texts)
+
+    def kill(self) -> None:
+        """Ends it and its group at once, whatever they do."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)
+        self.process.wait()
+
+
+def start(*arguments, **options) -> Program:
+    """Starts a program; use it in a `with`. See `Program`."""
+    return Program(*arguments, **options)
+
+
+def run(*arguments, **options) -> Done:
+    """Runs a program to its end. See `Program`."""
+    with start(*arguments, **options) as program:
+        return program.wait()
+
+
+@contextlib.contextmanager
+def cluster(*commands: tuple, jobs: tuple[str, ...], **options) -> Iterator[list]:
+    """Starts a task for each job, each with its TF_CONFIG.
+
+    Args:
+        commands: Arguments of each task; one is that of all.
+        jobs: Their jobs, e.g. ("chief", "worker").
+        options: Those of `Program`.
+    """
+    commands = commands * len(jobs) if len(commands) == 1 else commands
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(start(*command, tf_config=tf_config, **options))
+            for command, tf_config in zip(commands, tf_configs(*jobs), strict=True)
+        ]
+
+
+def wait_until(condition: Callable[[], object], *programs: Program) -> None:
+    """Waits until the condition holds, as long as these programs all run."""
+    end = time.monotonic() + DEADLINE_SECS
+    while not condition():
+        for program in programs:
+            code = program.process.poll()
+            assert code is None or condition(), f"it has ended with {code}"
+        assert time.monotonic() < end, "the deadline of all tests has passed"
+        time.sleep(_SECS_BETWEEN_LOOKS)
+
+
+def environment(tf_config: dict | None = None) -> dict[str, str]:
+    """Returns that of a task; None is a process that is in no cluster."""
+    alone = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TF_CONFIG" and not name.startswith("SLURM_")
+    }
+    return alone | ({"TF_CONFIG": json.dumps(tf_config)} if tf_config else {})
+
+
+def tf_configs(*jobs: str) -> list[dict]:
+    """Returns the TF_CONFIG of each task, on ports of its own; a job may come twice."""
+    cluster, tasks = {}, []
+    for job in jobs:
+        addresses = cluster.setdefault(job, [])
+        tasks.append({"type": job, "index": len(addresses)})
+        addresses.append(f"127.0.0.1:{_reserve_port()}")
+    return [{"cluster": cluster, "task": task} for task in tasks]
+
+
+def _reserve_port() -> int:
+    """Returns a free port that no other suite on this machine takes."""
+    folder = pathlib.Path(tempfile.gettempdir(), f"test_ports_{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    while True:
+        port = random.choice(_PORTS)
+        lock = (folder / str(port)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            lock.close()
+        else:
+            _locks.append(lock)
+            return port
