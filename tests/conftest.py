@@ -19,6 +19,47 @@ enable_estimator()  # a no-op on TensorFlow 2.15
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
+_BUDGET_CPU_SECS = 20  # of one test on an idle machine; a longer one is named
+_CPU_SECS = "cpu_secs"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    return (yield from _noting_cpu_secs(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    return (yield from _noting_cpu_secs(item))
+
+
+def _noting_cpu_secs(item):
+    """Of this process and the programs that it has waited for."""
+    before = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        spent = sum(os.times()[:4]) - before
+        item.user_properties.append((_CPU_SECS, spent))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A report and no failure: a busy machine's second is not an idle one's."""
+    spent = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, secs in report.user_properties:
+                    spent[report.nodeid] += secs if name == _CPU_SECS else 0
+    terminalreporter.section("CPU seconds")
+    terminalreporter.line(f"{sum(spent.values()):.0f} in {len(spent)} tests")
+    for test, secs in spent.most_common():
+        if secs > _BUDGET_CPU_SECS:
+            terminalreporter.line(
+                f"{secs:.0f} in {test}: more than the budget of {_BUDGET_CPU_SECS}"
+            )
+
+
 def pytest_collection_modifyitems(items):
     """Files of many slow tests first: begun last, one of them has a core to itself."""
     slow = collections.Counter(
@@ -31,12 +72,12 @@ def pytest_collection_modifyitems(items):
 def _nothing_outlives_the_suite():
     """This process adopts what its programs leave behind, see programs.py."""
     yield
-    left = [
+    children = [
         process
         for process in psutil.Process().children(recursive=True)
         if process.pid != programs.server_pid()
-        and process.status() != psutil.STATUS_ZOMBIE
     ]
+    _, left = psutil.wait_procs(children, timeout=30)  # the killed ones end soon
     for process in left:
         process.kill()
     assert not left, f"tests must end what they start. Received: {left}."

@@ -5,18 +5,15 @@ page added, "unedited" through `python -m estimator_accum.compat`.
 """
 
 import pathlib
-import subprocess
 import sys
-import tempfile
 
-from cluster_tasks import environment, tf_configs
+import running
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = pathlib.Path(__file__).with_name("legacy_scripts")
 TWO_LINES = """from estimator_accum.compat import enable_estimator
 enable_estimator()
 """
-_DEADLINE_SECS = 180
+_VARIABLES = {"PYTHONPATH": str(running.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def names() -> list[str]:
@@ -51,46 +48,22 @@ def run(
         text = _with_two_lines(text)
     script.write_text(text)
     model_dir = str(folder / "model")
-    command = [python, *(["-m", "estimator_accum.compat"] if way == "unedited" else [])]
+    command = ["-m", "estimator_accum.compat"] if way == "unedited" else []
     is_flag = name == "version_1_style"
-    command += [str(script), f"--model_dir={model_dir}" if is_flag else model_dir]
-    configs = tf_configs(*tasks) if tasks else [None]
-    with tempfile.TemporaryFile("w+") as log:
-        started = []
-        try:
-            for config in configs:
-                own = _environment(config)
-                started.append(
-                    subprocess.Popen(
-                        command, env=own, stdout=log, stderr=log, cwd=folder
-                    )
-                )
-            codes = [process.wait(timeout=_DEADLINE_SECS) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-            log.seek(0)
-            output = log.read()
-            if any(process.returncode for process in started):
-                print(output[-6000:], file=sys.stderr)
-    return codes, output
+    command += [script, f"--model_dir={model_dir}" if is_flag else model_dir]
+    options = {"cwd": folder, "python": python, **_VARIABLES}
+    if not tasks:
+        done = running.run(*command, **options)
+        return [done.returncode], done.output
+    with running.cluster(tuple(command), jobs=tasks, **options) as started:
+        ended = [task.wait() for task in started]
+    return [done.returncode for done in ended], "".join(d.output for d in ended)
 
 
-def run_python(
-    code: str | None, *arguments, cwd=None, **variables: str
-) -> subprocess.CompletedProcess:
+def run_python(code: str | None, *arguments, cwd=None, **variables) -> running.Done:
     """Runs code, or a script, or `-m module`, in a process of its own."""
-    command = [sys.executable, *(["-c", code] if code else []), *map(str, arguments)]
-    return subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=_environment(None) | variables,
-        cwd=cwd,
-    )
+    command = [*(["-c", code] if code else []), *arguments]
+    return running.run(*command, cwd=cwd, **_VARIABLES | variables)
 
 
 def _with_two_lines(text: str) -> str:
@@ -102,10 +75,3 @@ def _with_two_lines(text: str) -> str:
             where += line == "import tensorflow as tf\n"
             return "".join([*lines[:where], TWO_LINES, *lines[where:]])
     raise AssertionError("no import of TensorFlow in the script")
-
-
-def _environment(tf_config: dict | None) -> dict[str, str]:
-    """Without the variable that this process may have set for itself."""
-    variables = environment(tf_config)
-    variables.pop("TF_USE_LEGACY_KERAS", None)
-    return variables | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -40,7 +40,7 @@ import warnings
 
 # What programs import; nothing of the project, which may change between two starts.
 _PRELOADED = ("tensorflow", "tf_keras", "pandas", "tqdm")
-_LAZY_OF_TENSORFLOW = ("keras.layers", "compat.v1.estimator", "compat.v1.train")
+_LAZY_OF_TENSORFLOW_2_15 = ("keras.layers", "compat.v1.estimator")  # later: Keras 3
 # An interpreter or a library reads these once, when it starts. A program whose values
 # are not the server's is really started.
 _READ_AT_START = ("PYTHON", "LD_", "TF_", "OMP_", "OPENBLAS_", "MALLOC_", "KERAS_")
@@ -363,9 +363,10 @@ def _preload() -> None:
     for name in _PRELOADED:
         if importlib.util.find_spec(name):
             importlib.import_module(name)
-    for name in _LAZY_OF_TENSORFLOW:
-        with contextlib.suppress(AttributeError):  # TensorFlow 2.16 and later
-            dir(operator.attrgetter(name)(sys.modules["tensorflow"]))
+    tensorflow = sys.modules["tensorflow"]
+    if tensorflow.__version__.startswith("2.15."):
+        for name in _LAZY_OF_TENSORFLOW_2_15:
+            dir(operator.attrgetter(name)(tensorflow))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class Program:
         arguments: The command line after `python`.
         tf_config: Its TF_CONFIG; None is a process that is in no cluster.
         cwd: Its folder; the repository's root by default.
+        stdin: As subprocess takes it; nothing by default.
+        python: The interpreter.
         variables: More of its environment.
     """
 
@@ -59,12 +61,13 @@ class Program:
         tf_config: dict | None = None,
         cwd: pathlib.Path | None = None,
         stdin: int = subprocess.DEVNULL,
+        python: str = sys.executable,
         **variables: str,
     ):
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115, closed in __exit__
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
+            [python, *map(str, arguments)],
             cwd=cwd or ROOT,
             env=environment(tf_config) | variables,
             stdin=stdin,
@@ -145,11 +148,15 @@ def wait_until(condition: Callable[[], object], *programs: Program) -> None:
 
 
 def environment(tf_config: dict | None = None) -> dict[str, str]:
-    """Returns that of a task; None is a process that is in no cluster."""
+    """Returns that of a task; None is a process that is in no cluster.
+
+    Without TF_USE_LEGACY_KERAS, which enable_estimator sets for its own process.
+    """
+    dropped = ("TF_CONFIG", "TF_USE_LEGACY_KERAS")
     alone = {
         name: value
         for name, value in os.environ.items()
-        if name != "TF_CONFIG" and not name.startswith("SLURM_")
+        if name not in dropped and not name.startswith("SLURM_")
     }
     return alone | ({"TF_CONFIG": json.dumps(tf_config)} if tf_config else {})
 

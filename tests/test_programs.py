@@ -32,8 +32,8 @@ facts = {
     "project": [name for name in sys.modules if name.startswith("estimator_accum")],
 }
 atexit.register(print, "the end")
-threading.Timer(0.05, print, ["a thread"]).start()
 print(json.dumps(facts))
+threading.Timer(0.05, print, ["a thread"]).start()
 """
 
 

@@ -1,11 +1,10 @@
 """What is saved in mid-window goes on exactly; optimizers of Estimators."""
 
 import importlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import running
 import tensorflow as tf
 from keras_kinds import dense_data, difference, fit, sparse_data
 
@@ -95,10 +94,7 @@ def test_a_new_process_needs_one_import_to_load_a_model(kind, tmp_path):
         f"model = keras.models.load_model({str(path)!r})\n"
         "print(int(model.optimizer.micro_steps.numpy()))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.split()[-1] == "1"
+    assert running.run("-c", code).stdout.split()[-1] == "1"
 
 
 def test_model_to_estimator_counts_micro_steps_and_updates_by_windows(kind, tmp_path):

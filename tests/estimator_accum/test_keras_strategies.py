@@ -4,58 +4,41 @@ import collections
 import json
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import pytest
-from cluster_tasks import environment, tf_configs
+import running
 from keras_kinds import sparse_data
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = pathlib.Path(__file__).with_name("keras_strategy_program.py")
-_DEADLINE_SECS = 180
 
 
 def _run(folder, kind, strategy, *options):
     """Runs all tasks to their end; returns the first one's (report, weights)."""
-    codes, output = _end(folder, kind, strategy, *options)
-    assert codes == [0] * len(codes)
+    tasks = _end(folder, kind, strategy, *options)
+    assert [task.returncode for task in tasks] == [0] * len(tasks)
     with np.load(folder / "0.npz") as weights:
-        return json.loads(output.splitlines()[-1]), dict(weights)
+        return json.loads(tasks[0].stdout.splitlines()[-1]), dict(weights)
 
 
-def _end(folder, kind, strategy, *options):
-    """Runs all tasks to their end; returns (exit codes, the first one's output)."""
-    is_cluster = strategy == "workers"
-    configs = tf_configs("worker", "worker") if is_cluster else [None]
-    tasks = []
-    try:
-        for index, config in enumerate(configs):
-            variables = {
-                "CUDA_VISIBLE_DEVICES": "-1",
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            }
-            log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in finally
-            arguments = [*kind.name, strategy, folder / f"{index}.npz", *options]
-            process = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), *map(str, arguments)],
-                env=environment(config) | variables,
-                stdout=subprocess.PIPE if index == 0 else log,
-                stderr=log,
-                text=True,
-            )
-            tasks.append((process, log))
-        output, _ = tasks[0][0].communicate(timeout=_DEADLINE_SECS)
-        codes = [task.wait(timeout=_DEADLINE_SECS) for task, _ in tasks]
-    finally:
-        for task, log in tasks:
-            task.kill()
-            task.wait()
-            log.seek(0)
-            print(log.read()[-4000:])
-            log.close()
-    return codes, output
+def _end(folder, kind, strategy, *options) -> list[running.Done]:
+    """Runs all tasks to their end."""
+    variables = {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    jobs = ("worker", "worker") if strategy == "workers" else ()
+    commands = [
+        (_PROGRAM, *kind.name, strategy, folder / f"{index}.npz", *options)
+        for index in range(len(jobs) or 1)
+    ]
+    if not jobs:
+        return [running.run(*commands[0], **variables)]
+    with running.cluster(*commands, jobs=jobs, **variables) as tasks:
+        return [task.wait() for task in tasks]
 
 
 def _assert_like_one_replica(kind, weights):
@@ -69,7 +52,6 @@ def _assert_like_one_replica(kind, weights):
         np.testing.assert_allclose(weights[f"arr_{i}"], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "workers"])
 def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strategy):
     options = ["loop"] if kind.is_3 and strategy == "workers" else []
@@ -84,17 +66,15 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
 
 
-@pytest.mark.slow
-def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind, capfd):
+def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind):
     """With any optimizer: it takes the mean of a batch that is a tuple."""
     if not kind.is_3:
         pytest.skip("Keras 2: the test above")
-    codes, _ = _end(tmp_path, kind, "workers", "plain")
-    assert codes == [1, 1]
-    assert "Attempt to convert a value (PerReplica" in capfd.readouterr().out
+    for task in _end(tmp_path, kind, "workers", "plain"):
+        assert task.returncode == 1
+        assert "Attempt to convert a value (PerReplica" in task.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_a_loss_scale_around_it_gives_the_same_weights(tmp_path, kind):
     _, weights = _run(tmp_path, kind, "mirrored", "nested")

@@ -32,7 +32,7 @@ def _cases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "way"), _cases())
+@pytest.mark.parametrize(("name", "way"), list(_cases()))
 def test_legacy_script_runs(tmp_path, name, way):
     codes, output = legacy_runs.run(name, tmp_path, way)
     assert codes == [0]

@@ -1,13 +1,8 @@
 """What an import of TensorFlow writes to stderr."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
+import running
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
 _PROGRAM = f"""
 import sys
@@ -20,14 +15,7 @@ print("after", file=sys.stderr)
 
 
 def _stderr(*arguments, end="pass"):
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(end=end), *arguments],
-        env=dict(os.environ) | {"PYTHONPATH": str(_REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stderr
+    return running.run("-c", _PROGRAM.format(end=end), *arguments).stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["--verbosity=-1"], ["--task=v 0"]])

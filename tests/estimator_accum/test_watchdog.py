@@ -1,59 +1,61 @@
 """A task that makes no progress ends itself; one that does is left alone."""
 
-import subprocess
-import sys
+import os
+import types
 
 import pytest
+import running
 import tensorflow as tf
 
+from estimator_accum import watchdog as watchdog_module
 from estimator_accum.watchdog import EXIT_CODE, LostTaskError, ProgressHook, Watchdog
 
 _WAITER = """
-import pathlib, sys, time
+import time
 from estimator_accum.watchdog import Watchdog
-watched = pathlib.Path(sys.argv[1])
-watchdog = Watchdog(3, "worker 1", watched)
-watchdog.start()
-print("started", flush=True)
-{then}
-time.sleep(60)
+Watchdog(0.1, "worker 1").start()
+while True: time.sleep(1)
 """
 
 
-def _waiter(then: str, watched) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", _WAITER.format(then=then), str(watched)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def test_task_that_waits_ends_itself_with_75_and_a_sentence():
+    done = running.run("-c", _WAITER)
+    assert done.returncode == EXIT_CODE == 75
+    assert (
+        "worker 1 has made no progress for 0.1 seconds, and ends itself" in done.stderr
     )
 
 
-@pytest.mark.slow
-@pytest.mark.once
-def test_task_that_waits_ends_itself_with_75_and_a_sentence(tmp_path):
-    process = _waiter("", tmp_path / "none")
-    try:
-        _, errors = process.communicate(timeout=50)
-    finally:
-        process.kill()
-    assert process.returncode == EXIT_CODE == 75
-    assert "worker 1 has made no progress for 3 seconds, and ends itself" in errors
+class _Looks:
+    """Stands in for the event that ends the watch; every look is 2 seconds later."""
+
+    def __init__(self, watched, grows: int, looks: int):
+        self.secs, self._watched, self._grows, self._looks = 0, watched, grows, looks
+
+    def wait(self, secs: float) -> bool:
+        assert secs > 0
+        self.secs += 2
+        if self.secs <= 2 * self._grows:
+            self._watched.write_text("row" * self.secs)
+            os.utime(self._watched, ns=(0, self.secs))
+        return self.secs > 2 * self._looks
 
 
-@pytest.mark.slow
-@pytest.mark.once
-def test_growing_file_beats_and_stop_ends_the_watch(tmp_path):
-    watched = tmp_path / "metrics.csv"
-    waiting = "for _ in range(60): watched.open('a').write('row'); time.sleep(0.1)"
-    process = _waiter(
-        f"{waiting}\nwatchdog.stop(); print('alive'); sys.exit(7)", watched
+@pytest.mark.parametrize(("looks", "has_ended"), [(6, False), (7, True)])
+def test_growing_file_beats_and_stop_ends_the_watch(
+    tmp_path, monkeypatch, looks, has_ended
+):
+    """The file grows for 10 of 12 seconds, or of 14; 3 are allowed."""
+    events = _Looks(tmp_path / "metrics.csv", 5, looks)
+    codes = []
+    monkeypatch.setattr(
+        watchdog_module, "time", types.SimpleNamespace(monotonic=lambda: events.secs)
     )
-    try:
-        output, _ = process.communicate(timeout=50)
-    finally:
-        process.kill()
-    assert process.returncode == 7 and "alive" in output
+    monkeypatch.setattr(watchdog_module.os, "_exit", codes.append)
+    watchdog = Watchdog(3, "worker 1", tmp_path / "metrics.csv")
+    watchdog._is_stopped = events
+    watchdog._watch()
+    assert codes == [EXIT_CODE] * has_ended
 
 
 class _Beats(Watchdog):
