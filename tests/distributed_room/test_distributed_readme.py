@@ -3,11 +3,14 @@
 import re
 import subprocess
 
+import pytest
 import yaml
-from local_cluster import ROOT
+from running import ROOT
 
 from distributed import launch_local
 from distributed.command_line import FLAGS
+
+pytestmark = pytest.mark.once
 
 _README = (ROOT / "distributed" / "README.md").read_text()
 

@@ -9,6 +9,8 @@ from distributed import settings as settings_module
 from distributed.settings import Settings, batches_of, check_settings
 from estimator_accum.batches import AUTO, Batches
 
+pytestmark = pytest.mark.once
+
 _SETTINGS = Settings(
     data_dir=None,
     output_dir="output",

@@ -1,0 +1,56 @@
+"""Fixtures of the room's tests: a task in their process, the run of one worker."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+
+import pytest
+import short_run
+
+from distributed import command_line, jobs, launch_local, main
+from distributed.settings import Settings
+from estimator_accum.batches import micro_batch_size_of
+from estimator_accum.cluster import Cluster
+
+
+@pytest.fixture
+def _flags_as_before():
+    """main() sets the process's flags; other tests read theirs."""
+    yield
+    for flags in (command_line.FLAGS, launch_local.FLAGS):
+        flags.unparse_flags()
+        for name in flags:
+            flags[name].unparse()
+
+
+@pytest.fixture
+def run_main(
+    _flags_as_before, _loggers_as_before, monkeypatch, capsys
+) -> Callable[..., tuple[int, str]]:
+    """Runs a task in this process; returns (exit code, output)."""
+
+    def run(*flags: str) -> tuple[int, str]:
+        code = 0
+        try:
+            main.main(["main.py", *flags])
+        except SystemExit as stopped:
+            code = stopped.code
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    return run
+
+
+@pytest.fixture(scope="session")
+def one_worker(tmp_path_factory) -> pathlib.Path:
+    """Output folder of one process alone that takes each batch at once."""
+    folder = tmp_path_factory.mktemp("alone") / "output"
+    values = {
+        name: command_line.FLAGS[name].default for name in Settings.__dataclass_fields__
+    }
+    values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
+    values |= short_run.SETTINGS | {"output_dir": str(folder)}
+    jobs.execute(jobs.prepare(Settings(**values), Cluster()))
+    return folder
