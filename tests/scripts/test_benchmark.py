@@ -3,10 +3,6 @@
 import contextlib
 import csv
 import importlib.util
-import os
-import pathlib
-import subprocess
-import sys
 import types
 
 import pytest
@@ -18,8 +14,6 @@ from scripts.benchmarks.keras_ways import why_not
 from scripts.benchmarks.script_runs import examples_per_sec, run, update_secs
 from scripts.benchmarks.table import as_text, make_rows, write
 from scripts.benchmarks.turns import Contender, quartiles, take_turns
-
-_SCRIPT = pathlib.Path(benchmark.__file__)
 
 
 def test_contenders_take_turns_and_every_second_round_goes_backwards():
@@ -119,25 +113,19 @@ def test_flags_are_checked(flag, capsys):
 
 
 def _benchmark(folder, *flags):
-    done = subprocess.run(
-        [sys.executable, _SCRIPT, f"--output_dir={folder}", "--runs=1", *flags],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"PYTHONPATH": ""},
-    )
-    assert done.returncode == 0, done.stderr
+    """Measures each way once; its programs are those of a real run."""
+    sizes = ["--sizes=tiny", "--micro_batch_size=2", "--tokens=4", "--runs=1"]
+    sizes += ["--accumulation_steps=2", "--rounds=1", "--starts=1"]
+    assert benchmark.main([f"--output_dir={folder}", *sizes, *flags]) == 0
     with open(folder / "benchmark.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_every_way_to_accumulate_is_measured(tmp_path):
-    flags = ["--sizes=tiny", "--accumulation_steps=2", "--rounds=2", "--tokens=4"]
-    flags += ["--micro_batch_size=2", "--starts=1", "--parts", "overhead"]
-    rows = _benchmark(tmp_path, *flags)
+def test_every_way_to_accumulate_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(overhead, "_ARRAY_BYTES", 2**20)
+    rows = _benchmark(tmp_path, "--parts", "overhead")
     ways = {row["way"] for row in rows}
     assert {"no accumulation", "this project", "original patch"} <= ways
     assert {"per-variable conds", "memory-bandwidth bound"} <= ways
@@ -148,8 +136,7 @@ def test_every_way_to_accumulate_is_measured(tmp_path):
 
 @pytest.mark.slow
 def test_fit_is_measured_with_every_keras(tmp_path):
-    flags = ["--fit_size=tiny", "--accumulation_steps=2", "--rounds=2", "--tokens=4"]
-    rows = _benchmark(tmp_path, *flags, "--parts", "fit")
+    rows = _benchmark(tmp_path, "--fit_size=tiny", "--parts", "fit")
     settings = {row["setting"].split(" ")[0] for row in rows}
     assert settings == {
         name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)
@@ -161,9 +148,8 @@ def test_fit_is_measured_with_every_keras(tmp_path):
 @pytest.mark.slow
 @pytest.mark.once
 def test_memory_and_housing_are_measured(tmp_path):
-    flags = ["--sizes=tiny", "--effective_batch_sizes=8", "--micro_batch_size=2"]
-    flags += ["--housing_updates=5", "--parts", "memory", "housing"]
-    rows = _benchmark(tmp_path, *flags)
+    flags = ["--effective_batch_sizes=8", "--housing_updates=2"]
+    rows = _benchmark(tmp_path, *flags, "--parts", "memory", "housing")
     memory = {row["way"]: float(row["value"]) for row in rows[:-2]}
     assert list(memory)[:3] == ["2 x 1", "8 x 1", "2 x 4"]
     assert list(memory)[3] == "2 x 4, skip_window"
@@ -175,10 +161,10 @@ def test_memory_and_housing_are_measured(tmp_path):
 @pytest.mark.once
 def test_fine_tuning_is_measured(tmp_path):
     lines = [
-        f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(96)
+        f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(64)
     ]
     (tmp_path / "train.tsv").write_text("".join(f"{line}\n" for line in lines))
-    flags = [f"--cola_dir={tmp_path}", "--cola_sizes=tiny", "--cola_examples=96"]
+    flags = [f"--cola_dir={tmp_path}", "--cola_sizes=tiny", "--cola_examples=64"]
     rows = _benchmark(tmp_path / "out", *flags, "--parts", "cola")
     ways = [row["way"] for row in rows]
     by_tokens = "this project, --tokens_per_micro_batch=1024"

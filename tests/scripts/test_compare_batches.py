@@ -2,14 +2,12 @@
 
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 
 from scripts import compare_batches
 
-_SCRIPTS = pathlib.Path(__file__).parent.parent.parent / "scripts"
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "bert_finetune"))
 
 
@@ -18,32 +16,28 @@ sys.path.append(str(pathlib.Path(__file__).parent.parent / "bert_finetune"))
     ("against", "tolerance", "code"), [("whole", "1e-5", 0), ("padded", "0", 1)]
 )
 @pytest.mark.once
-def test_the_difference_is_printed_and_judged(tmp_path, against, tolerance, code):
+def test_the_difference_is_printed_and_judged(
+    tmp_path, capsys, against, tolerance, code
+):
     from tiny_bert import write_bert, write_cola
 
     write_bert(tmp_path / "bert")
     write_cola(tmp_path / "cola")
-    done = subprocess.run(
-        [
-            sys.executable,
-            _SCRIPTS / "compare_batches.py",
-            f"--data_dir={tmp_path / 'cola'}",
-            f"--bert_dir={tmp_path / 'bert'}",
-            f"--output_dir={tmp_path / 'output'}",
-            "--updates=4",
-            "--micro_batch_size=3",
-            "--max_seq_length=16",
-            f"--tolerance={tolerance}",
-            f"--against={against}",
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ("3 x 4 --pad_to_max_length\n" in done.stdout) == (against == "padded")
-    assert done.returncode == code, done.stderr
-    found = re.search(r"largest relative weight difference: (\S+)\n$", done.stdout)
+    flags = [
+        f"--data_dir={tmp_path / 'cola'}",
+        f"--bert_dir={tmp_path / 'bert'}",
+        f"--output_dir={tmp_path / 'output'}",
+        "--updates=2",
+        "--micro_batch_size=3",
+        "--gradient_accumulation_steps=2",
+        "--max_seq_length=16",
+        f"--tolerance={tolerance}",
+        f"--against={against}",
+    ]
+    assert compare_batches.main(flags) == code
+    stdout = capsys.readouterr().out
+    assert ("3 x 2 --pad_to_max_length\n" in stdout) == (against == "padded")
+    found = re.search(r"largest relative weight difference: (\S+)\n$", stdout)
     assert 0 < float(found[1]) < 1e-5
 
 
@@ -79,25 +73,14 @@ def test_bad_input_ends_with_one_sentence(
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.once
-def test_a_run_that_is_refused_ends_the_comparison(tmp_path):
+def test_a_run_that_is_refused_ends_the_comparison(tmp_path, capfd):
     from tiny_bert import write_cola
 
     write_cola(tmp_path / "cola")
-    done = subprocess.run(
-        [
-            sys.executable,
-            _SCRIPTS / "compare_batches.py",
-            f"--data_dir={tmp_path / 'cola'}",
-            f"--bert_dir={tmp_path / 'none'}",
-            f"--output_dir={tmp_path / 'output'}",
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1 and "none" in done.stderr
+    flags = {"data_dir": "cola", "bert_dir": "none", "output_dir": "output"}
+    with pytest.raises(SystemExit, match="2"):
+        compare_batches.main([f"--{n}={tmp_path / v}" for n, v in flags.items()])
+    stderr = capfd.readouterr().err
+    assert len(stderr.splitlines()) == 1 and "none" in stderr
     assert not (tmp_path / "output").exists()
