@@ -24,6 +24,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
 from distributed.local_clusters import launched, wait_for_update
+from distributed.progress import last_update
 
 _WORKERS = 2
 _LARGEST_RATIO = 1.1
@@ -125,11 +126,18 @@ def _bytes_per_update(flags, run: Run, idle_bytes_per_sec: float) -> float:
             save_checkpoints_updates=1000000,
         ) as launcher,
     ):
-        first = wait_for_update(folder, _FIRST_UPDATE, [launcher])
-        before, start = _loopback_bytes(), time.monotonic()
-        last = wait_for_update(folder, first + flags.updates, [launcher])
-        after, end = _loopback_bytes(), time.monotonic()
+        first, before, start = _counted(folder, _FIRST_UPDATE, launcher)
+        last, after, end = _counted(folder, first + flags.updates, launcher)
     return (after - before - idle_bytes_per_sec * (end - start)) / (last - first)
+
+
+def _counted(folder: str, update: int, launcher) -> tuple[int, int, float]:
+    """Waits for that update; returns (update, bytes, seconds), all of one moment."""
+    while True:
+        now_at = wait_for_update(folder, update, [launcher])
+        counted, secs = _loopback_bytes(), time.monotonic()
+        if last_update(folder) == now_at:
+            return now_at, counted, secs
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """The comparison of a run that loses tasks with one that does not."""
 
 import argparse
+import contextlib
+import os
 
+import psutil
 import pytest
+import running
 
 from scripts import kill_tasks
 
@@ -82,19 +86,35 @@ def test_metrics_may_differ_in_the_speed_only(tmp_path, capsys, last, word):
     assert f"2 rows of train_metrics.csv, the same: {word}" in capsys.readouterr().out
 
 
+def test_tasks_are_found_by_their_command_line_and_environment(tmp_path):
+    # A flag of the interpreter: really started, so that /proc shows its own command.
+    command = ("-S", "-c", "import signal; signal.pause()", "main.py")
+    command += (f"--output_dir={tmp_path}", "--workers=2")
+    with running.cluster(command, jobs=("chief", "worker")) as tasks:
+        names = {tasks[0].process.pid: "chief 0", tasks[1].process.pid: "worker 0"}
+        running.wait_until(lambda: kill_tasks._tasks(tmp_path) == names, *tasks)
+        assert kill_tasks._tasks(tmp_path / "other") == {}
+
+
+def _forked_tasks(_) -> dict[int, str]:
+    """They show their server's command line, but lead sessions; the chief came first."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            is_alive = process.status() != psutil.STATUS_ZOMBIE
+            if is_alive and os.getsid(process.pid) == process.pid:
+                found.append(process.pid)
+    return dict(zip(sorted(found), ("chief 0", "worker 0"), strict=False))
+
+
 @pytest.mark.once
 @pytest.mark.slow
 def test_a_kill_changes_no_bit_and_loses_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(kill_tasks, "_LONGEST_PAUSE_SECS", 0.2)
-    monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", 200)
-    code = kill_tasks.main(
-        [
-            f"--output_dir={tmp_path / 'kills'}",
-            "--kills=1",
-            "--train_updates=60",
-            "--save_checkpoints_updates=10",
-        ]
-    )
+    monkeypatch.setattr(kill_tasks, "_tasks", _forked_tasks)
+    monkeypatch.setattr(kill_tasks, "_LONGEST_PAUSE_SECS", 0.0)
+    monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", running.DEADLINE_SECS)
+    flags = ["--kills=1", "--train_updates=60", "--save_checkpoints_updates=10"]
+    code = kill_tasks.main([f"--output_dir={tmp_path / 'kills'}", *flags])
     output = capsys.readouterr().out
     print(output)
     assert code == 0

@@ -1,43 +1,53 @@
-"""scripts/micro_step_cost.py on a tiny encoder."""
+"""scripts/micro_step_cost.py on a tiny encoder, by a clock of the test."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "micro_step_cost.py"
+from scripts import micro_step_cost
+
 _TINY = {
     "hidden_size": 64,
     "num_layers": 1,
     "vocab_size": 50,
     "micro_batch_size": 2,
     "tokens": 4,
-    "rounds": 3,
+    "rounds": 1,
 }
+_SECS = {(): 2.0, ("on_nonfinite",): 1.6, ("noise_scale",): 2.2}  # by the options
 
 
-def _run(**flags):
-    command = [sys.executable, str(_SCRIPT)]
-    command += [f"--{name}={value}" for name, value in (_TINY | flags).items()]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120
-    )
+def _exit_code(monkeypatch, **flags) -> int:
+    arguments = [f"--{name}={value}" for name, value in (_TINY | flags).items()]
+    monkeypatch.setattr("sys.argv", ["micro_step_cost.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        micro_step_cost.main()
+    return left.value.code
 
 
-@pytest.mark.parametrize(
-    ("largest_ratio", "code"),
-    [(1000, 0), pytest.param(0.001, 1, marks=pytest.mark.once)],
-)
-def test_the_ratios_are_printed_and_held_to_their_bound(largest_ratio, code):
-    done = _run(largest_ratio=largest_ratio)
-    assert done.returncode == code, done.stderr
+def test_the_ratios_are_printed_and_held_to_their_bound(monkeypatch, capsys):
+    make, runs, secs = micro_step_cost._micro_step, {}, {}
+
+    def made(arguments, options):
+        name = tuple(options)
+        if name not in runs:
+            runs[name] = make(arguments, options)
+            secs[runs[name]] = _SECS[name]
+        return runs[name]
+
+    def timed(run):
+        run()
+        return secs[run]
+
+    monkeypatch.setattr(micro_step_cost, "_micro_step", made)
+    monkeypatch.setattr(micro_step_cost, "_timed", timed)
+    assert _exit_code(monkeypatch, largest_ratio=1.26) == 0
     ratios = re.findall(
-        r"^(\S+) +(\d\.\d{3}) of a micro-step", done.stdout, re.MULTILINE
+        r"^(\S+) +(\d\.\d{3}) of a micro-step", capsys.readouterr().out, re.MULTILINE
     )
-    assert [name for name, _ in ratios] == ['on_nonfinite="raise"', "noise_scale=True"]
-    assert all(0.1 < float(ratio) < 10 for _, ratio in ratios)
+    assert ratios == [('on_nonfinite="raise"', "1.250"), ("noise_scale=True", "1.100")]
+    assert _exit_code(monkeypatch, largest_ratio=1.2) == 1
+    assert _exit_code(monkeypatch, largest_ratio=1.05) == 1
 
 
 @pytest.mark.parametrize(
@@ -50,7 +60,6 @@ def test_the_ratios_are_printed_and_held_to_their_bound(largest_ratio, code):
         ),
     ],
 )
-def test_sizes_are_checked(flags, sentence):
-    done = _run(**flags)
-    assert done.returncode == 2
-    assert re.search(sentence, done.stderr)
+def test_sizes_are_checked(flags, sentence, monkeypatch, capsys):
+    assert _exit_code(monkeypatch, **flags) == 2
+    assert re.search(sentence, capsys.readouterr().err)

@@ -1,37 +1,47 @@
 """scripts/plan_table.py: the planner against encoders that really train."""
 
 import csv
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "plan_table.py"
+from scripts import plan_table
+
+_SHAPES = [(8, 64), (32, 128)]
 
 
-def _run(*arguments):
-    command = [sys.executable, str(_SCRIPT), *arguments]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=300
-    )
-
-
+# Two of four: a process each, which starts anew for its allocator.
 @pytest.mark.slow
 @pytest.mark.once
-def test_planned_peaks_are_within_15_percent_of_measured_ones(tmp_path):
+@pytest.mark.parametrize(("encoder", "dropout"), [("tiny", False), ("mini", True)])
+def test_planned_peaks_are_within_15_percent_of_measured_ones(encoder, dropout):
+    rows = plan_table._compare(encoder, dropout, _SHAPES)
+    assert [row[:4] for row in rows] == [(encoder, *s, dropout) for s in _SHAPES]
+    for *_, planned_mb, measured_mb, ratio in rows:
+        assert 0.85 <= planned_mb / measured_mb <= 1.15
+        assert ratio == pytest.approx(planned_mb / measured_mb, rel=0.02)
+
+
+@pytest.mark.parametrize(("share", "code"), [(0.9, 0), (1.2, 1), (0.8, 1)])
+def test_peak_that_is_off_by_more_than_15_percent_is_exit_code_1(
+    share, code, tmp_path, monkeypatch
+):
+    def measure(encoder, dropout, shapes):
+        sizes = plan_table._sizes(encoder, dropout)
+        plans = [plan_table.memory_of(sizes, *s, is_accumulating=True) for s in shapes]
+        return [plans[0].peak / share, *(plan.peak for plan in plans[1:])]
+
+    monkeypatch.setattr(plan_table, "_measure_in_process", measure)
     table = tmp_path / "plan.csv"
-    arguments = ["--encoders", "tiny", "mini", "--shapes", "8x64", "64x128"]
-    done = _run(*arguments, f"--csv={table}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    flags = ["--encoders", "tiny", "mini", "--shapes", "8x64", "64x128"]
+    assert plan_table.main([*flags, f"--csv={table}"]) == code
     with open(table) as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
-    for row in rows:
-        assert 0.85 <= float(row["planned_mb"]) / float(row["measured_mb"]) <= 1.15
+    assert [float(row["planned_over_measured"]) for row in rows] == [share, 1] * 4
 
 
-def test_shapes_are_checked():
-    done = _run("--shapes", "8")
-    assert done.returncode == 2
-    assert "must be examples x tokens, such as 8x128. Received: '8'" in done.stderr
+def test_shapes_are_checked(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        plan_table.main(["--shapes", "8"])
+    sentence = "must be examples x tokens, such as 8x128. Received: '8'"
+    assert sentence in capsys.readouterr().err
