@@ -2,9 +2,12 @@
 
 Order around one micro-step, as TensorFlow calls it:
 
-    before_run    asks for the window's scalars beside the train op
+    before_run    asks for the window's scalars, where the caller runs the train op
     session.run   gradients -> accumulate -> (boundary: update) -> global_step += 1
     after_run     reports the update, if the micro-step was a window boundary
+
+A `session.run` of anything else stays what it is: the hook adds nothing to it. Where a
+graph has several accumulating train ops, each is reported where it is run.
 
 and when training ends, whether at the last micro-step or at the end of the data:
 
@@ -17,6 +20,7 @@ checkpoint.
 
 import logging
 import os
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -27,6 +31,7 @@ from estimator_accum.checkpoints import (
     get_or_add_saver,
     keep_initial_values,
 )
+from estimator_accum.graph import ancestors, fetched_operations
 from estimator_accum.reporting import MetricsFile, Progress, Update
 from estimator_accum.window import Window, get_windows
 
@@ -58,8 +63,9 @@ def make_accumulation_hooks(
             applied, divided by their own weight, and the final checkpoint holds the
             result.
         metrics_dir: Folder for `train_metrics.csv` and TensorBoard events with a
-            row an update; None writes neither.
-        learning_rate: Scalar that the rows report.
+            row an update; None writes neither. A further accumulating train op of the
+            graph has a `train_metrics_<name>.csv` of its own.
+        learning_rate: Scalar that the rows of the first train op report.
         weight_unit: What `weight` counts, the name of a column: "examples", "tokens";
             "micro_steps" where no weight is given.
         micro_batch_size: Examples that one replica takes in a micro-step, to report the
@@ -79,10 +85,15 @@ def make_accumulation_hooks(
             "`partial_window` must be one of 'keep' and 'apply'. "
             f"Received: {partial_window!r}. Use 'keep' to go on in mid-window later."
         )
-    reports = [Progress(total_updates)]
-    if metrics_dir is not None:
-        reports.append(MetricsFile(metrics_dir, weight_unit, micro_batch_size))
-    return [AccumulationHook(partial_window, learning_rate, reports, saver)]
+
+    def make_reports(name: str | None) -> list:
+        reports = [Progress(total_updates)] if name is None else []
+        if metrics_dir is not None:
+            file = MetricsFile(metrics_dir, weight_unit, micro_batch_size, name)
+            reports.append(file)
+        return reports
+
+    return [AccumulationHook(partial_window, learning_rate, make_reports, saver)]
 
 
 class AccumulationHook(tf.compat.v1.train.SessionRunHook):
@@ -91,24 +102,33 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     Args:
         partial_window: "keep" or "apply".
         learning_rate: Scalar Tensor to report; None reports none.
-        reports: Objects with open(update_step), write(Update) and close().
+        make_reports: Returns the reports of a train op, objects with
+            open(update_step), write(Update) and close(); gets None for the graph's
+            first train op, the name of a further one.
         saver: The Saver of the run; None finds it in the graph.
     """
 
-    def __init__(self, partial_window, learning_rate, reports, saver):
+    def __init__(
+        self,
+        partial_window: str,
+        learning_rate: tf.Tensor | None,
+        make_reports: Callable[[str | None], list],
+        saver: tf.compat.v1.train.Saver | None,
+    ):
         self._applies = partial_window == "apply"
         self._learning_rate = learning_rate
-        self._reports = reports
+        self._make_reports = make_reports
         self._saver = saver
 
     def begin(self) -> None:
         self._windows = get_windows()
-        if not self._windows:
+        if not (self._windows and all(map(_can_be_run, self._windows))):
             raise ValueError(
                 "make_accumulation_hooks needs an accumulating train op that it can "
-                "run. Received: a graph without one. Make the train op in this "
-                "model_fn, with a loss-scaling optimizer inside AccumulatingOptimizer, "
-                "not around it; or leave the hooks out."
+                "run. Received: a graph without one, or with one inside a tf.cond or "
+                "a loop. Make the train op in this model_fn, outside of both, with a "
+                "loss-scaling optimizer inside AccumulatingOptimizer, not around it; "
+                "or leave the hooks out."
             )
         if self._global_step() is None:
             raise ValueError(
@@ -120,35 +140,57 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         WindowlessRestore(saver, self._windows)
         self._watch = SaveWatch(saver, self._before_save)
         self._session = self._coordinator = self._run_context = None
+        _, *further = self._windows
+        self._reports = [self._make_reports(None)]
+        self._reports += [self._make_reports(window.name) for window in further]
         self._scalars = [self._window_scalars(window) for window in self._windows]
-        self._fetched = _as_vector(self._scalars[0])
+        self._fetched = [_as_vector(scalars) for scalars in self._scalars]
         for scalars in self._scalars:  # a partial window is applied without moving it
             scalars.pop("global_step", None)
         self._fetched_of_partial = [_as_vector(scalars) for scalars in self._scalars]
+        self._known_requests = {}
 
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
         self._run_context = None
         self._last_global_step = session.run(self._global_step())
-        update_step = int(session.run(self._windows[0].update_step))
-        for report in self._reports:
-            report.open(update_step)
+        for window, reports in zip(self._windows, self._reports, strict=True):
+            update_step = int(session.run(window.update_step))
+            for report in reports:
+                report.open(update_step)
 
     def before_run(self, run_context):
         if self._run_context is None:
             check_is_saved(self._watch)
-        self._run_context, self._is_running = run_context, True
-        return tf.compat.v1.train.SessionRunArgs(self._fetched)
+        self._run_context = run_context
+        self._requested = self._windows_that_run(run_context)
+        self._is_running = bool(self._requested)
+        fetched = [self._fetched[index] for index in self._requested]
+        return tf.compat.v1.train.SessionRunArgs(fetched) if fetched else None
 
     def after_run(self, run_context, run_values) -> None:
         self._is_running = False
-        values = run_values.results
-        if self._windows[0].global_step_after is not None:
-            self._last_global_step = int(values[-1])
-        else:  # whoever counts it does so after the train op
-            self._last_global_step = run_context.session.run(self._global_step())
-        if values[0]:
-            self._report(dict(zip(self._scalars[0], values)))
+        for index, values in zip(self._requested, run_values.results or ()):
+            if self._windows[index].global_step_after is not None:
+                self._last_global_step = int(values[-1])
+            else:  # whoever counts it does so after the train op
+                self._last_global_step = run_context.session.run(self._global_step())
+            if values[0]:
+                self._report(index, dict(zip(self._scalars[index], values)))
+
+    def _windows_that_run(self, run_context) -> list[int]:
+        """Returns the places of those whose train op the caller runs."""
+        graph = run_context.session.graph
+        operations = fetched_operations(graph, run_context.original_args.fetches)
+        request = tuple(operation.name for operation in operations)
+        if request not in self._known_requests:
+            needed = ancestors(operations)
+            self._known_requests[request] = [
+                index
+                for index, window in enumerate(self._windows)
+                if all(counter.op in needed for counter in _counters(window))
+            ]
+        return self._known_requests[request]
 
     def end(self, session) -> None:
         if self._applies:
@@ -169,8 +211,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                     held,
                     steps,
                 )
-        for report in self._reports:
-            report.close()
+        for reports in self._reports:
+            for report in reports:
+                report.close()
 
     def _before_save(self, session) -> int:
         if self._applies and session is self._session and self._is_over(session):
@@ -214,8 +257,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 steps,
                 int(result["update_step"]),
             )
-            if window is self._windows[0]:
-                self._report(result)
+            self._report(index, result)
         return bool(partial)
 
     def _partial_windows(self, session) -> list[tuple[Window, int, int]]:
@@ -236,7 +278,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             return window.global_step
         return tf.compat.v1.train.get_global_step()
 
-    def _report(self, values: dict) -> None:
+    def _report(self, index: int, values: dict) -> None:
         values["global_step"] = self._last_global_step
         update = Update(
             **{
@@ -245,7 +287,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 if name in values
             }
         )
-        for report in self._reports:
+        for report in self._reports[index]:
             report.write(update)
 
     def _window_scalars(self, window: Window) -> dict[str, tf.Tensor]:
@@ -263,11 +305,24 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             "noise_scale": window.noise_scale,
             "micro_batches": window.gradient_accumulation_steps * window.num_replicas,
         }
-        if self._learning_rate is not None:
+        if self._learning_rate is not None and window is self._windows[0]:
             scalars["learning_rate"] = self._learning_rate
         if window.global_step_after is not None:
             scalars["global_step"] = window.global_step_after
         return scalars
+
+
+def _counters(window: Window) -> list[tf.Tensor]:
+    """What every micro-step moves, and nothing else does."""
+    counters = [window.update_step_after, window.global_step_after]
+    return [counter for counter in counters if counter is not None]
+
+
+def _can_be_run(window: Window) -> bool:
+    """Whether a session can fetch it: it is inside no function, branch or loop."""
+    operation = window.is_boundary.op
+    is_inside = operation._get_control_flow_context() is not None
+    return operation.graph is tf.compat.v1.get_default_graph() and not is_inside
 
 
 def _as_vector(scalars: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -10,6 +10,7 @@ import re
 
 import tensorflow as tf
 
+from estimator_accum.graph import ancestors
 from estimator_accum.microbatch_staging import Slot
 from estimator_accum.window import get_windows
 
@@ -25,22 +26,6 @@ _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Sta
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 _COLLECTIVES = re.compile(r"Collective|Nccl")
 _TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
-
-
-def ancestors(
-    operations: list[tf.Operation],
-) -> dict[tf.Operation, tf.Operation | None]:
-    """Returns `operations` and all that they need, each with who asked for it."""
-    found = dict.fromkeys(operations)
-    waiting = list(operations)
-    while waiting:
-        operation = waiting.pop()
-        needed = [tensor.op for tensor in operation.inputs] + operation.control_inputs
-        for other in needed:
-            if other not in found:
-                found[other] = operation
-                waiting.append(other)
-    return found
 
 
 def split_train_op(

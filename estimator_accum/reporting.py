@@ -52,14 +52,22 @@ class MetricsFile:
         folder: Where the file and the events go; made if need be.
         unit: What weights count, e.g. "examples".
         micro_batch_size: Examples that one replica takes in a micro-step, for
-            `effective_batch_size`; None where the weights say it, or nobody knows.
+            `effective_batch_size`; None if weights count examples, or if unknown.
+        name: Name of a further train op of the graph: its file is
+            `train_metrics_<name>.csv` and its scalars are under `<name>/`.
     """
 
     def __init__(
-        self, folder: str | os.PathLike, unit: str, micro_batch_size: int | None = None
+        self,
+        folder: str | os.PathLike,
+        unit: str,
+        micro_batch_size: int | None = None,
+        name: str | None = None,
     ):
         self._micro_batch_size = micro_batch_size
-        self._path = pathlib.Path(folder) / "train_metrics.csv"
+        self._scope = name or "accumulation"
+        suffix = f"_{name.replace('/', '_')}" if name else ""
+        self._path = pathlib.Path(folder) / f"train_metrics{suffix}.csv"
         self._unit = unit
         self._columns = [
             "update_step",
@@ -144,7 +152,7 @@ class MetricsFile:
             tf.compat.v1.Summary(
                 value=[
                     tf.compat.v1.Summary.Value(
-                        tag=f"accumulation/{name}", simple_value=value
+                        tag=f"{self._scope}/{name}", simple_value=value
                     )
                     for name, value in values.items()
                     if not math.isnan(value)
