@@ -2,18 +2,42 @@
 
 import csv
 import os
-import pathlib
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
+import numpy as np
+import psutil
 import pytest
+import running
+import tensorflow as tf
 
+from bert_finetune.checkpoint import write_checkpoint
+from distributed import command_line, local_clusters
 from scripts import network_bench
 
-_SCRIPT = pathlib.Path(network_bench.__file__)
+# Two that send each other a byte an update, at the addresses of their TF_CONFIG.
+_TASK = """
+import itertools, json, os, socket, sys
+config = json.loads(os.environ["TF_CONFIG"])
+host, port = config["cluster"]["worker"][0].split(":")
+if config["task"]["index"] == 0:
+    peer, _ = socket.create_server((host, int(port))).accept()
+    with open(f"{sys.argv[1]}/train_metrics.csv", "w") as file:
+        file.write("update_step,loss\\n")
+        for update in itertools.count(1):
+            peer.sendall(peer.recv(1))
+            print(update, 0.5, sep=",", file=file, flush=True)
+while True:
+    try:
+        peer = socket.create_connection((host, int(port)))
+        break
+    except ConnectionRefusedError:
+        pass
+while True:
+    peer.sendall(b".")
+    peer.recv(1)
+"""
 
 
 @pytest.fixture
@@ -29,74 +53,87 @@ def networks():
         pytest.skip("networks of their own are made by root with CAP_SYS_ADMIN only")
 
 
-def _running(pids: list[int]) -> list[int]:
-    """Returns those of the processes that run, zombies left out."""
-    running = []
-    for pid in pids:
-        try:
-            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            continue
-        if stat.rpartition(")")[2].split()[0] != "Z":
-            running.append(pid)
-    return running
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-        if parent == pid:
-            found.append(int(path.parent.name))
-    return found
-
-
-@pytest.mark.slow
 @pytest.mark.once
-def test_slow_link_costs_what_the_model_predicts(
-    networks, tmp_path, monkeypatch, capsys
+def test_tasks_are_timed_with_the_fast_link_and_the_slow_one(
+    networks, tmp_path, monkeypatch
 ):
+    make, secs_per_update = network_bench._make_networks, network_bench._secs_per_update
+    holders = []
+
+    def made(stack):
+        holders[:] = make(stack)
+        return holders
+
+    def command_of(module, output_dir, **flags):
+        assert module == "main" and set(flags) <= set(command_line.FLAGS)
+        return [sys.executable, "-S", "-c", _TASK, output_dir]
+
+    def timed(*arguments):
+        assert secs_per_update(*arguments) > 0  # the link works
+        show = ["tc", "qdisc", "show", "dev", "slow0"]
+        links = [
+            subprocess.check_output([*network_bench._enter(holder), *show], text=True)
+            for holder in holders
+        ]
+        is_slow = ["tbf" in link and "rate 100Mbit" in link for link in links]
+        assert is_slow[0] == is_slow[1]
+        return 0.05 if is_slow[0] else 0.02
+
+    monkeypatch.setattr(local_clusters, "_DEADLINE_SECS", running.DEADLINE_SECS)
     monkeypatch.setattr(network_bench, "_STEPS", (1, 8))
-    monkeypatch.setattr(network_bench, "_TURNS", 1)
-    flags = [f"--output_dir={tmp_path}", "--updates=10"]
+    monkeypatch.setattr(network_bench, "_make_networks", made)
+    monkeypatch.setattr(network_bench, "_secs_per_update", timed)
+    monkeypatch.setattr(network_bench, "_parameter_bytes", lambda _: 250_000)
+    monkeypatch.setattr(network_bench, "command_of", command_of)
+    before = psutil.Process().children()
+    flags = [f"--output_dir={tmp_path}", "--updates=2"]
     assert network_bench.main(flags) == 0
-    print(capsys.readouterr())
+    assert psutil.Process().children() == before
     with (tmp_path / "network.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["series"], row["steps"]) for row in rows] == [
-        ("effective batch", "1"),
-        ("effective batch", "8"),
-        ("micro-batch", "1"),
-        ("micro-batch", "8"),
+    assert [(row["series"], row["steps"], row["micro_batch_size"]) for row in rows] == [
+        ("effective batch", "1", "80"),
+        ("effective batch", "8", "10"),
+        ("micro-batch", "1", "80"),
+        ("micro-batch", "8", "80"),
     ]
-    for row in rows:
-        # The machine is shared: a tenth, where nobody else computes.
-        assert 0.5 < float(row["slow"]) / float(row["predicted"]) < 2
-        assert float(row["slow"]) < float(row["fast"])
-    # The network's share falls, so more examples are seen.
-    assert float(rows[3]["slow"]) > 2 * float(rows[2]["slow"])
+    for row, examples in zip(rows, (160, 160, 160, 1280), strict=True):
+        # 250,000 bytes there and back take 0.02 s.
+        rates = [float(row[name]) for name in ("fast", "slow", "predicted")]
+        assert rates == pytest.approx([examples / s for s in (0.02, 0.05, 0.04)])
     assert (tmp_path / "network.png").stat().st_size > 10_000
-    assert not _descendants(os.getpid())
 
 
-@pytest.mark.slow
+def test_parameters_are_the_kernels_and_biases(tmp_path):
+    shapes = {"a/kernel": [3, 4], "a/bias": [4], "a/kernel/momentum": [3, 4], "n": []}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    write_checkpoint(arrays, str(tmp_path / "model.ckpt"))
+    tf.compat.v1.train.update_checkpoint_state(tmp_path, str(tmp_path / "model.ckpt"))
+    assert network_bench._parameter_bytes(str(tmp_path)) == 4 * 16
+
+
 @pytest.mark.once
-def test_nothing_is_left_of_a_measurement_that_is_killed(networks, tmp_path):
-    process = subprocess.Popen([sys.executable, str(_SCRIPT)], cwd=tmp_path)
+def test_nothing_is_left_of_a_measurement_that_is_killed(
+    networks, tmp_path, real_starts
+):
+    with running.start(network_bench.__file__, cwd=tmp_path) as script:
+        process, children = psutil.Process(script.process.pid), []
+
+        def are_all_there():  # two networks, two tasks
+            children[:] = process.children()
+            return len(children) >= 4
+
+        running.wait_until(are_all_there, script)
+        script.process.kill()
+        script.process.wait()
+        running.wait_until(lambda: not any(map(_is_alive, children)))
+
+
+def _is_alive(process: psutil.Process) -> bool:
     try:
-        end = time.monotonic() + 60
-        while len(children := _descendants(process.pid)) < 4:  # two networks, two tasks
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    while left := _running(children):
-        assert time.monotonic() < end, left
-        time.sleep(0.02)
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(

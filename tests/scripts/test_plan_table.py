@@ -6,7 +6,7 @@ import pytest
 
 from scripts import plan_table
 
-_SHAPES = [(8, 64), (32, 128)]
+_SHAPES = [(8, 64), (16, 128)]
 
 
 # Two of four: a process each, which starts anew for its allocator.
