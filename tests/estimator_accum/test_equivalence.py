@@ -20,9 +20,10 @@ UPDATES = 30
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda d: d.name)
 @pytest.mark.parametrize(
-    ("steps", "clip_norm", "decay"), [(2, None, 0.0), (3, 0.5, 0.1)]
+    ("dtype", "steps", "clip_norm", "decay"),
+    [(tf.float64, 2, None, 0.0), (tf.float32, 3, 0.5, 0.1)],
+    ids=["float64", "float32"],
 )
 def test_weights_and_slots_equal_those_of_the_big_batch(
     name, dtype, steps, clip_norm, decay

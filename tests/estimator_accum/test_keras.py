@@ -14,8 +14,10 @@ from keras_kinds import (
 from estimator_accum.keras import AccumulationCallback, accumulate
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "Adagrad"])
-@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_sparse"),
+    [("SGD", False), ("Adam", True), ("RMSprop", True), ("Adagrad", False)],
+)
 def test_a_window_gives_the_weights_of_the_big_batch(kind, name, is_sparse):
     make = kind.sparse_model if is_sparse else kind.dense_model
     data = (sparse_data if is_sparse else dense_data)(96, "float64")

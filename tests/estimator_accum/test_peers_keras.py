@@ -109,8 +109,9 @@ def test_no_zero_gradients_between_updates(kind):
     np.testing.assert_allclose(ours.numpy(), 0.7, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop"])
-@pytest.mark.parametrize(("batch", "steps"), [(500, 1), (250, 2), (125, 4)])
+@pytest.mark.parametrize(
+    ("name", "batch", "steps"), [("SGD", 500, 1), ("Adam", 250, 2), ("RMSprop", 125, 4)]
+)
 def test_optimizer_wrapper(kind, name, batch, steps):
     """andreped, test_optimizer_wrapper.py: 500x1, 250x2, 125x4; weights, not accuracy."""
     whole, ours = kind.dense_model("float64"), kind.dense_model("float64")
