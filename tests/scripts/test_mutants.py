@@ -2,19 +2,16 @@
 
 import ast
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from collections import Counter
 
+import coverage
 import pytest
+import running
 
-coverage = pytest.importorskip("coverage", reason="the mutants' map needs coverage.py")
-
-from scripts import mutants  # noqa: E402
-from scripts.mutation.coverage_map import CoverageMap, build  # noqa: E402
-from scripts.mutation.mutate import places, places_of, sample  # noqa: E402
+from scripts import mutants
+from scripts.mutation.coverage_map import CoverageMap, build
+from scripts.mutation.mutate import places, places_of, sample
 
 _REPOSITORY = pathlib.Path(mutants.__file__).parent.parent
 
@@ -47,7 +44,7 @@ def _mutated(source: str, kind: str) -> list[str]:
         ("control_dependencies", "tf.control_dependencies(None)", []),
         ("arguments", "f(a,  b[0], c)", ["f(b[0],  a, c)"]),
         ("arguments", "max(a, b), f(a, a), f(*a, b)", []),
-        ("keyword", "f(a, b=(1), **c)", ["f(a,  **c)"]),
+        ("keyword", "f(a, b=(1), **c)", ["f(a, **c)"]),
         ("keyword", "f(a, b=1)", ["f(a, )"]),
         ("keyword", "f(name='a')", []),
         ("statement", "if a:\n    b.clear()\nc", ["if a:\n    pass\nc"]),
@@ -223,7 +220,6 @@ _FORK = "from scripts.mutation import fork; fork._SLOW_IMPORTS = (); fork.main()
 
 def test_forked_run_keeps_the_order_and_leaves_no_process(tmp_path):
     (tmp_path / "test_a.py").write_text(_TESTS)
-    variables = {"PYTHONPATH": str(_REPOSITORY), "TMPDIR": str(tmp_path)}
 
     def test(name):
         return f"test_a.py::test_{name}"
@@ -235,15 +231,11 @@ def test_forked_run_keeps_the_order_and_leaves_no_process(tmp_path):
         [[test("end")], 60, True],
         [[test("green"), test("hang")], 3, True],
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", _FORK],
-        input="\n".join(map(json.dumps, requests)),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | variables,
-        timeout=120,
-    )
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(map(json.dumps, requests)))
+    with path.open() as stdin:
+        arguments, options = ["-c", _FORK, tmp_path], {"cwd": tmp_path, "stdin": stdin}
+        done = running.run(*arguments, **options, PYTHONPATH=str(_REPOSITORY))
     green = [test("green")]
     expected = [
         (green, test("red"), "call fails"),
