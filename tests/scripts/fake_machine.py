@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 
+from running import DEADLINE_SECS
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TOOLS = ("cat", "cksum", "dirname", "env", "bash", "grep", "ls", "mkdir", "rm", "sh")
 _TOOLS += ("chmod", "cp", "sleep")
-WAIT_SECS = 60
 
-# $log collects what is done; FAIL_PIP, PYTEST_CODE and PYTEST_FAILS_ON (all versions
-# unless set) come from the test.
+# $log collects what is done; FAIL_PIP, PIP_WAITS_FOR (a file), PYTEST_CODE and
+# PYTEST_FAILS_ON (all versions unless set) come from the test.
 _INTERPRETER = """#!/bin/sh
 case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
@@ -35,7 +36,7 @@ case "$1 $2" in
     "-m pip")
         for last; do :; done
         echo "pip $6" >>"$log"
-        [ -z "${{SLOW_PIP:-}}" ] || sleep 1
+        until [ -e "${{PIP_WAITS_FOR:-/}}" ]; do sleep 0.01; done
         [ -z "${{FAIL_PIP:-}}" ] || exit 1
         ;;
     "-m ruff") echo "ruff $3" >>"$log" ;;
@@ -119,13 +120,15 @@ class Machine:
         """Empties the log."""
         self._log.unlink(missing_ok=True)
 
-    def start(self, *command: str, **variables: str) -> subprocess.Popen:
+    def start(
+        self, *command: str, stderr=subprocess.PIPE, **variables: str
+    ) -> subprocess.Popen:
         """Starts a program with the machine's PATH and these variables."""
         return subprocess.Popen(
             [shutil.which("sh"), "-c", 'exec "$@"', "sh", *command],
             env=self._environment | variables,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             cwd=self.home,
         )
@@ -133,7 +136,7 @@ class Machine:
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess:
         """Runs a program to its end."""
         process = self.start(*command, **variables)
-        out, err = process.communicate(timeout=WAIT_SECS)
+        out, err = process.communicate(timeout=DEADLINE_SECS)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def test(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess:

@@ -5,10 +5,14 @@ import re
 import subprocess
 
 import pytest
-from fake_machine import REPOSITORY, SHIM, WAIT_SECS, Machine, executable, interpreter
+import running
+from fake_machine import REPOSITORY, SHIM, Machine, executable, interpreter
 from packaging.specifiers import SpecifierSet
 
-_PYTEST = "pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder"
+pytestmark = pytest.mark.once
+_PYTEST = (
+    "pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10"
+)
 _SECOND = f"{_PYTEST} -m not once"
 
 
@@ -203,16 +207,20 @@ def test_environment_that_somebody_else_made_is_not_deleted(machine):
 def test_second_run_at_the_same_time_waits_for_the_first(machine):
     interpreter(machine.bin / "python3.11", "3.11")
     script = str(machine.repository / "scripts" / "test")
-    runs = [machine.start(script, SLOW_PIP="1") for _ in range(2)]
+    done, waits = machine.home / "done", "another run is preparing .venv"
+    runs = [machine.start(script, PIP_WAITS_FOR=str(done))]
     try:
-        results = [run.communicate(timeout=WAIT_SECS) for run in runs]
+        running.wait_until(lambda: any("pip " in line for line in machine.log))
+        said = machine.home / "said"
+        with said.open("w") as file:
+            runs.append(machine.start(script, stderr=file))
+        running.wait_until(lambda: waits in said.read_text())
     finally:
-        for run in runs:
-            run.kill()
+        done.touch()
+        results = [run.communicate(timeout=running.DEADLINE_SECS) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], results
     assert sum(line.startswith("pip ") for line in machine.log) == 1
-    waited = [err for _, err in results if "another run is preparing .venv" in err]
-    assert len(waited) == 1
+    assert waits not in results[0][1]
 
 
 def _ci(machine, *arguments, **variables):

@@ -1,13 +1,10 @@
 """Fetching GLUE: what arrives, what is verified, and what is said when it fails."""
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+import running
 from local_server import (
     LocalServer,
     assert_one_sentence,
@@ -19,7 +16,7 @@ from local_server import (
 from bert_finetune.tasks import TASKS, get_task, read_examples
 from scripts import fetch_glue
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.once
 _COLA = {
     "train.tsv": "x\t1\t\tThe book.\nx\t0\t*\tBook the.\n",
     "dev.tsv": "x\t1\t\tThe boat.\n",
@@ -328,14 +325,7 @@ def test_data_dir_that_is_a_file_is_refused(glue, tmp_path):
 
 @pytest.mark.parametrize("script", ["fetch_glue.py", "fetch_bert.py"])
 def test_misspelt_flag_leaves_with_code_2_and_one_sentence(script):
-    path = _REPOSITORY / "scripts" / script
-    done = subprocess.run(
-        [sys.executable, path, "--lisst"],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
-        text=True,
-    )
+    done = running.run(f"scripts/{script}", "--lisst", PYTHONPATH=str(running.ROOT))
     assert done.returncode == 2
     assert_one_sentence(
         done.stderr, rf"{script}: unrecognized arguments: --lisst\. Try --help\."

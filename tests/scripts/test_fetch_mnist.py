@@ -8,6 +8,7 @@ from local_server import assert_one_sentence, content_of, running_server
 
 from scripts import fetch_mnist
 
+pytestmark = pytest.mark.once
 _NAMES = [file.name for file in fetch_mnist.FILES]
 
 

@@ -1,15 +1,13 @@
 """Importing Hugging Face's BERT folders."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
+import running
 import tensorflow as tf
 from hugging_face_folder import CONFIG, VOCABULARY, random_tensors, write_folder
 
@@ -18,7 +16,6 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from scripts import import_hf_checkpoint
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _MADE = [
     "bert_config.json",
     "bert_model.ckpt.data-00000-of-00001",
@@ -73,19 +70,12 @@ def _with_head(tensors, old_names=False):
     return renamed
 
 
-def test_script_runs_by_its_path_and_makes_the_three_parts(tmp_path):
+def test_script_runs_by_its_path_and_makes_the_three_parts(tmp_path, real_starts):
     source = write_folder(tmp_path / "theirs")
-    script = _REPOSITORY / "scripts" / "import_hf_checkpoint.py"
+    script = import_hf_checkpoint.__file__
     flags = [f"--input_dir={source}", f"--output_dir={tmp_path / 'new' / 'bert'}"]
-    done = subprocess.run(
-        [sys.executable, str(script), *flags],
-        capture_output=True,
-        check=False,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
-        timeout=120,
-    )
+    path = {"PYTHONPATH": str(running.ROOT)}
+    done = running.run(script, *flags, cwd=tmp_path, **path)
     assert done.returncode == 0, done.stderr
     assert "bert_model.ckpt (39 variables, 2 layers)" in done.stdout
     assert "pooler" not in done.stdout

@@ -173,7 +173,7 @@ def small_output(tmp_path_factory) -> pathlib.Path:
     """The script's output, with a short pre-training."""
     output = tmp_path_factory.mktemp("made") / "new" / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(make_demo_data.PRETRAINING, "num_updates", 30)
+        patch.setitem(make_demo_data.PRETRAINING, "num_updates", 2)
         assert make_demo_data.main(["--output_dir", str(output)]) == 0
     return output
 

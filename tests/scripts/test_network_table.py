@@ -2,8 +2,11 @@
 
 import pathlib
 
+import pytest
+
 from scripts import network_table
 
+pytestmark = pytest.mark.once
 _README = pathlib.Path(__file__).resolve().parents[2] / "distributed" / "README.md"
 
 

@@ -2,16 +2,16 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+import running
 from matplotlib import image
 
 from scripts import plot_loss
 
+pytestmark = pytest.mark.once
 _HEADER = (
     "update_step,global_step,examples,learning_rate,loss,gradient_norm,examples_per_sec"
 )
@@ -46,22 +46,13 @@ def _refusal(capsys, *arguments: str) -> str:
     return message
 
 
-def test_picture_is_written_without_a_display(tmp_path, two_runs):
+def test_picture_is_written_without_a_display(tmp_path, two_runs, monkeypatch):
     plot = tmp_path / "new folder" / "loss.png"
-    script = pathlib.Path(plot_loss.__file__)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("DISPLAY", "MPLBACKEND")
-    } | {"PYTHONPATH": str(script.parent.parent)}
-    done = subprocess.run(
-        [sys.executable, script, "--output_dirs", two_runs, "--plot", plot],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
+    for name in ("DISPLAY", "MPLBACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = ["--output_dirs", two_runs, "--plot", plot]
+    path = {"PYTHONPATH": str(running.ROOT)}
+    done = running.run(plot_loss.__file__, *arguments, **path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{plot}\n"
     height, width = image.imread(plot).shape[:2]
