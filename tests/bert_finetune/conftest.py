@@ -1,7 +1,10 @@
-"""Fixtures of the room's tests: a tiny BERT, a corpus, the settings of a run."""
+"""Fixtures of the room's tests: a tiny BERT, a corpus, runs that several tests read."""
+
+import dataclasses
+import pathlib
 
 import pytest
-from tiny_bert import make_settings, write_bert, write_cola
+import tiny_bert
 
 from bert_finetune.settings import Settings
 
@@ -9,18 +12,57 @@ from bert_finetune.settings import Settings
 @pytest.fixture(scope="session")
 def bert_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny_bert")
-    write_bert(folder)
+    tiny_bert.write_bert(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def cola_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny_cola")
-    write_cola(folder)
+    tiny_bert.write_cola(folder)
     return folder
 
 
 @pytest.fixture
 def settings(bert_dir, cola_dir, tmp_path) -> Settings:
     """A run that does nothing yet: 13 micro-steps of 4, 7 updates, when it trains."""
-    return make_settings(bert_dir, cola_dir, tmp_path / "output")
+    return tiny_bert.make_settings(bert_dir, cola_dir, tmp_path / "output")
+
+
+@pytest.fixture(scope="session")
+def trained_settings(bert_dir, cola_dir, tmp_path_factory) -> Settings:
+    """Those of a run that has trained and predicted; its folder is not to change.
+
+    Saved after micro-steps 5 (the middle of a window), 10 and 13.
+    """
+    folder = tmp_path_factory.mktemp("trained") / "output"
+    settings = tiny_bert.make_settings(bert_dir, cola_dir, folder)
+    settings = dataclasses.replace(settings, do_train=True, save_checkpoints_steps=5)
+    tiny_bert.run(settings, do_predict=True)
+    return settings
+
+
+@pytest.fixture(scope="session")
+def trained(trained_settings) -> pathlib.Path:
+    return pathlib.Path(trained_settings.output_dir)
+
+
+@pytest.fixture(scope="session")
+def of_16(bert_dir, cola_dir, tmp_path_factory) -> Settings:
+    """2 x 50 examples, 16 an update: 7 updates, the last of 4 examples."""
+    folder = tmp_path_factory.mktemp("of_16") / "output"
+    return dataclasses.replace(
+        tiny_bert.make_settings(bert_dir, cola_dir, folder),
+        do_train=True,
+        num_train_epochs=2.0,
+        effective_batch_size=16,
+        gradient_accumulation_steps=None,
+    )
+
+
+@pytest.fixture(scope="session")
+def in_threes(of_16) -> pathlib.Path:
+    """Folder of that run, in micro-batches of 3; saved at micro-steps 9, 18, 27 ..."""
+    return tiny_bert.run(
+        of_16, train_batch_size=3, do_eval=True, save_checkpoints_steps=9
+    )

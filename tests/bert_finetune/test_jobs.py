@@ -1,6 +1,5 @@
 """Whole runs on a tiny BERT: train, evaluate, predict, export, go on."""
 
-import csv
 import dataclasses
 import logging
 import pathlib
@@ -9,56 +8,22 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_bert import make_settings, write_rows
+import tiny_bert
+from tiny_bert import all_variables, metrics, results, run, variables, write_rows
 
 from bert_finetune import jobs, model_fn, training
 from bert_finetune.output_dir import make_output_dir
-from bert_finetune.tasks import get_task
-
-
-def _run(settings, **changes):
-    """Does a run; returns its output folder."""
-    settings = dataclasses.replace(settings, **changes)
-    run = jobs.prepare(settings)
-    make_output_dir(settings.output_dir)
-    jobs.execute(run)
-    return pathlib.Path(settings.output_dir)
-
-
-@pytest.fixture(scope="module")
-def trained(bert_dir, cola_dir, tmp_path_factory):
-    """Output folder of a run that trained and predicted; not to be written to."""
-    folder = tmp_path_factory.mktemp("trained") / "output"
-    settings = make_settings(bert_dir, cola_dir, folder)
-    return _run(settings, do_train=True, do_predict=True)
 
 
 @pytest.fixture
-def trained_settings(settings, trained):
-    """A run's, whose output folder is trained already."""
+def copied(settings, trained):
+    """A run's settings, whose output folder is trained already."""
     shutil.copytree(trained, settings.output_dir)
     return settings
 
 
-def _variables(folder):
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder)))
-    return {
-        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
-    }
-
-
-def _results(folder):
-    lines = (folder / "eval_results.txt").read_text().splitlines()
-    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
-
-
-def _metrics(folder):
-    with open(folder / "train_metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_run_trains_evaluates_predicts_and_exports(settings):
-    folder = _run(
+    folder = run(
         settings,
         do_train=True,
         do_eval=True,
@@ -66,13 +31,13 @@ def test_a_run_trains_evaluates_predicts_and_exports(settings):
         do_export=True,
         num_train_epochs=20.0,
     )
-    results = _results(folder)
-    assert set(results) == {
+    found = results(folder)
+    assert set(found) == {
         *("eval_accuracy", "eval_loss", "loss", "matthews_correlation"),
         *("global_step", "update_step"),
     }
-    assert (results["global_step"], results["update_step"]) == (250, 125)
-    assert results["eval_accuracy"] > 0.9  # a bag of words decides
+    assert (found["global_step"], found["update_step"]) == (250, 125)
+    assert found["eval_accuracy"] > 0.9  # a bag of words decides
     probabilities = np.loadtxt(folder / "test_results.tsv")
     np.testing.assert_allclose(probabilities.sum(1), np.ones(10), rtol=1e-5)
     submission = (folder / "CoLA.tsv").read_text().splitlines()
@@ -95,7 +60,7 @@ def test_a_run_trains_evaluates_predicts_and_exports(settings):
 
 def test_metrics_have_a_row_an_update_and_count_every_example(trained):
     """50 examples in micro-batches of 4, two an update; the last window holds 2."""
-    rows = _metrics(trained)
+    rows = metrics(trained)
     assert [int(row["update_step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [int(row["global_step"]) for row in rows] == [2, 4, 6, 8, 10, 12, 13]
     assert [float(row["examples"]) for row in rows] == [8, 16, 24, 32, 40, 48, 50]
@@ -105,32 +70,37 @@ def test_metrics_have_a_row_an_update_and_count_every_example(trained):
     assert all(float(row["gradient_norm"]) > 0 for row in rows)
 
 
-@pytest.mark.once
-def test_a_micro_step_is_one_session_run(settings, count_session_runs):
-    def train(epochs):
-        output_dir = f"{settings.output_dir}_{epochs}"
-        _run(settings, output_dir=output_dir, do_train=True, num_train_epochs=epochs)
+@pytest.fixture(scope="module")
+def windows_of_12(trained_settings, tmp_path_factory):
+    """Folders of 3 epochs in batches of 12 and in micro-batches of 3; the latter's runs.
 
-    few, many = (count_session_runs(lambda n=n: train(n)) for n in (1.0, 3.0))
-    assert many - few == 38 - 13  # micro-steps of 150 and 50 examples
+    150 examples: the last window is partial.
+    """
+    folder = tmp_path_factory.mktemp("windows_of_12")
+    run = tf.compat.v1.Session.run
+    begun = []
+
+    def noted(*args, **kwargs):
+        begun.append(None)
+        return run(*args, **kwargs)
+
+    for size, steps in ((12, 1), (3, 4)):
+        begun.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tf.compat.v1.Session, "run", noted)
+            tiny_bert.run(
+                trained_settings,
+                output_dir=str(folder / str(size)),
+                num_train_epochs=3.0,
+                train_batch_size=size,
+                gradient_accumulation_steps=steps,
+            )
+    return folder / "12", folder / "3", len(begun)
 
 
-def test_micro_batches_train_like_the_whole_batch_to_the_last_example(settings):
-    """50 examples do not divide: the last window is partial, its last batch short."""
-    batch_size = 3
-    changes = {"do_train": True, "num_train_epochs": 3.0}
-    whole = _run(
-        settings,
-        output_dir=f"{settings.output_dir}_whole",
-        train_batch_size=batch_size * 4,
-        gradient_accumulation_steps=1,
-        **changes,
-    )
-    ours = _run(
-        settings, train_batch_size=batch_size, gradient_accumulation_steps=4, **changes
-    )
-    ours, whole = _variables(ours), _variables(whole)
-    assert ours["update_step"] == whole["update_step"] == -(-150 // (batch_size * 4))
+def test_micro_batches_train_like_the_whole_batch_to_the_last_example(windows_of_12):
+    whole, ours = map(all_variables, windows_of_12[:2])
+    assert ours["update_step"] == whole["update_step"] == 13
     for name, value in whole.items():
         if (
             name.startswith("bert/")
@@ -141,24 +111,32 @@ def test_micro_batches_train_like_the_whole_batch_to_the_last_example(settings):
             assert difference < 2e-5, name
 
 
-def test_the_reported_loss_is_the_mean_of_the_whole_effective_batch(settings, trained):
-    whole = _run(
-        settings, do_train=True, train_batch_size=8, gradient_accumulation_steps=1
-    )
+def test_the_reported_loss_is_the_mean_of_the_whole_effective_batch(windows_of_12):
+    whole, ours = map(metrics, windows_of_12[:2])
     for column in ("loss", "gradient_norm", "learning_rate", "examples"):
         np.testing.assert_allclose(
-            [float(row[column]) for row in _metrics(trained)],
-            [float(row[column]) for row in _metrics(whole)],
+            [float(row[column]) for row in ours],
+            [float(row[column]) for row in whole],
             rtol=1e-3,
         )
 
 
-def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
-    trained_settings, trained, caplog
+def test_a_micro_step_is_one_session_run_and_no_checkpoint_is_mentioned(
+    settings, windows_of_12, count_session_runs, caplog
 ):
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    before = _variables(trained)
-    after = _variables(_run(trained_settings, do_train=True))
+    few = count_session_runs(lambda: run(settings, do_train=True, init_checkpoint=None))
+    assert windows_of_12[2] - few == 50 - 13  # micro-steps
+    assert "no --init_checkpoint: training starts from random weights" in caplog.text
+    assert f"trained {settings.output_dir}/model.ckpt-13" in caplog.text
+
+
+def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
+    copied, trained, caplog
+):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    before = all_variables(trained)
+    after = all_variables(run(copied, do_train=True))
     assert "is trained already" in caplog.text
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
@@ -168,7 +146,7 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
     settings, trained
 ):
     """As a kill between the last micro-step's save and the end of training leaves it."""
-    run = jobs.prepare(dataclasses.replace(settings, do_train=True))
+    prepared = jobs.prepare(dataclasses.replace(settings, do_train=True))
     make_output_dir(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
@@ -179,22 +157,21 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
         )
         # As before K followed the window that the data ends in.
         patch.setattr(training, "_schedule", lambda windows: 2)
-        jobs.execute(run)
-    assert _variables(settings.output_dir)["accumulation/micro_steps"] == 1
-    ours = _variables(_run(settings, do_train=True))
+        jobs.execute(prepared)
+    assert all_variables(settings.output_dir)["accumulation/micro_steps"] == 1
+    ours = variables(run(settings, do_train=True))
     assert ours["update_step"] == 7
-    for name, value in _variables(trained).items():
-        if "accumul" not in name:
-            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    for name, value in variables(trained).items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
 @pytest.mark.once
-def test_the_loss_of_an_evaluation_is_the_mean_over_examples(trained_settings):
+def test_the_loss_of_an_evaluation_is_the_mean_over_examples(copied):
     """20 examples in batches of 20, or of 16 and 4, whose means differ."""
-    found = {}
-    for batch_size in (20, 16):
-        folder = _run(trained_settings, do_eval=True, eval_batch_size=batch_size)
-        found[batch_size] = _results(folder)
+    found = {
+        size: results(run(copied, do_eval=True, eval_batch_size=size))
+        for size in (20, 16)
+    }
     for name in ("loss", "eval_loss"):
         np.testing.assert_allclose(found[16][name], found[20][name], rtol=1e-5)
         np.testing.assert_allclose(found[16][name], found[16]["eval_loss"])
@@ -206,44 +183,34 @@ def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypat
 
     monkeypatch.setattr("bert_finetune.model_fn._training", broken)
     with pytest.raises(ValueError, match="`loss` must be a scalar"):
-        _run(settings, do_train=True)
+        run(settings, do_train=True)
     assert not list(pathlib.Path(settings.output_dir).iterdir())
 
 
-def test_training_without_a_checkpoint_says_so(settings, caplog):
-    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    folder = _run(settings, do_train=True, init_checkpoint=None)
-    assert "no --init_checkpoint: training starts from random weights" in caplog.text
-    assert f"trained {folder / 'model.ckpt-13'}" in caplog.text
-
-
-def test_a_trained_folder_is_evaluated_and_predicted_later(trained_settings, trained):
+def test_a_trained_folder_is_evaluated_and_predicted_later(copied, trained):
     name = "test_results.tsv"
-    (pathlib.Path(trained_settings.output_dir) / name).unlink()
-    folder = _run(trained_settings, do_eval=True, do_predict=True)
-    assert _results(folder)["update_step"] == 7
+    (pathlib.Path(copied.output_dir) / name).unlink()
+    folder = run(copied, do_eval=True, do_predict=True)
+    assert results(folder)["update_step"] == 7
     assert (folder / name).read_text() == (trained / name).read_text()
 
 
 def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, trained):
     """As google-research/bert's README shows: --init_checkpoint is the classifier."""
-    other = _run(
+    other = run(
         settings,
         init_checkpoint=tf.train.latest_checkpoint(str(trained)),
         do_predict=True,
         do_eval=True,
         do_export=True,
     )
-    assert _results(other)["update_step"] == 7
+    assert results(other)["update_step"] == 7
     name = "test_results.tsv"
     assert (other / name).read_text() == (trained / name).read_text()
     assert list((other / "export").iterdir())
 
 
-@pytest.mark.once
-def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
-    settings, tmp_path
-):
+def _write_mnli(folder: pathlib.Path) -> None:
     header = [f"c{i}" for i in range(12)]
     header[0], header[8], header[9], header[11] = (
         *("index", "sentence1", "sentence2"),
@@ -256,24 +223,31 @@ def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
         cells[11] = ("entailment", "neutral", "contradiction", "-")[number % 4]
         return "\t".join(cells)
 
-    data = tmp_path / "MNLI"
-    data.mkdir()
+    folder.mkdir()
     for seed, name in enumerate(("train", "dev_matched", "dev_mismatched")):
-        write_rows(data / f"{name}.tsv", 24, seed, row)
+        write_rows(folder / f"{name}.tsv", 24, seed, row)
     for seed, name in enumerate(("test_matched", "test_mismatched")):
-        write_rows(data / f"{name}.tsv", 8, seed + 5, row)
-    for path in data.iterdir():
+        write_rows(folder / f"{name}.tsv", 8, seed + 5, row)
+    for path in folder.iterdir():
         path.write_text("\t".join(header) + "\n" + path.read_text())
-    folder = _run(
+
+
+def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets(
+    settings, trained, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    _write_mnli(tmp_path / "MNLI")
+    folder = run(
         settings,
         task_name="mnli",
-        data_dir=str(data),
+        data_dir=str(tmp_path / "MNLI"),
+        init_checkpoint=tf.train.latest_checkpoint(str(trained)),
         do_train=True,
         do_eval=True,
         do_predict=True,
     )
-    results = _results(folder)
-    assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results)
+    assert "is one of other classes: this one starts untrained" in caplog.text
+    assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results(folder))
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
         labels = {
             line.split("\t")[1]
@@ -282,23 +256,3 @@ def test_mnli_is_evaluated_on_both_dev_sets_and_predicted_on_both_test_sets(
         }
         assert labels <= {"entailment", "neutral", "contradiction"}
         assert len((folder / name).read_text().splitlines()) == 9
-
-
-def test_a_head_of_other_classes_starts_untrained_and_the_run_says_so(
-    settings, trained, tmp_path, caplog
-):
-    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    checkpoint = tf.train.latest_checkpoint(str(trained))
-    data = tmp_path / "MNLI"
-    data.mkdir()
-    header = "sentence1\tsentence2\tgold_label"
-    rows = [f"w1 w2\tw{i}\t{label}" for i, label in enumerate(get_task("mnli").labels)]
-    (data / "train.tsv").write_text("\n".join([header, *rows]) + "\n")
-    _run(
-        settings,
-        task_name="mnli",
-        data_dir=str(data),
-        init_checkpoint=checkpoint,
-        do_train=True,
-    )
-    assert "is one of other classes: this one starts untrained" in caplog.text

@@ -1,14 +1,11 @@
 """Examples of like length padded together: the results of the padded run."""
 
 import dataclasses
-import pathlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from tiny_bert import results, run, variables
 
-from bert_finetune import jobs
-from bert_finetune.output_dir import make_output_dir
 from estimator_accum.batches import AUTO
 
 
@@ -25,57 +22,45 @@ def settings(settings):
 
 
 def _run(settings, name, **changes):
-    output_dir = f"{settings.output_dir}_{name}"
-    settings = dataclasses.replace(settings, output_dir=output_dir, **changes)
-    run = jobs.prepare(settings)
-    make_output_dir(output_dir)
-    jobs.execute(run)
-    return pathlib.Path(output_dir)
+    return run(settings, output_dir=f"{settings.output_dir}_{name}", **changes)
 
 
 def _values(folder):
-    reader = tf.train.load_checkpoint(str(folder))
-    names = set(reader.get_variable_to_shape_map()) - {"global_step"}
-    return {n: reader.get_tensor(n) for n in names if "accumul" not in n}
-
-
-def _results(folder):
-    lines = (folder / "eval_results.txt").read_text().splitlines()
-    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
+    return {n: v for n, v in variables(folder).items() if n != "global_step"}
 
 
 @pytest.mark.slow
 @pytest.mark.once
 def test_weights_metrics_and_predictions_do_not_depend_on_padding(settings):
     padded = _run(settings, "padded", pad_to_max_length=True)
-    ours = {
-        "trimmed": _run(settings, "trimmed"),
-        "tokens": _run(settings, "tokens", tokens_per_micro_batch=30),
-        "auto": _run(
-            settings,
-            "auto",
-            effective_batch_size=8,
-            train_batch_size=AUTO,
-            gradient_accumulation_steps=None,
-        ),
-    }
-    expected, results = _values(padded), _results(padded)
-    probabilities = np.loadtxt(padded / "test_results.tsv")
-    assert results["update_step"] == 50
-    assert np.ptp(probabilities[:, 0]) > 0.1  # or their order could not be seen
-    for name, folder in ours.items():
+    trimmed = _run(settings, "trimmed")
+    only_train = {"do_eval": False, "do_predict": False}
+    tokens = _run(settings, "tokens", tokens_per_micro_batch=30, **only_train)
+    auto = _run(
+        settings,
+        "auto",
+        effective_batch_size=8,
+        train_batch_size=AUTO,
+        gradient_accumulation_steps=None,
+        **only_train,
+    )
+    expected = _values(padded)
+    assert expected["update_step"] == 50
+    for folder in (trimmed, tokens, auto):
         values = _values(folder)
         assert values.keys() == expected.keys()
-        for variable, value in expected.items():
+        for name, value in expected.items():
             np.testing.assert_allclose(
-                values[variable], value, atol=1e-5, err_msg=f"{name}: {variable}"
+                values[name], value, atol=1e-5, err_msg=f"{folder}: {name}"
             )
-        found = np.loadtxt(folder / "test_results.tsv")
-        np.testing.assert_allclose(found, probabilities, atol=1e-5, err_msg=name)
-        assert (folder / "CoLA.tsv").read_text() == (padded / "CoLA.tsv").read_text()
-        for metric in results.keys() - {"global_step"}:
-            np.testing.assert_allclose(
-                _results(folder)[metric], results[metric], rtol=1e-4, err_msg=metric
-            )
-    steps = _results(ours["tokens"])["global_step"]
-    assert steps != results["global_step"] == 100  # windows of 2, or of what fits
+    probabilities, found = (
+        np.loadtxt(folder / "test_results.tsv") for folder in (padded, trimmed)
+    )
+    assert np.ptp(probabilities[:, 0]) > 0.1  # or their order could not be seen
+    np.testing.assert_allclose(found, probabilities, atol=1e-5)
+    assert (trimmed / "CoLA.tsv").read_text() == (padded / "CoLA.tsv").read_text()
+    metrics, found = results(padded), results(trimmed)
+    for metric, value in metrics.items():
+        np.testing.assert_allclose(found[metric], value, rtol=1e-4, err_msg=metric)
+    steps = variables(tokens)["global_step"]
+    assert steps != metrics["global_step"] == 100  # windows of 2, or of what fits

@@ -3,35 +3,39 @@
 import pathlib
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
+import running
 import tensorflow as tf
 from absl.testing import flagsaver
-from tiny_bert import write_bert, write_cola
+from tiny_bert import all_variables, metrics, write_bert, write_cola
 
 from bert_finetune import run_classifier
+from bert_finetune.checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("_loggers_as_before")
 
 _SCRIPT = pathlib.Path(run_classifier.__file__)
+_MACHINE = pathlib.Path(__file__).with_name("other_machine.py")
 
 
 @pytest.fixture
 def flags(bert_dir, cola_dir, tmp_path) -> dict:
     """A complete command line, by flag."""
+    return _flags(bert_dir, cola_dir, tmp_path / "output")
+
+
+def _flags(bert_dir, data_dir, output_dir) -> dict:
     return {
         "task_name": "CoLA",
         "do_train": "true",
-        "data_dir": cola_dir,
+        "data_dir": data_dir,
         "vocab_file": bert_dir / "vocab.txt",
         "bert_config_file": bert_dir / "bert_config.json",
         "init_checkpoint": bert_dir / "bert_model.ckpt",
         "max_seq_length": 16,
-        "output_dir": tmp_path / "output",
+        "output_dir": output_dir,
     }
 
 
@@ -39,11 +43,36 @@ def _arguments(flags):
     return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
 
+def _main(*arguments) -> None:
+    with flagsaver.flagsaver():
+        run_classifier.main([str(_SCRIPT), *arguments])
+
+
+@pytest.fixture(scope="module")
+def trained(bert_dir, cola_dir, tmp_path_factory) -> dict:
+    """The flags of a run that has trained: 38 micro-steps, 10 updates.
+
+    Saved every 6 micro-steps, which is twice out of three in the middle of an update.
+    """
+    folder = tmp_path_factory.mktemp("trained")
+    data = folder / "data"
+    write_cola(data)
+    flags = _flags(bert_dir, data, folder / "output") | {
+        "dropout": "false",
+        "train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "num_train_epochs": 1.5,
+        "save_checkpoints_steps": 6,
+    }
+    assert running.run(_SCRIPT, *_arguments(flags)).returncode == 0
+    return flags
+
+
 def _refused(flags, capsys) -> str:
     """Runs in this process; returns the one line on stderr."""
     before = set(pathlib.Path(flags["output_dir"]).parent.rglob("*"))
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
-        run_classifier.main([str(_SCRIPT), *_arguments(flags)])
+    with pytest.raises(SystemExit) as stopped:
+        _main(*_arguments(flags))
     assert stopped.value.code == 2
     assert set(pathlib.Path(flags["output_dir"]).parent.rglob("*")) == before
     lines = capsys.readouterr().err.splitlines()
@@ -210,8 +239,6 @@ def test_a_checkpoint_of_another_shape_is_refused(flags, capsys, tmp_path):
 
 
 def test_a_checkpoint_without_an_encoder_is_refused(flags, capsys, tmp_path):
-    from bert_finetune.checkpoint import write_checkpoint
-
     write_checkpoint({"x": np.zeros(3, np.float32)}, str(tmp_path / "other.ckpt"))
     changes = {"init_checkpoint": tmp_path / "other.ckpt"}
     assert "must hold the variable `bert/" in _refused(flags | changes, capsys)
@@ -222,29 +249,20 @@ def test_an_untrained_folder_cannot_be_evaluated(flags, capsys):
     assert "must hold a trained classifier" in _refused(flags | changes, capsys)
 
 
-def test_an_output_folder_of_other_settings_is_refused(flags, capsys):
-    with flagsaver.flagsaver():
-        run_classifier.main(
-            [str(_SCRIPT), *_arguments(flags | {"num_train_epochs": 1})]
-        )
-    capsys.readouterr()
-    sentence = _refused(flags | {"num_train_epochs": 2}, capsys)
-    assert "whose run has --num_train_epochs=1.0, not 2.0. Use another" in sentence
+def test_an_output_folder_of_other_settings_is_refused(trained, capsys):
+    sentence = _refused(trained | {"num_train_epochs": 2}, capsys)
+    assert "whose run has --num_train_epochs=1.5, not 2.0. Use another" in sentence
 
 
-@pytest.mark.once
 def test_an_output_folder_of_other_training_examples_is_refused(
-    flags, capsys, tmp_path
+    trained, capsys, tmp_path
 ):
-    data = tmp_path / "data"
-    write_cola(data)
-    flags |= {"num_train_epochs": 1, "data_dir": data}
-    with flagsaver.flagsaver():
-        run_classifier.main([str(_SCRIPT), *_arguments(flags)])
-    capsys.readouterr()
-    lines = (data / "train.tsv").read_text().splitlines()
-    (data / "train.tsv").write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
-    assert "whose run began with other training examples" in _refused(flags, capsys)
+    lines = (trained["data_dir"] / "train.tsv").read_text().splitlines()
+    (tmp_path / "train.tsv").write_text(
+        "\n".join([lines[1], lines[0], *lines[2:]]) + "\n"
+    )
+    sentence = _refused(trained | {"data_dir": tmp_path}, capsys)
+    assert "whose run began with other training examples" in sentence
 
 
 def test_a_settings_file_that_cannot_be_read_is_refused(flags, capsys):
@@ -268,75 +286,40 @@ def test_an_output_dir_that_is_a_file_is_refused(flags, capsys, tmp_path):
     assert "`--output_dir` must be a folder" in _refused(flags | changes, capsys)
 
 
-def test_help_names_every_flag_and_ends_well():
-    done = subprocess.run(
-        [sys.executable, _SCRIPT, "--help"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0
+def test_help_names_every_flag_and_ends_well(capsys):
+    _main("--help")
+    shown = capsys.readouterr().out
     for name in ("gradient_accumulation_steps", "clip_norm", "do_export", "task_name"):
-        assert f"--{name}" in done.stdout or f"--[no]{name}" in done.stdout
-
-
-def _final(folder):
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder)))
-    return {
-        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
-    }
+        assert f"--{name}" in shown or f"--[no]{name}" in shown
 
 
 @pytest.mark.slow
 @pytest.mark.once
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
-    flags, tmp_path
+    trained, tmp_path
 ):
-    """Killed in mid-window: checkpoints fall on every 50th of windows of 4."""
-    flags |= {
-        "dropout": "false",
-        "train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "num_train_epochs": 21.4,
-        "save_checkpoints_steps": 50,
-    }
-    whole = flags | {"output_dir": tmp_path / "whole"}
-    command = [sys.executable, str(_SCRIPT)]
-    subprocess.run([*command, *_arguments(whole)], check=True, timeout=120)
-    killed = 0
-    for micro_step in (50, 250):
-        process = subprocess.Popen([*command, *_arguments(flags)])
-        deadline = time.monotonic() + 120
-        checkpoint = flags["output_dir"] / f"model.ckpt-{micro_step}.index"
-        while not checkpoint.exists() and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.kill()
-        killed += process.wait() == -9
-    assert killed == 2
-    done = subprocess.run(
-        [*command, *_arguments(flags)],
-        check=True,
-        timeout=120,
-        capture_output=True,
-        text=True,
-    )
-    assert "going on after micro-step" in done.stderr
-    expected, ours = _final(whole["output_dir"]), _final(flags["output_dir"])
-    assert expected["global_step"] == 535 and expected["update_step"] == 134
+    """Killed in mid-window and after an update that no checkpoint has."""
+    flags = trained | {"output_dir": tmp_path / "output"}
+    for left in (10, 13):  # after micro-steps 10 and 6 + 13
+        killed = running.run(_MACHINE, f"dies_after={left}", *_arguments(flags))
+        assert killed.returncode == -9
+    done = running.run(_SCRIPT, *_arguments(flags))
+    assert done.returncode == 0
+    assert "going on after micro-step 18" in done.stderr
+    expected, ours = map(all_variables, (trained["output_dir"], flags["output_dir"]))
+    assert expected["global_step"] == 38 and expected["update_step"] == 10
     assert ours.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
-    rows = (flags["output_dir"] / "train_metrics.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows[1:]] == [str(n) for n in range(1, 135)]
+    rows = metrics(flags["output_dir"])
+    assert [row["update_step"] for row in rows] == [str(n) for n in range(1, 11)]
 
 
 @pytest.mark.slow
 def test_training_that_diverges_ends_with_one_sentence(flags, capsys):
     changed = {"learning_rate": 1e9, "train_batch_size": 4, "num_train_epochs": 5}
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
-        run_classifier.main([str(_SCRIPT), *_arguments(flags | changed)])
+    with pytest.raises(SystemExit) as stopped:
+        _main(*_arguments(flags | changed))
     assert stopped.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.search(
@@ -344,29 +327,24 @@ def test_training_that_diverges_ends_with_one_sentence(flags, capsys):
     )
 
 
+@pytest.fixture
+def _not_ignored_sigint():
+    """Whoever runs the tests in the background may have Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("real_starts", "_not_ignored_sigint")
 def test_ctrl_c_says_how_to_go_on(flags):
     flags |= {"train_batch_size": 1, "num_train_epochs": 1000}
-    process = subprocess.Popen(
-        [sys.executable, str(_SCRIPT), *_arguments(flags)],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Whoever runs the tests in the background may have Ctrl-C ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
-    try:
-        metrics = flags["output_dir"] / "train_metrics.csv"
-        deadline = time.monotonic() + 120
-        while not metrics.exists() and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert errors.splitlines()[-1] == (
+    with running.start(_SCRIPT, *_arguments(flags)) as program:
+        running.wait_until((flags["output_dir"] / "train_metrics.csv").exists, program)
+        program.process.send_signal(signal.SIGINT)
+        done = program.wait()
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
         "run_classifier.py: stopped. Started again with the same flags, training goes "
         f"on from the last checkpoint in {flags['output_dir']}."
     )

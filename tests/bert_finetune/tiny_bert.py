@@ -1,20 +1,26 @@
-"""A tiny BERT, its vocabulary and a corpus in CoLA's layout, made for the tests."""
+"""A tiny BERT, a corpus in CoLA's layout, runs on them and what runs leave behind."""
 
+import csv
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
+import tensorflow as tf
 
+from bert_finetune import jobs
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
+from bert_finetune.output_dir import make_output_dir
 from bert_finetune.settings import Settings
+from estimator_accum.batches import AUTO
 
 WORDS = [f"w{number}" for number in range(20)]
 CONFIG = BertConfig(
     vocab_size=5 + len(WORDS),
     hidden_size=16,
-    num_hidden_layers=2,
+    num_hidden_layers=1,
     num_attention_heads=2,
     intermediate_size=32,
     max_position_embeddings=24,
@@ -94,3 +100,53 @@ def make_settings(
         dropout=False,
         seed=0,
     )
+
+
+def run(settings: Settings, **changes) -> pathlib.Path:
+    """Does a run in this process; returns its output folder."""
+    settings = dataclasses.replace(settings, **changes)
+    prepared = jobs.prepare(settings)
+    make_output_dir(settings.output_dir)
+    jobs.execute(prepared)
+    return pathlib.Path(settings.output_dir)
+
+
+def flags_of(settings: Settings, **changes) -> list[str]:
+    """The same run's command line."""
+    values = dataclasses.asdict(dataclasses.replace(settings, **changes))
+    if values["train_batch_size"] == AUTO:
+        values["micro_batch_size"] = values.pop("train_batch_size")
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+
+def copy_at_step(source, folder: pathlib.Path, step: int) -> pathlib.Path:
+    """Copies a run as a kill leaves it: the checkpoint of `step` is its last."""
+    shutil.copytree(source, folder)
+    for file in folder.glob("model.ckpt-*"):
+        if not file.name.startswith(f"model.ckpt-{step}."):
+            file.unlink()
+    (folder / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-{step}"\n')
+    return folder
+
+
+def all_variables(folder) -> dict[str, np.ndarray]:
+    """Every variable of a folder's last checkpoint."""
+    reader = tf.train.load_checkpoint(str(folder))
+    return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+def variables(folder) -> dict[str, np.ndarray]:
+    """Those without the sums of a window."""
+    return {n: v for n, v in all_variables(folder).items() if "accumul" not in n}
+
+
+def metrics(folder) -> list[dict[str, str]]:
+    """The rows of `train_metrics.csv`."""
+    with open(f"{folder}/train_metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def results(folder) -> dict[str, float]:
+    """What `eval_results.txt` says."""
+    lines = pathlib.Path(folder, "eval_results.txt").read_text().splitlines()
+    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}

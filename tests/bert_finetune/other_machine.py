@@ -1,0 +1,73 @@
+"""run_classifier.py on a machine of another kind.
+
+    python other_machine.py logical_cpus=2 dies_after=10 --flags=of run_classifier.py
+
+logical_cpus: devices of kind CPU.
+examples_that_fit: in memory at once, in training.
+dies_after: the process is killed after so many micro-steps of its own.
+late_when: a file; once it is there, it is ten million seconds later for the watchdog.
+"""
+
+import os
+import signal
+import sys
+import time
+import types
+
+import numpy as np
+import tensorflow as tf
+
+from bert_finetune import modeling, run_classifier, training
+from estimator_accum import watchdog
+
+
+def limited(encode, examples: int):
+    """Returns `encode`, which runs out of memory over more examples in training."""
+
+    def check(rows):
+        if rows > examples:
+            raise MemoryError(f"{rows} examples")  # to TensorFlow, as its own
+        return np.int32(0)
+
+    def limited_encode(config, input_ids, *args, is_training, **options):
+        if is_training:
+            zero = tf.numpy_function(check, [tf.shape(input_ids)[0]], tf.int32)
+            zero.set_shape([])
+            input_ids += zero
+        return encode(config, input_ids, *args, is_training=is_training, **options)
+
+    return limited_encode
+
+
+class _DyingHook(tf.compat.v1.train.SessionRunHook):
+    def __init__(self, micro_steps: int):
+        self._left = micro_steps
+
+    def after_run(self, run_context, run_values):
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _main(program: str, *arguments: str) -> None:
+    flags = [each for each in arguments if each.startswith("--")]
+    machine = dict(each.split("=") for each in arguments if each not in flags)
+    if cpus := machine.get("logical_cpus"):
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * int(cpus),
+        )
+    if examples := machine.get("examples_that_fit"):
+        modeling.encode = limited(modeling.encode, int(examples))
+    if micro_steps := machine.get("dies_after"):
+        hook, make_hooks = _DyingHook(int(micro_steps)), training.make_saver_hooks
+        training.make_saver_hooks = lambda config: [*make_hooks(config), hook]
+    if file := machine.get("late_when"):
+        watchdog.time = types.SimpleNamespace(
+            monotonic=lambda: time.monotonic() + 1e7 * os.path.exists(file)
+        )
+    run_classifier.main([program, *flags])
+
+
+if __name__ == "__main__":
+    _main(*sys.argv)
