@@ -9,6 +9,7 @@ from short_run import FLAGS, assert_same_weights, examples_seen, values
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 _PROGRAM = pathlib.Path(__file__).with_name("short_of_memory.py")
+_PATH = {"PYTHONPATH": str(running.ROOT)}
 
 
 def _command(folder, rows_in_memory: int, updates=0) -> tuple:
@@ -27,7 +28,7 @@ def test_memory_decides_and_micro_steps_go_on_with_the_same_weights(
     tmp_path, one_worker, run_main
 ):
     folder = tmp_path / "output"
-    done = running.run(*_command(folder, 51, updates=4), PYTHONPATH=str(running.ROOT))
+    done = running.run(*_command(folder, 51, updates=4), cwd=tmp_path, **_PATH)
     assert done.returncode == 9
     assert "203 examples in as many micro-batches as memory asks for" in done.output
     for change in ("1 -> 2", "2 -> 4"):
@@ -45,7 +46,7 @@ def test_each_worker_has_a_count_of_its_own(tmp_path, one_worker):
     folder = tmp_path / "output"
     commands = _command(folder, 1000), _command(folder, 26)
     with running.cluster(
-        *commands, jobs=("chief", "worker"), PYTHONPATH=str(running.ROOT)
+        *commands, jobs=("chief", "worker"), cwd=tmp_path, **_PATH
     ) as tasks:
         chief, worker = (task.wait() for task in tasks)
     assert chief.returncode == worker.returncode == 0

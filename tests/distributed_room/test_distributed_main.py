@@ -7,6 +7,9 @@ import pytest
 import short_run
 import tensorflow as tf
 
+from distributed import jobs
+from estimator_accum.watchdog import LostTaskError
+
 
 def _refused(run_main, *flags) -> str:
     code, output = run_main(*flags)
@@ -107,3 +110,27 @@ def test_gradients_that_are_not_finite_end_in_one_sentence(tmp_path, run_main):
     assert output.splitlines()[-1].startswith(
         "distributed: Gradients must be finite. Received: NaN or infinity at micro-step"
     )
+
+
+@pytest.mark.parametrize(
+    "error, code, last_line",
+    [
+        (
+            LostTaskError("Start all\ntasks again."),
+            75,
+            "distributed: Start all tasks a",
+        ),
+        (OSError("disk full"), 1, "OSError: disk full"),
+    ],
+)
+def test_error_in_a_task_ends_it_at_once(
+    tmp_path, run_main, monkeypatch, error, code, last_line
+):
+    """Threads of TensorFlow would not let it go."""
+
+    def execute(job):
+        raise error
+
+    monkeypatch.setattr(jobs, "execute", execute)
+    found, output = run_main(f"--output_dir={tmp_path / 'output'}")
+    assert found == code and output.splitlines()[-1].startswith(last_line)

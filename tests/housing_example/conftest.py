@@ -1,11 +1,18 @@
-"""Fixtures of the room's tests: a small CSV file, the settings of a run."""
+"""Fixtures of the room's tests: a small CSV file, a run and its settings, memory."""
 
+import contextlib
+import os
 import pathlib
+import sys
 from collections.abc import Callable
+from unittest import mock
 
+import numpy as np
 import pytest
+import running
+import tensorflow as tf
 
-from housing_example import demo_data, input_pipeline
+from housing_example import demo_data, input_pipeline, main, model_fn
 from housing_example.settings import Settings
 
 
@@ -40,3 +47,52 @@ def settings_in() -> Callable[[pathlib.Path], Settings]:
 @pytest.fixture
 def settings(settings_in, tmp_path) -> Settings:
     return settings_in(tmp_path / "output")
+
+
+@pytest.fixture
+def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., running.Done]:
+    """Runs the program in this process with these flags, by name; None is left out."""
+
+    def forget_flags() -> None:
+        main.FLAGS.unparse_flags()
+        for name in main.FLAGS:
+            main.FLAGS[name].unparse()
+
+    def run(flags: dict, *more: str) -> running.Done:
+        given = [f"--{k}={v}" for k, v in flags.items() if v is not None]
+        forget_flags()
+        capsys.readouterr()
+        code = 0
+        try:
+            main.main(["main.py", *given, *more])
+        except SystemExit as stopped:
+            code = stopped.code
+        return running.Done(code, *capsys.readouterr())
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    yield run
+    forget_flags()
+
+
+@pytest.fixture(scope="session")
+def limited_memory() -> Callable[[int], contextlib.AbstractContextManager]:
+    """Lets training on more rows at once than that run out of memory.
+
+    A Python MemoryError in the graph is TensorFlow's out-of-memory error.
+    """
+    training = model_fn._training
+
+    def limit(most_rows: int):
+        def check(rows):
+            if rows > most_rows:
+                raise MemoryError(f"{rows} examples")
+            return np.float32(0)
+
+        def limited(head, features, labels, prices, *args):
+            zero = tf.numpy_function(check, [tf.shape(labels)[0]], tf.float32)
+            zero.set_shape([])
+            return training(head, features, labels, prices + zero, *args)
+
+        return mock.patch.object(model_fn, "_training", limited)
+
+    return limit

@@ -1,8 +1,11 @@
 """One effective batch in many cuts, also from one to another: the same weights."""
 
 import dataclasses
+import functools
 import json
 import pathlib
+import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,11 +13,11 @@ import tensorflow as tf
 
 from estimator_accum.batches import AUTO, Batches
 from estimator_accum.watchdog import Watchdog
-from housing_example import input_pipeline, jobs, model_fn
+from housing_example import input_pipeline, jobs
 from housing_example.results import largest_difference
 from housing_example.settings import batches_of, check_output_dir, remember_settings
 
-_UPDATES = 20
+_UPDATES = 6
 
 
 def _with(settings, **changes):
@@ -46,35 +49,12 @@ def test_given_effective_batch_decides_the_rest(settings, sizes, replicas, steps
     assert batches_of(given, replicas) == Batches(100, steps, replicas)
 
 
-@pytest.fixture
-def limited_memory(monkeypatch):
-    """Lets training on more than 30 examples at once run out of memory."""
-    training = model_fn._training
-
-    def check(rows):
-        if rows > 30:
-            raise MemoryError(f"{rows} examples")
-        return np.float32(0)
-
-    def limited(head, features, labels, prices, *args):
-        zero = tf.numpy_function(check, [tf.shape(labels)[0]], tf.float32)
-        zero.set_shape([])
-        return training(head, features, labels, prices + zero, *args)
-
-    monkeypatch.setattr(model_fn, "_training", limited)
-
-
-def _train(settings, name: str, stop_after: int | None = None):
-    """Trains one model; returns its results and its folder."""
-    if stop_after is not None:
-        settings = dataclasses.replace(settings, train_updates=stop_after)
+def _train(settings, model_dir: pathlib.Path):
+    """Trains one model; returns its results."""
     job = jobs.prepare(settings)
-    folder = pathlib.Path(settings.output_dir).parent
-    (folder / "train.csv").write_text(input_pipeline.csv_text(job.train))
-    (folder / "test.csv").write_text(input_pipeline.csv_text(job.test))
-    watchdog = Watchdog(300, "alone")
-    result = jobs.train_and_test(job, folder / name, job.batches, watchdog)
-    return result, folder / name
+    (model_dir.parent / "train.csv").write_text(input_pipeline.csv_text(job.train))
+    (model_dir.parent / "test.csv").write_text(input_pipeline.csv_text(job.test))
+    return jobs.train_and_test(job, model_dir, job.batches, Watchdog(300, "alone"))
 
 
 def _of_100(settings):
@@ -89,12 +69,21 @@ def settings(settings):
 
 
 @pytest.fixture(scope="module")
-def at_once(settings_in, tmp_path_factory):
-    settings = _of_100(settings_in(tmp_path_factory.mktemp("at_once") / "output"))
-    return _train(dataclasses.replace(settings, train_batch_size=100), "at_once")[0]
+def trained(settings_in, tmp_path_factory):
+    """Makes the run of a micro-batch size: its settings, its folder, its results."""
+
+    @functools.cache
+    def train(size: int | str):
+        folder = tmp_path_factory.mktemp("trained")
+        settings = _of_100(settings_in(folder / "output"))
+        settings = dataclasses.replace(settings, train_batch_size=size)
+        with mock.patch.object(jobs, "_UPDATES_BETWEEN_CHECKPOINTS", 4):
+            return settings, folder / "model", _train(settings, folder / "model")
+
+    return train
 
 
-def _assert_same(result, folder, at_once, micro_steps):
+def _assert_same(result, at_once, micro_steps):
     assert len(result.weights) == 8
     assert largest_difference(result.weights, at_once.weights) < 1e-5
     assert result.metrics["global_step"] == micro_steps
@@ -107,73 +96,73 @@ def _assert_same(result, folder, at_once, micro_steps):
     np.testing.assert_allclose(result.metrics["rmse"], rmse, rtol=1e-5)
 
 
-def test_number_of_examples_at_once_does_not_decide_the_weights(settings, at_once):
+def test_number_of_examples_at_once_does_not_decide_the_weights(trained):
     """100 examples as 15 micro-batches of 6 or 7."""
-    settings = dataclasses.replace(settings, train_batch_size=7)
-    _assert_same(*_train(settings, "seven"), at_once, 15 * _UPDATES)
+    _assert_same(trained(7)[2], trained(100)[2], 15 * _UPDATES)
 
 
 @pytest.mark.once
-def test_a_micro_step_is_one_session_run(settings, count_session_runs):
-    settings = dataclasses.replace(settings, train_batch_size=50)
-    few, many = (
-        count_session_runs(lambda n=n: _train(settings, f"for_{n}", n)) for n in (8, 20)
-    )
-    assert many - few == (20 - 8) * 2
+def test_batch_of_another_size_gives_other_weights(settings, tmp_path, trained):
+    """The comparison would notice."""
+    other = dataclasses.replace(settings, effective_batch_size=99)
+    other = _train(other, tmp_path / "other")
+    assert largest_difference(other.weights, trained(100)[2].weights) > 1e-3
 
 
-def test_auto_has_the_weights_of_the_batch_at_once_bit_for_bit(settings, at_once):
+@pytest.mark.once
+def test_a_micro_step_is_one_session_run(settings, tmp_path, count_session_runs):
+    def train(updates: int) -> None:
+        changes = {"train_batch_size": 50, "train_updates": updates}
+        changed = dataclasses.replace(settings, **changes)
+        _train(changed, tmp_path / f"for_{updates}")
+
+    few, many = (count_session_runs(lambda n=n: train(n)) for n in (2, 5))
+    assert many - few == (5 - 2) * 2
+
+
+def test_auto_has_the_weights_of_the_batch_at_once_bit_for_bit(trained):
     """Where memory is enough."""
-    settings = dataclasses.replace(settings, train_batch_size=AUTO)
-    result, folder = _train(settings, "auto")
-    _assert_same(result, folder, at_once, _UPDATES)
+    _, folder, result = trained(AUTO)
+    at_once = trained(100)[2]
+    _assert_same(result, at_once, _UPDATES)
     for name, value in at_once.weights.items():
         np.testing.assert_array_equal(result.weights[name], value, err_msg=name)
     assert not (folder / "micro_batches.json").exists()
 
 
-def test_auto_that_runs_out_of_memory_has_them_too(settings, at_once, limited_memory):
-    settings = dataclasses.replace(settings, train_batch_size=AUTO)
-    result, folder = _train(settings, "auto")
-    _assert_same(result, folder, at_once, _UPDATES)
-    count = json.loads((folder / "micro_batches.json").read_text())
-    assert count == {"micro_batches": 4}  # 100, 50 and then 25 at once
-
-
-def test_plain_training_runs_out_of_that_memory(settings, limited_memory):
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="50 examples"):
-        _train(dataclasses.replace(settings, train_batch_size=50), "fifty")
+def test_plain_training_runs_out_of_memory(settings, tmp_path, limited_memory):
+    settings = dataclasses.replace(settings, train_batch_size=50)
+    exhausted = pytest.raises(tf.errors.ResourceExhaustedError, match="50 examples")
+    with limited_memory(30), exhausted:
+        _train(settings, tmp_path / "fifty")
 
 
 @pytest.mark.parametrize(
-    "first, then, micro_steps",
-    [(AUTO, 30, 8 + 12 * 4), (30, AUTO, 8 * 4 + 12), (30, 100, 8 * 4 + 12)],
+    "first, then, micro_steps", [(AUTO, 30, 4 + 2 * 4), (7, AUTO, 4 * 15 + 2)]
 )
-@pytest.mark.once
 def test_run_goes_on_cut_in_another_way(
-    settings, at_once, monkeypatch, first, then, micro_steps
+    trained, tmp_path, limited_memory, first, then, micro_steps
 ):
-    # The rate's fall is that of the whole run.
-    cosine_decay = tf.compat.v1.train.cosine_decay
-    monkeypatch.setattr(
-        tf.compat.v1.train,
-        "cosine_decay",
-        lambda rate, clock, _: cosine_decay(rate, clock, _UPDATES),
-    )
-    _train(dataclasses.replace(settings, train_batch_size=first), "model", 8)
-    result = _train(dataclasses.replace(settings, train_batch_size=then), "model")
-    _assert_same(*result, at_once, micro_steps)
+    """Where memory is too small for the batch at once."""
+    settings, folder, _ = trained(first)
+    folder = pathlib.Path(shutil.copytree(folder, tmp_path / "model"))
+    # As if it had been killed after update 4.
+    saved = 4 if first == AUTO else 4 * 15
+    (folder / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-{saved}"')
+    settings = dataclasses.replace(settings, train_batch_size=then)
+    with limited_memory(30):
+        result = _train(settings, folder)
+    _assert_same(result, trained(100)[2], micro_steps)
+    if then == AUTO:  # 100, 50 and then 25 at once
+        count = json.loads((folder / "micro_batches.json").read_text())
+        assert count == {"micro_batches": 4}
 
 
-@pytest.mark.parametrize("size", [AUTO, 50])
-@pytest.mark.once
-def test_checkpoints_are_whole_updates_apart(settings, monkeypatch, size):
-    monkeypatch.setattr(jobs, "_UPDATES_BETWEEN_CHECKPOINTS", 8)
-    settings = dataclasses.replace(settings, train_batch_size=size)
-    _, folder = _train(settings, "model")
-    steps = 1 if size == AUTO else 2
+@pytest.mark.parametrize("size, steps", [(AUTO, 1), (7, 15)])
+def test_checkpoints_are_whole_updates_apart(trained, size, steps):
+    folder = trained(size)[1]
     saved = {path.name for path in folder.glob("*.index")}
-    assert saved == {f"model.ckpt-{n * steps}.index" for n in (0, 8, 16, 20)}
+    assert saved == {f"model.ckpt-{n * steps}.index" for n in (0, 4, 6)}
     metrics = tf.io.gfile.glob(str(folder / "eval" / "events*"))
     assert metrics  # evaluated beside training, too
 

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from housing_example import demo_data, input_pipeline
 from housing_example.features import COLUMNS, TARGET
+
+pytestmark = pytest.mark.once
 
 
 def test_data_is_the_same_each_time_and_other_with_another_seed():

@@ -6,6 +6,8 @@ import pytest
 
 from housing_example import plots
 
+pytestmark = pytest.mark.once
+
 _LABELS = ["with accumulation (59 x 3)", "without (177)"]
 
 
