@@ -29,17 +29,20 @@ def _network(features):
     return tf.matmul(features, weights)
 
 
-def test_the_ten_lines_train_like_the_big_batch(tmp_path):
+def _train_ten_lines(estimator, batch):
     random = np.random.default_rng(0)
     data = random.normal(size=[64, 3]), random.normal(size=[64, 1])
     data = tuple(part.astype(np.float32) for part in data)
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(batch))
+    return estimator.get_variable_value("weights")
 
+
+def test_the_ten_lines_train_like_the_big_batch(tmp_path):
     def train(code, batch, folder):
         names = {"network": _network}
         exec(code, names)  # noqa: S102, the README is this project's own
         estimator = tf.estimator.Estimator(names["model_fn"], str(folder))
-        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(batch))
-        return estimator.get_variable_value("weights")
+        return _train_ten_lines(estimator, batch)
 
     code = _CODE[0]
     whole = _without_accumulation(code)
@@ -56,18 +59,12 @@ def _without_accumulation(code):
 
 
 def test_the_ten_lines_train_in_micro_batches_too(tmp_path):
-    random = np.random.default_rng(0)
-    data = random.normal(size=[64, 3]), random.normal(size=[64, 1])
-    data = tuple(part.astype(np.float32) for part in data)
-
     def train(code, folder):
         names = {"network": _network, "model_dir": str(folder), "config": None}
         names["microbatch_model_fn"] = estimator_accum.microbatch_model_fn
         exec(_without_accumulation(_CODE[0]), names)  # noqa: S102, as above
         exec(code, names)  # noqa: S102
-        estimator = names["estimator"]
-        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(16))
-        return estimator.get_variable_value("weights")
+        return _train_ten_lines(names["estimator"], 16)
 
     wrapped = _code_with("microbatch_model_fn(")
     plain = wrapped.replace('microbatch_model_fn(model_fn, "auto")', "model_fn")

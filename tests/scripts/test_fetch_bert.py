@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
-from local_server import (
-    assert_one_sentence,
-    content_of,
-    make_zip,
-    running_server,
-)
+from local_server import assert_one_sentence, content_of, make_zip
 
 from scripts import fetch_bert
 
@@ -25,13 +20,6 @@ _MODEL = {
     "bert_model.ckpt.data-00000-of-00001": "data",
 }
 _TINY = "uncased_L-2_H-128_A-2"
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with running_server() as server:
-        yield server
 
 
 @pytest.fixture

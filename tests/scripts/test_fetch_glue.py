@@ -5,13 +5,7 @@ from dataclasses import replace
 
 import pytest
 import running
-from local_server import (
-    LocalServer,
-    assert_one_sentence,
-    content_of,
-    make_zip,
-    running_server,
-)
+from local_server import LocalServer, assert_one_sentence, content_of, make_zip
 
 from bert_finetune.tasks import TASKS, get_task, read_examples
 from scripts import fetch_glue
@@ -22,13 +16,6 @@ _COLA = {
     "dev.tsv": "x\t1\t\tThe boat.\n",
     "test.tsv": "index\tsentence\n0\tThe cook.\n",
 }
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with running_server() as server:
-        yield server
 
 
 @pytest.fixture

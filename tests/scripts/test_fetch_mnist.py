@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from local_server import assert_one_sentence, content_of, running_server
+from local_server import assert_one_sentence, content_of
 
 from scripts import fetch_mnist
 
@@ -13,19 +13,14 @@ _NAMES = [file.name for file in fetch_mnist.FILES]
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(server, monkeypatch):
     """Publishes made-up files, whose checksums are taken for the published ones."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with running_server() as server:
-        server.files = {f"/{name}": f"content of {name}".encode() for name in _NAMES}
-        files = tuple(
-            replace(file, sha256=hashlib.sha256(content).hexdigest())
-            for file, content in zip(
-                fetch_mnist.FILES, server.files.values(), strict=True
-            )
-        )
-        monkeypatch.setattr(fetch_mnist, "FILES", files)
-        yield server
+    server.files = {f"/{name}": f"content of {name}".encode() for name in _NAMES}
+    sums = [hashlib.sha256(each).hexdigest() for each in server.files.values()]
+    files = zip(fetch_mnist.FILES, sums, strict=True)
+    files = tuple(replace(file, sha256=made_up) for file, made_up in files)
+    monkeypatch.setattr(fetch_mnist, "FILES", files)
+    return server
 
 
 @pytest.fixture

@@ -101,8 +101,8 @@ def _forked_tasks(_) -> dict[int, str]:
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            is_alive = process.status() != psutil.STATUS_ZOMBIE
-            if is_alive and os.getsid(process.pid) == process.pid:
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            if os.getsid(process.pid) == process.pid and not is_zombie:
                 found[process.pid] = "chief 0"
     return found
 

@@ -6,14 +6,8 @@ import pytest
 
 from scripts import micro_step_cost
 
-_TINY = {
-    "hidden_size": 64,
-    "num_layers": 1,
-    "vocab_size": 50,
-    "micro_batch_size": 2,
-    "tokens": 4,
-    "rounds": 1,
-}
+_TINY = {"hidden_size": 64, "num_layers": 1, "vocab_size": 50, "rounds": 1}
+_TINY |= {"micro_batch_size": 2, "tokens": 4}
 _SECS = {(): 2.0, ("on_nonfinite",): 1.6, ("noise_scale",): 2.2}  # by the options
 
 
@@ -54,10 +48,7 @@ def test_the_ratios_are_printed_and_held_to_their_bound(monkeypatch, capsys):
     ("flags", "sentence"),
     [
         ({"rounds": 0}, r"--rounds must be an integer >= 1\. Received: 0\."),
-        (
-            {"hidden_size": 100},
-            r"--hidden_size must be a multiple of 64.*Received: 100",
-        ),
+        ({"hidden_size": 100}, "--hidden_size must be a multiple of 64.*Received: 100"),
     ],
 )
 def test_sizes_are_checked(flags, sentence, monkeypatch, capsys):
