@@ -1,11 +1,10 @@
 """Trains a small BERT on batches of 64 and prints what became of it as JSON.
 
-    python out_of_memory_program.py plain|auto FOLDER LENGTH:UPDATES ...
+    python out_of_memory_program.py plain,auto FOLDER LENGTH:UPDATES ...
 
-Sequence lengths in turn, as in progressive resizing. TF_CPU_BFC_MEM_LIMIT_IN_MB in the
-environment limits what tensors may take; TensorFlow reads it when it is imported. With
-a TF_CONFIG, each worker trains its share of every batch under
-MultiWorkerMirroredStrategy.
+A line for each kind of training. Sequence lengths in turn, as in progressive resizing.
+TF_CPU_BFC_MEM_LIMIT_IN_MB in the environment limits what tensors may take; TensorFlow
+reads it when it is imported.
 """
 
 import json
@@ -55,18 +54,17 @@ def make_model_fn(is_plain, examples):
             train_op = optimizer.minimize(loss, step)
         else:
             train_op = make_accumulating_train_op(loss, optimizer, 1)
-        if not tf.distribute.has_strategy():
-            used = v1.get_variable(
-                "used", [examples], tf.int32, v1.zeros_initializer(), trainable=False
-            )
-            mark = v1.scatter_add(used, features["number"], tf.ones_like(labels))
-            train_op = tf.group(train_op, mark)
+        used = v1.get_variable(
+            "used", [examples], tf.int32, v1.zeros_initializer(), trainable=False
+        )
+        mark = v1.scatter_add(used, features["number"], tf.ones_like(labels))
+        train_op = tf.group(train_op, mark)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     return model_fn
 
 
-def make_input_fn(lengths, worker=0, workers=1):
+def make_input_fn(lengths):
     def batches():
         random = np.random.default_rng(0)
         start = 0
@@ -76,9 +74,7 @@ def make_input_fn(lengths, worker=0, workers=1):
                 numbers = np.arange(start, start + BATCH, dtype=np.int32)
                 labels = (ids[:, 0] > 100).astype(np.int32)
                 start += BATCH
-                share = slice(worker, None, workers)
-                features = {"input_ids": ids[share], "number": numbers[share]}
-                yield features, labels[share]
+                yield {"input_ids": ids, "number": numbers}, labels
 
     vector = tf.TensorSpec([None], tf.int32)
     matrix = tf.TensorSpec([None, None], tf.int32)
@@ -98,45 +94,35 @@ class Adjustments(logging.Handler):
         self.updates += [int(found[1])] if found else []
 
 
-def main(kind, folder, *lengths):
+def main(kinds, folder, *lengths):
     v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
-    adjustments = Adjustments()
-    logging.getLogger("tensorflow.estimator_accum").addHandler(adjustments)
     logging.getLogger("tensorflow.estimator_accum").setLevel("WARNING")
     lengths = [tuple(map(int, length.split(":"))) for length in lengths]
+    for kind in kinds.split(","):
+        print(json.dumps(train(kind, os.path.join(folder, kind), lengths)))
+
+
+def train(kind, folder, lengths):
+    adjustments = Adjustments()
+    logging.getLogger("tensorflow.estimator_accum").addHandler(adjustments)
     updates = sum(count for _, count in lengths)
     model_fn = make_model_fn(kind == "plain", updates * BATCH)
     if kind == "auto":
         model_fn = microbatch_model_fn(model_fn, "auto")
-    cluster = json.loads(os.environ.get("TF_CONFIG", "{}"))
     config = tf.estimator.RunConfig(
         folder,
         tf_random_seed=1,
         save_summary_steps=100,
         save_checkpoints_steps=10**6,
         session_config=v1.ConfigProto(allow_soft_placement=True),
-        train_distribute=(
-            tf.distribute.MultiWorkerMirroredStrategy() if cluster else None
-        ),
-        experimental_max_worker_delay_secs=0,
     )
     estimator = tf.estimator.Estimator(model_fn, config=config)
     try:
-        if cluster:  # where Estimator.train refuses
-            share = cluster["task"]["index"], len(cluster["cluster"]["worker"])
-            input_fn = make_input_fn(lengths, *share)
-            tf.estimator.train_and_evaluate(
-                estimator,
-                tf.estimator.TrainSpec(input_fn, max_steps=updates),
-                tf.estimator.EvalSpec(input_fn, steps=1),
-            )
-        else:
-            estimator.train(make_input_fn(lengths))
+        estimator.train(make_input_fn(lengths))
     except tf.errors.ResourceExhaustedError as error:
-        print(json.dumps({"died": error.message[:40]}))
-        return
-    print(json.dumps({"out_of_memory_at": adjustments.updates} | values_of(estimator)))
+        return {"died": error.message[:40]}
+    return {"out_of_memory_at": adjustments.updates} | values_of(estimator)
 
 
 def values_of(estimator):
@@ -146,13 +132,10 @@ def values_of(estimator):
         for name in estimator.get_variable_names()
         if name != "update_step"
     }
-    used = variables.pop("used", None)
-    path = os.path.join(estimator.model_dir, f"variables-{os.getpid()}.npz")
+    used = np.unique(variables.pop("used")).tolist()
+    path = os.path.join(estimator.model_dir, "variables.npz")
     np.savez(path, **variables)
-    return {
-        "variables": path,
-        "used": None if used is None else np.unique(used).tolist(),
-    }
+    return {"variables": path, "used": used}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import pytest
 
 from bert_finetune.bert_config import BertConfig
 
+pytestmark = pytest.mark.once
+
 # As published with BERT-Base, Multilingual.
 _PUBLISHED = {
     "attention_probs_dropout_prob": 0.1,

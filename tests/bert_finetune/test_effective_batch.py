@@ -88,9 +88,11 @@ def test_a_run_goes_on_cut_in_another_way(
     [
         (
             {"train_batch_size": AUTO},
-            r"An update that a checkpoint holds half of must go on as it began\. "
-            r"Received: .*, whose run has --train_batch_size=3, not auto\. Use the "
-            "same, or another",
+            (
+                r"An update that a checkpoint holds half of must go on as it began\. Rec"
+                r"eived: .*, whose run has --train_batch_size=3, not auto\. Use the "
+                "same, or another"
+            ),
         ),
         (
             {"train_batch_size": 3, "effective_batch_size": 20},

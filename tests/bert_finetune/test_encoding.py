@@ -7,6 +7,8 @@ from bert_finetune.encoding import encode_examples
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
 
+pytestmark = pytest.mark.once
+
 # [PAD] away from 0, so that a padding of zeros would be seen.
 _TOKENS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *"abcdef"]
 

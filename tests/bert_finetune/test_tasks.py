@@ -6,6 +6,8 @@ import pytest
 
 from bert_finetune.tasks import TASKS, Example, get_task, read_examples
 
+pytestmark = pytest.mark.once
+
 _MNLI_TEXT = "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\t" + (
     "sentence2_binary_parse\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"
 )

@@ -15,6 +15,8 @@ from bert_finetune.tokenization import (
     check_vocabulary,
 )
 
+pytestmark = pytest.mark.once
+
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _WORDS = [*"abcdefghijklmnopqrstuvwxyz", "##s", "the", "book", "##ing", ".", "un", "["]
 
