@@ -78,9 +78,11 @@ def _nothing_outlives_the_suite():
         if process.pid != programs.server_pid()
     ]
     _, left = psutil.wait_procs(children, timeout=30)  # the killed ones end soon
+    names = ["pid", "ppid", "status", "cmdline", "cwd", "cpu_times"]
+    described = [process.as_dict(names) for process in left]
     for process in left:
         process.kill()
-    assert not left, f"tests must end what they start. Received: {left}."
+    assert not left, f"tests must end what they start. Received: {described}."
 
 
 @pytest.fixture
