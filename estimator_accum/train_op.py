@@ -16,6 +16,9 @@ from estimator_accum.micro_step_plan import MicroBatch, Rule, is_plain
 from estimator_accum.window import AccumulationSteps
 
 
+# Under a strategy TensorFlow would rewrite all of the library's Python, for seconds,
+# and find nothing to rewrite.
+@tf.autograph.experimental.do_not_convert
 def make_accumulating_train_op(
     loss: tf.Tensor,
     optimizer: tf.compat.v1.train.Optimizer,
