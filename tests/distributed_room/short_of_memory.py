@@ -13,6 +13,8 @@ import types
 
 import tensorflow as tf
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
 from distributed import model_fn
 from distributed.main import main
 from estimator_accum import watchdog

@@ -31,39 +31,23 @@ def test_workers_that_accumulate_have_the_weights_of_one(
 
 
 @pytest.mark.once
-def test_shares_that_differ_and_an_evaluator_have_the_weights_of_one_worker(
-    tmp_path, one_worker
+def test_cluster_that_lost_a_task_ends_and_one_worker_goes_on(
+    tmp_path, one_worker, run_main
 ):
+    # Without a launcher, as under Kubernetes or Slurm.
     folder = tmp_path / "output"
     flags = (f"--output_dir={folder}", "--save_checkpoints_updates=3", *FLAGS)
-    done = running.run(*_LAUNCHER, "--workers=2", "--evaluator", *flags)
-    assert done.returncode == 0
-    sizes = "effective batch 203 = at most 102 examples x 1 micro-steps x 2 replicas"
-    assert sizes in done.output
-    assert_same_weights(folder, one_worker)
-    assert "[evaluator 0] accuracy = " in done.output
-    assert "[chief 0] accuracy" not in done.output
-    assert len(list((folder / "export" / "final").iterdir())) == 1
-
-
-@pytest.mark.once
-def test_task_that_has_lost_the_other_ends_itself(tmp_path):
-    # Without a launcher, as under Kubernetes or Slurm.
-    flags = (*FLAGS, f"--output_dir={tmp_path / 'output'}")
-    chief, worker = (
-        (_PROGRAM, "--rows_in_memory=1000", f"--updates={updates}", *flags)
-        for updates in (0, 3)
-    )
-    with running.cluster(
-        chief,
-        worker,
-        jobs=("chief", "worker"),
-        cwd=tmp_path,
-        PYTHONPATH=str(running.ROOT),
-    ) as tasks:
+    command = (_PROGRAM, "--rows_in_memory=1000")
+    commands = (*command, "--updates=0", *flags), (*command, "--updates=4", *flags)
+    with running.cluster(*commands, jobs=("chief", "worker"), cwd=tmp_path) as tasks:
         chief, worker = (task.wait() for task in tasks)
+    sizes = "effective batch 203 = at most 102 examples x 1 micro-steps x 2 replicas"
+    assert sizes in chief.output
     assert (chief.returncode, worker.returncode) == (75, 9)
     # TensorFlow's session is made anew, or waits for ever.
     new_session = "after another task was lost. Start all tasks again."
     waits = "chief 0 has made no progress for 1e+06 seconds, and ends itself."
     assert new_session in chief.output or waits in chief.output
+    code, output = run_main(*flags)
+    assert code == 0 and "going on after update 3" in output
+    assert_same_weights(folder, one_worker)
