@@ -9,7 +9,7 @@ import pytest
 from other_machine import limited
 from tiny_bert import copy_at_step, metrics, results, run, variables
 
-from bert_finetune import modeling
+from bert_finetune import jobs, modeling
 from estimator_accum.batches import AUTO
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -108,7 +108,7 @@ def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
         run(settings, **changes)
 
 
-def test_a_folder_of_before_effective_batches_were_written_goes_on(
+def test_a_folder_of_before_effective_batches_were_written_is_accepted(
     trained, trained_settings, tmp_path
 ):
     folder = copy_at_step(trained, tmp_path / "output", 5)
@@ -117,5 +117,4 @@ def test_a_folder_of_before_effective_batches_were_written_goes_on(
     for field in ("effective_batch_size", "replicas"):
         del values[field]
     path.write_text(json.dumps(values))
-    run(trained_settings, output_dir=str(folder))
-    assert variables(folder)["update_step"] == _UPDATES
+    jobs.prepare(dataclasses.replace(trained_settings, output_dir=str(folder)))

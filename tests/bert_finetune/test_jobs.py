@@ -92,6 +92,7 @@ def windows_of_12(trained_settings, tmp_path_factory):
                 trained_settings,
                 output_dir=str(folder / str(size)),
                 num_train_epochs=3.0,
+                save_checkpoints_steps=1000,  # a save is a session.run
                 train_batch_size=size,
                 gradient_accumulation_steps=steps,
             )
