@@ -11,8 +11,11 @@ graph has several accumulating train ops, each is reported where it is run.
 
 and when training ends, whether at the last micro-step or at the end of the data:
 
-    CheckpointSaverHook.end -> saver.save     "apply": the partial window first
+    CheckpointSaverHook.end -> saver.save     the partial window first, if it is applied
     AccumulationHook.end                      says what became of the partial window
+
+The data has ended where the last run of a train op did not finish: a micro-step that
+finds no batch raises OutOfRangeError, and `after_run` is not called.
 
 A run that ends with an error has no `end`: its partial window is that of its last
 checkpoint.
@@ -37,11 +40,13 @@ from estimator_accum.window import Window, get_windows
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-_PARTIAL_WINDOW_CHOICES = ("keep", "apply")
+# What the current `session.run` of the caller is, or the last one that failed.
+_TRAIN_OP, _OTHER = "train op", "other"
+_PARTIAL_WINDOW_CHOICES = ("auto", "keep", "apply")
 
 
 def make_accumulation_hooks(
-    partial_window: str = "keep",
+    partial_window: str = "auto",
     *,
     metrics_dir: str | os.PathLike | None = None,
     learning_rate: tf.Tensor | None = None,
@@ -59,9 +64,11 @@ def make_accumulation_hooks(
     Args:
         partial_window: What becomes of fewer than K micro-steps that are left when
             training ends. "keep": the final checkpoint holds them, and the next
-            `train` goes on in mid-window as if it had never stopped. "apply": they are
+            `train` resumes in mid-window as if it had never stopped. "apply": they are
             applied, divided by their own weight, and the final checkpoint holds the
-            result.
+            result. "auto": applied where the data ends, as the big batch would be;
+            kept where training stops for another reason, such as `steps`, `max_steps`
+            or a hook that asks for it.
         metrics_dir: Folder for `train_metrics.csv` and TensorBoard events with a
             row an update; None writes neither. A further accumulating train op of the
             graph has a `train_metrics_<name>.csv` of its own.
@@ -77,13 +84,13 @@ def make_accumulation_hooks(
         The hooks, in the order in which they have to stand.
 
     Raises:
-        ValueError: If `partial_window` is not "keep" or "apply"; later, when training
-            begins, if the graph has no accumulating train op.
+        ValueError: If `partial_window` is none of these; later, when training begins,
+            if the graph has no accumulating train op.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(
-            "`partial_window` must be one of 'keep' and 'apply'. "
-            f"Received: {partial_window!r}. Use 'keep' to go on in mid-window later."
+            "`partial_window` must be one of 'auto', 'keep' and 'apply'. "
+            f"Received: {partial_window!r}. Use 'keep' to resume in mid-window later."
         )
 
     def make_reports(name: str | None) -> list:
@@ -100,7 +107,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     """Decides what becomes of a partial window, and reports every update.
 
     Args:
-        partial_window: "keep" or "apply".
+        partial_window: "auto", "keep" or "apply".
         learning_rate: Scalar Tensor to report; None reports none.
         make_reports: Returns the reports of a train op, objects with
             open(update_step), write(Update) and close(); gets None for the graph's
@@ -115,7 +122,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         make_reports: Callable[[str | None], list],
         saver: tf.compat.v1.train.Saver | None,
     ):
-        self._applies = partial_window == "apply"
+        self._partial_window = partial_window
         self._learning_rate = learning_rate
         self._make_reports = make_reports
         self._saver = saver
@@ -153,6 +160,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
         self._run_context = None
+        self._running, self._has_data_ended = None, False
         self._last_global_step = session.run(self._global_step())
         for window, reports in zip(self._windows, self._reports, strict=True):
             update_step = int(session.run(window.update_step))
@@ -164,12 +172,15 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             check_is_saved(self._watch)
         self._run_context = run_context
         self._requested = self._windows_that_run(run_context)
-        self._is_running = bool(self._requested)
+        # A train op's run that did not finish, before whatever follows it.
+        self._has_data_ended |= self._running == _TRAIN_OP
+        self._running = _TRAIN_OP if self._requested else _OTHER
         fetched = [self._fetched[index] for index in self._requested]
         return tf.compat.v1.train.SessionRunArgs(fetched) if fetched else None
 
     def after_run(self, run_context, run_values) -> None:
-        self._is_running = False
+        self._has_data_ended &= self._running == _OTHER
+        self._running = None
         for index, values in zip(self._requested, run_values.results or ()):
             if self._windows[index].global_step_after is not None:
                 self._last_global_step = int(values[-1])
@@ -193,7 +204,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return self._known_requests[request]
 
     def end(self, session) -> None:
-        if self._applies:
+        if self._applies_at_the_end():
             if self._apply_partial_windows(session):
                 self._watch.save_again(session, session.run(self._global_step()))
                 if not self._watch.has_saved:
@@ -216,15 +227,22 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 report.close()
 
     def _before_save(self, session) -> int:
-        if self._applies and session is self._session and self._is_over(session):
+        if session is self._session and self._is_final_save(session):
             self._apply_partial_windows(session)
         return session.run(self._global_step())
 
-    def _is_over(self, session) -> bool:
-        """Whether no micro-step will follow: the save is then the final one."""
-        if self._run_context is None:
+    def _applies_at_the_end(self) -> bool:
+        if self._partial_window == "auto":
+            return self._has_data_ended or self._running == _TRAIN_OP
+        return self._partial_window == "apply"
+
+    def _is_final_save(self, session) -> bool:
+        """Whether no micro-step follows, and a partial window is to be applied."""
+        if self._run_context is None or self._running == _OTHER:
+            return False  # `end` saves again if need be
+        if not self._applies_at_the_end():
             return False
-        if self._is_running:
+        if self._running == _TRAIN_OP:
             # Either the data has ended, or a hook ahead of this one saves what the
             # session has just run.
             return session.run(self._global_step()) == self._last_global_step

@@ -1,6 +1,7 @@
 """Partial windows, restores and reports, as an Estimator goes through them."""
 
 import csv
+import inspect
 import logging
 import re
 
@@ -128,10 +129,17 @@ def test_windows_that_grow_go_on_in_mid_schedule_bit_for_bit(tmp_path):
     assert stopped.get_variable_value("accumulation/micro_steps") == 1
 
 
-@pytest.mark.parametrize("steps", [22, None], ids=["at_the_step", "at_the_datas_end"])
-def test_apply_divides_a_partial_window_by_what_it_holds(tmp_path, info_log, steps):
-    """22 micro-steps of 4: five windows and one of 2, as a schedule says outright."""
-    ours = _estimator(tmp_path / "ours", partial_window="apply")
+@pytest.mark.parametrize(
+    ("choice", "steps"), [("apply", 22), ("apply", None), ("auto", None)]
+)
+def test_applied_partial_window_is_divided_by_what_it_holds(
+    tmp_path, info_log, choice, steps
+):
+    """22 micro-steps of 4: five windows and one of 2, as a schedule says outright.
+
+    The data ends behind the 22nd.
+    """
+    ours = _estimator(tmp_path / "ours", partial_window=choice)
     ours.train(_input_fn, steps=steps)
     assert len(re.findall("2 of 4 micro-steps applied as update 6", info_log.text)) == 1
     exact = _estimator(tmp_path / "exact", lambda done: tf.where(done < 5, 4, 2))
@@ -141,6 +149,20 @@ def test_apply_divides_a_partial_window_by_what_it_holds(tmp_path, info_log, ste
     assert ours.get_variable_value("update_step") == 6
     assert ours.get_variable_value("global_step") == 22
     assert ours.get_variable_value("accumulation/micro_steps") == 0
+
+
+def test_auto_keeps_a_window_where_training_stops_before_the_datas_end(tmp_path):
+    auto, keep = (
+        _estimator(tmp_path / choice, partial_window=choice)
+        for choice in ("auto", "keep")
+    )
+    for estimator in (auto, keep):
+        estimator.train(_input_fn, steps=10)
+        estimator.train(lambda: _input_fn(10), max_steps=15)
+    _assert_same(_values(auto), _values(keep))
+    assert auto.get_variable_value("accumulation/micro_steps") == 3
+    default = inspect.signature(make_accumulation_hooks).parameters["partial_window"]
+    assert default.default == "auto"
 
 
 def test_apply_is_in_the_final_checkpoint_when_a_save_falls_on_the_last_micro_step(
@@ -418,7 +440,9 @@ def test_the_end_of_the_data_moves_nothing(tmp_path):
 
 
 def test_an_unknown_partial_window_is_refused():
-    with pytest.raises(ValueError, match=r"one of 'keep' and 'apply'.*'drop'\. Use"):
+    with pytest.raises(
+        ValueError, match=r"one of 'auto', 'keep' and 'apply'.*'drop'\. Use"
+    ):
         make_accumulation_hooks("drop")
 
 

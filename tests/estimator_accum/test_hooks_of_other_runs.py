@@ -88,6 +88,28 @@ def test_a_loop_over_epochs_may_initialize_its_iterator_again():
         assert session.run(w) == 3 * (1.5 + 3.5)
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_auto_knows_the_datas_end_behind_other_runs(tmp_path, is_over):
+    """Three micro-steps at K = 2; then something else runs, then the session ends."""
+    dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 4.0])
+    iterator = v1.data.make_initializable_iterator(dataset)
+    w = _variable("w")
+    train_op = _train_op(-w * iterator.get_next(), w)
+    saver = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=1000)
+    hooks = [saver, *make_accumulation_hooks()]
+    with v1.train.MonitoredSession(hooks=hooks) as session:
+        session.run(iterator.initializer)
+        for _ in range(3):
+            session.run(train_op)
+        if is_over:
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(train_op)
+        session.run(w)
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    assert reader.get_tensor("w") == (5.5 if is_over else 1.5)
+    assert reader.get_tensor("accumulation/micro_steps") == (0 if is_over else 1)
+
+
 @pytest.mark.parametrize("is_v2", [True, False])
 def test_a_train_op_inside_a_branch_is_refused_by_the_hooks(is_v2):
     toggle = v1.enable_control_flow_v2 if is_v2 else v1.disable_control_flow_v2

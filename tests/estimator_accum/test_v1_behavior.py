@@ -12,7 +12,7 @@ _TESTS = {
     "test_train_op.py": "twelve or state_table or two_thousand or rows_of_the_window "
     "or mixed_dtypes or inside_apply_gradients or two_train_ops or fails_leaves",
     "test_equivalence.py": "adam or momentum or schedule or numpy or clip_norm",
-    "test_hooks.py": "stopped_in_mid_window or divides_a_partial_window "
+    "test_hooks.py": "stopped_in_mid_window or partial_window_is_divided "
     "or without_accumulation_resumes or have_a_row_an_update",
     "test_microbatch_memory.py": "comes_late or 200_failures",
     "test_microbatch_train_op.py": "the_batchs or token_weighted or batch_normalization "
