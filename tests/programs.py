@@ -305,7 +305,7 @@ def _take_over(request: dict) -> None:
 
 def _run(arguments: list[str]) -> int:
     """Runs the program as `python` does; returns the exit code."""
-    code = 0
+    code, is_interrupted = 0, False
     try:
         _run_main(arguments)
     except SystemExit as end:
@@ -315,7 +315,7 @@ def _run(arguments: list[str]) -> int:
     except BaseException as error:  # noqa: BLE001, what python does
         trace = _trace_of_program(error)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        code, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
     with contextlib.suppress(AttributeError):
         threading._shutdown()
     atexit._run_exitfuncs()
@@ -325,7 +325,7 @@ def _run(arguments: list[str]) -> int:
         except OSError:
             code = 120  # Python's own for output that nobody reads
     _server.end()
-    if code == 130:
+    if is_interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return code & 0xFF

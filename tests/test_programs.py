@@ -80,6 +80,7 @@ def test_forked_program_finds_what_a_started_one_finds(tmp_path, form, has_sessi
     ("code", "expected", "said"),
     [
         ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit(130)", 130, ""),
         ("import sys; sys.exit('a sentence')", 1, "a sentence\n"),
         ("import os; os._exit(7)", 7, ""),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
