@@ -177,6 +177,25 @@ def check_scalar(argument: str, value) -> tf.Tensor:
     return tensor
 
 
+def check_weight(weight) -> tf.Tensor:
+    """Returns a micro-batch's weight as a Tensor that no gradient goes through.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is no scalar; if its value is known, and negative, or in a
+            graph, where every micro-batch would have it, 0.
+    """
+    weight = tf.stop_gradient(check_scalar("weight", weight))
+    known = tf.get_static_value(weight)
+    if known is None or known > 0 or (known == 0 and tf.executing_eagerly()):
+        return weight
+    raise ValueError(
+        "`weight` must be > 0; 0 is for a single micro-batch that is not to count. "
+        f"Received: {known} for every micro-batch. Pass the number of its examples or "
+        "tokens, or leave `weight` out."
+    )
+
+
 def weight_and_scale(weight, rule: Rule) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns what a micro-batch counts for, and the factor of its loss and gradients.
 
@@ -186,7 +205,7 @@ def weight_and_scale(weight, rule: Rule) -> tuple[tf.Tensor, tf.Tensor]:
     """
     batch = current_batch()
     if weight is not None:
-        weight = tf.stop_gradient(check_scalar("weight", weight))  # it is not trained
+        weight = check_weight(weight)
     elif batch is None:
         weight = tf.constant(1.0)
     else:

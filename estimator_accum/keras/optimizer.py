@@ -11,6 +11,7 @@ import threading
 
 import tensorflow as tf
 
+from estimator_accum.checks import check_weight
 from estimator_accum.keras.saving import Saving
 from estimator_accum.keras.window import (
     Rule,
@@ -228,6 +229,8 @@ class Accumulating(Saving, _DelegatingTrackable):
             )
         if weight is None and self.weight is not None:
             weight = self.weight()
+        if weight is not None:
+            weight = check_weight(weight)
         if self._is_plain and weight is None:
             return self._run_plain(pairs, is_reduced)
         if self._window is None:

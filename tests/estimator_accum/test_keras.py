@@ -106,6 +106,17 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
     assert variable.numpy() == -2.0
 
 
+def test_weight_may_be_zero_for_one_micro_batch_and_never_less(kind):
+    variable = tf.Variable(0.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    for gradient, weight in [(1.0, 0.0), (3.0, 2.0)]:
+        pairs = [(tf.constant(gradient), variable)]
+        optimizer.apply_gradients(pairs, weight=weight)
+    assert variable.numpy() == -3.0
+    with pytest.raises(ValueError, match="`weight` must be > 0; .*Received: -1.0 for"):
+        optimizer.apply_gradients(pairs, weight=-1.0)
+
+
 def test_learning_rate_is_the_wrapped_optimizers(kind):
     optimizer = accumulate(kind.optimizer("SGD", 0.5, momentum=0.25), 2)
     assert float(optimizer.learning_rate) == 0.5

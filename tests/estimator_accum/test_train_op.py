@@ -389,6 +389,14 @@ def test_a_weight_that_is_no_scalar_is_refused():
         )
 
 
+@pytest.mark.parametrize("weight", [0, -1.0])
+def test_a_weight_that_no_micro_batch_can_have_is_refused(weight):
+    _, _, loss = _linear_loss()
+    sentence = rf"`weight` must be > 0; .*Received: {weight} for every micro-batch\. "
+    with pytest.raises(ValueError, match=sentence):
+        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2, weight=weight)
+
+
 def test_a_loss_without_any_gradient_is_refused_by_name():
     v1.get_variable("x", [])
     loss = tf.constant(1.0, name="my_loss")
