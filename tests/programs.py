@@ -54,6 +54,7 @@ _LONGEST_MESSAGE = 1 << 20  # bytes
 _start_really = subprocess.Popen._execute_child
 _parameters = inspect.signature(_start_really)
 _environment_at_start = dict(os.environ)
+_handlers_at_start = {number: signal.getsignal(number) for number in _SIGNALS}
 _modules_at_start: set[str] | None = None  # None: this is no forked program
 _server: "_Server | None" = None
 _is_forking = False
@@ -287,9 +288,8 @@ def _take_over(request: dict) -> None:
         _serve(theirs)
     theirs.close()
     _server = _Server(ours, copy)
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in _handlers_at_start.items():
+        signal.signal(number, handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
