@@ -1,4 +1,4 @@
-"""What a graph says of its operations: what they need, what a fetch would run."""
+"""Walks over a graph: the operations that others need, and that a fetch runs."""
 
 import tensorflow as tf
 

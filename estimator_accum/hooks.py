@@ -331,7 +331,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _counters(window: Window) -> list[tf.Tensor]:
-    """What every micro-step moves, and nothing else does."""
+    """Returns the counters that every micro-step moves, and nothing else."""
     counters = [window.update_step_after, window.global_step_after]
     return [counter for counter in counters if counter is not None]
 

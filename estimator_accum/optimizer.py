@@ -91,7 +91,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         self._weight = weight
         self._loss = None
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
         """Returns the (gradient, variable) pairs of the wrapped optimizer."""
         if not callable(loss):
@@ -99,7 +99,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         self._loss = loss
         return self._optimizer.compute_gradients(loss, *args, **kwargs)
 
-    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Accumulates one micro-batch's gradients; at the boundary, applies the mean.
 

@@ -17,8 +17,6 @@ programs.fork_from_now_on()
 enable_estimator()  # a no-op on TensorFlow 2.15
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-
-
 _BUDGET_CPU_SECS = 20  # of one test on an idle machine; a longer one is named
 _CPU_SECS = "cpu_secs"
 
@@ -34,7 +32,7 @@ def pytest_runtest_call(item):
 
 
 def _noting_cpu_secs(item):
-    """Of this process and the programs that it has waited for."""
+    """Notes the CPU seconds of this process and of the programs it has waited for."""
     before = sum(os.times()[:4])
     try:
         return (yield)

@@ -161,7 +161,7 @@ def _execute_child(self, *args, **kwargs) -> None:
 
 
 def _can_fork(asked: dict) -> bool:
-    """Whether a forked program would be as the started one."""
+    """Returns whether a forked program would be as the started one."""
     command, folder = asked["args"], asked["cwd"]
     if isinstance(command, (str, bytes, os.PathLike)) or len(command) < 2:
         return False
@@ -352,7 +352,7 @@ def _run_main(arguments: list[str]) -> None:
 
 
 def _trace_of_program(error: BaseException):
-    """Its traceback, from the first line of the program's own on."""
+    """Returns the traceback without the lines of this module."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next

@@ -32,7 +32,7 @@ _locks = []  # of ports, until this process ends
 
 @dataclasses.dataclass
 class Done:
-    """What a program left: its exit code and what it printed."""
+    """Exit code and output of a program."""
 
     returncode: int
     stdout: str
@@ -148,7 +148,7 @@ def wait_until(condition: Callable[[], object], *programs: Program) -> None:
 
 
 def environment(tf_config: dict | None = None) -> dict[str, str]:
-    """Returns that of a task; None is a process that is in no cluster.
+    """Returns a task's environment variables; None is a process that is in no cluster.
 
     Without TF_USE_LEGACY_KERAS, which enable_estimator sets for its own process.
     """

@@ -1,4 +1,4 @@
-"""Which tests run which line: a pytest plugin that records it, and what reads that.
+"""Map of lines to the tests that run them: a pytest plugin that records it, a reader.
 
 The plugin names the running test to coverage.py as its dynamic context, and to processes
 that the test starts by the environment variable TEST_CONTEXT. A fixture of wider scope

@@ -147,6 +147,6 @@ def metrics(folder) -> list[dict[str, str]]:
 
 
 def results(folder) -> dict[str, float]:
-    """What `eval_results.txt` says."""
+    """Returns the content of `eval_results.txt`."""
     lines = pathlib.Path(folder, "eval_results.txt").read_text().splitlines()
     return {name: float(value) for name, value in (line.split(" = ") for line in lines)}

@@ -53,7 +53,7 @@ def test_runs_of_anything_else_train_nothing(tmp_path):
 
 
 class _RunTrainOps(v1.train.SessionRunHook):
-    """What TF-GAN trains with: the train op of the spec only counts."""
+    """Trains as TF-GAN does, whose spec has a train op that only counts."""
 
     def __init__(self, train_ops):
         self._train_ops = train_ops

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from toy_models import OPTIMIZERS, make_batches, make_model, train_plain
 
-from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    make_accumulating_train_op,
+)
 from estimator_accum.window import get_windows
 
 v1 = tf.compat.v1
@@ -484,3 +489,27 @@ def test_a_micro_step_that_fails_leaves_the_accumulators_as_they_were():
                 session.run(train_op, {ids: [2], target: [np.nan]})
         for old, new in zip(before, session.run(v1.global_variables()), strict=True):
             np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize("interface", ["train_op", "optimizer"])
+def test_autograph_leaves_the_library_as_it_is(interface):
+    """Under a strategy Estimator calls a model_fn with AutoGraph's conversion on."""
+    seen = []
+
+    class Recording(v1.train.GradientDescentOptimizer):
+        def compute_gradients(self, *args, **kwargs):
+            seen.append(ag_ctx.control_status_ctx().status)
+            return super().compute_gradients(*args, **kwargs)
+
+        def apply_gradients(self, *args, **kwargs):
+            seen.append(ag_ctx.control_status_ctx().status)
+            return super().apply_gradients(*args, **kwargs)
+
+    _, _, loss = _linear_loss()
+    with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+        if interface == "train_op":
+            make_accumulating_train_op(loss, Recording(1.0), 2)
+        else:
+            step = v1.train.get_or_create_global_step()
+            AccumulatingOptimizer(Recording(1.0), 2).minimize(loss, step)
+    assert len(seen) == 2 and ag_ctx.Status.ENABLED not in seen

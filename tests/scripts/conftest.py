@@ -1,4 +1,4 @@
-"""What tests of fetching share."""
+"""Fixtures that tests of fetching share."""
 
 import pytest
 from local_server import running_server
