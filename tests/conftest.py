@@ -10,14 +10,12 @@ import programs
 import psutil
 import pytest
 import tensorflow as tf
-from tensorflow.python.training import training_util
 
 from estimator_accum.compat import enable_estimator
 
 programs.fork_from_now_on()
+programs.write_no_graph_files()
 enable_estimator()  # a no-op on TensorFlow 2.15
-# Each training writes its graph for people to read, in a tenth of a short one's time.
-training_util.write_graph = lambda *args, **kwargs: None
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _BUDGET_CPU_SECS = 20  # of one test on an idle machine; a longer one is named
