@@ -1,6 +1,6 @@
 """`distributed.main` on a machine that holds `--rows_in_memory` images at once.
 
-It dies after `--updates` of one micro-step; 0 is never. It leaves a file `died` in its
+It dies after so many `--micro_steps`; 0 is never. It leaves a file `died` in its
 folder: from then on the watchdogs of others find that time flies. A Python MemoryError
 in the graph is TensorFlow's out-of-memory error.
 """
@@ -24,7 +24,7 @@ _training = model_fn._training
 
 def _training_in_memory(loss, labels, *arguments):
     def allocate(labels, step):
-        if updates and step >= updates:
+        if micro_steps and step >= micro_steps:
             died.touch()
             os._exit(9)
         if len(labels) > rows_in_memory:
@@ -48,6 +48,6 @@ if __name__ == "__main__":
     died = pathlib.Path("died").absolute()
     watchdog.time = types.SimpleNamespace(monotonic=_clock)
     rows_in_memory = int(sys.argv.pop(1).removeprefix("--rows_in_memory="))
-    updates = int(sys.argv.pop(1).removeprefix("--updates="))
+    micro_steps = int(sys.argv.pop(1).removeprefix("--micro_steps="))
     model_fn._training = _training_in_memory
     main(sys.argv)

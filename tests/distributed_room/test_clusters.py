@@ -5,49 +5,61 @@ Tasks that are killed and started again: tests/scripts/test_kill_tasks.py.
 
 import pathlib
 
+import numpy as np
 import pytest
 import running
-from short_run import FLAGS, assert_same_weights, examples_seen
+from short_run import FLAGS, assert_same_weights, examples_seen, values
 
 pytestmark = pytest.mark.slow
 
-_LAUNCHER = ("-m", "distributed.launch_local")
 _PROGRAM = pathlib.Path(__file__).with_name("short_of_memory.py")
+_SIZES = "effective batch 203 = at most 51 examples x 2 micro-steps x 2 replicas"
 
 
-def test_workers_that_accumulate_have_the_weights_of_one(
-    tmp_path, one_worker, real_starts
-):
-    folder = tmp_path / "output"
-    flags = (f"--output_dir={folder}", "--micro_batch_size=51", *FLAGS)
-    done = running.run(*_LAUNCHER, "--workers=2", *flags)
-    assert done.returncode == 0
-    sizes = "effective batch 203 = at most 51 examples x 2 micro-steps x 2 replicas"
-    assert sizes in done.output
-    assert_same_weights(folder, one_worker)
-    assert examples_seen(folder) == [203 * (n + 1) for n in range(6)]
-    assert "accuracy = " in (folder / "eval_results.txt").read_text()
-    assert len(list((folder / "export" / "final").iterdir())) == 1
+def _flags(folder) -> tuple:
+    return (f"--output_dir={folder}", "--micro_batch_size=51", *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory) -> pathlib.Path:
+    """Output folder of two workers that the launcher started."""
+    folder = tmp_path_factory.mktemp("two_workers") / "output"
+    launcher = ("-m", "distributed.launch_local", "--workers=2")
+    done = running.run(*launcher, *_flags(folder))
+    assert done.returncode == 0 and _SIZES in done.output
+    return folder
+
+
+def test_workers_that_accumulate_have_the_weights_of_one(two_workers, one_worker):
+    assert_same_weights(two_workers, one_worker)
+    assert examples_seen(two_workers) == [203 * (n + 1) for n in range(6)]
+    assert "accuracy = " in (two_workers / "eval_results.txt").read_text()
+    assert len(list((two_workers / "export" / "final").iterdir())) == 1
 
 
 @pytest.mark.once
-def test_cluster_that_lost_a_task_ends_and_one_worker_goes_on(
-    tmp_path, one_worker, run_main
-):
+def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_workers):
     # Without a launcher, as under Kubernetes or Slurm.
     folder = tmp_path / "output"
-    flags = (f"--output_dir={folder}", "--save_checkpoints_updates=3", *FLAGS)
     command = (_PROGRAM, "--rows_in_memory=1000")
-    commands = (*command, "--updates=0", *flags), (*command, "--updates=4", *flags)
-    with running.cluster(*commands, jobs=("chief", "worker"), cwd=tmp_path) as tasks:
+    flags = ("--save_checkpoints_updates=3", *_flags(folder))
+    options = {"jobs": ("chief", "worker"), "cwd": tmp_path}
+    # In mid-window, and after an update that no checkpoint has.
+    lives, dies = ((*command, f"--micro_steps={n}", *flags) for n in (0, 9))
+    with running.cluster(lives, dies, **options) as tasks:
         chief, worker = (task.wait() for task in tasks)
-    sizes = "effective batch 203 = at most 102 examples x 1 micro-steps x 2 replicas"
-    assert sizes in chief.output
     assert (chief.returncode, worker.returncode) == (75, 9)
     # TensorFlow's session is made anew, or waits for ever.
     new_session = "after another task was lost. Start all tasks again."
     waits = "chief 0 has made no progress for 1e+06 seconds, and ends itself."
     assert new_session in chief.output or waits in chief.output
-    code, output = run_main(*flags)
-    assert code == 0 and "going on after update 3" in output
-    assert_same_weights(folder, one_worker)
+    (tmp_path / "died").unlink()
+    with running.cluster(lives, **options) as tasks:
+        chief, worker = (task.wait() for task in tasks)
+    assert chief.returncode == worker.returncode == 0
+    assert "going on after update 3" in chief.output
+    ours, theirs = values(folder), values(two_workers)
+    assert ours.keys() == theirs.keys() and ours["update_step"] == 6
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    assert examples_seen(folder) == examples_seen(two_workers)

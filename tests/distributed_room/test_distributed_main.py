@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import running
 import short_run
 import tensorflow as tf
 
@@ -49,12 +50,14 @@ def test_help_names_every_flag(run_main):
         assert name in text
 
 
-def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main):
+def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main, real_starts):
     output_dir = tmp_path / "output"
     flags = [f"--output_dir={output_dir}", "--train_updates=60", "--learning_rate=0.2"]
-    code, output = run_main(*flags, "--micro_batch_size=100")
-    assert code == 0
-    assert "effective batch 200 = 100 examples x 2 micro-steps x 1 replica; " in output
+    flags.append("--micro_batch_size=100")
+    done = running.run("-m", "distributed.main", *flags)
+    assert done.returncode == 0
+    sizes = "effective batch 200 = 100 examples x 2 micro-steps x 1 replica; "
+    assert sizes in done.output
     results = dict(
         line.split(" = ")
         for line in (output_dir / "eval_results.txt").read_text().splitlines()
@@ -70,7 +73,7 @@ def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main):
     assert classes.shape == [3]
 
     before = short_run.values(output_dir)
-    code, output = run_main(*flags, "--micro_batch_size=100")
+    code, output = run_main(*flags)
     assert code == 0 and "is trained already" in output
     after = short_run.values(output_dir)
     for name, value in before.items():

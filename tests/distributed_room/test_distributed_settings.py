@@ -119,8 +119,10 @@ def _remembered(folder) -> Settings:
 
 def test_run_goes_on_with_other_shares_of_the_same_batch(tmp_path):
     settings = _remembered(tmp_path)
-    more = dataclasses.replace(settings, gradient_accumulation_steps=4)
-    settings_module.check_output_dir(more, batches_of(more, 1), "sum")
+    auto = {"micro_batch_size": AUTO, "effective_batch_size": 200}
+    for shares in ({"gradient_accumulation_steps": 4}, auto):
+        more = dataclasses.replace(settings, **shares)
+        settings_module.check_output_dir(more, batches_of(more, 1), "sum")
 
 
 def test_run_does_not_go_on_with_what_decides_the_weights(tmp_path):
