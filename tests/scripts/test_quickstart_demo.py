@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import running
 
+from bert_finetune import demo_grammar
 from scripts import make_demo_data, quickstart_demo
 
 
@@ -88,8 +89,13 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
             shorter = [each.replace(f"{epochs}5", f"{epochs}3") for each in arguments]
             call(script, *shorter, **options)
 
+    # Of these pairs both have the same words: without their order nothing is learned.
+    order = {"order": demo_grammar.PHENOMENA["order"]}
+    monkeypatch.setattr(demo_grammar, "PHENOMENA", order)
     monkeypatch.setattr(quickstart_demo, "_call", call_shorter)
-    monkeypatch.setitem(make_demo_data.PRETRAINING, "num_updates", 1500)
+    sizes = {"num_train": 1200, "num_unlabelled": 5000}
+    monkeypatch.setattr(make_demo_data, "SIZES", make_demo_data.SIZES | sizes)
+    monkeypatch.setitem(make_demo_data.PRETRAINING, "num_updates", 250)
     monkeypatch.setenv("PYTHONPATH", str(running.ROOT))
     demo = tmp_path / "a demo, once"
     assert quickstart_demo.main(["--output_dir", str(demo)]) == 0
@@ -99,8 +105,7 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
     assert (demo / "loss.png").stat().st_size > 10_000
     for line in (table_with, table_without):
         batch, updates, accuracy, correlation = re.split(r"  +", line)[1:]
-        assert (batch, updates) == ("32", "300")
-        # Words alone reach a correlation below 0.2: see test_make_demo_data.py.
+        assert (batch, updates) == ("32", "113")
         assert float(accuracy) > 0.85
         assert float(correlation) > 0.6
     with_accumulation, without = (
@@ -110,5 +115,5 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
     np.testing.assert_array_equal(with_accumulation["examples"], without["examples"])
     # Afterwards the loss falls, and rounding grows about fivefold in ten updates.
     np.testing.assert_allclose(
-        with_accumulation["loss"][:50], without["loss"][:50], atol=1e-5
+        with_accumulation["loss"][:40], without["loss"][:40], atol=1e-5
     )
