@@ -184,10 +184,19 @@ def check_weight(weight) -> tf.Tensor:
         TypeError: If it is no number.
         ValueError: If it is no scalar; if its value is known, and negative, or in a
             graph, where every micro-batch would have it, 0.
+        tf.errors.InvalidArgumentError: From the session, if it is negative.
     """
     weight = tf.stop_gradient(check_scalar("weight", weight))
     known = tf.get_static_value(weight)
-    if known is None or known > 0 or (known == 0 and tf.executing_eagerly()):
+    if known is None:
+        is_negative = weight < tf.zeros([], weight.dtype)  # NaN is for `on_nonfinite`
+        words = "`weight` must be >= 0, 0 for a micro-batch that does not count."
+        refused = tf.raw_ops.Assert(
+            condition=tf.logical_not(is_negative), data=[f"{words} Received:", weight]
+        )
+        with tf.control_dependencies([refused]):
+            return tf.identity(weight)
+    if known > 0 or (known == 0 and tf.executing_eagerly()):
         return weight
     raise ValueError(
         "`weight` must be > 0; 0 is for a single micro-batch that is not to count. "
@@ -254,7 +263,8 @@ def check_trained(
     """Returns (gradients, their variables) without those that have no gradient.
 
     Raises:
-        ValueError: If none has, or a variable is one that no `tf.cond` can hold.
+        ValueError: If none has, or a variable is one that no `tf.cond` can hold, or one
+            that replicas or workers share.
     """
     pairs = [
         (gradient, variable) for gradient, variable in pairs if gradient is not None
@@ -263,6 +273,8 @@ def check_trained(
         raise ValueError(no_gradient(loss))
     gradients, variables = map(list, zip(*pairs, strict=True))
     _check_resource_variables(variables)
+    _check_own_copies(variables)
+    _check_own_job(variables)
     for variable in variables:
         if not variable.shape.is_fully_defined():
             raise ValueError(
@@ -291,4 +303,36 @@ def _check_resource_variables(variables: list[tf.Variable]) -> None:
                 "Trained variables must be resource variables. Received: reference "
                 f"variable {variable.name}. Make it with use_resource=True, or call "
                 "tf.compat.v1.disable_v2_behavior() first."
+            )
+
+
+def _check_own_copies(variables: list[tf.Variable]) -> None:
+    """Raises where each of several replicas would apply the window to one variable."""
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    replicas = len(strategy.extended.worker_devices)
+    for variable in variables:
+        copies = len(strategy.experimental_local_results(variable))
+        if copies != replicas:
+            raise ValueError(
+                "Every replica must have a copy of its own of each trained variable. "
+                f"Received: {variable.name} with {copies} for {replicas} replicas of a "
+                f"{type(strategy).__name__}. Create it in the strategy's scope, and use "
+                "a MirroredStrategy or one replica."
+            )
+
+
+def _check_own_job(variables: list[tf.Variable]) -> None:
+    """Raises where variables are on parameter servers, which all workers write to."""
+    with tf.control_dependencies(None):
+        here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)
+    for variable in variables:
+        there = tf.DeviceSpec.from_string(variable.device)
+        if there.job and here.job and there.job != here.job:
+            raise ValueError(
+                "Trained variables must be of the task that trains: workers would add "
+                f"to the same accumulators. Received: {variable.name} on "
+                f"/job:{there.job}, gradients on /job:{here.job}. Train on one worker "
+                "without parameter servers, or under a MultiWorkerMirroredStrategy."
             )

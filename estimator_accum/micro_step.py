@@ -19,12 +19,13 @@ from estimator_accum.accumulators import (
     read,
 )
 from estimator_accum.clipping import half_squared_norms
-from estimator_accum.gradients import Gradient, cast, scaled
+from estimator_accum.gradients import Gradient, cast, scaled, values_of
 from estimator_accum.micro_step_plan import (
     MicroBatch,
     Plan,
     Rule,
     is_plain,
+    loss_divisor_of,
     make_plan,
     scalars_of,
     state_of,
@@ -57,9 +58,12 @@ def make_micro_step(
         global_step: Moves by 1 every micro-step; None leaves that to the caller.
     """
     replica = tf.distribute.get_replica_context()
-    scalars = scalars_of(rule, micro_batch)
+    divisor = loss_divisor_of(micro_batch.gradients)
+    scalars = scalars_of(rule, micro_batch, divisor)
     plan = replica.merge_call(
-        lambda strategy: make_plan(strategy, rule, micro_batch, scalars, global_step)
+        lambda strategy: make_plan(
+            strategy, rule, micro_batch, scalars, global_step, divisor
+        )
     )
     with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
         steps = accumulation_steps_tensor(
@@ -156,8 +160,8 @@ def _accumulate_before_the_train_op(plan: Plan, micro_batch: MicroBatch, scalars
 
 def _check_micro_batch(plan: Plan, sums: list[Gradient], scalars: list[tf.Tensor]):
     """Returns (whether it counts; None is always, operations that must come first)."""
-    if not rule_checks_micro_batches(plan.rule):
-        return None, []  # the window's sum will tell
+    if not rule_checks_micro_batches(plan.rule):  # the window's sum will tell
+        return None, [values_of(value).op for value in sums]
     halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
     values, halves = with_scalars(sums, halves, scalars[:2])
     if plan.rule.on_nonfinite == "skip_micro_batch":

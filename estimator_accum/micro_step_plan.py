@@ -8,6 +8,7 @@ from estimator_accum.accumulators import Accumulator, create_accumulator, variab
 from estimator_accum.batch_window import BatchWindow
 from estimator_accum.clipping import half_squared_norms
 from estimator_accum.gradients import Gradient, values_of
+from estimator_accum.graph import ancestors
 from estimator_accum.loss_scaling import innermost
 from estimator_accum.noise_scale import NoiseScale, create_noise_scale
 from estimator_accum.window import (
@@ -79,7 +80,9 @@ def is_plain(rule: Rule) -> bool:
     return rule.gradient_accumulation_steps == 1 and replicas == 1
 
 
-def make_plan(strategy, rule, micro_batch, scalars, global_step) -> Plan:
+def make_plan(
+    strategy, rule, micro_batch, scalars, global_step, loss_divisor: int
+) -> Plan:
     """Cross-replica: creates the variables, before any branch that would own them."""
     replicas = strategy.num_replicas_in_sync
     with tf.init_scope():  # slots then have their plain names
@@ -94,7 +97,7 @@ def make_plan(strategy, rule, micro_batch, scalars, global_step) -> Plan:
     return Plan(
         rule=rule,
         variables=micro_batch.variables,
-        loss_divisor=_loss_divisor(),
+        loss_divisor=loss_divisor,
         num_replicas=replicas,
         has_loss=micro_batch.loss is not None,
         accumulators=_accumulators(rule, micro_batch, scalars) if has_window else [],
@@ -144,7 +147,9 @@ def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumula
     return made
 
 
-def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
+def scalars_of(
+    rule: Rule, micro_batch: MicroBatch, loss_divisor: int
+) -> list[tf.Tensor]:
     """What is summed beside the gradients: weights, losses, for the noise two more."""
     is_wide = any(gradient.dtype == tf.float64 for gradient in micro_batch.gradients)
     dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
@@ -160,7 +165,7 @@ def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
         squares = (
             2.0
             * tf.reduce_sum(half_squared_norms(micro_batch.gradients, dtype))
-            * tf.constant(_loss_divisor() ** 2, dtype)
+            * tf.constant(loss_divisor**2, dtype)
         )
         squares = (
             tf.math.divide_no_nan(squares, weight)
@@ -172,13 +177,30 @@ def scalars_of(rule: Rule, micro_batch: MicroBatch) -> list[tf.Tensor]:
     return scalars
 
 
-def _loss_divisor() -> int:
-    """By what `compute_gradients` has divided the loss, to sum means over replicas."""
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-    if getattr(graph, "_is_loss_scaled_by_optimizer", False):
-        return tf.distribute.get_strategy().num_replicas_in_sync
-    return 1
+def loss_divisor_of(gradients: list[Gradient]) -> int:
+    """By what `compute_gradients` has divided the loss, to sum means over replicas.
+
+    TensorFlow divides in Estimator's model_fns, and notes in the graph whether its last
+    call did. Whether these gradients come from such a call, or from `tf.gradients`, the
+    factor among their ancestors tells.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas == 1:
+        return 1
+    needed = ancestors([values_of(gradient).op for gradient in gradients])
+    return replicas if any(_scales_a_loss(op, replicas) for op in needed) else 1
+
+
+def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
+    if operation.type != "Const":
+        return False
+    (constant,) = operation.outputs
+    if constant.shape.rank != 0 or not constant.dtype.is_floating:
+        return False
+    value = tf.get_static_value(constant)
+    return value == value.dtype.type(1.0 / replicas) and any(
+        frame.name == "_scale_loss" for frame in operation.traceback
+    )
 
 
 def state_of(plan: Plan) -> list[tf.Variable]:

@@ -94,11 +94,13 @@ def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
     culprits = tf.strings.reduce_join(
         tf.boolean_mask(tf.constant(names), tf.logical_not(finite)), separator=", "
     )
-    when = "" if micro_step is None else tf.strings.as_string(micro_step)
+    when = []
+    if micro_step is not None:
+        when = [" at micro-step ", tf.strings.as_string(micro_step)]
     return tf.strings.join(
         [
-            "Gradients must be finite. Received: NaN or infinity at micro-step ",
-            when,
+            "Gradients must be finite. Received: NaN or infinity",
+            *when,
             " in ",
             culprits,
             ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to go on without.",

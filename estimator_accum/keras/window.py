@@ -22,7 +22,7 @@ from estimator_accum.accumulators import (
     variables_of,
 )
 from estimator_accum.clipping import half_squared_norms
-from estimator_accum.gradients import Gradient, cast, scaled
+from estimator_accum.gradients import Gradient, cast, scaled, values_of
 from estimator_accum.nonfinite import all_finite, assert_finite
 from estimator_accum.window import create_shared_scalar
 
@@ -108,7 +108,8 @@ def run_micro_step(
     dtype = window.weight.total.dtype
     values = list(gradients.values())
     unknown = tf.constant(float("nan"), dtype)
-    scalars = [tf.ones([], dtype), unknown if loss is None else tf.cast(loss, dtype)]
+    loss = None if loss is None else tf.cast(loss, dtype)
+    scalars = [tf.ones([], dtype), unknown if loss is None else loss]
     accumulators = _open(window)
     if weight is not None:
         weight = tf.cast(weight, dtype)
@@ -118,13 +119,19 @@ def run_micro_step(
             for value, accumulator in zip(values, accumulators)
         ]
     is_first = tf.equal(window.micro_steps.read_value(), 0)
+    if rule.on_nonfinite == "skip_window" and loss is not None:
+        # The boundary looks at the weight; the losses before may be unknown.
+        scalars[0] = tf.where(tf.math.is_finite(loss), scalars[0], unknown)
     sums = add(accumulators, [*values, *scalars], is_first, has_same_shapes=True)
-    checked, is_good = [], None
+    checked, is_good = [values_of(value) for value in sums], None
     if rule.on_nonfinite in ("raise", "skip_micro_batch"):
-        trained = sums[: len(values)]
+        trained, names = sums[: len(values)], _names(window)
         halves = half_squared_norms(trained, dtype, has_unique_rows=True)
+        if loss is not None:
+            trained, names = [*trained, loss], [*names, "the loss"]
+            halves = tf.concat([halves, [loss]], 0)
         if rule.on_nonfinite == "raise":
-            checked = [assert_finite(trained, halves, _names(window), None)]
+            checked = [assert_finite(trained, halves, names, None)]
         else:
             is_good = all_finite(trained, halves)
     with tf.control_dependencies([c for c in checked if c is not None]):

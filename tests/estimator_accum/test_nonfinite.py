@@ -9,6 +9,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
 )
+from estimator_accum.graph import ancestors
 
 v1 = tf.compat.v1
 NAN, INF = float("nan"), float("inf")
@@ -267,3 +268,48 @@ def test_dynamic_loss_scaling_refuses_to_skip_single_micro_batches():
     optimizer = _scaling(v1.train.GradientDescentOptimizer(1.0), _dynamic())
     with pytest.raises(ValueError, match=r"cannot be 'skip_micro_batch' where dynamic"):
         make_accumulating_train_op(loss, optimizer, 2, on_nonfinite="skip_micro_batch")
+
+
+@pytest.mark.parametrize(
+    ("is_dynamic", "on_nonfinite"),
+    [
+        (False, "raise"),
+        (False, "skip_micro_batch"),
+        (False, "skip_window"),
+        (True, "raise"),
+    ],
+)
+def test_nothing_is_written_before_every_gradient_is_there(is_dynamic, on_nonfinite):
+    """So a micro-batch that fails to be computed has added nothing."""
+    sources = [v1.placeholder(tf.float32, []) for _ in range(3)]
+    loss = 0.0
+    for source in sources:
+        loss += source * v1.get_variable(source.op.name, initializer=0.0)
+    optimizer = v1.train.GradientDescentOptimizer(1.0)
+    if is_dynamic:
+        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
+            optimizer, "dynamic"
+        )
+    train_op = make_accumulating_train_op(loss, optimizer, 2, on_nonfinite=on_nonfinite)
+    handles = {
+        v.handle.op for v in v1.global_variables() if v.op.name.endswith("/accumulator")
+    }
+    writes = [
+        operation
+        for operation in ancestors([train_op])
+        if operation.type == "AssignVariableOp" and operation.inputs[0].op in handles
+    ]
+    assert len(writes) >= len(sources)
+    for write in writes:
+        needed = ancestors([write])
+        assert all(source.op in needed for source in sources)
+
+
+def test_a_negative_weight_fails_its_micro_step():
+    weight = v1.placeholder(tf.float32, [])
+    run = _Run(2, weight=weight)
+    run.session.run(run.train_op, {run.gradient: 1.0, weight: 1.0})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`weight` must be >= 0"):
+        run.session.run(run.train_op, {run.gradient: 5.0, weight: -1.0})
+    run.session.run(run.train_op, {run.gradient: 4.0, weight: 2.0})
+    assert float(run.session.run(run.x)[0]) == -3.0

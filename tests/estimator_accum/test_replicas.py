@@ -18,12 +18,14 @@ NAN = float("nan")
 class _TwoReplicas:
     """x's gradient on each replica is what is fed for it."""
 
-    def __init__(self, make_train_op):
+    def __init__(self, make_train_op, divides_the_loss=False):
         with tf.Graph().as_default():  # made eagerly it would ask for two real CPUs
             strategy = tf.distribute.MirroredStrategy(
                 ["/cpu:0", "/cpu:1"],
                 cross_device_ops=tf.distribute.ReductionToOneDevice(),
             )
+            # Estimator sets it around its model_fn.
+            strategy._scale_loss_for_estimator = divides_the_loss
             with strategy.scope():
                 self._build(strategy, make_train_op)
 
@@ -80,6 +82,68 @@ def test_the_update_is_the_mean_over_replicas_and_micro_batches(interface):
 
     run = _TwoReplicas(_train_op(2) if interface == "train_op" else minimize)
     assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
+
+
+def _minimize(loss):
+    return AccumulatingOptimizer(_sgd(), 2).minimize(loss, v1.train.get_global_step())
+
+
+def _apply_own_gradients_after_a_call_of_compute_gradients(loss):
+    _sgd().compute_gradients(loss)
+    x = v1.trainable_variables()
+    pairs = list(zip(tf.gradients(loss, x), x, strict=True))
+    step = v1.train.get_global_step()
+    return AccumulatingOptimizer(_sgd(), 2).apply_gradients(pairs, step)
+
+
+def _apply_gradients_that_another_optimizer_computed(loss):
+    pairs = [(1.0 * g, v) for g, v in _sgd().compute_gradients(loss)]
+    step = v1.train.get_global_step()
+    return AccumulatingOptimizer(_sgd(), 2).apply_gradients(pairs, step)
+
+
+@pytest.mark.parametrize(
+    "make_train_op",
+    [
+        _train_op(2),
+        _minimize,
+        _apply_own_gradients_after_a_call_of_compute_gradients,
+        _apply_gradients_that_another_optimizer_computed,
+    ],
+)
+def test_whoever_computes_the_gradients_they_are_averaged_once(make_train_op):
+    run = _TwoReplicas(make_train_op, divides_the_loss=True)
+    assert run((1, 2), (3, 6)) == [0, -3]
+
+
+def test_a_variable_that_replicas_share_is_refused():
+    """Each of them would apply the window to it."""
+    strategy = tf.distribute.experimental.CentralStorageStrategy(
+        ["/cpu:0", "/cpu:1"], "/cpu:0"
+    )
+    with tf.Graph().as_default(), strategy.scope():
+        v1.train.get_or_create_global_step()
+
+        def replica():
+            return _train_op(2)(1.0 * v1.get_variable("x", initializer=0.0))
+
+        with pytest.raises(
+            ValueError, match="Received: x:0 with 1 for 2 replicas of a"
+        ):
+            strategy.extended.call_for_each_replica(replica)
+
+
+def test_a_variable_on_a_parameter_server_is_refused():
+    """Each worker would add to the accumulators of all."""
+    worker = "/job:worker/task:1"
+    device = v1.train.replica_device_setter(ps_tasks=1, worker_device=worker)
+    with tf.Graph().as_default(), v1.device(device):
+        x = v1.get_variable("x", initializer=0.0)
+        with pytest.raises(
+            ValueError,
+            match="Received: x:0 on /job:ps, gradients on /job:worker. Train",
+        ):
+            _train_op(2)(1.0 * x)
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -1,0 +1,62 @@
+"""Keras: a loss that is not finite though its gradients are, a weight below 0."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.keras import accumulate
+
+
+def _loss(y_true, y_pred):
+    """Its gradient is that of y_pred, whatever y_true is."""
+    return tf.reduce_mean(y_pred) + tf.reduce_mean(y_true)
+
+
+def _model(kind, **options):
+    """A product with one weight, 0."""
+    layer = kind.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = kind.keras.Sequential([kind.keras.Input((1,)), layer])
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, **options)
+    model.compile(optimizer, _loss, jit_compile=False)
+    return model
+
+
+def _train(model, *micro_batches) -> float:
+    for x, y in micro_batches:
+        model.train_on_batch(np.full([4, 1], x), np.full([4, 1], y))
+    return float(model.get_weights()[0][0, 0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "weight"), [("skip_micro_batch", -2.0), ("skip_window", -1.0)]
+)
+def test_a_loss_that_is_not_finite_is_skipped(kind, policy, weight):
+    model = _model(kind, on_nonfinite=policy)
+    micro_batches = [(1.0, 0.0), (9.0, np.nan), (3.0, 0.0), (-1.0, 0.0), (3.0, 0.0)]
+    assert _train(model, *micro_batches[:4]) == weight
+    assert int(model.optimizer.micro_steps.numpy()) == (policy == "skip_micro_batch")
+
+
+def test_a_loss_that_is_not_finite_is_named(kind):
+    model = _model(kind, on_nonfinite="raise")
+    _train(model, (1.0, 0.0))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="NaN or infinity in the loss"
+    ):
+        _train(model, (9.0, np.inf))
+    assert _train(model, (3.0, 0.0)) == -2.0
+
+
+def test_a_negative_weight_fails_its_micro_step(kind):
+    variable = tf.Variable(0.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, weight=lambda: 1.0)
+
+    @tf.function
+    def step(gradient, weight):
+        optimizer.apply_gradients([(gradient, variable)], weight=weight)
+
+    step(tf.constant(1.0), tf.constant(1.0))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`weight` must be >= 0"):
+        step(tf.constant(5.0), tf.constant(-1.0))
+    step(tf.constant(4.0), tf.constant(2.0))
+    assert variable.numpy() == -3.0
