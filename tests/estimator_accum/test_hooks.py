@@ -3,6 +3,8 @@
 import csv
 import inspect
 import logging
+import os
+import pathlib
 import re
 
 import numpy as np
@@ -74,41 +76,55 @@ def _assert_same(ours, theirs, names=None):
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Trained for 22 micro-steps: five windows of 4, and 2 micro-steps kept."""
+    estimator = _estimator(tmp_path_factory.mktemp("kept"))
+    estimator.train(_input_fn, steps=22)
+    return estimator
+
+
+@pytest.fixture(scope="module")
+def applied(tmp_path_factory):
+    """Trained for 22 micro-steps: five windows of 4, and one of 2."""
+    folder = tmp_path_factory.mktemp("applied")
+    estimator = _estimator(folder, partial_window="apply", csv=folder)
+    estimator.train(_input_fn, steps=22)
+    return estimator
+
+
 @pytest.fixture
 def info_log(caplog):
     caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
     return caplog
 
 
-@pytest.mark.parametrize(
-    "save_when, expected", [("save_checkpoints_secs", 1), ("save_checkpoints_steps", 2)]
-)
-def test_hooks_add_no_session_run_to_a_micro_step(
-    tmp_path, count_session_runs, save_when, expected
-):
+def test_hooks_add_no_session_run_to_a_micro_step(tmp_path, count_session_runs):
     def train(steps):
         folder = str(tmp_path / f"{steps}_steps")
-        config = tf.estimator.RunConfig(folder, **{save_when: 1000})
+        # By steps TensorFlow's own saving hook would run the session, too.
+        config = tf.estimator.RunConfig(folder, save_checkpoints_secs=1000)
         params = {"steps": 4, "partial_window": "keep", "metrics_dir": folder}
         estimator = tf.estimator.Estimator(_model_fn, config=config, params=params)
         estimator.train(_input_fn, steps=steps)
 
     few, many = (count_session_runs(lambda n=n: train(n)) for n in (8, 20))
-    assert many - few == (20 - 8) * expected
+    assert many - few == 20 - 8
 
 
-def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, info_log):
-    whole = _estimator(tmp_path / "whole")
-    whole.train(_input_fn, steps=22)
-    info_log.clear()
-    stopped = _estimator(tmp_path / "stopped")
+def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, kept, info_log):
+    """By default: what stops it, `steps` or `max_steps`, is not the data's end."""
+    stopped = _estimator(tmp_path, partial_window="auto")
     stopped.train(_input_fn, steps=10)
     assert re.findall(r"(\d) of 4 micro-steps kept in the", info_log.text) == ["2"]
     assert stopped.get_variable_value("accumulation/micro_steps") == 2
-    again = _estimator(tmp_path / "stopped")
-    again.train(lambda: _input_fn(10), steps=12)
-    _assert_same(_values(again), _values(whole))
+    again = _estimator(tmp_path, partial_window="auto")
+    again.train(lambda: _input_fn(10), max_steps=22)
+    _assert_same(_values(again), _values(kept))
     assert again.get_variable_value("update_step") == 5
+    assert again.get_variable_value("accumulation/micro_steps") == 2
+    default = inspect.signature(make_accumulation_hooks).parameters["partial_window"]
+    assert default.default == "auto"
 
 
 def test_windows_that_grow_go_on_in_mid_schedule_bit_for_bit(tmp_path):
@@ -120,7 +136,7 @@ def test_windows_that_grow_go_on_in_mid_schedule_bit_for_bit(tmp_path):
     whole = estimator(tmp_path / "whole")
     whole.train(_input_fn, steps=22)
     first = 0
-    for part in (2, 7, 3, 10):  # in mid-window, every one of them
+    for part in (9, 13):  # in mid-window, both of them
         stopped = estimator(tmp_path / "stopped")
         stopped.train(lambda skipped=first: _input_fn(skipped), steps=part)
         first += part
@@ -129,58 +145,31 @@ def test_windows_that_grow_go_on_in_mid_schedule_bit_for_bit(tmp_path):
     assert stopped.get_variable_value("accumulation/micro_steps") == 1
 
 
-@pytest.mark.parametrize(
-    ("choice", "steps"), [("apply", 22), ("apply", None), ("auto", None)]
-)
 def test_applied_partial_window_is_divided_by_what_it_holds(
-    tmp_path, info_log, choice, steps
+    tmp_path, applied, info_log
 ):
     """22 micro-steps of 4: five windows and one of 2, as a schedule says outright.
 
     The data ends behind the 22nd.
     """
-    ours = _estimator(tmp_path / "ours", partial_window=choice)
-    ours.train(_input_fn, steps=steps)
+    auto = _estimator(tmp_path / "auto", partial_window="auto")
+    auto.train(_input_fn)
     assert len(re.findall("2 of 4 micro-steps applied as update 6", info_log.text)) == 1
     exact = _estimator(tmp_path / "exact", lambda done: tf.where(done < 5, 4, 2))
     exact.train(_input_fn, steps=22)
     trained = ["dense", "table", "dense/Adam", "table/Adam_1", "beta1_power"]
-    _assert_same(_values(ours), _values(exact), trained)
-    assert ours.get_variable_value("update_step") == 6
-    assert ours.get_variable_value("global_step") == 22
-    assert ours.get_variable_value("accumulation/micro_steps") == 0
+    for ours in (auto, applied):
+        _assert_same(_values(ours), _values(exact), trained)
+        assert ours.get_variable_value("update_step") == 6
+        assert ours.get_variable_value("global_step") == 22
+        assert ours.get_variable_value("accumulation/micro_steps") == 0
 
 
-def test_auto_keeps_a_window_where_training_stops_before_the_datas_end(tmp_path):
-    auto, keep = (
-        _estimator(tmp_path / choice, partial_window=choice)
-        for choice in ("auto", "keep")
-    )
-    for estimator in (auto, keep):
-        estimator.train(_input_fn, steps=10)
-        estimator.train(lambda: _input_fn(10), max_steps=15)
-    _assert_same(_values(auto), _values(keep))
-    assert auto.get_variable_value("accumulation/micro_steps") == 3
-    default = inspect.signature(make_accumulation_hooks).parameters["partial_window"]
-    assert default.default == "auto"
-
-
-def test_apply_is_in_the_final_checkpoint_when_a_save_falls_on_the_last_micro_step(
-    tmp_path,
-):
-    expected = _estimator(tmp_path / "expected", partial_window="apply")
-    expected.train(_input_fn, steps=22)
-    ours = _estimator(tmp_path / "ours", partial_window="apply", save_every=11)
+def test_apply_is_in_the_final_checkpoint_and_in_none_before(tmp_path, applied):
+    """One save falls into a window, and one on the last micro-step."""
+    ours = _estimator(tmp_path, partial_window="apply", save_every=11)
     ours.train(_input_fn, steps=22)
-    _assert_same(_values(ours), _values(expected))
-
-
-def test_saves_in_mid_training_apply_nothing(tmp_path):
-    expected = _estimator(tmp_path / "expected", partial_window="apply")
-    expected.train(_input_fn, steps=22)
-    ours = _estimator(tmp_path / "ours", partial_window="apply", save_every=3)
-    ours.train(_input_fn, steps=22)
-    _assert_same(_values(ours), _values(expected))
+    _assert_same(_values(ours), _values(applied))
 
 
 def test_the_last_evaluation_of_train_and_evaluate_sees_the_applied_window(tmp_path):
@@ -192,13 +181,6 @@ def test_the_last_evaluation_of_train_and_evaluate_sees_the_applied_window(tmp_p
     )
     assert result["loss"] == estimator.evaluate(_input_fn)["loss"]
     assert estimator.get_variable_value("update_step") == 6
-
-
-def test_a_window_boundary_at_the_end_leaves_nothing_to_apply(tmp_path, info_log):
-    estimator = _estimator(tmp_path, partial_window="apply")
-    estimator.train(_input_fn, steps=8)
-    assert estimator.get_variable_value("update_step") == 2
-    assert "partial window" not in info_log.text
 
 
 def test_apply_works_in_a_session_whose_saving_hook_comes_last(tmp_path):
@@ -232,14 +214,11 @@ class _Saving(v1.train.SessionRunHook):
         saver.save(run_context.session, self._path, global_step=step)
 
 
-def test_saves_that_others_make_apply_nothing_before_the_end(tmp_path):
+def test_saves_that_others_make_apply_nothing_before_the_end(tmp_path, applied):
     """22 micro-steps in windows of 4 are 6 updates, however often they are saved."""
     estimator = _estimator(tmp_path, partial_window="apply")
     estimator.train(_input_fn, hooks=[_Saving(tmp_path)], max_steps=22)
-    plain = _estimator(tmp_path / "plain", partial_window="apply")
-    plain.train(_input_fn, max_steps=22)
-    _assert_same(_values(estimator), _values(plain))
-    assert plain.get_variable_value("update_step") == 6
+    _assert_same(_values(estimator), _values(applied))
     middle = tf.train.load_checkpoint(str(tmp_path / "own.ckpt-21"))
     assert middle.get_tensor("accumulation/micro_steps") == 1
 
@@ -266,7 +245,10 @@ def test_a_second_saving_hook_applies_nothing_before_the_end(tmp_path):
     assert middle.get_tensor("x") == -2
 
 
-def test_a_session_that_just_ends_applies_its_partial_window(tmp_path):
+@pytest.mark.parametrize("micro_steps", [6, 8])
+def test_a_session_that_just_ends_applies_its_partial_window(
+    tmp_path, info_log, micro_steps
+):
     """No hook has asked it to stop, and the data has not ended."""
     with tf.Graph().as_default():
         x = v1.get_variable("x", initializer=0.0)
@@ -275,9 +257,11 @@ def test_a_session_that_just_ends_applies_its_partial_window(tmp_path):
         with v1.train.MonitoredTrainingSession(
             checkpoint_dir=str(tmp_path), hooks=make_accumulation_hooks("apply")
         ) as session:
-            for _ in range(6):
+            for _ in range(micro_steps):
                 session.run(train_op)
     assert tf.train.load_variable(str(tmp_path), "x") == -4
+    assert tf.train.load_variable(str(tmp_path), "update_step") == 2
+    assert ("partial window" in info_log.text) == (micro_steps == 6)
 
 
 def test_a_checkpoint_without_accumulation_resumes_with_it_and_back(tmp_path, info_log):
@@ -290,38 +274,31 @@ def test_a_checkpoint_without_accumulation_resumes_with_it_and_back(tmp_path, in
     after = _values(ours)
     _assert_same(after, before, set(before) - {"global_step"})
     assert (after["update_step"], after["global_step"]) == (5, 8)
-    ours.train(lambda: _input_fn(8), steps=1)
-    assert ours.get_variable_value("update_step") == 6
+    assert after["accumulation/micro_steps"] == 3
     again = _estimator(tmp_path, steps=None)
-    again.train(lambda: _input_fn(9), steps=1)
-    assert again.get_variable_value("global_step") == 10
+    again.train(lambda: _input_fn(8), steps=1)
+    assert again.get_variable_value("global_step") == 9
     assert "dense/accumulator" not in again.get_variable_names()
 
 
-def test_one_step_windows_resume_with_longer_ones_and_count_on(tmp_path):
+def test_one_step_windows_resume_with_longer_ones_and_back(tmp_path, info_log):
+    """They count on; the partial window that they cannot hold is dropped."""
     _estimator(tmp_path, steps=1).train(_input_fn, steps=5)
     ours = _estimator(tmp_path, steps=4)
-    ours.train(lambda: _input_fn(5), steps=8)
+    ours.train(lambda: _input_fn(5), steps=10)
     assert ours.get_variable_value("update_step") == 7
-
-
-def test_a_partial_window_that_a_graph_cannot_hold_is_dropped_with_a_warning(
-    tmp_path, info_log
-):
-    _estimator(tmp_path, steps=4).train(_input_fn, steps=6)
-    _estimator(tmp_path, steps=1).train(lambda: _input_fn(6), steps=1)
+    assert "which this graph cannot" not in info_log.text
+    _estimator(tmp_path, steps=1).train(lambda: _input_fn(15), steps=1)
     assert "partial window of 2 micro-steps, which this graph cannot" in info_log.text
 
 
 def _rows(folder):
-    with open(folder / "train_metrics.csv", newline="") as file:
+    with open(os.path.join(folder, "train_metrics.csv"), newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_metrics_have_a_row_an_update_with_the_windows_values(tmp_path):
-    estimator = _estimator(tmp_path, partial_window="apply", csv=tmp_path)
-    estimator.train(_input_fn, steps=22)
-    rows = _rows(tmp_path)
+def test_metrics_have_a_row_an_update_with_the_windows_values(applied):
+    rows = _rows(applied.model_dir)
     assert [int(row["update_step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [int(row["global_step"]) for row in rows] == [4, 8, 12, 16, 20, 22]
     assert [float(row["micro_steps"]) for row in rows] == [4, 8, 12, 16, 20, 22]
@@ -360,18 +337,21 @@ def test_metrics_of_a_run_that_went_back_to_a_checkpoint_hold_each_update_once(
     ]
 
 
-def test_metrics_go_to_tensorboard_too(tmp_path):
-    _estimator(tmp_path, csv=tmp_path).train(_input_fn, steps=8)
-    events = {
-        (value.tag, event.step): value.simple_value
-        for path in tmp_path.glob("events*")
+def _scalars(folder) -> dict[tuple[str, int], float]:
+    """TensorBoard's, by name and global step."""
+    return {
+        (value.tag.removeprefix("accumulation/"), event.step): value.simple_value
+        for path in pathlib.Path(folder).glob("events*")
         for event in v1.train.summary_iterator(str(path))
         for value in event.summary.value
     }
-    row = _rows(tmp_path)[1]
+
+
+def test_metrics_go_to_tensorboard_too(applied):
+    scalars = _scalars(applied.model_dir)
+    row = _rows(applied.model_dir)[1]
     for name in ("loss", "gradient_norm", "learning_rate", "update_step"):
-        value = events[(f"accumulation/{name}", 8)]
-        np.testing.assert_allclose(value, float(row[name]), rtol=1e-6)
+        np.testing.assert_allclose(scalars[(name, 8)], float(row[name]), rtol=1e-6)
 
 
 def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
@@ -389,12 +369,7 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
             for value in (3, 3, 0.5, 0.5, 5, 1):
                 session.run(train_op, {slope: value})
-    scalars = {
-        (value.tag.removeprefix("accumulation/"), event.step): value.simple_value
-        for path in tmp_path.glob("events*")
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }
+    scalars = _scalars(tmp_path)
     for at, clipped_share in ((2, 1.0), (4, 0.5), (6, 2 / 3)):
         assert scalars[("clipped_share", at)] == pytest.approx(clipped_share)
         assert scalars[("effective_batch_size", at)] == 16
@@ -422,18 +397,16 @@ def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
 
     train(None, 7)
     assert (value("update_step"), value("accumulation/micro_steps")) == (1, 3)
-    train(0.5, 1)
-    assert (value("update_step"), value("accumulation/micro_steps")) == (2, 0)
-    assert (value("x"), value("accumulation/clipped_updates")) == (-2.5, 1)
-    train(0.5, 4)
+    train(0.5, 5)
+    assert (value("update_step"), value("accumulation/micro_steps")) == (3, 0)
     assert (value("x"), value("accumulation/clipped_updates")) == (-3.0, 2)
 
 
-def test_the_end_of_the_data_moves_nothing(tmp_path):
+def test_the_end_of_the_data_moves_nothing(tmp_path, kept):
     """The run that finds no more data fails; not even a decayed slot may differ."""
-    for steps in (1, 2):
-        by_steps = _estimator(tmp_path / f"steps{steps}", steps)
-        by_steps.train(_input_fn, steps=22)
+    one_step = _estimator(tmp_path / "one_step", 1)
+    one_step.train(_input_fn, steps=22)
+    for steps, by_steps in ((1, one_step), (4, kept)):
         by_data = _estimator(tmp_path / f"data{steps}", steps)
         by_data.train(_input_fn)
         _assert_same(_values(by_data), _values(by_steps))
