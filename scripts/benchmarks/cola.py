@@ -7,7 +7,7 @@ import pathlib
 import re
 import tempfile
 
-from scripts.benchmarks.models import VOCABULARY, bert_config
+from scripts.benchmarks.models import SIZES, bert_config
 from scripts.benchmarks.script_runs import run, update_secs
 from scripts.benchmarks.table import Row, make_rows
 from scripts.benchmarks.turns import take_turns
@@ -61,10 +61,13 @@ def _write_inputs(folder, size: str, cola_dir: pathlib.Path, examples: int) -> N
     # A vocabulary of the sentences' own words: as many tokens as a real one makes.
     words = sorted(set(re.findall(r"\w+|[^\w\s]", " ".join(lines).lower())))
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    tokens += [f"[unused{number}]" for number in range(VOCABULARY - len(tokens))]
+    unused = range(SIZES[size].vocabulary - len(tokens))
+    tokens += [f"[unused{number}]" for number in unused]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     config = dataclasses.replace(
-        bert_config(size), hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1
+        bert_config(SIZES[size]),
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
     )
     (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(config)))
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 
 from scripts.benchmarks.keras_ways import why_not
+from scripts.benchmarks.models import SIZES
 from scripts.benchmarks.table import Row, make_rows
 from scripts.benchmarks.turns import started, take_turns
 
@@ -33,7 +34,7 @@ def fit(
         ways.append("built-in")
     spec = {
         "keras": keras,
-        "size": size,
+        "size": SIZES[size],
         "steps": steps,
         "micro_batch_size": micro_batch_size,
         "tokens": tokens,

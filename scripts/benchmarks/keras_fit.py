@@ -1,7 +1,7 @@
 """The program of one Keras contender: `fit` of a BERT encoder, plain or accumulating.
 
     python -m scripts.benchmarks.keras_fit '{"keras": "keras", "way": "plain",
-        "size": "small", "steps": 4, "micro_batch_size": 8, "tokens": 16,
+        "size": [4, 512, 8], "steps": 4, "micro_batch_size": 8, "tokens": 16,
         "micro_steps": 16}'
 
 It prints one JSON line when it is ready, and one for every line that it reads: seconds
@@ -20,21 +20,22 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.keras import accumulate
-from scripts.benchmarks.models import SIZES, VOCABULARY
+from scripts.benchmarks.models import Size
 
 
 def main() -> None:
     """Reads the contender from the command line and its orders from stdin."""
     spec = json.loads(sys.argv[1])
     keras = importlib.import_module(spec["keras"])
-    model = encoder(keras, spec["size"], spec["tokens"])
+    size = Size(*spec["size"])
+    model = encoder(keras, size, spec["tokens"])
     model.compile(
         make_optimizer(keras, spec["way"], spec["steps"]),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )
     shape = [spec["micro_batch_size"], spec["tokens"]]
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape, np.int32)
+    ids = np.random.default_rng(0).integers(0, size.vocabulary, shape, np.int32)
     batch = tf.data.Dataset.from_tensors((ids, np.zeros(shape[0], np.int32)))
     data = batch.repeat(spec["steps"] * max(1, spec["micro_steps"] // spec["steps"]))
     model.fit(data, verbose=0)  # compiles and allocates
@@ -54,11 +55,11 @@ def make_optimizer(keras, way: str, steps: int):
     return plain if way == "plain" else accumulate(plain, steps)
 
 
-def encoder(keras, size: str, tokens: int):
+def encoder(keras, size: Size, tokens: int):
     """Returns BERT's encoder and a classifier of two classes, of Keras's layers."""
-    layers, hidden, heads = SIZES[size]
+    layers, hidden, heads, vocabulary = size
     ids = keras.Input([tokens], dtype="int32")
-    x = keras.layers.Embedding(VOCABULARY, hidden)(ids)
+    x = keras.layers.Embedding(vocabulary, hidden)(ids)
     for _ in range(layers):
         attended = keras.layers.MultiHeadAttention(heads, hidden // heads)(x, x)
         x = keras.layers.LayerNormalization()(keras.layers.Add()([x, attended]))

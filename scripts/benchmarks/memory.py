@@ -2,6 +2,7 @@
 
 import json
 
+from scripts.benchmarks.models import SIZES
 from scripts.benchmarks.table import Row, make_rows
 from scripts.benchmarks.turns import started, take_turns
 
@@ -43,7 +44,7 @@ def memory(
 
     def peak(way, examples, steps):
         nonlocal parameter_bytes
-        spec = {"size": size, "tokens": tokens, "micro_steps": steps, "way": way}
+        spec = {"size": SIZES[size], "tokens": tokens, "micro_steps": steps, "way": way}
         spec |= {"micro_batch_size": examples, "steps": steps}
         program = {"alone": ("micro_steps", json.dumps(spec))}
         with started(program) as contenders:

@@ -1,6 +1,6 @@
 """The program of one contender: builds one way to accumulate, then runs it on demand.
 
-    python -m scripts.benchmarks.micro_steps '{"way": "this project", "size": "small",
+    python -m scripts.benchmarks.micro_steps '{"way": "this project", "size": [4, 512, 8],
         "steps": 4, "micro_batch_size": 8, "tokens": 16, "micro_steps": 8}'
 
 It prints one JSON line when it is ready, and one for every line that it reads: seconds
@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 import tensorflow as tf
 
 from scripts.benchmarks.keras_ways import KERAS_WAYS
-from scripts.benchmarks.models import classification_loss, token_ids
+from scripts.benchmarks.models import Size, classification_loss, token_ids
 from scripts.benchmarks.ways import GRAPH_WAYS, trained
 
 
@@ -41,8 +41,9 @@ def main() -> None:
 def _in_graph(spec: dict):
     """Returns (a function that runs one micro-step, what the bound needs to know)."""
     tf.compat.v1.disable_eager_execution()
-    ids = token_ids(spec["micro_batch_size"], spec["tokens"])
-    loss = classification_loss(spec["size"], ids.read_value())
+    size = Size(*spec["size"])
+    ids = token_ids(size, spec["micro_batch_size"], spec["tokens"])
+    loss = classification_loss(size, ids.read_value())
     variables = tf.compat.v1.trainable_variables()
     train_op = GRAPH_WAYS[spec["way"]](loss, spec["steps"])
     session = tf.compat.v1.Session()
@@ -62,10 +63,11 @@ def _in_graph(spec: dict):
 
 
 def _in_keras(spec: dict):
-    ids = token_ids(spec["micro_batch_size"], spec["tokens"])
+    size = Size(*spec["size"])
+    ids = token_ids(size, spec["micro_batch_size"], spec["tokens"])
 
     def build_loss():
-        return classification_loss(spec["size"], ids.read_value())
+        return classification_loss(size, ids.read_value())
 
     return KERAS_WAYS[spec["way"]](build_loss, spec["steps"]), {}
 

@@ -9,11 +9,12 @@ from bert_finetune import modeling
 
 
 class Size(NamedTuple):
-    """Layers and width; a head has 64 dimensions, MiniLM's 32."""
+    """Layers, width, tokens; a head has 64 dimensions, MiniLM's 32."""
 
     layers: int
     hidden: int
     heads: int
+    vocabulary: int = 30522
 
 
 # google-research/bert's miniatures, all-MiniLM-L6's shape, and BERT-Base.
@@ -24,38 +25,36 @@ SIZES = {
     "6-layer": Size(6, 384, 12),
     "base": Size(12, 768, 12),
 }
-VOCABULARY = 30522
 
 
-def bert_config(size: str) -> modeling.BertConfig:
-    """Returns the encoder of that name, without dropout."""
-    layers, hidden, heads = SIZES[size]
+def bert_config(size: Size) -> modeling.BertConfig:
+    """Returns the encoder of that size, without dropout."""
     return modeling.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden,
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.hidden,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
 
 
-def token_ids(micro_batch_size: int, tokens: int) -> tf.Variable:
+def token_ids(size: Size, micro_batch_size: int, tokens: int) -> tf.Variable:
     """Returns random ids, int32 [micro_batch_size, tokens].
 
     A variable: what depends on constants alone TensorFlow would compute only once.
     """
     shape = [micro_batch_size, tokens]
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape, np.int32)
+    ids = np.random.default_rng(0).integers(0, size.vocabulary, shape, np.int32)
     return tf.compat.v1.Variable(ids, trainable=False, use_resource=True)
 
 
-def classification_loss(size: str, ids: tf.Tensor) -> tf.Tensor:
+def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
     """Builds the encoder and a classifier of two classes.
 
     Args:
-        size: One of SIZES.
+        size: Of the encoder.
         ids: As of `token_ids`.
 
     Returns:

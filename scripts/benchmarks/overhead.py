@@ -4,6 +4,7 @@ import json
 
 from scripts.benchmarks.bandwidth import bound_secs
 from scripts.benchmarks.keras_ways import KERAS_WAYS, why_not
+from scripts.benchmarks.models import SIZES
 from scripts.benchmarks.table import Row, make_rows
 from scripts.benchmarks.turns import started, take_turns
 from scripts.benchmarks.ways import GRAPH_WAYS
@@ -36,7 +37,7 @@ def overhead(
     """
     ways = [*GRAPH_WAYS, *(way for way in KERAS_WAYS if why_not(way) is None)]
     spec = {
-        "size": size,
+        "size": SIZES[size],
         "micro_batch_size": micro_batch_size,
         "tokens": tokens,
         "micro_steps": 16,
@@ -77,7 +78,7 @@ def growth(size: str, micro_batch_size: int, tokens: int, rounds: int) -> list[R
     """
     spec = {
         "way": _OURS,
-        "size": size,
+        "size": SIZES[size],
         "micro_batch_size": micro_batch_size,
         "tokens": tokens,
         "micro_steps": 64,

@@ -11,6 +11,7 @@ from scripts import benchmark
 from scripts.benchmarks import overhead
 from scripts.benchmarks.bandwidth import bound_secs
 from scripts.benchmarks.keras_ways import why_not
+from scripts.benchmarks.models import SIZES, Size
 from scripts.benchmarks.script_runs import examples_per_sec, run, update_secs
 from scripts.benchmarks.table import as_text, make_rows, write
 from scripts.benchmarks.turns import Contender, quartiles, take_turns
@@ -112,6 +113,11 @@ def test_flags_are_checked(flag, capsys):
     assert "Try --help" in capsys.readouterr().err
 
 
+@pytest.fixture
+def tiny_is_tiny(monkeypatch):
+    monkeypatch.setitem(SIZES, "tiny", Size(1, 8, 1, vocabulary=40))
+
+
 def _benchmark(folder, *flags):
     """Measures each way once; its programs are those of a real run."""
     sizes = ["--sizes=tiny", "--micro_batch_size=2", "--tokens=4", "--runs=1"]
@@ -123,7 +129,7 @@ def _benchmark(folder, *flags):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_every_way_to_accumulate_is_measured(tmp_path, monkeypatch):
+def test_every_way_to_accumulate_is_measured(tmp_path, tiny_is_tiny, monkeypatch):
     monkeypatch.setattr(overhead, "_ARRAY_BYTES", 2**20)
     rows = _benchmark(tmp_path, "--parts", "overhead")
     ways = {row["way"] for row in rows}
@@ -135,7 +141,7 @@ def test_every_way_to_accumulate_is_measured(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_fit_is_measured_with_every_keras(tmp_path):
+def test_fit_is_measured_with_every_keras(tmp_path, tiny_is_tiny):
     rows = _benchmark(tmp_path, "--fit_size=tiny", "--parts", "fit")
     settings = {row["setting"].split(" ")[0] for row in rows}
     assert settings == {
@@ -147,7 +153,7 @@ def test_fit_is_measured_with_every_keras(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_memory_and_housing_are_measured(tmp_path):
+def test_memory_and_housing_are_measured(tmp_path, tiny_is_tiny):
     flags = ["--effective_batch_sizes=8", "--housing_updates=2"]
     rows = _benchmark(tmp_path, *flags, "--parts", "memory", "housing")
     memory = {row["way"]: float(row["value"]) for row in rows[:-2]}
@@ -159,7 +165,7 @@ def test_memory_and_housing_are_measured(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_fine_tuning_is_measured(tmp_path):
+def test_fine_tuning_is_measured(tmp_path, tiny_is_tiny):
     lines = [
         f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(64)
     ]
