@@ -273,7 +273,7 @@ def check_trained(
         raise ValueError(no_gradient(loss))
     gradients, variables = map(list, zip(*pairs, strict=True))
     _check_resource_variables(variables)
-    _check_own_copies(variables)
+    check_own_copies(variables)
     _check_own_job(variables)
     for variable in variables:
         if not variable.shape.is_fully_defined():
@@ -306,7 +306,7 @@ def _check_resource_variables(variables: list[tf.Variable]) -> None:
             )
 
 
-def _check_own_copies(variables: list[tf.Variable]) -> None:
+def check_own_copies(variables: list[tf.Variable]) -> None:
     """Raises where each of several replicas would apply the window to one variable."""
     if not tf.distribute.has_strategy():
         return

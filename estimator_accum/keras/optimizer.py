@@ -11,7 +11,7 @@ import threading
 
 import tensorflow as tf
 
-from estimator_accum.checks import check_weight
+from estimator_accum.checks import check_own_copies, check_weight
 from estimator_accum.keras.saving import Saving
 from estimator_accum.keras.window import (
     Rule,
@@ -130,6 +130,7 @@ class Accumulating(Saving, _DelegatingTrackable):
         if not self._is_plain:
             names = [self._name_of(v) for v in variables]
             tf_variables = [self._tf_variable(v) for v in variables]
+            check_own_copies(tf_variables)
             self._window = Window(names, tf_variables)
             self._inner._track_trackable(
                 self._window, "accumulation_window", overwrite=True

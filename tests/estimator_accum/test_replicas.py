@@ -10,6 +10,7 @@ from estimator_accum import (
     get_windows,
     make_accumulating_train_op,
 )
+from estimator_accum.keras import accumulate
 
 v1 = tf.compat.v1
 NAN = float("nan")
@@ -131,6 +132,17 @@ def test_a_variable_that_replicas_share_is_refused():
             ValueError, match="Received: x:0 with 1 for 2 replicas of a"
         ):
             strategy.extended.call_for_each_replica(replica)
+
+
+def test_a_variable_that_replicas_share_is_refused_with_keras(kind):
+    strategy = tf.distribute.experimental.CentralStorageStrategy(
+        ["/cpu:0", "/cpu:1"], "/cpu:0"
+    )
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+        with pytest.raises(ValueError, match="with 1 for 2 replicas of a CentralStor"):
+            optimizer.build([variable])
 
 
 def test_a_variable_on_a_parameter_server_is_refused():
