@@ -45,24 +45,3 @@ def trained_settings(bert_dir, cola_dir, tmp_path_factory) -> Settings:
 @pytest.fixture(scope="session")
 def trained(trained_settings) -> pathlib.Path:
     return pathlib.Path(trained_settings.output_dir)
-
-
-@pytest.fixture(scope="session")
-def of_16(bert_dir, cola_dir, tmp_path_factory) -> Settings:
-    """2 x 50 examples, 16 an update: 7 updates, the last of 4 examples."""
-    folder = tmp_path_factory.mktemp("of_16") / "output"
-    return dataclasses.replace(
-        tiny_bert.make_settings(bert_dir, cola_dir, folder),
-        do_train=True,
-        num_train_epochs=2.0,
-        effective_batch_size=16,
-        gradient_accumulation_steps=None,
-    )
-
-
-@pytest.fixture(scope="session")
-def in_threes(of_16) -> pathlib.Path:
-    """Folder of that run, in micro-batches of 3; saved at micro-steps 9, 18, 27 ..."""
-    return tiny_bert.run(
-        of_16, train_batch_size=3, do_eval=True, save_checkpoints_steps=9
-    )

@@ -3,22 +3,17 @@
     python other_machine.py logical_cpus=2 dies_after=10 --flags=of run_classifier.py
 
 logical_cpus: devices of kind CPU.
-examples_that_fit: in memory at once, in training.
 dies_after: the process is killed after so many micro-steps of its own.
-late_when: a file; once it is there, it is ten million seconds later for the watchdog.
 """
 
 import os
 import signal
 import sys
-import time
-import types
 
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune import modeling, run_classifier, training
-from estimator_accum import watchdog
+from bert_finetune import run_classifier, training
 
 
 def limited(encode, examples: int):
@@ -57,15 +52,9 @@ def _main(program: str, *arguments: str) -> None:
             tf.config.list_physical_devices("CPU")[0],
             [tf.config.LogicalDeviceConfiguration()] * int(cpus),
         )
-    if examples := machine.get("examples_that_fit"):
-        modeling.encode = limited(modeling.encode, int(examples))
     if micro_steps := machine.get("dies_after"):
         hook, make_hooks = _DyingHook(int(micro_steps)), training.make_saver_hooks
         training.make_saver_hooks = lambda config: [*make_hooks(config), hook]
-    if file := machine.get("late_when"):
-        watchdog.time = types.SimpleNamespace(
-            monotonic=lambda: time.monotonic() + 1e7 * os.path.exists(file)
-        )
     run_classifier.main([program, *flags])
 
 

@@ -1,4 +1,4 @@
-"""One effective batch, cut in many ways: the same weights, also from one to another."""
+"""One effective batch: how it is cut, padded and shared out changes no weight."""
 
 import dataclasses
 import json
@@ -6,83 +6,144 @@ import pathlib
 
 import numpy as np
 import pytest
+import running
+import tensorflow as tf
+import tiny_bert
 from other_machine import limited
-from tiny_bert import copy_at_step, metrics, results, run, variables
+from tiny_bert import copy_at_step, flags_of, metrics, results, run, variables
 
-from bert_finetune import jobs, modeling
+from bert_finetune import jobs, modeling, training
+from bert_finetune.settings import Settings
 from estimator_accum.batches import AUTO
+from estimator_accum.cluster import Cluster
+from estimator_accum.watchdog import ProgressHook
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = pytest.mark.slow
 
-_UPDATES = 7
-
-
-@pytest.fixture(scope="module")
-def whole(of_16, tmp_path_factory) -> pathlib.Path:
-    """Folder of a run of 16 examples at once."""
-    folder = tmp_path_factory.mktemp("whole")
-    return run(of_16, output_dir=str(folder / "output"), train_batch_size=16)
+_MACHINE = pathlib.Path(__file__).with_name("other_machine.py")
+_PLAN = "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
+_OTHER_TASKS = {"strategy": "multi_worker", "watchdog_secs": 10**6}  # no clock decides
 
 
 @pytest.fixture(scope="module")
-def auto(of_16, tmp_path_factory) -> pathlib.Path:
-    """Folder of a run of as many at once as memory takes, which is 5."""
-    folder = tmp_path_factory.mktemp("auto")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling, "encode", limited(modeling.encode, 5))
-        return run(
-            of_16,
-            output_dir=str(folder / "output"),
-            train_batch_size=AUTO,
-            do_eval=True,
-            save_checkpoints_steps=3,
-        )
+def of_16(bert_dir, cola_dir, tmp_path_factory) -> Settings:
+    """2 x 50 examples, 16 an update: 7 updates, the last of 4 examples."""
+    folder = tmp_path_factory.mktemp("of_16") / "output"
+    return dataclasses.replace(
+        tiny_bert.make_settings(bert_dir, cola_dir, folder),
+        do_train=True,
+        num_train_epochs=2.0,
+        effective_batch_size=16,
+        gradient_accumulation_steps=None,
+    )
 
 
 @pytest.fixture
-def settings(of_16, tmp_path):
+def settings(of_16, tmp_path) -> Settings:
     return dataclasses.replace(of_16, output_dir=str(tmp_path / "output"))
+
+
+def _run_counted(settings, name, **changes) -> tuple[pathlib.Path, int]:
+    """Returns the folder of a run, and how many `session.run`s it made."""
+    begun = []
+    run_session = tf.compat.v1.Session.run
+
+    def noted(*args, **kwargs):
+        begun.append(None)
+        return run_session(*args, **kwargs)
+
+    folder = pathlib.Path(settings.output_dir).with_name(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.compat.v1.Session, "run", noted)
+        return run(settings, output_dir=str(folder), **changes), len(begun)
+
+
+@pytest.fixture(scope="module")
+def whole(of_16) -> pathlib.Path:
+    """Folder of a run of 16 examples at once, padded to the end."""
+    folder = pathlib.Path(of_16.output_dir).with_name("whole")
+    changes = {"train_batch_size": 16, "pad_to_max_length": True}
+    return run(of_16, output_dir=str(folder), **changes)
+
+
+@pytest.fixture(scope="module")
+def in_threes(of_16) -> tuple[pathlib.Path, int]:
+    """Of that run in micro-batches of 3; saved at micro-steps 10, 20, 30 and 38."""
+    changes = {"train_batch_size": 3, "save_checkpoints_steps": 10}
+    return _run_counted(of_16, "in_threes", **changes)
+
+
+@pytest.fixture(scope="module")
+def tokens(of_16) -> tuple[pathlib.Path, int]:
+    """Of that run in micro-batches of up to 80 tokens; saved 4 times in 18 of them."""
+    changes = {"tokens_per_micro_batch": 80, "save_checkpoints_steps": 5}
+    return _run_counted(of_16, "tokens", **changes)
+
+
+@pytest.fixture(scope="module")
+def auto(of_16) -> pathlib.Path:
+    """Folder of a run of as many at once as memory takes, which is 5."""
+    folder = pathlib.Path(of_16.output_dir).with_name("auto")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling, "encode", limited(modeling.encode, 5))
+        return run(of_16, output_dir=str(folder), train_batch_size=AUTO, do_eval=True)
+
+
+@pytest.fixture(scope="module")
+def mirrored(of_16) -> pathlib.Path:
+    """Folder of two devices of one process; saved after every second update."""
+    folder = pathlib.Path(of_16.output_dir).with_name("mirrored")
+    changes = {"strategy": "mirrored", "save_checkpoints_steps": 3}
+    flags = flags_of(of_16, output_dir=str(folder), **changes)
+    done = running.run(_MACHINE, "logical_cpus=2", *flags)
+    assert done.returncode == 0
+    assert _PLAN in done.stderr
+    return folder
 
 
 def _assert_close(folder, whole):
     ours, theirs = variables(folder), variables(whole)
     assert ours.keys() == theirs.keys() and len(ours) > 30
-    assert ours["update_step"] == theirs["update_step"] == _UPDATES
+    assert ours["update_step"] == theirs["update_step"] == 7
     for name in theirs.keys() - {"global_step"}:
         np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5, err_msg=name)
-    examples = [int(row["examples"]) for row in metrics(folder)]
-    assert examples == [16, 32, 48, 64, 80, 96, 100]
+    rows, expected = metrics(folder), metrics(whole)
+    assert [int(row["examples"]) for row in rows] == [16, 32, 48, 64, 80, 96, 100]
+    for column in ("loss", "gradient_norm", "learning_rate"):
+        found, wanted = ([float(r[column]) for r in each] for each in (rows, expected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=column)
 
 
-def test_weights_do_not_depend_on_how_an_update_is_cut(whole, in_threes, auto):
-    for folder in (in_threes, auto):
+def test_weights_and_metrics_do_not_depend_on_how_an_update_is_cut(
+    whole, in_threes, auto
+):
+    for folder in (in_threes[0], auto):
         _assert_close(folder, whole)
-        assert results(folder)["update_step"] == 7
+    assert results(auto)["update_step"] == 7
     found = json.loads((auto / "micro_batches.json").read_text())
     assert found == {"micro_batches": 4}  # 16, 8, and then 4 at once
-    steps = [variables(folder)["global_step"] for folder in (whole, in_threes, auto)]
+    steps = [variables(each)["global_step"] for each in (whole, in_threes[0], auto)]
     assert steps == [7, 6 * 6 + 2, 7]
 
 
-@pytest.mark.parametrize(
-    ("first", "step", "then"),
-    [("auto", 3, AUTO), ("auto", 3, 3), ("in_threes", 18, AUTO)],
-)
-def test_a_run_goes_on_cut_in_another_way(
-    settings, request, whole, monkeypatch, first, step, then
-):
-    before = request.getfixturevalue(first)
-    copy_at_step(before, pathlib.Path(settings.output_dir), step)
-    if is_same := (first, then) == ("auto", AUTO):
-        monkeypatch.setattr(modeling, "encode", limited(modeling.encode, 5))
-    folder = run(settings, train_batch_size=then)
+def test_windows_of_so_many_tokens_have_the_same_weights(tokens, whole):
+    _assert_close(tokens[0], whole)
+    assert variables(tokens[0])["global_step"] == 18
+
+
+def test_a_micro_step_is_one_session_run(in_threes, tokens):
+    assert in_threes[1] - tokens[1] == 38 - 18  # micro-steps: they save equally often
+
+
+@pytest.mark.once
+def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
+    copy_at_step(in_threes[0], pathlib.Path(settings.output_dir), 30)
+    folder = run(settings, train_batch_size=AUTO)
     _assert_close(folder, whole)
-    if is_same:
-        ours = variables(folder)
-        for name, value in variables(before).items():
-            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    assert variables(folder)["global_step"] == 30 + 2
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -103,11 +164,12 @@ def test_a_run_goes_on_cut_in_another_way(
 def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
     settings, in_threes, changes, message
 ):
-    copy_at_step(in_threes, pathlib.Path(settings.output_dir), 9)
+    copy_at_step(in_threes[0], pathlib.Path(settings.output_dir), 10)
     with pytest.raises(ValueError, match=message):
         run(settings, **changes)
 
 
+@pytest.mark.once
 def test_a_folder_of_before_effective_batches_were_written_is_accepted(
     trained, trained_settings, tmp_path
 ):
@@ -118,3 +180,55 @@ def test_a_folder_of_before_effective_batches_were_written_is_accepted(
         del values[field]
     path.write_text(json.dumps(values))
     jobs.prepare(dataclasses.replace(trained_settings, output_dir=str(folder)))
+
+
+@pytest.mark.once
+def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
+    _assert_close(mirrored, whole)
+
+
+def test_two_processes_go_on_with_a_run_and_the_chief_does_the_rest(
+    settings, mirrored, whole
+):
+    folder = copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
+    flags = flags_of(settings, **_OTHER_TASKS, do_predict=True)
+    with running.cluster((_MACHINE, *flags), jobs=("chief", "worker")) as tasks:
+        chief, worker = (task.wait() for task in tasks)
+    assert chief.returncode == worker.returncode == 0
+    assert "going on after micro-step 8" in chief.stderr
+    assert _PLAN in chief.stderr and _PLAN not in worker.stderr
+    _assert_close(folder, whole)
+    assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
+
+
+@pytest.mark.once
+def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypatch):
+    """A real lost task: tests/distributed_room/test_clusters.py."""
+    calls, watchdogs = [], []
+
+    class NotedWatchdog(training.Watchdog):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            watchdogs.append(arguments)
+
+        def start(self):
+            calls.append("start")
+
+        def stop(self):
+            calls.append("stop")
+
+    copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
+    changed = dataclasses.replace(settings, **_OTHER_TASKS)
+    cluster = Cluster(chief="a:1", workers=("b:1",), task_type="worker")
+    monkeypatch.setattr(training, "Watchdog", NotedWatchdog)
+    monkeypatch.setattr(training, "make_strategy", lambda *_: None)
+    monkeypatch.setattr(
+        tf.estimator, "train_and_evaluate", lambda *specs: calls.append(specs)
+    )
+    training.train(jobs.prepare(changed, cluster))
+    assert watchdogs == [(10**6, "worker 0")]
+    start, (_, spec, _), stop = calls
+    assert (start, stop) == ("start", "stop")
+    assert spec.max_steps == 13
+    (hook,) = (each for each in spec.hooks if isinstance(each, ProgressHook))
+    assert hook._first_global_step == 8

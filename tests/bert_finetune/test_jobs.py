@@ -8,30 +8,36 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_bert
-from tiny_bert import all_variables, metrics, results, run, variables, write_rows
+from tiny_bert import (
+    all_variables,
+    make_settings,
+    metrics,
+    results,
+    run,
+    variables,
+    write_rows,
+)
 
 from bert_finetune import jobs, model_fn, training
 from bert_finetune.output_dir import make_output_dir
 
 
-@pytest.fixture
-def copied(settings, trained):
-    """A run's settings, whose output folder is trained already."""
-    shutil.copytree(trained, settings.output_dir)
-    return settings
-
-
-def test_a_run_trains_evaluates_predicts_and_exports(settings):
-    folder = run(
-        settings,
+@pytest.fixture(scope="module")
+def learned(bert_dir, cola_dir, tmp_path_factory) -> pathlib.Path:
+    """Folder of a run that has done everything; 20 epochs."""
+    folder = tmp_path_factory.mktemp("learned") / "output"
+    return run(
+        make_settings(bert_dir, cola_dir, folder),
         do_train=True,
         do_eval=True,
         do_predict=True,
         do_export=True,
         num_train_epochs=20.0,
     )
-    found = results(folder)
+
+
+def test_a_run_trains_evaluates_predicts_and_exports(learned):
+    folder, found = learned, results(learned)
     assert set(found) == {
         *("eval_accuracy", "eval_loss", "loss", "matthews_correlation"),
         *("global_step", "update_step"),
@@ -70,74 +76,13 @@ def test_metrics_have_a_row_an_update_and_count_every_example(trained):
     assert all(float(row["gradient_norm"]) > 0 for row in rows)
 
 
-@pytest.fixture(scope="module")
-def windows_of_12(trained_settings, tmp_path_factory):
-    """Folders of 3 epochs in batches of 12 and in micro-batches of 3; the latter's runs.
-
-    150 examples: the last window is partial.
-    """
-    folder = tmp_path_factory.mktemp("windows_of_12")
-    run = tf.compat.v1.Session.run
-    begun = []
-
-    def noted(*args, **kwargs):
-        begun.append(None)
-        return run(*args, **kwargs)
-
-    for size, steps in ((12, 1), (3, 4)):
-        begun.clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tf.compat.v1.Session, "run", noted)
-            tiny_bert.run(
-                trained_settings,
-                output_dir=str(folder / str(size)),
-                num_train_epochs=3.0,
-                save_checkpoints_steps=1000,  # a save is a session.run
-                train_batch_size=size,
-                gradient_accumulation_steps=steps,
-            )
-    return folder / "12", folder / "3", len(begun)
-
-
-def test_micro_batches_train_like_the_whole_batch_to_the_last_example(windows_of_12):
-    whole, ours = map(all_variables, windows_of_12[:2])
-    assert ours["update_step"] == whole["update_step"] == 13
-    for name, value in whole.items():
-        if (
-            name.startswith("bert/")
-            and "adam" not in name
-            or name.startswith("output_w")
-        ):
-            difference = np.max(np.abs(ours[name] - value)) / np.max(np.abs(value))
-            assert difference < 2e-5, name
-
-
-def test_the_reported_loss_is_the_mean_of_the_whole_effective_batch(windows_of_12):
-    whole, ours = map(metrics, windows_of_12[:2])
-    for column in ("loss", "gradient_norm", "learning_rate", "examples"):
-        np.testing.assert_allclose(
-            [float(row[column]) for row in ours],
-            [float(row[column]) for row in whole],
-            rtol=1e-3,
-        )
-
-
-def test_a_micro_step_is_one_session_run_and_no_checkpoint_is_mentioned(
-    settings, windows_of_12, count_session_runs, caplog
-):
-    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    few = count_session_runs(lambda: run(settings, do_train=True, init_checkpoint=None))
-    assert windows_of_12[2] - few == 50 - 13  # micro-steps
-    assert "no --init_checkpoint: training starts from random weights" in caplog.text
-    assert f"trained {settings.output_dir}/model.ckpt-13" in caplog.text
-
-
 def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
-    copied, trained, caplog
+    settings, trained, caplog
 ):
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    shutil.copytree(trained, settings.output_dir)
     before = all_variables(trained)
-    after = all_variables(run(copied, do_train=True))
+    after = all_variables(run(settings, do_train=True))
     assert "is trained already" in caplog.text
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
@@ -166,18 +111,6 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
-@pytest.mark.once
-def test_the_loss_of_an_evaluation_is_the_mean_over_examples(copied):
-    """20 examples in batches of 20, or of 16 and 4, whose means differ."""
-    found = {
-        size: results(run(copied, do_eval=True, eval_batch_size=size))
-        for size in (20, 16)
-    }
-    for name in ("loss", "eval_loss"):
-        np.testing.assert_allclose(found[16][name], found[20][name], rtol=1e-5)
-        np.testing.assert_allclose(found[16][name], found[16]["eval_loss"])
-
-
 def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypatch):
     def broken(*_, **__):
         raise ValueError("`loss` must be a scalar.")
@@ -188,26 +121,35 @@ def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypat
     assert not list(pathlib.Path(settings.output_dir).iterdir())
 
 
-def test_a_trained_folder_is_evaluated_and_predicted_later(copied, trained):
-    name = "test_results.tsv"
-    (pathlib.Path(copied.output_dir) / name).unlink()
-    folder = run(copied, do_eval=True, do_predict=True)
-    assert results(folder)["update_step"] == 7
-    assert (folder / name).read_text() == (trained / name).read_text()
+def test_a_trained_folder_gives_the_same_later_padded_and_in_batches_of_any_size(
+    settings, learned
+):
+    """20 examples in batches of 20, or of 8, 8 and 4, whose means differ."""
+    shutil.copytree(learned, settings.output_dir)
+    sizes = {"eval_batch_size": 20, "predict_batch_size": 10, "pad_to_max_length": True}
+    folder = run(settings, do_eval=True, do_predict=True, **sizes)
+    before, after = results(learned), results(folder)
+    assert before["loss"] == before["eval_loss"] and before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-5, err_msg=name)
+    before, after = (np.loadtxt(f / "test_results.tsv") for f in (learned, folder))
+    assert np.ptp(before[:, 0]) > 0.1  # or their order could not be seen
+    np.testing.assert_allclose(after, before, atol=1e-5)
+    assert (folder / "CoLA.tsv").read_text() == (learned / "CoLA.tsv").read_text()
 
 
-def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, trained):
+def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned):
     """As google-research/bert's README shows: --init_checkpoint is the classifier."""
     other = run(
         settings,
-        init_checkpoint=tf.train.latest_checkpoint(str(trained)),
+        init_checkpoint=tf.train.latest_checkpoint(str(learned)),
         do_predict=True,
         do_eval=True,
         do_export=True,
     )
-    assert results(other)["update_step"] == 7
+    assert results(other)["update_step"] == 125
     name = "test_results.tsv"
-    assert (other / name).read_text() == (trained / name).read_text()
+    assert (other / name).read_text() == (learned / name).read_text()
     assert list((other / "export").iterdir())
 
 
@@ -248,6 +190,7 @@ def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets
         do_predict=True,
     )
     assert "is one of other classes: this one starts untrained" in caplog.text
+    assert f"trained {folder}/model.ckpt-5" in caplog.text
     assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results(folder))
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
         labels = {

@@ -48,26 +48,6 @@ def _main(*arguments) -> None:
         run_classifier.main([str(_SCRIPT), *arguments])
 
 
-@pytest.fixture(scope="module")
-def trained(bert_dir, cola_dir, tmp_path_factory) -> dict:
-    """The flags of a run that has trained: 38 micro-steps, 10 updates.
-
-    Saved every 6 micro-steps, which is twice out of three in the middle of an update.
-    """
-    folder = tmp_path_factory.mktemp("trained")
-    data = folder / "data"
-    write_cola(data)
-    flags = _flags(bert_dir, data, folder / "output") | {
-        "dropout": "false",
-        "train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "num_train_epochs": 1.5,
-        "save_checkpoints_steps": 6,
-    }
-    assert running.run(_SCRIPT, *_arguments(flags)).returncode == 0
-    return flags
-
-
 def _refused(flags, capsys) -> str:
     """Runs in this process; returns the one line on stderr."""
     before = set(pathlib.Path(flags["output_dir"]).parent.rglob("*"))
@@ -249,15 +229,13 @@ def test_an_untrained_folder_cannot_be_evaluated(flags, capsys):
     assert "must hold a trained classifier" in _refused(flags | changes, capsys)
 
 
-def test_an_output_folder_of_other_settings_is_refused(trained, capsys):
-    sentence = _refused(trained | {"num_train_epochs": 2}, capsys)
-    assert "whose run has --num_train_epochs=1.5, not 2.0. Use another" in sentence
-
-
-def test_an_output_folder_of_other_training_examples_is_refused(
-    trained, capsys, tmp_path
+def test_an_output_folder_of_other_settings_or_examples_is_refused(
+    trained_settings, capsys, tmp_path
 ):
-    lines = (trained["data_dir"] / "train.tsv").read_text().splitlines()
+    trained = vars(trained_settings)
+    sentence = _refused(trained | {"num_train_epochs": 2}, capsys)
+    assert "whose run has --num_train_epochs=1.0, not 2.0. Use another" in sentence
+    lines = pathlib.Path(trained["data_dir"], "train.tsv").read_text().splitlines()
     (tmp_path / "train.tsv").write_text(
         "\n".join([lines[1], lines[0], *lines[2:]]) + "\n"
     )
@@ -296,32 +274,33 @@ def test_help_names_every_flag_and_ends_well(capsys):
 @pytest.mark.slow
 @pytest.mark.once
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
-    trained, tmp_path
+    trained_settings, tmp_path, capsys
 ):
-    """Killed in mid-window and after an update that no checkpoint has."""
-    flags = trained | {"output_dir": tmp_path / "output"}
-    for left in (10, 13):  # after micro-steps 10 and 6 + 13
-        killed = running.run(_MACHINE, f"dies_after={left}", *_arguments(flags))
-        assert killed.returncode == -9
-    done = running.run(_SCRIPT, *_arguments(flags))
-    assert done.returncode == 0
-    assert "going on after micro-step 18" in done.stderr
-    expected, ours = map(all_variables, (trained["output_dir"], flags["output_dir"]))
-    assert expected["global_step"] == 38 and expected["update_step"] == 10
+    """Killed in mid-window and after updates that no checkpoint has."""
+    flags = vars(trained_settings) | {"output_dir": tmp_path / "output"}
+    killed = running.run(_MACHINE, "dies_after=9", *_arguments(flags))
+    assert killed.returncode == -9
+    _main(*_arguments(flags))
+    assert "going on after micro-step 5" in capsys.readouterr().err
+    folders = trained_settings.output_dir, flags["output_dir"]
+    expected, ours = map(all_variables, folders)
+    assert expected["global_step"] == 13 and expected["update_step"] == 7
     assert ours.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
     rows = metrics(flags["output_dir"])
-    assert [row["update_step"] for row in rows] == [str(n) for n in range(1, 11)]
+    assert [row["update_step"] for row in rows] == [str(n) for n in range(1, 8)]
 
 
 @pytest.mark.slow
 def test_training_that_diverges_ends_with_one_sentence(flags, capsys):
     changed = {"learning_rate": 1e9, "train_batch_size": 4, "num_train_epochs": 5}
+    changed["init_checkpoint"] = None
     with pytest.raises(SystemExit) as stopped:
         _main(*_arguments(flags | changed))
     assert stopped.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    *said, last = capsys.readouterr().err.splitlines()
+    assert "no --init_checkpoint: training starts from random weights" in said
     assert re.search(
         r"finite\. Received: NaN or inf.* in \S.*\. Use a lower --le", last
     )

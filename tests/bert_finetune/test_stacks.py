@@ -1,13 +1,14 @@
 """TensorFlow 2.15 and the newest: one curve, and each other's checkpoints."""
 
 import dataclasses
+import json
 import os
 import sys
 
 import numpy as np
 import pytest
 import running
-from tiny_bert import copy_at_step, flags_of, make_settings, metrics, variables
+from tiny_bert import copy_at_step, flags_of, make_settings, metrics, run, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -36,12 +37,14 @@ def other_python() -> str:
     )
 
 
-def _train(python, settings, folder) -> running.Done:
-    script = running.ROOT / "bert_finetune" / "run_classifier.py"
-    flags = flags_of(settings, output_dir=str(folder))
-    done = running.run(script, *flags, python=python, PYTHONPATH=str(running.ROOT))
-    assert done.returncode == 0
-    return done
+_TRAIN_EACH = """
+import json, sys
+from absl.testing import flagsaver
+from bert_finetune import run_classifier
+for arguments in json.loads(sys.argv[1]):
+    with flagsaver.flagsaver():
+        run_classifier.main(["run_classifier.py", *arguments])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,6 @@ def settings(bert_dir, cola_dir):
     return dataclasses.replace(
         make_settings(bert_dir, cola_dir, bert_dir),
         do_train=True,
-        do_eval=True,
         num_train_epochs=4.0,
         save_checkpoints_steps=15,
     )
@@ -58,10 +60,20 @@ def settings(bert_dir, cola_dir):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, settings, other_python):
-    """The folders of the same run on this stack and on the other one."""
+    """Folders of a run on this stack, of it on the other, and moved from each."""
     folder = tmp_path_factory.mktemp("stacks")
-    for name, python in (("this", sys.executable), ("other", other_python)):
-        _train(python, settings, folder / name)
+    run(settings, output_dir=str(folder / "this"))
+    copy_at_step(folder / "this", folder / "moved_from_this", 15)
+    commands = [
+        flags_of(settings, output_dir=str(folder / name))
+        for name in ("other", "moved_from_this")
+    ]
+    script = ("-c", _TRAIN_EACH, json.dumps(commands))
+    done = running.run(*script, python=other_python, PYTHONPATH=str(running.ROOT))
+    assert done.returncode == 0
+    assert done.stderr.count("going on after micro-step 15") == 1
+    copy_at_step(folder / "other", folder / "moved_from_other", 15)
+    run(settings, output_dir=str(folder / "moved_from_other"))
     return folder
 
 
@@ -74,18 +86,11 @@ def test_same_seed_gives_the_same_losses_on_both_stacks(runs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("beginning", ["this", "other"])
-def test_run_of_one_stack_goes_on_on_the_other(
-    runs, settings, other_python, tmp_path, beginning
-):
-    ending, python = {
-        "this": ("other", other_python),
-        "other": ("this", sys.executable),
-    }[beginning]
-    folder = copy_at_step(runs / beginning, tmp_path / "moved", 15)
-    done = _train(python, settings, folder)
-    assert "going on after micro-step 15" in done.stderr
-    moved, whole = variables(folder), variables(runs / ending)
+@pytest.mark.parametrize(
+    ("beginning", "ending"), [("this", "other"), ("other", "this")]
+)
+def test_run_of_one_stack_goes_on_on_the_other(runs, beginning, ending):
+    moved, whole = variables(runs / f"moved_from_{beginning}"), variables(runs / ending)
     assert moved.keys() == whole.keys()
     assert moved["update_step"] == whole["update_step"] >= 20
     for name, value in whole.items():

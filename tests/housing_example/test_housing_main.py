@@ -15,7 +15,7 @@ import tensorflow as tf
 from matplotlib import image
 
 from estimator_accum.watchdog import LostTaskError
-from housing_example import demo_data, input_pipeline, jobs, main
+from housing_example import jobs, main
 
 _SCRIPT = pathlib.Path(main.__file__)
 _PROGRAM = pathlib.Path(__file__).with_name("housing_program.py")
@@ -146,22 +146,6 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
         "with_accumulation",
         "without_accumulation",
     ]
-
-
-def test_one_micro_batch_an_update_trains_once_and_tests_on_the_test_csv(
-    flags, run_main, tmp_path
-):
-    path = tmp_path / "test.csv"
-    path.write_text(input_pipeline.csv_text(demo_data.generate(3, seed=5)))
-    flags |= {"test_csv": path, "gradient_accumulation_multiplier": 1}
-    output = run_main(flags).stdout
-    assert "test examples (3) " in output
-    for name, given in (("test.csv", path), ("train.csv", flags["train_csv"])):
-        used = pd.read_csv(flags["output_dir"] / name)
-        pd.testing.assert_frame_equal(used, pd.read_csv(given), check_dtype=False)
-    assert "without (4)" in output
-    assert "with acc" not in output and "largest difference" not in output
-    assert not (flags["output_dir"] / "with_accumulation").exists()
 
 
 @pytest.mark.once

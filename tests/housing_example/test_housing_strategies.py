@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,9 @@ import pytest
 import running
 import tensorflow as tf
 
-from housing_example import jobs
+from estimator_accum.cluster import Cluster, enter
+from estimator_accum.watchdog import ProgressHook
+from housing_example import demo_data, input_pipeline, jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -19,23 +23,18 @@ _PROGRAM = pathlib.Path(__file__).with_name("housing_program.py")
 _UPDATES = 6
 _FLAGS = {"effective_batch_size": 13, "train_updates": _UPDATES}
 _FLAGS |= {"watchdog_secs": 1_000_000}  # no clock decides
-_PATH = {"PYTHONPATH": str(running.ROOT)}
 
 
-def _command(csv, folder, *flags, cpus=1, dies_after=0) -> tuple:
-    files = {"train_csv": csv, "output_dir": folder}
-    given = (f"--{name}={value}" for name, value in (files | _FLAGS).items())
-    return (_PROGRAM, f"--cpus={cpus}", f"--dies_after={dies_after}", *given, *flags)
-
-
-def _run_cluster(csv, folder, dies_after=0) -> list[running.Done]:
-    """Runs two tasks; the second may die."""
-    options = {"jobs": ("worker", "worker"), "cwd": folder.parent} | _PATH
-    flags = ("--strategy=multi_worker", "--micro_batch_size=4")
-    chief = _command(csv, folder, *flags)
-    worker = _command(csv, folder, *flags, dies_after=dies_after)
-    with running.cluster(chief, worker, **options) as tasks:
-        return [task.wait() for task in tasks]
+def _command(csv, folder, strategy, cpus=1) -> tuple:
+    flags = {"train_csv": csv, "output_dir": folder, "strategy": strategy} | _FLAGS
+    given = (f"--{name}={value}" for name, value in flags.items())
+    return (
+        _PROGRAM,
+        f"--cpus={cpus}",
+        "--dies_after=0",
+        *given,
+        "--micro_batch_size=4",
+    )
 
 
 def _weights(folder) -> dict[str, np.ndarray]:
@@ -60,50 +59,38 @@ def _assert_all_seen(folder: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def by_steps(csv, settings_in, tmp_path_factory) -> jobs.Job:
-    """A run on one device that takes 5 examples at once."""
-    folder = tmp_path_factory.mktemp("by_steps")
-    settings = dataclasses.replace(
-        settings_in(folder),
-        train_csv=str(csv),
-        effective_batch_size=13,
-        train_batch_size=5,
-        gradient_accumulation_steps=None,
-        train_updates=_UPDATES,
-        shuffle=True,
-    )
-    job = jobs.prepare(settings)
-    jobs.execute(job)
-    return job
-
-
-@pytest.fixture(scope="module")
-def whole(by_steps) -> dict[str, np.ndarray]:
-    """The weights of one device that takes 13 examples at once."""
-    folder = pathlib.Path(by_steps.settings.output_dir)
-    return _weights(folder / "without_accumulation")
-
-
-@pytest.fixture(scope="module")
-def two_devices(csv, tmp_path_factory) -> tuple[pathlib.Path, running.Done]:
-    """Output folder of two devices of one process, and what it said."""
+def two_devices(csv, tmp_path_factory) -> pathlib.Path:
+    """Output folder of two devices of one process; what it compares with is one."""
     folder = tmp_path_factory.mktemp("two_devices") / "output"
-    flags = ("--strategy=mirrored", "--micro_batch_size=4")
-    done = running.run(*_command(csv, folder, *flags, cpus=2), **_PATH)
+    flags = {"train_csv": csv, "output_dir": folder, "strategy": "mirrored"} | _FLAGS
+    given = (f"--{name}={value}" for name, value in flags.items())
+    command = (_PROGRAM, "--cpus=2", "--dies_after=0", *given, "--micro_batch_size=4")
+    done = running.run(*command, PYTHONPATH=str(running.ROOT))
     assert done.returncode == 0
-    return folder, done
+    assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in done.output
+    (apart,) = re.findall(r"largest difference of any weight: (\S+) of", done.output)
+    assert float(apart) < 1e-5
+    return folder
 
 
-def test_micro_steps_change_no_weight(csv, by_steps, whole, run_main):
-    sizes = "13 = at most 5 examples x 3 micro-steps x 1 replica"
-    assert sizes in str(by_steps.batches)
-    folder = pathlib.Path(by_steps.settings.output_dir)
-    _assert_same(folder / "with_accumulation", whole)
-    _assert_all_seen(folder / "with_accumulation")
-    # A folder is one run's, whatever cuts its batches: it is trained already.
-    flags = {"train_csv": csv, "output_dir": folder, "micro_batch_size": "auto"}
-    again = run_main(flags | _FLAGS)
-    assert again.returncode == 0 and again.stderr.count("is trained already") == 1
+@pytest.fixture(scope="module")
+def whole(two_devices) -> dict[str, np.ndarray]:
+    """The weights of one device that takes 13 examples at once."""
+    return _weights(two_devices / "without_accumulation")
+
+
+@pytest.fixture
+def killed(two_devices, tmp_path) -> pathlib.Path:
+    """That folder as a kill after update 4, of 2 micro-steps, leaves it."""
+    folder = pathlib.Path(shutil.copytree(two_devices, tmp_path / "output"))
+    state = 'model_checkpoint_path: "model.ckpt-8"\n'
+    (folder / "with_accumulation" / "checkpoint").write_text(state)
+    return folder
+
+
+def test_several_devices_train_as_one(two_devices, whole):
+    _assert_same(two_devices / "with_accumulation", whole)
+    _assert_all_seen(two_devices / "with_accumulation")
 
 
 def test_memory_changes_no_weight(csv, tmp_path, whole, run_main, limited_memory):
@@ -118,41 +105,55 @@ def test_memory_changes_no_weight(csv, tmp_path, whole, run_main, limited_memory
     _assert_all_seen(tmp_path / "output" / "with_accumulation")
 
 
-def test_several_devices_train_as_one(two_devices, whole):
-    folder, done = two_devices
-    assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in done.output
-    _assert_same(folder / "with_accumulation", whole)
-    (apart,) = re.findall(r"largest difference of any weight: (\S+) of", done.output)
-    assert float(apart) < 1e-5
-
-
-def test_cluster_that_lost_a_task_ends_and_goes_on_as_one_bit_for_bit(
-    csv, tmp_path, two_devices, whole
+@pytest.mark.parametrize("rank", [0, 1])
+def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
+    csv, killed, settings_in, monkeypatch, rank
 ):
-    folder = tmp_path / "output"
-    chief, worker = _run_cluster(csv, folder, dies_after=5)
-    assert (chief.returncode, worker.returncode) == (75, 9)
-    (tmp_path / "died").unlink()
-    checkpoint = tf.train.latest_checkpoint(str(folder / "with_accumulation"))
-    assert checkpoint.endswith("-8")  # 4 updates of 2 micro-steps
-    chief, worker = _run_cluster(csv, folder)
-    assert chief.returncode == worker.returncode == 0
-    assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in chief.output
-    assert "going on after update 4\n" in chief.output
-    assert "with accumulation (at most 4 x 2 x 2)" in chief.output
-    assert "plot: " in chief.output
-    assert "MAE" not in worker.output and "UserWarning" not in worker.output
-    _assert_same(folder / "without_accumulation", whole)
-    _assert_same(folder / "with_accumulation", whole)
-    # Two replicas have one sum, wherever they are.
-    ours, theirs = (
-        tf.train.load_checkpoint(str(each / "with_accumulation"))
-        for each in (folder, two_devices[0])
-    )
-    assert theirs.get_tensor("update_step") == _UPDATES
-    for name in theirs.get_variable_to_shape_map():
-        value = theirs.get_tensor(name)
-        np.testing.assert_array_equal(ours.get_tensor(name), value, err_msg=name)
+    """Real clusters: tests/distributed_room and tests/bert_finetune."""
+    cluster = Cluster(workers=("a:1", "b:1"), task_type="worker", task_index=rank)
+    calls, train_input_fn = [], input_pipeline.train_input_fn
+
+    class NotedWatchdog(jobs.Watchdog):
+        def start(self):
+            calls.append(("start", self._deadline_secs, self._task))
+
+        def stop(self):
+            calls.append("stop")
+
+    def make_strategy(*given):
+        assert given == ("multi_worker", cluster)
+        enter(cluster)
+        return tf.distribute.OneDeviceStrategy("CPU:0")
+
+    def noted_input_fn(*arguments, **options):
+        calls.append((options["replicas"], options["first_update"]))
+        return train_input_fn(*arguments, **options)
+
+    def train_and_evaluate(estimator, train_spec, eval_spec):
+        (hook,) = (each for each in train_spec.hooks if isinstance(each, ProgressHook))
+        steps = hook._first_global_step, train_spec.max_steps
+        calls.append((*steps, json.loads(os.environ["TF_CONFIG"])["task"]["index"]))
+
+    monkeypatch.setenv("TF_CONFIG", "")  # as it was, afterwards
+    monkeypatch.setattr(jobs, "Watchdog", NotedWatchdog)
+    monkeypatch.setattr(jobs, "make_strategy", make_strategy)
+    monkeypatch.setattr(input_pipeline, "train_input_fn", noted_input_fn)
+    monkeypatch.setattr(tf.estimator, "train_and_evaluate", train_and_evaluate)
+    changes = {"train_csv": str(csv), "shuffle": True, "strategy": "multi_worker"}
+    sizes = {"train_batch_size": 4, "gradient_accumulation_steps": None}
+    settings = dataclasses.replace(settings_in(killed), **changes, **sizes, **_FLAGS)
+    told = jobs.execute(jobs.prepare(settings, cluster))
+    assert calls[:3] == [
+        ("start", 1_000_000, f"worker {rank}"),
+        (range(rank, rank + 1), 4),
+        (8, 8 + 2 * 2, rank),
+    ]
+    assert calls[3] == "stop"
+    if rank == 0:
+        assert "with accumulation (at most 4 x 2 x 2)" in told and "plot: " in told
+        assert "TF_CONFIG" not in os.environ  # the others may have left
+    else:
+        assert told is None
 
 
 @pytest.mark.parametrize(
@@ -175,16 +176,25 @@ def test_evaluator_and_cluster_without_strategy_are_refused(
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.parametrize("strategy", ["none", "multi_worker"])
 def test_task_that_is_a_cluster_of_its_own_trains_alone(
-    csv, tmp_path, run_main, monkeypatch, strategy
+    csv, tmp_path, run_main, monkeypatch
 ):
+    """Once an update, on a test set of its own: there is nothing to compare with."""
     task = {"type": "worker", "index": 0}
     config = {"cluster": {"worker": ["localhost:1"]}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    flags = {"train_csv": csv, "output_dir": tmp_path / "output", "strategy": strategy}
-    flags |= {"effective_batch_size": 13, "train_updates": 1}
-    done = run_main(flags | {"gradient_accumulation_steps": 1})
+    path = tmp_path / "test.csv"
+    path.write_text(input_pipeline.csv_text(demo_data.generate(3, seed=5)))
+    flags = {"train_csv": csv, "test_csv": path, "output_dir": tmp_path / "output"}
+    flags |= {"strategy": "multi_worker", "effective_batch_size": 13}
+    flags |= {"train_updates": 1, "gradient_accumulation_multiplier": 1}
+    done = run_main(flags)
     assert done.returncode == 0
     assert "13 = 13 examples x 1 micro-steps x 1 replica" in done.stderr
-    assert "without (13)" in done.stdout
+    assert "test examples (3) " in done.stdout and "without (13)" in done.stdout
+    assert "with acc" not in done.stdout and "largest difference" not in done.stdout
+    assert not (flags["output_dir"] / "with_accumulation").exists()
+    for name in ("test", "train"):
+        used = pd.read_csv(flags["output_dir"] / f"{name}.csv")
+        given = pd.read_csv(flags[f"{name}_csv"])
+        pd.testing.assert_frame_equal(used, given, check_dtype=False)
