@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
 _CHUNK_TEXTS = 4096  # bounds the memory that one call of the library needs
-_MAX_SPARE_ROWS = 127  # some converters round the table up to a multiple of 128
+# Some converters round the table up, to a multiple of 8 to 128.
+_ROUNDED_TO, _MAX_SPARE_ROWS = 8, 127
 
 
 class Encoding(NamedTuple):
@@ -53,14 +54,15 @@ class WordPieceTokenizer:
             do_lower_case: Whether the vocabulary is an uncased one.
 
         Raises:
-            ValueError: If the file is missing, empty, not UTF-8, or lacks one of
-                [PAD], [UNK], [CLS], [SEP].
+            ValueError: If the file is missing, empty, not UTF-8, lacks one of
+                [PAD], [UNK], [CLS], [SEP], or has a token twice.
         """
         self.vocab_file = pathlib.Path(vocab_file)
         self.do_lower_case = do_lower_case
         tokens = _read_vocabulary(self.vocab_file)
         ids = {token: number for number, token in enumerate(tokens)}
         _check_special_tokens(self.vocab_file, ids)
+        _check_each_token_once(self.vocab_file, tokens)
         self.num_entries = len(tokens)
         text = "\n".join(tokens)
         self.checksum = f"{zlib.crc32(text.encode()):08x}"
@@ -163,19 +165,32 @@ def _check_special_tokens(path: pathlib.Path, ids: dict[str, int]) -> None:
         )
 
 
+def _check_each_token_once(path: pathlib.Path, tokens: list[str]) -> None:
+    lines = {}
+    for line, token in enumerate(tokens, 1):
+        # Spaces of other scripts are tokens too, which strip() has made the same.
+        if lines.setdefault(token, line) != line and token:
+            raise ValueError(
+                "`--vocab_file` must hold each token once, since its line is its id. "
+                f"Received: {token!r} in lines {lines[token]} and {line} of {path}. Use "
+                "the vocab.txt that came with the checkpoint."
+            )
+
+
 def check_vocabulary(tokenizer: WordPieceTokenizer, vocab_size: int) -> None:
     """Raises unless the vocabulary is that of a model with `vocab_size` embeddings.
 
     A token beyond the embedding table has no embedding. A vocabulary that is smaller
-    than the table is another model's (28,996 cased entries for 30,522 embeddings would
-    train and learn nothing), except by the few rows that round a table up.
+    than the table is another model's, or was cut off (28,996 cased entries for 30,522
+    embeddings would train and learn nothing), unless the table was rounded up.
 
     Args:
         tokenizer: Holds the vocabulary.
         vocab_size: Rows of the embedding table, of the model's configuration.
     """
     spare_rows = vocab_size - tokenizer.num_entries
-    if not 0 <= spare_rows <= _MAX_SPARE_ROWS:
+    is_rounded = vocab_size % _ROUNDED_TO == 0 and 0 < spare_rows <= _MAX_SPARE_ROWS
+    if spare_rows and not is_rounded:
         raise ValueError(
             "`--vocab_file` must fit `vocab_size` in `--bert_config_file`. Received: "
             f"{tokenizer.num_entries} tokens in {tokenizer.vocab_file} and vocab_size "
