@@ -44,9 +44,9 @@ def _pretrain(checkpoint: pathlib.Path, num_updates: int, seed: int = 0) -> floa
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> tuple[pathlib.Path, float]:
-    """The checkpoint of 200 updates, and their last loss."""
+    """The checkpoint of 120 updates, and their last loss."""
     checkpoint = tmp_path_factory.mktemp("pretrained") / "bert_model.ckpt"
-    return checkpoint, _pretrain(checkpoint, num_updates=200)
+    return checkpoint, _pretrain(checkpoint, num_updates=120)
 
 
 def test_pretraining_learns_what_a_masked_token_was(pretrained):
@@ -55,7 +55,7 @@ def test_pretraining_learns_what_a_masked_token_was(pretrained):
 
 
 def test_pretraining_is_bit_identical_for_one_seed(tmp_path, pretrained):
-    _pretrain(tmp_path / "second", num_updates=200)
+    _pretrain(tmp_path / "second", num_updates=120)
     _pretrain(tmp_path / "other seed", num_updates=1, seed=1)
     checkpoints = pretrained[0], tmp_path / "second", tmp_path / "other seed"
     first, second, other = (tf.train.load_checkpoint(str(c)) for c in checkpoints)

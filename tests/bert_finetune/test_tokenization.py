@@ -102,7 +102,8 @@ def test_ids_of_real_cola_are_those_of_transformers(real_data, tmp_path, do_lowe
     ]
     learned = _learned_words([t.lower() if do_lower_case else t for t in texts])
     vocab_file = _write_vocabulary(tmp_path, learned)
-    _assert_ids_of_transformers(vocab_file, do_lower_case, texts)
+    # Every fourth: transformers is slow.
+    _assert_ids_of_transformers(vocab_file, do_lower_case, texts[::4])
 
 
 def _generated_texts(first, last, do_lower_case):
