@@ -11,6 +11,8 @@ from estimator_accum.checks import (
     no_gradient,
     weight_and_scale,
 )
+from estimator_accum.graph import ancestors
+from estimator_accum.loss_scaling import is_loss_scaling
 from estimator_accum.micro_step import make_micro_step
 from estimator_accum.micro_step_plan import MicroBatch, Rule, is_plain
 from estimator_accum.window import AccumulationSteps
@@ -121,8 +123,8 @@ def make_accumulating_train_op(
     var_list = tf.nest.flatten(var_list)
     if not var_list:
         raise ValueError(no_gradient(loss))
-    # Weighting the loss costs nothing; but float16 gradients would leave their range.
-    is_weighted = not is_plain(rule) and not _has_half_precision(var_list)
+    # Weighting the loss costs nothing; but what is float16 would leave its range.
+    is_weighted = not is_plain(rule) and not _has_half_precision(loss, optimizer)
     pairs = optimizer.compute_gradients(
         loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
         var_list=var_list,
@@ -149,6 +151,13 @@ def _gating(rule: Rule) -> dict:
     return {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
 
 
-def _has_half_precision(variables: list[tf.Variable]) -> bool:
+def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
+    """Returns whether the loss, or what it is made of, is or may become float16."""
+    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
+        return True
     halves = (tf.float16, tf.bfloat16)
-    return any(variable.dtype.base_dtype in halves for variable in variables)
+    return any(
+        tensor.dtype.base_dtype in halves
+        for operation in ancestors([loss.op])
+        for tensor in operation.outputs
+    )

@@ -513,3 +513,16 @@ def test_autograph_leaves_the_library_as_it_is(interface):
             step = v1.train.get_or_create_global_step()
             AccumulatingOptimizer(Recording(1.0), 2).minimize(loss, step)
     assert len(seen) == 2 and ag_ctx.Status.ENABLED not in seen
+
+
+def test_large_weights_do_not_overflow_what_is_computed_in_half_precision():
+    x = v1.get_variable("x", initializer=0.0)
+    slope = tf.constant(100, tf.float16)
+    loss = tf.cast(tf.cast(x, tf.float16) * slope, tf.float32)
+    sgd = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(loss, sgd, 2, weight=tf.constant(4096.0))
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(train_op)
+        session.run(train_op)
+        assert session.run(x) == -100.0
