@@ -90,10 +90,8 @@ def test_text_imports_logs_errors_and_flags_are_left_alone(source):
     assert not places_of("a.py", source.encode())
 
 
-@pytest.mark.parametrize("name", ["update.py", "keras/window.py", "cluster.py"])
-def test_every_mutant_of_a_file_is_another_program(name):
-    path = _REPOSITORY / "estimator_accum" / name
-    source = path.read_bytes()
+def test_every_mutant_of_a_file_is_another_program():
+    source = (_REPOSITORY / "estimator_accum" / "update.py").read_bytes()
     programs = [
         ast.dump(ast.parse(p.applied_to(source))) for p in places_of("", source)
     ]
