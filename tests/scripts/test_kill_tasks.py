@@ -115,11 +115,11 @@ def test_a_kill_changes_no_bit_and_loses_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", running.DEADLINE_SECS)
     # A cluster of one: of two, test_launch_local.py kills one.
     flags = ["--workers=1", "--kills=1", "--seed=14"]
-    flags += ["--train_updates=120", "--save_checkpoints_updates=30"]
+    flags += ["--train_updates=200", "--save_checkpoints_updates=25"]
     code = kill_tasks.main([f"--output_dir={tmp_path / 'kills'}", *flags])
     output = capsys.readouterr().out
     print(output)
     assert code == 0
     assert output.count("\nkilled ") == 1
     assert "variables, bit for bit the same: yes" in output
-    assert "24,000 examples in 12 epochs of 2,000, each once an epoch: yes" in output
+    assert "40,000 examples in 20 epochs of 2,000, each once an epoch: yes" in output
