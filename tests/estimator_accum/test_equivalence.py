@@ -19,11 +19,10 @@ v1 = tf.compat.v1
 UPDATES = 30
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("dtype", "steps", "clip_norm", "decay"),
-    [(tf.float64, 2, None, 0.0), (tf.float32, 3, 0.5, 0.1)],
-    ids=["float64", "float32"],
+    ("name", "dtype", "steps", "clip_norm", "decay"),
+    [(name, tf.float64, 3, 0.5, 0.1) for name in OPTIMIZERS]
+    + [("adam", tf.float32, 2, None, 0.0), ("adagrad_da", tf.float32, 3, 0.5, 0.1)],
 )
 def test_weights_and_slots_equal_those_of_the_big_batch(
     name, dtype, steps, clip_norm, decay
@@ -39,7 +38,7 @@ def test_weights_and_slots_equal_those_of_the_big_batch(
     assert ours["global_step"] == UPDATES * steps
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["adam", "adagrad_da", "momentum"])
 def test_one_step_windows_are_the_plain_optimizer_bit_for_bit(name):
     batches = make_batches(10, 6)
     plain = train_plain(OPTIMIZERS[name], batches, decay=0.1)
@@ -59,15 +58,6 @@ def test_one_step_windows_with_clipping_are_clip_by_global_norm_bit_for_bit(clip
     np.testing.assert_array_equal(ours["dense"], plain["dense"])
     # The true norm sums a row's duplicates in another order.
     assert relative_difference(ours, plain, ["embedding"]) < 1e-6
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_schedule_counts_updates(steps):
-    """The rate halves with every update, not with every micro-step."""
-    batches = make_batches(4, 6)
-    plain = train_plain(OPTIMIZERS["gradient_descent"], batches, decay=1.0)
-    ours = train_accumulating(OPTIMIZERS["gradient_descent"], batches, steps, decay=1.0)
-    assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
 
 
 @pytest.mark.parametrize(

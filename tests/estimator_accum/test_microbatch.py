@@ -15,13 +15,13 @@ from microbatch_runs import (
 )
 
 v1 = tf.compat.v1
-# 20 batches, the last of which is short.
-_INPUT = input_fn_of(examples=19 * 64 + 37, batch_size=64)
-_TOLERANCE = {"sgd": 5e-7, "momentum": 5e-7, "adam": 1e-6}
+# 5 batches, the last of which is short.
+_INPUT = input_fn_of(examples=4 * 64 + 37, batch_size=64)
 
 
-@pytest.mark.parametrize("make_train_op", [by_train_op, by_optimizer])
-@pytest.mark.parametrize("optimizer", _TOLERANCE)
+@pytest.mark.parametrize(
+    ("make_train_op", "optimizer"), [(by_train_op, "adam"), (by_optimizer, "momentum")]
+)
 def test_one_micro_batch_is_bit_identical_to_the_plain_estimator(
     make_train_op, optimizer, tmp_path
 ):
@@ -34,33 +34,29 @@ def test_one_micro_batch_is_bit_identical_to_the_plain_estimator(
         assert difference(ours, theirs) == 0
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3, 8, 64])
-@pytest.mark.parametrize("optimizer", _TOLERANCE)
-def test_any_number_of_micro_batches_gives_the_batchs_weights(
-    optimizer, micro_batches, tmp_path
-):
-    theirs = train(make_model_fn(plain(optimizer)), tmp_path / "plain", _INPUT)
-    model_fn = make_model_fn(by_train_op(optimizer))
-    ours = train_in_micro_batches(model_fn, tmp_path / "ours", _INPUT, micro_batches)
-    assert theirs["global_step"] == 20
-    assert ours["update_step"] == ours["global_step"] == 20
-    assert difference(ours, theirs) <= _TOLERANCE[optimizer]
+def test_any_number_of_micro_batches_gives_the_batchs_weights(tmp_path):
+    theirs = train(make_model_fn(plain("momentum")), tmp_path / "plain", _INPUT)
+    model_fn = make_model_fn(by_train_op("momentum"))
+    for micro_batches in (3, 64):
+        ours = train_in_micro_batches(
+            model_fn, tmp_path / str(micro_batches), _INPUT, micro_batches
+        )
+        assert theirs["global_step"] == 5
+        assert ours["update_step"] == ours["global_step"] == 5
+        assert difference(ours, theirs) <= 5e-7
 
 
 @pytest.mark.parametrize(
     ("optimizer", "tolerance"),
     [
         ("adam", 0),
-        ("momentum", 0),
-        ("adagrad", 0),
-        ("ftrl", 0),
         # The plain one adds a row's gradients to it one after the other.
         ("sgd", 5e-6),
     ],
 )
 def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
     # Not to the end of the data: there the plain Adam decays its slots once more.
-    options = {"input_fn": _INPUT, "max_steps": 19}
+    options = {"input_fn": _INPUT, "max_steps": 4}
     theirs = train(
         make_model_fn(plain(optimizer), embedding_layer), tmp_path / "plain", **options
     )

@@ -18,6 +18,7 @@ from microbatch_runs import (
     spec_of,
     train,
     train_in_micro_batches,
+    variables_of,
 )
 
 from estimator_accum import (
@@ -54,18 +55,16 @@ def test_two_train_ops_share_their_micro_batches(tmp_path):
         return AccumulatingOptimizer(optimizer, 1).minimize(loss, step, variables)
 
     expected = train(make(theirs), tmp_path / "plain", input_fn_of(16, 16))
-    for count, tolerance in ((1, 0), (4, 1e-6)):
-        values = train_in_micro_batches(
-            make(ours), tmp_path / str(count), input_fn_of(16, 16), count
-        )
-        assert difference(values, expected) <= tolerance
+    folder = tmp_path / "ours"
+    values = train_in_micro_batches(make(ours), folder, input_fn_of(16, 16), 4)
+    assert difference(values, expected) <= 1e-6
 
 
 def test_checkpoints_are_those_of_the_plain_estimator(tmp_path):
     one = input_fn_of(16, 16)
-    theirs = {}
-    for _ in range(3):
-        theirs = train(make_model_fn(plain("adam")), tmp_path / "plain", one)
+    theirs = train(
+        make_model_fn(plain("adam")), tmp_path / "plain", lambda: one().repeat(3)
+    )
     for i in range(3):  # plain, in micro-batches, plain
         if i == 1:
             model_fn = make_model_fn(by_train_op("adam"))
@@ -114,7 +113,7 @@ def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
         return INPUT().map(lambda features, labels: features["x"])
 
     wrapped = microbatch_model_fn(of_features, 2)
-    tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(without_labels)
+    tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(without_labels, steps=1)
     with pytest.raises(ValueError, match="model_fn .* params"):
         tf.estimator.Estimator(wrapped, str(tmp_path / "a"), params={"rate": 0.5})
     with pytest.raises(ValueError, match="model_fn does not take labels"):
@@ -123,17 +122,17 @@ def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
     estimator = tf.estimator.Estimator(
         wrapped, str(tmp_path / "b"), params={"rate": 0.5}
     )
-    estimator.train(INPUT)
-    assert estimator.get_variable_value("global_step") == 6
+    estimator.train(INPUT, steps=1)
+    assert estimator.get_variable_value("global_step") == 1
 
 
-@pytest.mark.parametrize("canned", ["DNNClassifier", "DNNLinearCombinedClassifier"])
-def test_canned_estimators_train_in_micro_batches(canned, tmp_path):
+def test_canned_estimators_train_in_micro_batches(tmp_path):
     column = tf.feature_column.categorical_column_with_hash_bucket("word", 20)
     numeric = tf.feature_column.numeric_column("x", [5])
     embedded = tf.feature_column.embedding_column(
         column, 3, initializer=v1.constant_initializer(0.1)
     )
+    config = tf.estimator.RunConfig(tf_random_seed=3)
 
     def input_fn():
         x, y = make_data(39)
@@ -143,20 +142,14 @@ def test_canned_estimators_train_in_micro_batches(canned, tmp_path):
         return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
 
     def make(wrap, folder):
-        kind = getattr(v1.estimator, canned)
-        config = tf.estimator.RunConfig(tf_random_seed=3)
-        options = {"config": config, "model_dir": str(folder)}
-        if canned == "DNNClassifier":
-            return kind(
-                [4], [numeric, embedded], optimizer=wrap(OPTIMIZERS["sgd"]), **options
-            )
-        return kind(
+        return v1.estimator.DNNLinearCombinedClassifier(
             linear_feature_columns=[column],
             linear_optimizer=wrap(OPTIMIZERS["sgd"]),
-            dnn_feature_columns=[numeric],
+            dnn_feature_columns=[numeric, embedded],
             dnn_hidden_units=[4],
             dnn_optimizer=wrap(OPTIMIZERS["momentum"]),
-            **options,
+            config=config,
+            model_dir=str(folder),
         )
 
     def accumulating(optimizer):
@@ -164,26 +157,17 @@ def test_canned_estimators_train_in_micro_batches(canned, tmp_path):
 
     theirs = make(lambda optimizer: optimizer, tmp_path / "plain")
     theirs.train(input_fn)
-    for count, tolerance in ((1, 1e-7), (4, 1e-6)):
-        folder = tmp_path / str(count)
-        model_fn = make(accumulating, folder).model_fn
-        ours = tf.estimator.Estimator(
-            microbatch_model_fn(model_fn, count, reduction="sum"),
-            str(folder),
-            tf.estimator.RunConfig(tf_random_seed=3),
-        )
-        ours.train(input_fn)
-        names = theirs.get_variable_names()
-        assert set(ours.get_variable_names()) - set(names) == {
-            name for name in ours.get_variable_names() if "update_step" in name
-        }
-        for name in names:
-            np.testing.assert_allclose(
-                ours.get_variable_value(name),
-                theirs.get_variable_value(name),
-                atol=tolerance,
-                err_msg=name,
-            )
+    expected = variables_of(theirs)
+    model_fn = make(accumulating, tmp_path / "ours").model_fn
+    ours = tf.estimator.Estimator(
+        microbatch_model_fn(model_fn, 4, reduction="sum"),
+        str(tmp_path / "ours"),
+        config,
+    )
+    ours.train(input_fn)
+    values = variables_of(ours)
+    assert all("update_step" in name for name in values.keys() - expected.keys())
+    assert difference(values, expected) <= 1e-6
 
 
 def test_accumulators_are_in_no_collection(tmp_path):

@@ -31,7 +31,7 @@ def _columns():
     )
 
 
-def _deep(optimizer, **options):
+def _deep(optimizer):
     numeric, _, embedded = _columns()
     return lambda folder, config: tf.estimator.DNNClassifier(
         [4],
@@ -39,44 +39,31 @@ def _deep(optimizer, **options):
         optimizer=optimizer,
         model_dir=folder,
         config=config,
-        **options,
     )
-
-
-def _wide(folder, config):
-    _, words, _ = _columns()
-    return tf.estimator.LinearClassifier([words], model_dir=folder, config=config)
 
 
 def _wide_and_deep(folder, config):
     numeric, words, _ = _columns()
     return tf.estimator.DNNLinearCombinedRegressor(
         linear_feature_columns=[words],
-        linear_optimizer=lambda: tf.keras.optimizers.legacy.SGD(0.1),
+        linear_optimizer=lambda: tf.keras.optimizers.legacy.SGD(0.01),
         dnn_feature_columns=[numeric],
         dnn_hidden_units=[4],
         dnn_optimizer=lambda: tf.keras.optimizers.legacy.Adam(0.01),
+        loss_reduction=tf.keras.losses.Reduction.SUM,
         model_dir=folder,
         config=config,
     )
 
 
 _ESTIMATORS = {
-    "default": (_deep("Adagrad"), "mean"),
     "adam": (_deep(lambda: tf.keras.optimizers.legacy.Adam(0.01)), "mean"),
+    "default": (_deep("Adagrad"), "mean"),
     "clipped": (
         _deep(lambda: tf.keras.optimizers.legacy.SGD(0.5, global_clipnorm=0.1)),
         "mean",
     ),
-    "sum": (
-        _deep(
-            lambda: tf.keras.optimizers.legacy.SGD(0.01),
-            loss_reduction=tf.keras.losses.Reduction.SUM,
-        ),
-        "sum",
-    ),
-    "wide": (_wide, "mean"),
-    "wide_and_deep": (_wide_and_deep, "mean"),
+    "wide_and_deep": (_wide_and_deep, "sum"),
 }
 
 
@@ -89,8 +76,7 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     plain.train(_input_fn, max_steps=_BATCHES)
     expected = variables_of(plain)
     # Of one micro-batch to the bit, but for the order in which an embedding's rows sum.
-    one = [(1, 1e-7)] if name == "default" else []
-    for count, tolerance in (*one, (4, 1e-6)):
+    for count, tolerance in [(1, 1e-7)] if name == "default" else [(4, 1e-6)]:
         folder = str(tmp_path / str(count))
         model_fn = make(folder, config).model_fn
         model_fn = microbatch_model_fn(model_fn, count, reduction=reduction)
@@ -101,8 +87,8 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
         assert all("update_step" in name for name in added)
         assert values["global_step"] == _BATCHES
         assert difference(values, expected) <= tolerance
-    # Whoever trained by the plain one, evaluates ours.
-    assert ours.evaluate(_input_fn)["global_step"] == _BATCHES
+    if name == "default":  # whoever trained by the plain one, evaluates ours
+        assert ours.evaluate(_input_fn)["global_step"] == _BATCHES
 
 
 def test_get_updates_is_kerass_own_again_after_the_model_fn():

@@ -43,8 +43,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
     return float(found)
 
 
-@pytest.mark.parametrize("sizes", [[4] * 8, [1, 2, 3, 10, 16]], ids=["even", "uneven"])
-@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=pytest.mark.once)])
+@pytest.mark.parametrize(("sizes", "sparse"), [([8] * 4, False), ([2, 10, 20], True)])
 def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     # Its means run over about a hundred updates of 32 examples each.
     found = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
@@ -75,8 +74,8 @@ def test_a_micro_batch_of_weight_zero_does_not_count():
 
 @pytest.mark.once
 def test_without_weights_its_unit_is_the_micro_batch():
-    found = np.mean([_estimate([4] * 8, 300, False, seed=i) for i in range(4)])
-    assert found == pytest.approx(EXPECTED / 4, rel=0.1)
+    found = np.mean([_estimate([8] * 4, 300, False, seed=i) for i in range(4)])
+    assert found == pytest.approx(EXPECTED / 8, rel=0.1)
 
 
 def test_it_is_off_by_far_if_micro_batches_were_one_batch():

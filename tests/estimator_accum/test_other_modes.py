@@ -50,9 +50,9 @@ class _Names(v1.train.SessionRunHook):
         return {name for name in self.found if "accumul" in name}
 
 
-@pytest.fixture
-def trained(tmp_path):
-    estimator = _estimator(tmp_path / "trained")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    estimator = _estimator(tmp_path_factory.mktemp("trained"))
     names = _Names()
     estimator.train(_input_fn, hooks=[names, *make_accumulation_hooks()], steps=4)
     assert "weights/accumulator" in names.of_accumulation()  # the control

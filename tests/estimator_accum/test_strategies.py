@@ -59,8 +59,7 @@ def test_two_replicas_train_and_apply_a_partial_window_as_one_device(
 @pytest.mark.parametrize(
     ("steps", "more"),
     [
-        (1, ["no_hooks"]),
-        (1, [2]),  # in micro-batches of what fits
+        (1, [2, "no_hooks"]),  # in micro-batches of what fits
         (4, ["two_devices"]),
     ],
 )
