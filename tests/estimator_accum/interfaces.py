@@ -32,7 +32,6 @@ def by_apply_gradients(loss, optimizer, steps, **options):
 
 
 ALL = [by_train_op, by_minimize, by_apply_gradients]
-WITH_LOSS = [by_train_op, by_minimize]
 
 
 def fed_gradients(*values, dtype=tf.float32):

@@ -156,24 +156,3 @@ def test_update_ops_may_be_chosen():
         session.run(v1.global_variables_initializer())
         session.run(train_op)
         assert session.run(average) == 0
-
-
-def test_batch_normalization_moves_with_every_micro_batch():
-    """The moving mean after K micro-batches is that of K plain training steps."""
-    inputs = v1.placeholder(tf.float32, [None, 2])
-    scale = v1.get_variable("scale", initializer=[1.0, 1.0])
-    moving = v1.get_variable("moving", initializer=[0.0, 0.0], trainable=False)
-    mean, variance = tf.nn.moments(inputs, [0])
-    update = v1.assign_sub(moving, 0.1 * (moving - mean))
-    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
-    normalized = tf.nn.batch_normalization(inputs, mean, variance, None, scale, 1e-3)
-    train_op = make_accumulating_train_op(tf.reduce_mean(normalized**3), _sgd(), 4)
-    expected = np.zeros(2)
-    random = np.random.default_rng(0)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for _ in range(8):
-            batch = random.normal(1.0, size=[5, 2])
-            session.run(train_op, {inputs: batch})
-            expected -= 0.1 * (expected - batch.mean(0))
-        np.testing.assert_allclose(session.run(moving), expected, rtol=1e-5)

@@ -183,23 +183,26 @@ def test_the_last_evaluation_of_train_and_evaluate_sees_the_applied_window(tmp_p
     assert estimator.get_variable_value("update_step") == 6
 
 
-def test_apply_works_in_a_session_whose_saving_hook_comes_last(tmp_path):
-    def train(folder, hooks):
-        with tf.Graph().as_default():
-            x = v1.get_variable("x", initializer=0.0)
-            optimizer = v1.train.GradientDescentOptimizer(1.0)
-            train_op = make_accumulating_train_op(2 * x, optimizer, 4)
-            saving = v1.train.CheckpointSaverHook(str(folder), save_steps=2)
-            ours = make_accumulation_hooks("apply")
-            with v1.train.MonitoredTrainingSession(
-                hooks=[*hooks(saving, ours), v1.train.StopAtStepHook(7)]
-            ) as session:
-                while not session.should_stop():
-                    session.run(train_op)
-        return tf.train.load_variable(tf.train.latest_checkpoint(str(folder)), "x")
+def _train_x(micro_steps, hooks, folder=None, clip_norm=None):
+    """Micro-steps of x := x - 2 on average, in windows of 4."""
+    with tf.Graph().as_default():
+        x = v1.get_variable("x", initializer=0.0)
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_op = make_accumulating_train_op(2 * x, optimizer, 4, clip_norm)
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=folder, hooks=hooks()
+        ) as session:
+            for _ in range(micro_steps):
+                session.run(train_op)
 
-    assert train(tmp_path / "a", lambda saving, ours: [saving, *ours]) == -4
-    assert train(tmp_path / "b", lambda saving, ours: [*ours, saving]) == -4
+
+def test_apply_works_in_a_session_whose_saving_hook_comes_last(tmp_path):
+    def hooks():
+        saving = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=2)
+        return [*make_accumulation_hooks("apply"), saving, v1.train.StopAtStepHook(7)]
+
+    _train_x(7, hooks)
+    assert tf.train.load_variable(str(tmp_path), "x") == -4
 
 
 class _Saving(v1.train.SessionRunHook):
@@ -224,20 +227,15 @@ def test_saves_that_others_make_apply_nothing_before_the_end(tmp_path, applied):
 
 
 def test_a_second_saving_hook_applies_nothing_before_the_end(tmp_path):
-    with tf.Graph().as_default():
-        x = v1.get_variable("x", initializer=0.0)
-        optimizer = v1.train.GradientDescentOptimizer(1.0)
-        train_op = make_accumulating_train_op(2 * x, optimizer, 4)
+    def hooks():
         first, second = (
             v1.train.CheckpointSaverHook(str(tmp_path / name), save_steps=1)
             for name in ("first", "second")
         )
-        hooks = [first, *make_accumulation_hooks("apply"), second]
-        with v1.train.MonitoredTrainingSession(
-            hooks=[*hooks, v1.train.StopAtStepHook(7)]
-        ) as session:
-            while not session.should_stop():
-                session.run(train_op)
+        stop = v1.train.StopAtStepHook(7)
+        return [first, *make_accumulation_hooks("apply"), second, stop]
+
+    _train_x(7, hooks)
     assert tf.train.load_variable(str(tmp_path / "first"), "x") == -4
     assert tf.train.load_variable(str(tmp_path / "second"), "x") == -4
     middle = tf.train.load_checkpoint(str(tmp_path / "second" / "model.ckpt-6"))
@@ -250,15 +248,7 @@ def test_a_session_that_just_ends_applies_its_partial_window(
     tmp_path, info_log, micro_steps
 ):
     """No hook has asked it to stop, and the data has not ended."""
-    with tf.Graph().as_default():
-        x = v1.get_variable("x", initializer=0.0)
-        optimizer = v1.train.GradientDescentOptimizer(1.0)
-        train_op = make_accumulating_train_op(2 * x, optimizer, 4)
-        with v1.train.MonitoredTrainingSession(
-            checkpoint_dir=str(tmp_path), hooks=make_accumulation_hooks("apply")
-        ) as session:
-            for _ in range(micro_steps):
-                session.run(train_op)
+    _train_x(micro_steps, lambda: make_accumulation_hooks("apply"), str(tmp_path))
     assert tf.train.load_variable(str(tmp_path), "x") == -4
     assert tf.train.load_variable(str(tmp_path), "update_step") == 2
     assert ("partial window" in info_log.text) == (micro_steps == 6)
@@ -382,15 +372,7 @@ def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
     """Clipping switched on in mid-window: only its count starts at 0."""
 
     def train(clip_norm, micro_steps):
-        with tf.Graph().as_default():
-            x = v1.get_variable("x", initializer=0.0)
-            optimizer = v1.train.GradientDescentOptimizer(1.0)
-            train_op = make_accumulating_train_op(2 * x, optimizer, 4, clip_norm)
-            with v1.train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path), hooks=make_accumulation_hooks()
-            ) as session:
-                for _ in range(micro_steps):
-                    session.run(train_op)
+        _train_x(micro_steps, make_accumulation_hooks, str(tmp_path), clip_norm)
 
     def value(name):
         return tf.train.load_variable(str(tmp_path), name)

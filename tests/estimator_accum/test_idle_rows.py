@@ -1,9 +1,10 @@
 """On a CPU a sparse accumulator takes memory for the rows that were touched."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import os
+import sys
 
 import numpy as np
+import running
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
@@ -44,9 +45,9 @@ def _bytes_of_accumulating() -> int:
 
 def test_untouched_rows_take_no_memory():
     # Of a process that has freed memory TensorFlow would take that.
-    fresh_process = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=fresh_process) as executor:
-        taken = executor.submit(_bytes_of_accumulating).result()
+    code = "import test_idle_rows; print(test_idle_rows._bytes_of_accumulating())"
+    done = running.run("-c", code, PYTHONPATH=os.pathsep.join(sys.path))
+    taken = int(done.stdout.split()[-1])
     assert -_TABLE_BYTES / 2 < taken < _TABLE_BYTES / 2
 
 

@@ -50,39 +50,6 @@ def test_gradient_accumulation_with_weight_decay(kind, name):
     assert np.all(np.abs(ours - start) > 1e-3)
 
 
-def test_gradient_accumulator(kind):
-    """OpenNMT-tf, optimizer_test.py, testGradientAccumulator; the mean, not the sum."""
-    variable = tf.Variable([1.0, 2.0])
-    optimizer = accumulate(kind.optimizer("SGD", 1.0), 3)
-    values = _steps(optimizer, variable, [[1.0, 2.0], [-2.0, 1.0], [-1.0, 2.0]])
-    assert values[:2] == [[1, 2]] * 2
-    np.testing.assert_allclose(values[2], [1 + 2 / 3, 2 - 5 / 3], rtol=1e-6)
-
-
-def test_large_batch_emulation(kind):
-    """TensorFlow Privacy, dp_optimizer_keras_sparse_test.py, without its noise."""
-    first, second = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0])
-    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
-    gradients = [
-        ([[1.0, 1.0]], [1.0]),
-        ([[3.0, 5.0]], [1.0]),
-        ([[2.0, -1.5]], [1.0]),
-        ([[4.0, 0.5]], [1.0]),
-    ]
-    seen = []
-    for one, other in gradients:
-        pairs = [(tf.constant(one), first), (tf.constant(other), second)]
-        optimizer.apply_gradients(pairs)
-        iterations = int(optimizer.iterations.numpy())
-        seen.append((first.numpy().tolist(), second.numpy().tolist(), iterations))
-    assert seen == [
-        ([[1, 2]], [3], 0),
-        ([[-1, -1]], [2], 1),
-        ([[-1, -1]], [2], 1),
-        ([[-4, -0.5]], [1], 2),
-    ]
-
-
 def test_aggregation_of_slices_leaves_other_rows(kind):
     """Horovod, test_tensorflow2_keras.py, test_gradient_aggregation: row 1 stays."""
     table = tf.Variable([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
@@ -91,13 +58,6 @@ def test_aggregation_of_slices_leaves_other_rows(kind):
         slices = tf.IndexedSlices([[1.0, 1.0], [1.0, 1.0]], [0, 2], [3, 2])
         optimizer.apply_gradients([(slices, table)])
     assert table.numpy().tolist() == [[-2.5, -2.5], [1, 1], [-0.5, -0.5]]
-
-
-def test_window_with_an_infinity_does_not_poison_the_next(kind):
-    """Horovod, test_tensorflow2_keras.py, test_grad_aggregation_with_inf_grad."""
-    variable = tf.Variable(0.0)
-    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_window")
-    assert _steps(optimizer, variable, [np.inf, 1.0, 1.0, 1.0]) == [0, 0, 0, -1]
 
 
 def test_no_zero_gradients_between_updates(kind):
@@ -109,14 +69,11 @@ def test_no_zero_gradients_between_updates(kind):
     np.testing.assert_allclose(ours.numpy(), 0.7, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "batch", "steps"), [("SGD", 500, 1), ("Adam", 250, 2), ("RMSprop", 125, 4)]
-)
-def test_optimizer_wrapper(kind, name, batch, steps):
-    """andreped, test_optimizer_wrapper.py: 500x1, 250x2, 125x4; weights, not accuracy."""
+def test_optimizer_wrapper(kind):
+    """andreped, test_optimizer_wrapper.py: 500x1 and 125x4; weights, not accuracy."""
     whole, ours = kind.dense_model("float64"), kind.dense_model("float64")
     data = dense_data(1000, "float64")
-    fit(whole, kind.optimizer(name, 0.01), data, 500)
-    fit(ours, accumulate(kind.optimizer(name, 0.01), steps), data, batch)
+    fit(whole, kind.optimizer("RMSprop", 0.01), data, 500)
+    fit(ours, accumulate(kind.optimizer("RMSprop", 0.01), 4), data, 125)
     tolerance = 1e-6 if kind.is_3 else 1e-12  # Keras 3 has float32 in its loss
     assert difference(whole, ours) < tolerance
