@@ -136,11 +136,15 @@ def _check_replicas_for_noise_scale() -> None:
 
 
 def check_graph() -> None:
-    """Raises under eager execution."""
-    if tf.executing_eagerly():
+    """Raises under eager execution, and in what is traced for it."""
+    with tf.init_scope():
+        is_outside_eager = tf.executing_eagerly()
+    if is_outside_eager:
+        received = "eager execution" if tf.executing_eagerly() else "a tf.function"
         raise RuntimeError(
-            "An accumulating train op needs a graph. Received: eager execution. Call "
-            "it in a model_fn, or inside tf.Graph().as_default()."
+            f"An accumulating train op needs a graph. Received: {received}. Call it in a "
+            "model_fn, or inside tf.Graph().as_default(); for Keras there is "
+            "estimator_accum.keras.accumulate()."
         )
 
 

@@ -1,5 +1,7 @@
 """`AccumulationCallback`: what becomes of a partial window, and what `fit` logs."""
 
+import tensorflow as tf
+
 from estimator_accum.keras.keras_3 import Keras3
 from estimator_accum.keras.optimizer import Accumulating
 
@@ -23,8 +25,8 @@ class AccumulationCallback:
         after each batch.
 
     Raises:
-        ValueError: If `partial_window` is something else; TypeError from `fit`, if the
-            model's optimizer is not from `accumulate`.
+        ValueError: If `partial_window` is something else; from `fit` TypeError, if the
+            model's optimizer is not from `accumulate`, and RuntimeError in a graph.
 
     Example:
         model.fit(data, callbacks=[AccumulationCallback("apply")])
@@ -86,6 +88,12 @@ class AccumulationCallback:
     def on_train_begin(self, logs=None) -> None:
         """Notes where training starts."""
         del logs
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "AccumulationCallback must be called in TensorFlow 2's behavior: it "
+                "reads variables. Received: fit() in a graph. Leave the callback out, or "
+                "do not disable eager execution."
+            )
         self._is_training = True
         self._first_update = int(self._optimizer.iterations.numpy())
         # Applied before the averages of EMA become the weights, which Keras does

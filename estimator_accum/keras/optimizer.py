@@ -43,6 +43,8 @@ class Accumulating(Saving, _DelegatingTrackable):
             "_losses",
             "_clock",
             "_strategy",
+            "_closing",
+            "_traced_steps",
         }
     )
 
@@ -63,6 +65,8 @@ class Accumulating(Saving, _DelegatingTrackable):
         self._window = self._clock = self._strategy = None
         self._indices, self._trained_variables = {}, []
         self._losses = {}
+        self._closing = {}  # functions that apply a partial window
+        self._traced_steps = None
 
     def __getattr__(self, name):
         if name in self._OWN or name.startswith("__"):
@@ -74,6 +78,8 @@ class Accumulating(Saving, _DelegatingTrackable):
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name, value):
+        if name == "gradient_accumulation_steps":
+            self._check_not_traced(value)
         if name in self._OWN or isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:
@@ -165,9 +171,12 @@ class Accumulating(Saving, _DelegatingTrackable):
                 "process, which tells what is sparse. Received: a window that was "
                 "just loaded. Call fit() once."
             )
-        rule = self._rule()
-        run = tf.function(lambda: close_partial_window(self._window, rule))
-        self._strategy.run(run)
+        window, rule = self._window, self._rule()
+        kind = rule[:2], tuple(window.trained), frozenset(window.sparse)
+        if kind not in self._closing:
+            close = tf.function(lambda: close_partial_window(window, rule))
+            self._closing[kind] = close
+        self._strategy.run(self._closing[kind])
         return True
 
     @property
@@ -228,6 +237,8 @@ class Accumulating(Saving, _DelegatingTrackable):
                 "At least one variable must have a gradient. Received: none. Is the "
                 "loss made of the variables, and was it given to compile()?"
             )
+        if not tf.executing_eagerly():
+            self._traced_steps = self.gradient_accumulation_steps
         if weight is None and self.weight is not None:
             weight = self.weight()
         if weight is not None:
@@ -251,6 +262,15 @@ class Accumulating(Saving, _DelegatingTrackable):
         return run_micro_step(
             self._window, gradients, weight, loss, steps, self._rule()
         )
+
+    def _check_not_traced(self, steps) -> None:
+        traced = getattr(self, "_traced_steps", None)
+        if traced is not None and steps != traced:
+            raise ValueError(
+                "`gradient_accumulation_steps` must not be set once a training step was "
+                f"traced, which would go on with {traced}. Received: {steps}. Pass a "
+                "callable to accumulate(), or compile the model with a new optimizer."
+            )
 
     def _check_xla(self, pairs) -> None:
         if self.on_nonfinite == "raise":
