@@ -268,6 +268,13 @@ def test_vocabulary_that_is_not_text_is_refused(tmp_path):
         WordPieceTokenizer(path, do_lower_case=True)
 
 
+def test_vocabulary_with_a_token_twice_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match="Received: 'dog' in lines 5 and 7 of .*Use the"
+    ):
+        WordPieceTokenizer(_write_vocabulary(tmp_path, ["dog", "a", "dog"]), True)
+
+
 def test_ids_are_line_numbers_of_any_line_end(tmp_path):
     path = tmp_path / "vocab.txt"
     # U+2028 is a token of multilingual vocabularies, not the end of a line.
@@ -278,12 +285,13 @@ def test_ids_are_line_numbers_of_any_line_end(tmp_path):
     assert tokenizer.encode("b a", None, 9).input_ids == [2, 8, 7, 3]
 
 
-@pytest.mark.parametrize("spare_rows", [0, 1, 127])
-def test_vocabulary_that_fits_the_table_is_accepted(tokenizer, spare_rows):
-    check_vocabulary(tokenizer, tokenizer.num_entries + spare_rows)
+@pytest.mark.parametrize("rounded_to", [8, 128])
+def test_vocabulary_that_fits_the_table_is_accepted(tokenizer, rounded_to):
+    check_vocabulary(tokenizer, tokenizer.num_entries)
+    check_vocabulary(tokenizer, rounded_to * (tokenizer.num_entries // rounded_to + 1))
 
 
-@pytest.mark.parametrize("spare_rows", [-1, 128, 1526])
+@pytest.mark.parametrize("spare_rows", [-1, 39, 1526])
 def test_vocabulary_that_does_not_fit_the_table_names_both_numbers(
     tokenizer, spare_rows
 ):
