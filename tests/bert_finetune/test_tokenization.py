@@ -270,7 +270,7 @@ def test_vocabulary_that_is_not_text_is_refused(tmp_path):
 
 def test_vocabulary_with_a_token_twice_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match="Received: 'dog' in lines 5 and 7 of .*Use the"
+        ValueError, match="Received: 'dog' in lines 6 and 8 of .*Use the"
     ):
         WordPieceTokenizer(_write_vocabulary(tmp_path, ["dog", "a", "dog"]), True)
 
