@@ -14,6 +14,7 @@ from estimator_accum import (
 from estimator_accum.window import get_windows
 
 v1 = tf.compat.v1
+_STEPS = "gradient_accumulation_steps"
 
 
 @pytest.fixture(autouse=True)
@@ -27,19 +28,6 @@ def _linear_loss(initial=0.0):
     gradient = v1.placeholder(tf.float32, [])
     variable = v1.get_variable("x", initializer=initial)
     return gradient, variable, gradient * variable
-
-
-def test_value_after_each_of_twelve_micro_steps():
-    gradient, variable, loss = _linear_loss()
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(loss, optimizer, 4)
-    values = []
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for micro_step in range(1, 13):
-            session.run(train_op, {gradient: micro_step})
-            values.append(session.run(variable))
-    assert values == [0, 0, 0, -2.5, -2.5, -2.5, -2.5, -9, -9, -9, -9, -19.5]
 
 
 def test_state_table():
@@ -335,19 +323,39 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping():
 
 
 @pytest.mark.parametrize(
-    ("steps", "error", "message"),
+    ("options", "error", "sentence"),
     [
-        (0, ValueError, r"integer >= 1\. Received: 0\. Use 1"),
-        (-3, ValueError, r"integer >= 1\. Received: -3\. Use 1"),
-        (2.5, TypeError, r"integer >= 1 or a callable.*Received: 2\.5\. Use 1"),
-        (True, TypeError, r"integer >= 1 or a callable.*Received: True\. Use 1"),
-        (lambda _: 0.5, ValueError, r"return an integer scalar.*float32 of shape"),
+        ({_STEPS: 0}, ValueError, r"integer >= 1\. Received: 0\. Use 1"),
+        ({_STEPS: -3}, ValueError, r"integer >= 1\. Received: -3\. Use 1"),
+        ({_STEPS: 2.5}, TypeError, r"integer >= 1 or .*Received: 2\.5\. Use 1"),
+        ({_STEPS: True}, TypeError, r"integer >= 1 or .*Received: True\. Use 1"),
+        ({_STEPS: lambda _: 0.5}, ValueError, "return an integer scalar.*float32 of"),
+        ({"clip_norm": 0}, ValueError, "must be a finite number > 0 or None"),
+        ({"clip_norm": -1.0}, ValueError, "must be a finite number > 0 or None"),
+        ({"clip_norm": float("inf")}, ValueError, "must be a finite number > 0 or N"),
+        ({"clip_norm": float("nan")}, ValueError, "must be a finite number > 0 or N"),
+        ({"clip_norm": "1"}, TypeError, "must be a number > 0 or None"),
+        ({"weight": [1, 1]}, ValueError, r"`weight` must be a scalar.*\(2,\)"),
+        ({"weight": 0}, ValueError, "must be > 0; .*Received: 0 for every micro-batch"),
+        (
+            {"weight": -1.0},
+            ValueError,
+            "must be > 0; .*Received: -1.0 for every micro-",
+        ),
+        ({"loss": [1.0, 2.0, 3.0]}, ValueError, r"`loss` must be a sc.*\(3,\).*Reduce"),
+        ({"loss": 1.0}, ValueError, "must depend on a trained variable.*Const:0"),
+        ({"optimizer": tf.keras}, TypeError, "must be a tf.compat.v1.train.Optimizer"),
     ],
 )
-def test_gradient_accumulation_steps_must_be_a_positive_integer(steps, error, message):
+def test_an_argument_that_cannot_be_is_refused(options, error, sentence):
     _, _, loss = _linear_loss()
-    with pytest.raises(error, match=message):
-        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), steps)
+    arguments = {
+        "loss": loss,
+        "optimizer": v1.train.AdamOptimizer(),
+        _STEPS: 2,
+    }
+    with pytest.raises(error, match=sentence):
+        make_accumulating_train_op(**arguments | options)
 
 
 def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():
@@ -360,59 +368,6 @@ def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():
         session.run(train_op, {gradient: 1.0})
         with pytest.raises(tf.errors.InvalidArgumentError, match="integer >= 1"):
             session.run(train_op, {gradient: 1.0})
-
-
-@pytest.mark.parametrize(
-    ("clip_norm", "error"),
-    [
-        (0, ValueError),
-        (-1.0, ValueError),
-        (float("inf"), ValueError),
-        (float("nan"), ValueError),
-        ("1", TypeError),
-    ],
-)
-def test_clip_norm_must_be_positive(clip_norm, error):
-    _, _, loss = _linear_loss()
-    with pytest.raises(error, match=r"must be a (finite )?number > 0 or None\. Rec"):
-        make_accumulating_train_op(
-            loss, v1.train.AdamOptimizer(), 2, clip_norm=clip_norm
-        )
-
-
-def test_a_loss_that_is_no_scalar_is_refused():
-    x = v1.get_variable("x", [3])
-    with pytest.raises(ValueError, match=r"`loss` must be a scalar.*\(3,\).*Reduce"):
-        make_accumulating_train_op(x * x, v1.train.AdamOptimizer(), 2)
-
-
-def test_a_weight_that_is_no_scalar_is_refused():
-    _, _, loss = _linear_loss()
-    with pytest.raises(ValueError, match=r"`weight` must be a scalar.*\(2,\)"):
-        make_accumulating_train_op(
-            loss, v1.train.AdamOptimizer(), 2, weight=tf.ones([2])
-        )
-
-
-@pytest.mark.parametrize("weight", [0, -1.0])
-def test_a_weight_that_no_micro_batch_can_have_is_refused(weight):
-    _, _, loss = _linear_loss()
-    sentence = rf"`weight` must be > 0; .*Received: {weight} for every micro-batch\. "
-    with pytest.raises(ValueError, match=sentence):
-        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2, weight=weight)
-
-
-def test_a_loss_without_any_gradient_is_refused_by_name():
-    v1.get_variable("x", [])
-    loss = tf.constant(1.0, name="my_loss")
-    with pytest.raises(ValueError, match=r"depend on a trained variable.*my_loss:0"):
-        make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2)
-
-
-def test_a_keras_optimizer_is_refused():
-    _, _, loss = _linear_loss()
-    with pytest.raises(TypeError, match=r"must be a tf.compat.v1.train.Optimizer"):
-        make_accumulating_train_op(loss, tf.keras.optimizers.legacy.Adam(), 2)
 
 
 def test_cross_replica_context_is_refused():

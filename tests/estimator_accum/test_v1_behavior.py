@@ -10,7 +10,7 @@ _FOLDER = pathlib.Path(__file__).parent
 # the boundary, two of them, restored windows, reports, the retry after running out of
 # memory, what a micro-batch writes.
 _TESTS = {
-    "test_train_op.py": "twelve or state_table or two_thousand or rows_of_the_window "
+    "test_train_op.py": "state_table or two_thousand or rows_of_the_window "
     "or mixed_dtypes or inside_apply_gradients or two_train_ops or fails_leaves",
     "test_equivalence.py": "adam or momentum or numpy or clip_norm",
     "test_hooks.py": "stopped_in_mid_window or have_a_row or just_ends",
