@@ -111,6 +111,7 @@ def _forked_tasks(_) -> dict[int, str]:
 @pytest.mark.slow
 def test_a_kill_changes_no_bit_and_loses_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kill_tasks, "_tasks", _forked_tasks)
+    monkeypatch.setattr(kill_tasks, "_EFFECTIVE_BATCH", 20)
     monkeypatch.setattr(kill_tasks, "_LONGEST_PAUSE_SECS", 0.0)
     monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", running.DEADLINE_SECS)
     # A cluster of one: of two, test_launch_local.py kills one.
@@ -122,4 +123,4 @@ def test_a_kill_changes_no_bit_and_loses_nothing(tmp_path, capsys, monkeypatch):
     assert code == 0
     assert output.count("\nkilled ") == 1
     assert "variables, bit for bit the same: yes" in output
-    assert "40,000 examples in 20 epochs of 2,000, each once an epoch: yes" in output
+    assert "4,000 examples in 2 epochs of 2,000, each once an epoch: yes" in output

@@ -13,14 +13,13 @@ from scripts import memory_table
 def test_peak_memory_falls_with_the_number_of_micro_batches(tmp_path, monkeypatch):
     # The plain Estimator is measured once: its time is what differs later.
     monkeypatch.setattr(memory_table, "_run", functools.cache(memory_table._run))
-    sizes = ["--batch_size=160", "--updates=1", "--micro_batches", "1", "16"]
+    sizes = ["--batch_size=160", "--updates=1", "--micro_batches", "16"]
     flags = [f"--output_dir={tmp_path}", "--models", "conv", *sizes]
     assert memory_table.main(flags) == 0
     with open(tmp_path / "memory.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [row["micro_batches"] for row in rows] == ["0", "1", "16"]
-    plain, whole, cut = [float(row["peak_mb"]) for row in rows]
-    assert 0.8 < whole / plain < 1.2
+    assert [row["micro_batches"] for row in rows] == ["0", "16"]
+    plain, cut = [float(row["peak_mb"]) for row in rows]
     assert cut < plain / 3
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
 

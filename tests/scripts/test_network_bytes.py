@@ -27,7 +27,9 @@ sys.exit(network_bytes.main(sys.argv[1:]))
 @pytest.mark.once
 def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
     # A process of its own: it moves to another network.
-    result = running.run("-c", _IN_ITS_NETWORK, "--updates=40")
+    result = running.run(
+        "-c", _IN_ITS_NETWORK, "--updates=20", "--effective_batch_size=16"
+    )
     print(result.stdout, result.stderr)
     if result.stdout.startswith("shared"):
         pytest.skip("no network namespace here: other tests send over this loopback")

@@ -6,16 +6,18 @@ import pytest
 
 from scripts import plan_table
 
-_SHAPES = [(8, 64), (16, 128)]
 
-
-# Two of four: a process each, which starts anew for its allocator.
+# Two of four: a process each, which starts anew for its allocator. Dropout is tiny's:
+# its random numbers take mini as long as all else.
 @pytest.mark.slow
 @pytest.mark.once
-@pytest.mark.parametrize(("encoder", "dropout"), [("tiny", False), ("mini", True)])
-def test_planned_peaks_are_within_15_percent_of_measured_ones(encoder, dropout):
-    rows = plan_table._compare(encoder, dropout, _SHAPES)
-    assert [row[:4] for row in rows] == [(encoder, *s, dropout) for s in _SHAPES]
+@pytest.mark.parametrize(
+    ("encoder", "dropout", "shapes"),
+    [("tiny", True, [(8, 64), (16, 128)]), ("mini", False, [(16, 128)])],
+)
+def test_planned_peaks_are_within_15_percent_of_measured_ones(encoder, dropout, shapes):
+    rows = plan_table._compare(encoder, dropout, shapes)
+    assert [row[:4] for row in rows] == [(encoder, *s, dropout) for s in shapes]
     for *_, planned_mb, measured_mb, ratio in rows:
         assert 0.85 <= planned_mb / measured_mb <= 1.15
         assert ratio == pytest.approx(planned_mb / measured_mb, rel=0.02)
