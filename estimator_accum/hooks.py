@@ -151,10 +151,16 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._reports = [self._make_reports(None)]
         self._reports += [self._make_reports(window.name) for window in further]
         self._scalars = [self._window_scalars(window) for window in self._windows]
-        self._fetched = [_as_vector(scalars) for scalars in self._scalars]
-        for scalars in self._scalars:  # a partial window is applied without moving it
-            scalars.pop("global_step", None)
-        self._fetched_of_partial = [_as_vector(scalars) for scalars in self._scalars]
+        # A partial window is applied without counting a micro-step.
+        counters = {"global_step", "micro_batches"}
+        self._scalars_of_partial = [
+            {name: scalars[name] for name in scalars if name not in counters}
+            for scalars in self._scalars
+        ]
+        self._fetched = [_as_vector(each) for each in self._scalars]
+        self._fetched_of_partial = [
+            _as_vector(each) for each in self._scalars_of_partial
+        ]
         self._known_requests = {}
 
     def after_create_session(self, session, coord) -> None:
@@ -256,7 +262,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             index = self._windows.index(window)
             fetched = self._fetched_of_partial[index]
             values = session.run(fetched, {window.is_boundary: True})
-            result = dict(zip(self._scalars[index], values))
+            result = dict(zip(self._scalars_of_partial[index], values))
             result["micro_batches"] = held * window.num_replicas
             if not result["has_updated"]:
                 _logger.info(
@@ -321,7 +327,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             "update_step": window.update_step_after,
             "clipped_share": window.clipped_share,
             "noise_scale": window.noise_scale,
-            "micro_batches": window.gradient_accumulation_steps * window.num_replicas,
+            "micro_batches": window.micro_steps_after * window.num_replicas,
         }
         if self._learning_rate is not None and window is self._windows[0]:
             scalars["learning_rate"] = self._learning_rate

@@ -183,7 +183,7 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
     steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
     train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
     known_train_ops = list(train_ops)
-    is_boundary = tf.constant(True)
+    is_boundary, done = tf.constant(True), tf.constant(1, tf.int64)
     if plan.micro_steps is not None:
         with tf.control_dependencies(flatten(strategy, counted)):
             done = _add(plan.micro_steps, first_of(strategy, counted))
@@ -219,6 +219,7 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
             is_boundary=is_boundary,
             mean_loss=mean_loss,
             micro_steps=plan.micro_steps,
+            micro_steps_after=done,
             gradient_accumulation_steps=steps,
             num_replicas=plan.num_replicas,
             clipped_share=clipped_share,

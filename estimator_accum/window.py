@@ -199,6 +199,8 @@ class Window(NamedTuple):
         mean_loss: Mean loss of the open window so far, this replica's micro-batches;
             at a boundary that of the whole window.
         micro_steps: Counts the micro-steps of the open window; None for K = 1.
+        micro_steps_after: What this micro-step makes of it, before a boundary sets it
+            to 0; running it counts one.
         gradient_accumulation_steps: K of the open window [micro-steps per update].
         num_replicas: Replicas that train in sync, a Python int.
         clipped_share: Share of the updates so far that were clipped.
@@ -219,6 +221,7 @@ class Window(NamedTuple):
     noise_scale: tf.Tensor
     mean_loss: tf.Tensor
     micro_steps: tf.Variable | None
+    micro_steps_after: tf.Tensor
     gradient_accumulation_steps: tf.Tensor
     num_replicas: int
     clipped_share: tf.Tensor

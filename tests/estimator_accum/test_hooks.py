@@ -346,26 +346,29 @@ def test_metrics_go_to_tensorboard_too(applied):
 
 def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
     with tf.Graph().as_default():
-        slope = v1.placeholder_with_default(3.0, [])
+        slope = v1.placeholder(tf.float32, [])
+        steps = v1.placeholder_with_default(np.int64(2), [])
         x = v1.get_variable("x", initializer=0.0)
         train_op = make_accumulating_train_op(
             x * slope,
             v1.train.GradientDescentOptimizer(1.0),
-            2,
+            lambda update_step: steps,
             clip_norm=1.0,
             noise_scale=True,
         )
         hooks = make_accumulation_hooks(metrics_dir=tmp_path, micro_batch_size=8)
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
-            for value in (3, 3, 0.5, 0.5, 5, 1):
+            for value in (3, 3, 0.5, 0.5):
                 session.run(train_op, {slope: value})
+            for value, k in ((5, 4), (1, 4), (1, 2)):  # K falls in mid-window
+                session.run(train_op, {slope: value, steps: k})
     scalars = _scalars(tmp_path)
-    for at, clipped_share in ((2, 1.0), (4, 0.5), (6, 2 / 3)):
+    for at, clipped_share, held in ((2, 1.0, 2), (4, 0.5, 2), (7, 2 / 3, 3)):
         assert scalars[("clipped_share", at)] == pytest.approx(clipped_share)
-        assert scalars[("effective_batch_size", at)] == 16
-        assert scalars[("weight", at)] == 2
+        assert scalars[("effective_batch_size", at)] == 8 * held
+        assert scalars[("weight", at)] == held
     assert scalars[("noise_scale", 2)] == 0
-    assert scalars[("noise_scale", 6)] > 0
+    assert scalars[("noise_scale", 7)] > 0
 
 
 def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
