@@ -49,12 +49,6 @@ def test_preferred_version_is_picked_wherever_it_is_on_path(machine):
     assert _picked(machine.pick()) == str(preferred)
 
 
-@pytest.mark.parametrize("name", ["python3", "python"])
-def test_plain_name_of_a_suitable_version_is_picked(machine, name):
-    suitable = interpreter(machine.bin / name, "3.10")
-    assert _picked(machine.pick()) == str(suitable)
-
-
 def test_shim_that_does_not_run_is_passed_over(machine):
     executable(machine.bin / "python3.11", SHIM)
     behind_it = interpreter(machine.other_bin / "python3.11", "3.11")
@@ -93,6 +87,9 @@ def test_unsuitable_pythons_are_named(machine):
     interpreter(machine.bin / "python", "2.7")
     message = _refusal(machine.pick())
     assert f"found: Python 3.14 at {machine.bin}/python3, Python 2.7 at" in message
+    for name in ("python", "python3"):  # a plain name of one that fits is picked
+        suitable = interpreter(machine.bin / name, "3.10")
+        assert _picked(machine.pick()) == str(suitable)
 
 
 def test_python_without_venv_is_passed_over_and_named_when_alone(machine):
@@ -129,10 +126,13 @@ def test_unsuitable_explicit_python_is_refused(machine, version, has_venv, reaso
     )
 
 
-def test_environment_is_made_once_and_reused(machine):
+@pytest.fixture
+def made(machine) -> Machine:
+    """The machine has an environment, which tests have made and used."""
     interpreter(machine.bin / "python3.11", "3.11")
     first = machine.test("-k", "one thing")
     assert first.returncode == 0, first.stderr
+    assert "making .venv with Python 3.11" in first.stderr
     assert machine.log == [
         "venv 3.11",
         f"pip {machine.repository}[test]",
@@ -140,32 +140,27 @@ def test_environment_is_made_once_and_reused(machine):
         "ruff format",
         f"{_PYTEST} -k one thing",
     ]
-    assert "making .venv with Python 3.11" in first.stderr
     machine.forget_log()
-    second = machine.test()
+    return machine
+
+
+def test_environment_of_the_tests_is_reused_and_serves_quickstart_too(made):
+    second = made.test()
     assert second.stderr.startswith("==> using .venv (Python 3.11)\n")
-    assert machine.log == ["ruff check", "ruff format", _PYTEST]
-
-
-def test_environment_of_the_tests_serves_quickstart_too(machine):
-    interpreter(machine.bin / "python3.11", "3.11")
-    machine.test()
-    machine.forget_log()
-    quickstart = str(machine.repository / "scripts" / "quickstart")
-    done = machine.run(quickstart, "--output_dir=here")
+    assert made.log == ["ruff check", "ruff format", _PYTEST]
+    made.forget_log()
+    quickstart = str(made.repository / "scripts" / "quickstart")
+    done = made.run(quickstart, "--output_dir=here")
     assert done.returncode == 0, done.stderr
-    demo = machine.repository / "scripts" / "quickstart_demo.py"
-    assert machine.log == [f"{demo} --output_dir here"]
+    demo = made.repository / "scripts" / "quickstart_demo.py"
+    assert made.log == [f"{demo} --output_dir here"]
 
 
-def test_changed_setup_py_installs_again_in_the_same_environment(machine):
-    interpreter(machine.bin / "python3.11", "3.11")
-    machine.test()
-    with (machine.repository / "setup.py").open("a") as file:
+def test_changed_setup_py_installs_again_in_the_same_environment(made):
+    with (made.repository / "setup.py").open("a") as file:
         file.write("# changed\n")
-    machine.forget_log()
-    machine.test()
-    assert machine.log[0] == f"pip {machine.repository}[test]"
+    made.test()
+    assert made.log[0] == f"pip {made.repository}[test]"
 
 
 def test_interrupted_installation_is_not_trusted(machine):
@@ -178,16 +173,13 @@ def test_interrupted_installation_is_not_trusted(machine):
     assert machine.log[:2] == ["venv 3.11", f"pip {machine.repository}[test]"]
 
 
-def test_another_explicit_python_makes_the_environment_anew(machine):
-    interpreter(machine.bin / "python3.11", "3.11")
-    other = interpreter(machine.bin / "python3.10", "3.10")
-    machine.test()
-    machine.forget_log()
-    machine.test(PYTHON=str(other))
-    assert machine.log[0] == "venv 3.10"
-    machine.forget_log()
-    machine.test()  # not named again: what is there stays
-    assert machine.log[0] == "ruff check"
+def test_another_explicit_python_makes_the_environment_anew(made):
+    other = interpreter(made.bin / "python3.10", "3.10")
+    made.test(PYTHON=str(other))
+    assert made.log[0] == "venv 3.10"
+    made.forget_log()
+    made.test()  # not named again: what is there stays
+    assert made.log[0] == "ruff check"
 
 
 def test_environment_that_somebody_else_made_is_not_deleted(machine):

@@ -17,6 +17,8 @@ _COLA = {
     "test.tsv": "index\tsentence\n0\tThe cook.\n",
 }
 
+_KINDS = ("matched", "mismatched")
+
 
 @pytest.fixture
 def no_checksums(monkeypatch):
@@ -40,6 +42,19 @@ def glue(server, no_checksums, tmp_path, capsys):
     return run
 
 
+@pytest.fixture
+def refused(glue, tmp_path):
+    """Runs fetch_glue, which must end with that code and sentence and leave nothing."""
+
+    def run(code, pattern, *flags):
+        ended_with, _, stderr = glue(*flags)
+        assert ended_with == code
+        assert_one_sentence(stderr, pattern)
+        assert not (tmp_path / "glue").exists()
+
+    return run
+
+
 def test_glue_zip_becomes_the_tasks_folder(glue, server, tmp_path):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
     code, stdout, stderr = glue("--tasks=cola")
@@ -51,22 +66,19 @@ def test_glue_zip_becomes_the_tasks_folder(glue, server, tmp_path):
         get_task("cola"), tmp_path / "glue" / "CoLA", "train.tsv", labelled=True
     )
     assert [example.label for example in examples] == [1, 0]
+    code, stdout, stderr = glue("--tasks=CoLA")
+    assert (code, stderr) == (0, "")
+    assert stdout == f"CoLA: already in {tmp_path / 'glue' / 'CoLA'}\n"
+    assert server.requests == ["/glue/data/CoLA.zip"]
 
 
 def test_every_task_is_fetched_from_its_own_address(glue, server, tmp_path):
-    zips = {
-        "CoLA": "CoLA.zip",
-        "SST-2": "SST-2.zip",
-        "QQP": "QQP-clean.zip",
-        "MNLI": "MNLI.zip",
-        "QNLI": "QNLIv2.zip",
-        "RTE": "RTE.zip",
-        "WNLI": "WNLI.zip",
-    }
-    for name, zip_name in zips.items():
+    zips = {"QQP": "QQP-clean.zip", "QNLI": "QNLIv2.zip"}
+    for name in ("CoLA", "SST-2", "QQP", "MNLI", "QNLI", "RTE", "WNLI"):
         task = get_task(name)
         names = [task.train_file, *task.dev_files.values(), *task.test_files.values()]
         files = {file: f"{file} of {name}" for file in names}
+        zip_name = zips.get(name, f"{name}.zip")
         server.files[f"/glue/data/{zip_name}"] = make_zip(files, f"{name}/")
     _serve_mrpc(server)
     code, _, stderr = glue()
@@ -74,13 +86,9 @@ def test_every_task_is_fetched_from_its_own_address(glue, server, tmp_path):
     assert {path.name for path in (tmp_path / "glue").iterdir()} == {
         task.name for task in TASKS
     }
-    assert set(content_of(tmp_path / "glue" / "MNLI")) == {
-        "train.tsv",
-        "dev_matched.tsv",
-        "dev_mismatched.tsv",
-        "test_matched.tsv",
-        "test_mismatched.tsv",
-    }
+    pairs = [f"{part}_{kind}" for part in ("dev", "test") for kind in _KINDS]
+    names = {f"{name}.tsv" for name in ["train", *pairs]}
+    assert set(content_of(tmp_path / "glue" / "MNLI")) == names
 
 
 def _serve_mrpc(server):
@@ -108,15 +116,6 @@ def test_mrpc_is_split_as_glue_splits_it(glue, server, tmp_path):
         "test.tsv": "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
         "0\t40\t41\tIt is.\tIt was.\n1\t50\t51\tIt is.\tIt is not.\n",
     }
-
-
-def test_second_run_says_so_and_downloads_nothing(glue, server, tmp_path):
-    server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    glue("--tasks=CoLA")
-    code, stdout, stderr = glue("--tasks=CoLA")
-    assert (code, stderr) == (0, "")
-    assert stdout == f"CoLA: already in {tmp_path / 'glue' / 'CoLA'}\n"
-    assert server.requests == ["/glue/data/CoLA.zip"]
 
 
 def test_incomplete_folder_is_left_alone(glue, server, tmp_path):
@@ -149,47 +148,45 @@ def test_other_checksum_than_the_published_one_is_refused(server, tmp_path, caps
     assert not folder.exists()
 
 
+def _without_dev(_):
+    files = {name: text for name, text in _COLA.items() if name != "dev.tsv"}
+    return make_zip(files, "CoLA/")
+
+
+_UNDAMAGED = r"CoLA\.zip must be an undamaged zip file\. Received: "
+
+
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("damage", "pattern"),
     [
-        (lambda content: content.replace(b"The boat.", b"The goat."), "Bad CRC-32"),
-        (lambda content: content[:-40], "File is not a zip file"),
-        (lambda content: b"<html>Please log in.</html>", "File is not a zip file"),
+        (
+            lambda content: content.replace(b"boat.", b"goat."),
+            _UNDAMAGED + "Bad CRC-32",
+        ),
+        (lambda content: content[:-40], _UNDAMAGED + "File is not a zip file"),
+        (
+            lambda _: b"<html>Please log in.</html>",
+            _UNDAMAGED + "File is not a zip file",
+        ),
+        (
+            _without_dev,
+            r"hold train\.tsv, dev\.tsv, test\.tsv in .*: a zip file without dev\.tsv\.",
+        ),
     ],
 )
-def test_damaged_zip_leaves_nothing_behind(glue, server, tmp_path, damage, reason):
+def test_damaged_zip_leaves_nothing_behind(refused, server, damage, pattern):
     server.files["/glue/data/CoLA.zip"] = damage(make_zip(_COLA, "CoLA/"))
-    code, _, stderr = glue("--tasks=CoLA")
-    assert code == 1
-    assert_one_sentence(
-        stderr, rf"CoLA\.zip must be an undamaged zip file\. Received: {reason}"
-    )
-    assert not (tmp_path / "glue").exists()
+    refused(1, pattern, "--tasks=CoLA")
 
 
-def test_zip_without_a_file_names_it(glue, server, tmp_path):
-    files = {name: text for name, text in _COLA.items() if name != "dev.tsv"}
-    server.files["/glue/data/CoLA.zip"] = make_zip(files, "CoLA/")
-    code, _, stderr = glue("--tasks=CoLA")
-    assert code == 1
-    assert_one_sentence(
-        stderr,
-        r"CoLA\.zip must hold train\.tsv, dev\.tsv, test\.tsv in one folder\. Received: "
-        r"a zip file without dev\.tsv\.",
-    )
-    assert not (tmp_path / "glue").exists()
-
-
-def test_missing_page_names_address_and_what_to_do(glue, server, tmp_path):
-    code, _, stderr = glue("--tasks=CoLA")
-    assert code == 1
+def test_missing_page_names_address_and_what_to_do(refused, server):
     address = re.escape(f"{server.url}/glue/data/CoLA.zip")
-    assert_one_sentence(
-        stderr,
+    refused(
+        1,
         rf"{address} could not be downloaded: HTTP Error 404: Not Found\. By hand: "
         rf"download {address} anywhere and run this again with --archive CoLA\.zip\.",
+        "--tasks=CoLA",
     )
-    assert not (tmp_path / "glue").exists()
 
 
 def test_without_a_network_the_sentence_names_every_file(
@@ -210,13 +207,10 @@ def test_without_a_network_the_sentence_names_every_file(
     assert not (tmp_path / "glue").exists()
 
 
-def test_download_that_ends_early_is_an_error(glue, server, tmp_path):
+def test_download_that_ends_early_is_an_error(refused, server):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
     server.bytes_withheld = 10
-    code, _, stderr = glue("--tasks=CoLA")
-    assert code == 1
-    assert_one_sentence(stderr, r"it ended after \d+ of \d+ bytes")
-    assert not (tmp_path / "glue").exists()
+    refused(1, r"it ended after \d+ of \d+ bytes", "--tasks=CoLA")
 
 
 def test_failure_keeps_what_was_complete(glue, server, tmp_path):
@@ -250,13 +244,10 @@ def test_archives_of_mrpc_are_recognized_by_name(glue, server, tmp_path):
     assert server.requests == []
 
 
-def test_damaged_archive_is_the_users_mistake(glue, tmp_path):
+def test_damaged_archive_is_the_users_mistake(refused, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(b"no zip")
-    code, _, stderr = glue("--tasks=CoLA", "--archive", archive)
-    assert code == 2
-    assert_one_sentence(stderr, r"CoLA\.zip must be an undamaged zip file")
-    assert not (tmp_path / "glue").exists()
+    refused(2, _UNDAMAGED, "--tasks=CoLA", f"--archive={archive}")
 
 
 def test_archive_of_another_checksum_is_refused(tmp_path, capsys):
@@ -289,11 +280,8 @@ def test_archive_of_another_checksum_is_refused(tmp_path, capsys):
         ),
     ],
 )
-def test_flags_that_do_not_fit_fetch_glue_are_refused(glue, tmp_path, flags, pattern):
-    code, _, stderr = glue(*flags)
-    assert code == 2
-    assert_one_sentence(stderr, pattern)
-    assert not (tmp_path / "glue").exists()
+def test_flags_that_do_not_fit_fetch_glue_are_refused(refused, flags, pattern):
+    refused(2, pattern, *flags)
 
 
 def test_missing_data_dir_is_refused(capsys):
