@@ -93,9 +93,9 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
     order = {"order": demo_grammar.PHENOMENA["order"]}
     monkeypatch.setattr(demo_grammar, "PHENOMENA", order)
     monkeypatch.setattr(quickstart_demo, "_call", call_shorter)
-    sizes = {"num_train": 1200, "num_unlabelled": 5000}
+    sizes = {"num_train": 800, "num_unlabelled": 5000}
     monkeypatch.setattr(make_demo_data, "SIZES", make_demo_data.SIZES | sizes)
-    monkeypatch.setitem(make_demo_data.PRETRAINING, "num_updates", 250)
+    monkeypatch.setitem(make_demo_data.PRETRAINING, "num_updates", 150)
     monkeypatch.setenv("PYTHONPATH", str(running.ROOT))
     demo = tmp_path / "a demo, once"
     assert quickstart_demo.main(["--output_dir", str(demo)]) == 0
@@ -105,7 +105,7 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
     assert (demo / "loss.png").stat().st_size > 10_000
     for line in (table_with, table_without):
         batch, updates, accuracy, correlation = re.split(r"  +", line)[1:]
-        assert (batch, updates) == ("32", "113")
+        assert (batch, updates) == ("32", "75")
         assert float(accuracy) > 0.85
         assert float(correlation) > 0.6
     with_accumulation, without = (
