@@ -103,18 +103,6 @@ def test_way_that_is_not_installed_is_left_out_with_a_sentence():
     assert any(sentence and " is left out: " in sentence for sentence in sentences)
 
 
-def test_cola_needs_its_folder(capsys):
-    assert benchmark.main(["--parts", "cola"]) == 2
-    assert "--cola_dir must name the folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flag", ["--rounds=0", "--sizes=huge", "--parts=speed"])
-def test_flags_are_checked(flag, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        benchmark.main([flag])
-    assert "Try --help" in capsys.readouterr().err
-
-
 @pytest.fixture
 def tiny_is_tiny(monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", Size(1, 8, 1, vocabulary=40))

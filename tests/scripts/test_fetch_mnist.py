@@ -77,18 +77,6 @@ def test_list_shows_addresses_and_terms(mnist, server):
         assert f"{server.url}/{name}" in stdout
 
 
-@pytest.mark.parametrize(
-    "flags, sentence",
-    [
-        (["--base_url=ftp://a"], r"`--base_url` must be an http.*'ftp://a'"),
-        ([], r"`--data_dir` must name a folder\. Received: nothing\. "),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(capsys, flags, sentence):
-    assert fetch_mnist.main(flags) == 2
-    assert_one_sentence(capsys.readouterr().err, sentence)
-
-
 def test_published_test_files_have_the_checksums(real_data):
     for file in fetch_mnist.FILES:
         path = real_data / "mnist" / file.name

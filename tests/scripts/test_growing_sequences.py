@@ -42,17 +42,3 @@ def test_auto_and_the_fixed_count_that_survives_have_the_same_losses(
     for ours, theirs in zip(auto, fixed, strict=True):
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), abs=1e-3)
     assert (tmp_path / "growing.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "--output_dir must name a folder"),
-        (["--lengths", "16"], "must be tokens:updates, such as 16:100. Received: '16'"),
-        (["--lengths", "0:3"], "must be tokens:updates, such as 16:100. Received: '0"),
-    ],
-)
-def test_flags_of_growing_sequences_are_checked(arguments, sentence, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        growing_sequences.main(arguments)
-    assert sentence in capsys.readouterr().err

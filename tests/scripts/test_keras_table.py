@@ -26,15 +26,3 @@ def test_table_holds_its_bounds_and_shows_the_others(keras, capsys, monkeypatch)
         ]
         assert plain < 1e-6
         assert min(average, schedule) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--optimizers=Adam,Best", "`--optimizers` must be among SGD.*: Best. Leave"),
-        ("--updates=0", "`--updates` must be an integer >= 1. Received: 0. "),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused_in_a_sentence(flag, sentence, capsys):
-    assert keras_table.main([flag]) == 2
-    assert re.match(sentence, capsys.readouterr().err)

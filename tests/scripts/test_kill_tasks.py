@@ -61,20 +61,6 @@ def test_example_that_is_lost_or_counted_twice_is_found(
     assert not is_so and word in output
 
 
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--kills=0", "`--kills` must be an integer >= 1 and at most three quarters"),
-        ("--train_updates=4", "Received: 20. Use more updates."),
-        ("--output_dir=.", "`--output_dir` must be new or empty. Received: ."),
-    ],
-)
-def test_flag_that_does_not_fit_is_refused(tmp_path, capsys, flag, sentence):
-    flags = [f"--output_dir={tmp_path / 'kills'}", flag]
-    assert kill_tasks.main(flags) == 2
-    assert sentence in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("last", "word"), [("2,0.5,77.0", "yes"), ("2,0.6,9.0", "NO")])
 def test_metrics_may_differ_in_the_speed_only(tmp_path, capsys, last, word):
     folders = tmp_path / "undisturbed", tmp_path / "killed"

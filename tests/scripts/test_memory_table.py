@@ -22,16 +22,3 @@ def test_peak_memory_falls_with_the_number_of_micro_batches(tmp_path, monkeypatc
     plain, cut = [float(row["peak_mb"]) for row in rows]
     assert cut < plain / 3
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "--output_dir must name a folder"),
-        (["--updates=0"], "must be an integer >= 1. Received: '0'."),
-    ],
-)
-def test_flags_that_do_not_fit_are_one_sentence(arguments, sentence, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        memory_table.main(arguments)
-    assert sentence in capsys.readouterr().err

@@ -117,18 +117,6 @@ def test_nothing_is_left_of_a_measurement_that_is_killed(
     assert not left
 
 
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--updates=0", "`--updates` must be an integer >= 1. Received: 0."),
-        ("--effective_batch_size=100", "must be a multiple of 16. Received: 100."),
-    ],
-)
-def test_flag_that_does_not_fit_is_refused(capsys, flag, sentence):
-    assert network_bench.main([flag]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_who_may_not_make_networks_is_told_so(capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert network_bench.main([]) == 2

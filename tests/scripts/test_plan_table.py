@@ -40,10 +40,3 @@ def test_peak_that_is_off_by_more_than_15_percent_is_exit_code_1(
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
     assert [float(row["planned_over_measured"]) for row in rows] == [share, 1] * 4
-
-
-def test_shapes_are_checked(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        plan_table.main(["--shapes", "8"])
-    sentence = "must be examples x tokens, such as 8x128. Received: '8'"
-    assert sentence in capsys.readouterr().err
