@@ -34,17 +34,11 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
         return subprocess.CompletedProcess(command, 0)
 
     def compare(against, tolerance):
-        flags = [
-            f"--data_dir={tmp_path / 'cola'}",
-            f"--bert_dir={tmp_path / 'bert'}",
-            f"--output_dir={tmp_path / against}",
-            "--updates=2",
-            "--micro_batch_size=3",
-            "--gradient_accumulation_steps=2",
-            "--max_seq_length=16",
-            f"--tolerance={tolerance}",
-            f"--against={against}",
-        ]
+        folders = {"data_dir": "cola", "bert_dir": "bert", "output_dir": against}
+        flags = [f"--{name}={tmp_path / folder}" for name, folder in folders.items()]
+        flags += ["--updates=2", "--micro_batch_size=3", "--max_seq_length=16"]
+        flags += ["--gradient_accumulation_steps=2", f"--tolerance={tolerance}"]
+        flags += [f"--against={against}"]
         code = compare_batches.main(flags)
         stdout = capsys.readouterr().out
         assert ("3 x 2 --pad_to_max_length\n" in stdout) == (against == "padded")
@@ -63,10 +57,7 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {"gradient_accumulation_steps": 0},
-            r"steps` must be an integer >= 1\. Rec.*0",
-        ),
+        ({"gradient_accumulation_steps": 0}, r"steps` must be an integer >= 1\..*: 0"),
         ({"micro_batch_size": -1}, r"`--micro_batch_size` must be an integer >= 1\. R"),
         ({"updates": 0}, r"`--updates` must be an integer >= 1\. Received: 0\. See"),
         ({"updates": "x"}, r"argument --updates: invalid int value: 'x'\. Try --help"),

@@ -66,23 +66,19 @@ def test_bert_archive_replaces_the_network(bert, server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "received"), [([], "nothing"), (["--model=bert"], "bert")]
+    ("flags", "sentence"),
+    [
+        ([], r"`--model` must be a .* name\. Received: nothing\. Use --list"),
+        (
+            ["--model=bert"],
+            r"`--model` must be a .* name\. Received: bert\. Use --list",
+        ),
+        ([f"--model={_TINY}"], r"`--output_dir` must name a folder\. Received: noth"),
+    ],
 )
-def test_unknown_model_points_to_the_list(bert, flags, received):
-    code, _, stderr = bert(*flags)
-    assert code == 2
-    assert_one_sentence(
-        stderr,
-        r"`--model` must be a published model's name\. "
-        rf"Received: {received}\. Use --list",
-    )
-
-
-def test_missing_output_dir_is_refused(capsys):
-    assert fetch_bert.main([f"--model={_TINY}"]) == 2
-    assert_one_sentence(
-        capsys.readouterr().err, r"`--output_dir` must name a folder\. Received: noth"
-    )
+def test_flags_that_do_not_fit_fetch_bert_are_refused(capsys, flags, sentence):
+    assert fetch_bert.main(flags) == 2
+    assert_one_sentence(capsys.readouterr().err, sentence)
 
 
 def test_list_of_models_shows_the_24_small_ones_and_the_9_others(capsys):

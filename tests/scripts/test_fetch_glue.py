@@ -284,14 +284,10 @@ def test_flags_that_do_not_fit_fetch_glue_are_refused(refused, flags, pattern):
     refused(2, pattern, *flags)
 
 
-def test_missing_data_dir_is_refused(capsys):
+def test_data_dir_that_is_missing_or_a_file_is_refused(glue, tmp_path, capsys):
     assert fetch_glue.main(["--tasks=CoLA"]) == 2
-    assert_one_sentence(
-        capsys.readouterr().err, r"`--data_dir` must name a folder\. Received: nothing"
-    )
-
-
-def test_data_dir_that_is_a_file_is_refused(glue, tmp_path):
+    sentence = r"`--data_dir` must name a folder\. Received: nothing"
+    assert_one_sentence(capsys.readouterr().err, sentence)
     (tmp_path / "glue").write_text("a file")
     code, _, stderr = glue("--tasks=CoLA")
     assert code == 2
