@@ -25,18 +25,6 @@ _FLAGS = {"effective_batch_size": 13, "train_updates": _UPDATES}
 _FLAGS |= {"watchdog_secs": 1_000_000}  # no clock decides
 
 
-def _command(csv, folder, strategy, cpus=1) -> tuple:
-    flags = {"train_csv": csv, "output_dir": folder, "strategy": strategy} | _FLAGS
-    given = (f"--{name}={value}" for name, value in flags.items())
-    return (
-        _PROGRAM,
-        f"--cpus={cpus}",
-        "--dies_after=0",
-        *given,
-        "--micro_batch_size=4",
-    )
-
-
 def _weights(folder) -> dict[str, np.ndarray]:
     reader = tf.train.load_checkpoint(str(folder))
     assert reader.get_tensor("update_step") == _UPDATES
@@ -93,16 +81,22 @@ def test_several_devices_train_as_one(two_devices, whole):
     _assert_all_seen(two_devices / "with_accumulation")
 
 
-def test_memory_changes_no_weight(csv, tmp_path, whole, run_main, limited_memory):
-    flags = {"train_csv": csv, "output_dir": tmp_path / "output"} | _FLAGS
+def test_memory_and_fewer_devices_change_no_weight(
+    csv, killed, whole, run_main, limited_memory
+):
+    flags = {"train_csv": csv, "output_dir": killed} | _FLAGS
     with limited_memory(4):
         done = run_main(flags | {"micro_batch_size": "auto"})
     assert done.returncode == 0
     assert "13 examples in as many micro-batches as memory asks for x 1" in done.stderr
-    assert "micro-batches 2 -> 4: out of memory at update 1" in done.stderr
+    assert "going on after update 4" in done.stderr
+    assert "micro-batches 2 -> 4: out of memory at update 5" in done.stderr
     assert "as memory allows (13)" in done.stdout and "without" not in done.output
-    _assert_same(tmp_path / "output" / "with_accumulation", whole)
-    _assert_all_seen(tmp_path / "output" / "with_accumulation")
+    folder = killed / "with_accumulation"
+    count = json.loads((folder / "micro_batches.json").read_text())
+    assert count == {"micro_batches": 4}  # 13, 7, and then 4 at once
+    _assert_same(folder, whole)
+    _assert_all_seen(folder)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
