@@ -20,44 +20,23 @@ _CONFIG = BertConfig(
     max_position_embeddings=12,
 )
 # The names in google-research/bert's checkpoints, for two layers.
+_LAYER = """
+attention/self/query/kernel attention/self/query/bias
+attention/self/key/kernel attention/self/key/bias
+attention/self/value/kernel attention/self/value/bias
+attention/output/dense/kernel attention/output/dense/bias
+attention/output/LayerNorm/beta attention/output/LayerNorm/gamma
+intermediate/dense/kernel intermediate/dense/bias
+output/dense/kernel output/dense/bias
+output/LayerNorm/beta output/LayerNorm/gamma
+"""
 _PUBLISHED_NAMES = [
     "bert/embeddings/word_embeddings",
     "bert/embeddings/token_type_embeddings",
     "bert/embeddings/position_embeddings",
     "bert/embeddings/LayerNorm/beta",
     "bert/embeddings/LayerNorm/gamma",
-    "bert/encoder/layer_0/attention/self/query/kernel",
-    "bert/encoder/layer_0/attention/self/query/bias",
-    "bert/encoder/layer_0/attention/self/key/kernel",
-    "bert/encoder/layer_0/attention/self/key/bias",
-    "bert/encoder/layer_0/attention/self/value/kernel",
-    "bert/encoder/layer_0/attention/self/value/bias",
-    "bert/encoder/layer_0/attention/output/dense/kernel",
-    "bert/encoder/layer_0/attention/output/dense/bias",
-    "bert/encoder/layer_0/attention/output/LayerNorm/beta",
-    "bert/encoder/layer_0/attention/output/LayerNorm/gamma",
-    "bert/encoder/layer_0/intermediate/dense/kernel",
-    "bert/encoder/layer_0/intermediate/dense/bias",
-    "bert/encoder/layer_0/output/dense/kernel",
-    "bert/encoder/layer_0/output/dense/bias",
-    "bert/encoder/layer_0/output/LayerNorm/beta",
-    "bert/encoder/layer_0/output/LayerNorm/gamma",
-    "bert/encoder/layer_1/attention/self/query/kernel",
-    "bert/encoder/layer_1/attention/self/query/bias",
-    "bert/encoder/layer_1/attention/self/key/kernel",
-    "bert/encoder/layer_1/attention/self/key/bias",
-    "bert/encoder/layer_1/attention/self/value/kernel",
-    "bert/encoder/layer_1/attention/self/value/bias",
-    "bert/encoder/layer_1/attention/output/dense/kernel",
-    "bert/encoder/layer_1/attention/output/dense/bias",
-    "bert/encoder/layer_1/attention/output/LayerNorm/beta",
-    "bert/encoder/layer_1/attention/output/LayerNorm/gamma",
-    "bert/encoder/layer_1/intermediate/dense/kernel",
-    "bert/encoder/layer_1/intermediate/dense/bias",
-    "bert/encoder/layer_1/output/dense/kernel",
-    "bert/encoder/layer_1/output/dense/bias",
-    "bert/encoder/layer_1/output/LayerNorm/beta",
-    "bert/encoder/layer_1/output/LayerNorm/gamma",
+    *(f"bert/encoder/layer_{i}/{name}" for i in range(2) for name in _LAYER.split()),
     "bert/pooler/dense/kernel",
     "bert/pooler/dense/bias",
 ]
