@@ -38,6 +38,7 @@ def checked_rule(
         gradient_accumulation_steps, reduction = taken
     _check_reduction(reduction, weight, noise_scale)
     check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
+    _check_device(accumulator_device)
     if noise_scale and gradient_accumulation_steps == 1:
         _check_replicas_for_noise_scale()
     return Rule(
@@ -123,6 +124,16 @@ def _checked_accumulator_dtype(dtype) -> tf.DType | None:
             f"Received: {dtype!r}. Use tf.float32 for float16 variables."
         )
     return known
+
+
+def _check_device(device) -> None:
+    try:
+        tf.DeviceSpec.from_string("" if device is None else device)
+    except (AttributeError, ValueError) as error:
+        raise ValueError(
+            "`accumulator_device` must be the name of a device or None. "
+            f"Received: {device!r}. Use '/cpu:0' to spare the accelerator's memory."
+        ) from error
 
 
 def _check_replicas_for_noise_scale() -> None:
@@ -259,6 +270,18 @@ def _check_no_collectives(strategy) -> None:
             f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
             "cross_device_ops=tf.distribute.ReductionToOneDevice()."
         )
+
+
+def checked_var_list(var_list) -> list[tf.Variable]:
+    """Returns the variables of any structure, or raises unless all are variables."""
+    variables = tf.nest.flatten(var_list)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                "`var_list` must hold variables. Received: "
+                f"{variable!r}. Pass those to train, or None for all trainable ones."
+            )
+    return variables
 
 
 def check_trained(

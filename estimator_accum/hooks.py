@@ -84,13 +84,25 @@ def make_accumulation_hooks(
         The hooks, in the order in which they have to stand.
 
     Raises:
-        ValueError: If `partial_window` is none of these; later, when training begins,
-            if the graph has no accumulating train op.
+        TypeError: If `metrics_dir` is no path.
+        ValueError: If `partial_window` is none of these, or `total_updates` < 1; later,
+            when training begins, if the graph has no accumulating train op.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(
             "`partial_window` must be one of 'auto', 'keep' and 'apply'. "
             f"Received: {partial_window!r}. Use 'keep' to resume in mid-window later."
+        )
+
+    if metrics_dir is not None and not isinstance(metrics_dir, str | os.PathLike):
+        raise TypeError(
+            "`metrics_dir` must be a path or None. "
+            f"Received: {metrics_dir!r}. Pass the Estimator's model_dir, for example."
+        )
+    if total_updates is not None and total_updates < 1:
+        raise ValueError(
+            "`total_updates` must be an integer >= 1 or None. "
+            f"Received: {total_updates}. Pass None where nobody knows."
         )
 
     def make_reports(name: str | None) -> list:

@@ -88,6 +88,11 @@ def microbatch_model_fn(
             disagree in their number of examples, one example does not fit in memory, or
             `max_micro_batches` is not enough.
     """
+    if not callable(model_fn):
+        raise TypeError(
+            "`model_fn` must be a function of features, labels, mode. "
+            f"Received: {model_fn!r}. Pass the one that your Estimator has."
+        )
     _check_count("micro_batches", micro_batches, "'auto'")
     _check_count("initial_micro_batches", initial_micro_batches)
     _check_count("max_micro_batches", max_micro_batches, None)

@@ -16,6 +16,7 @@ from estimator_accum.gradients import Gradient, values_of
 
 POLICIES = ("raise", "skip_micro_batch", "skip_window")
 
+_MOST_NAMES = 3  # of variables in an error
 _HEALTH = 2  # a summary of two numbers: whose it is, and 1 for NaN or infinity
 
 
@@ -91,9 +92,9 @@ def _read_all(gradients: list[Gradient]) -> tf.Tensor:
 
 
 def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
-    culprits = tf.strings.reduce_join(
-        tf.boolean_mask(tf.constant(names), tf.logical_not(finite)), separator=", "
-    )
+    culprits = tf.boolean_mask(tf.constant(names), tf.logical_not(finite))
+    more = tf.size(culprits) - _MOST_NAMES
+    and_more = tf.strings.join([" and ", tf.strings.as_string(more), " more"])
     when = []
     if micro_step is not None:
         when = [" at micro-step ", tf.strings.as_string(micro_step)]
@@ -102,7 +103,8 @@ def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
             "Gradients must be finite. Received: NaN or infinity",
             *when,
             " in ",
-            culprits,
+            tf.strings.reduce_join(culprits[:_MOST_NAMES], separator=", "),
+            tf.where(more > 0, and_more, ""),
             ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to go on without.",
         ]
     )

@@ -26,7 +26,7 @@ from estimator_accum.network import reduction_secs
 _USABLE_SHARE = 0.8
 _BYTES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_BYTES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_MEMORY = re.compile(r"([0-9.]+)\s*([kmgt]i?|)b?", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9.]+)\s*(?=[a-z])([kmgt]i?|)b?", re.IGNORECASE)
 _SPEED = re.compile(r"([0-9.]+)\s*([kKmMgGtT]?)(bits?/s|bps|B/s)")
 
 

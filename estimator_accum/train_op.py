@@ -8,6 +8,7 @@ from estimator_accum.checks import (
     check_replica_context,
     check_trained,
     checked_rule,
+    checked_var_list,
     no_gradient,
     weight_and_scale,
 )
@@ -120,7 +121,7 @@ def make_accumulating_train_op(
     weight, scale = weight_and_scale(weight, rule)
     if var_list is None:
         var_list = tf.compat.v1.trainable_variables()
-    var_list = tf.nest.flatten(var_list)
+    var_list = checked_var_list(var_list)
     if not var_list:
         raise ValueError(no_gradient(loss))
     # Weighting the loss costs nothing; but what is float16 would leave its range.

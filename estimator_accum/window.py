@@ -11,6 +11,7 @@ dependencies as `global_step`, so the two cannot drift apart, and unlike
 `global_step % K` it stays right when K changes and when a partial window was applied.
 """
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from estimator_accum.branches import either
 
+_SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
 # Of a variable: its first initializer, which a warm start may replace.
@@ -237,7 +239,7 @@ def window_name(name: str | None) -> str:
     """Returns `name`, or the first free one of "accumulation", "accumulation_1", ...
 
     Raises:
-        ValueError: If another accumulating train op of the graph has that name.
+        ValueError: If it is no scope's name, or that of another accumulating train op.
     """
     known = {window.name for window in get_windows()}
     if name is None:
@@ -246,6 +248,11 @@ def window_name(name: str | None) -> str:
             *(f"accumulation_{i}" for i in range(1, 1 + len(known))),
         ]
         return next(name for name in names if name not in known)
+    if not isinstance(name, str) or not _SCOPE_NAME.fullmatch(name):
+        raise ValueError(
+            "`name` must be a TensorFlow scope: letters, digits and any of ._-/\\>, the "
+            f"first a letter, a digit or a dot. Received: {name!r}. Pass another `name`."
+        )
     if name in known:
         raise ValueError(
             "`name` must be unique among the accumulating train ops of a graph. "

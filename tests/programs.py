@@ -294,13 +294,16 @@ def _take_over(request: dict) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     _environment_at_start = dict(os.environ)
+    is_measured = any(name in os.environ for name in _COVERAGE)
+    if is_measured:
+        importlib.import_module("coverage")  # whose tracer is not to be had twice
     _modules_at_start = set(sys.modules)
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     random.seed()
     sys.modules["numpy"].random.seed()
     fork_from_now_on()
-    if any(name in os.environ for name in _COVERAGE):
-        importlib.import_module("coverage").process_startup(force=True)
+    if is_measured:
+        sys.modules["coverage"].process_startup(force=True)
 
 
 def _run(arguments: list[str]) -> int:

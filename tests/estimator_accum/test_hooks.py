@@ -402,6 +402,12 @@ def test_an_unknown_partial_window_is_refused():
         ValueError, match=r"one of 'auto', 'keep' and 'apply'.*'drop'\. Use"
     ):
         make_accumulation_hooks("drop")
+    with pytest.raises(
+        TypeError, match="`metrics_dir` must be a path or .*Received: 5"
+    ):
+        make_accumulation_hooks(metrics_dir=5)
+    with pytest.raises(ValueError, match="`total_updates` must be .*Received: -1"):
+        make_accumulation_hooks(total_updates=-1)
 
 
 def test_hooks_without_an_accumulating_train_op_are_refused(tmp_path):

@@ -89,6 +89,17 @@ def test_a_loss_that_is_not_finite_is_named_though_its_gradients_are():
             session.run(train_op, {bias: INF})
 
 
+def test_of_many_variables_three_are_named():
+    slope = v1.placeholder(tf.float32, [])
+    loss = sum(slope * v1.get_variable(name, initializer=1.0) for name in "abcde")
+    train_op = make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        sentence = r"1 in a, b, c and 3 more\. Pass on_"  # d, e and the loss
+        with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
+            session.run(train_op, {slope: NAN})
+
+
 def test_gradients_too_large_for_their_squares_are_finite_all_the_same():
     run = _Run(2)
     assert run(1e25, 3e25) == [0.0, pytest.approx(-2e25)]

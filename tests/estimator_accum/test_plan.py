@@ -98,11 +98,14 @@ def test_replicas_need_not_divide_the_effective_batch(config, capsys):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2g", 2e9), ("5e", None)],
+    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2g", 2e9)]
+    + [("5e", None), ("11", None)],
 )
 def test_sizes_of_memory(text, expected):
     if expected is None:
-        with pytest.raises(plan.argparse.ArgumentTypeError, match="Received: '5e'"):
+        with pytest.raises(
+            plan.argparse.ArgumentTypeError, match=f"Received: '{text}'"
+        ):
             plan._memory(text)
     else:
         assert plan._memory(text) == expected
