@@ -1,9 +1,13 @@
 """What the scripts' command lines share: flags, one sentence for an error, exit codes."""
 
 import argparse
+import os
 import pathlib
+import signal
 import sys
 from collections.abc import Callable
+
+from estimator_accum.program import path_sentence
 
 
 class FetchError(Exception):
@@ -55,13 +59,18 @@ def exit_code_of(action: Callable[[], int | None]) -> int:
 
     Returns:
         What the action returns, 0 for None; 1 (nothing to fetch from, or something else
-        came) or 2 (bad flags).
+        came), 2 (bad flags), or 141, as a shell says it of a program whose reader left.
     """
     try:
-        return action() or 0
+        code = action() or 0
+        sys.stdout.flush()
+        return code
     except FetchError as error:
         print(error, file=sys.stderr)
         return 1
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (TypeError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(path_sentence(error) or error, file=sys.stderr)
         return 2

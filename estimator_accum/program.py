@@ -31,6 +31,7 @@ def quiet_import(arguments: Sequence[str]) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
+    _open_what_is_closed()
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as held_back:
@@ -45,6 +46,21 @@ def quiet_import(arguments: Sequence[str]) -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+def _open_what_is_closed() -> None:
+    """Gives a process without standard streams, as some daemons are, silent ones.
+
+    The next file to be opened would else become its standard output.
+    """
+    for stream, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            if getattr(sys, stream) is None:
+                opened = open(number, "w" if number else "r")  # noqa: SIM115, kept
+                setattr(sys, stream, opened)
 
 
 def set_verbosity(verbosity: int, *programs: str) -> None:
@@ -96,6 +112,20 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
     if isinstance(error, flags.IllegalFlagValueError):
         name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
         if name in flag_values:
-            kind = flag_values[name].parser.syntactic_help or "true or false"
+            parser = flag_values[name].parser
+            kind = parser.syntactic_help or "true or false"
+            if allowed := getattr(parser, "enum_values", None):
+                kind = f"one of {', '.join(allowed)}"
             return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
-    return " ".join(str(error).split())
+    return path_sentence(error) or " ".join(str(error).split())
+
+
+def path_sentence(error: Exception) -> str | None:
+    """Says which path the operating system refused; None for any other error."""
+    if not isinstance(error, OSError) or error.errno is None or error.filename is None:
+        return None
+    reason = os.strerror(error.errno)
+    return (
+        "Files and folders must be there to be read and written. Received: "
+        f"{os.fspath(error.filename)!r}: {reason}. Name another path, or change this one."
+    )

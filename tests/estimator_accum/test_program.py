@@ -1,7 +1,13 @@
-"""What an import of TensorFlow writes to stderr."""
+"""A program's standard streams, and the sentences of its errors."""
+
+import subprocess
+import sys
 
 import pytest
 import running
+from absl import flags
+
+from estimator_accum.program import path_sentence, read_flags, sentence
 
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
 _PROGRAM = f"""
@@ -34,3 +40,48 @@ def test_import_that_fails_shows_the_noise():
     stderr = _stderr(end="import no_such_module")
     assert stderr.startswith("noise\nmore\nTraceback")
     assert "No module named 'no_such_module'" in stderr
+
+
+def test_closed_streams_are_opened_and_say_nothing(tmp_path):
+    program = _PROGRAM.format(end="pass") + "open(sys.argv[1], 'w').write('done')"
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&- >&- 2>&-',
+        "sh",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    subprocess.run([*command, tmp_path / "file"], cwd=running.ROOT, check=True)
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_a_flag_of_several_values_lists_them():
+    values = flags.FlagValues()
+    flags.DEFINE_enum("strategy", "none", ["none", "mirrored"], "", flag_values=values)
+    with pytest.raises(flags.IllegalFlagValueError) as raised:
+        read_flags(values, ["program", "--strategy=tpu"])
+    assert sentence(raised.value, values) == (
+        "`--strategy` must be one of none, mirrored. Received: 'tpu'. See --help."
+    )
+
+
+def test_a_path_that_the_system_refuses_is_named(tmp_path):
+    with pytest.raises(OSError, match="File name too long") as raised:
+        (tmp_path / ("x" * 300)).mkdir()
+    assert sentence(raised.value, flags.FlagValues()).endswith(
+        "xxx': File name too long. Name another path, or change this one."
+    )
+    assert path_sentence(OSError("A sentence of our own.")) is None
+
+
+def test_a_reader_that_leaves_is_no_error():
+    program = "import sys; from bert_finetune.command_line import exit_code_of\n"
+    program += "sys.exit(exit_code_of(lambda: print('line\\n' * 100_000)))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=running.ROOT, **pipes) as process:
+        process.stdout.close()
+        assert process.wait() == 141
+        assert process.stderr.read() == b""
