@@ -183,7 +183,7 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
     steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
     train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
     known_train_ops = list(train_ops)
-    is_boundary, done = tf.constant(True), tf.constant(1, tf.int64)
+    is_boundary, done = tf.constant(True), steps
     if plan.micro_steps is not None:
         with tf.control_dependencies(flatten(strategy, counted)):
             done = _add(plan.micro_steps, first_of(strategy, counted))

@@ -202,7 +202,7 @@ class Window(NamedTuple):
             at a boundary that of the whole window.
         micro_steps: Counts the micro-steps of the open window; None for K = 1.
         micro_steps_after: What this micro-step makes of it, before a boundary sets it
-            to 0; running it counts one.
+            to 0; running it counts one. K where there is no counter.
         gradient_accumulation_steps: K of the open window [micro-steps per update].
         num_replicas: Replicas that train in sync, a Python int.
         clipped_share: Share of the updates so far that were clipped.

@@ -17,6 +17,7 @@ from estimator_accum.batches import AUTO, Batches, micro_batch_size_of, share_ou
         (32, None, None, 1, Batches(32, 4, 1)),
         (30, 8, None, 1, Batches(30, 4, 1)),
         (30, 8, 4, 1, Batches(30, 4, 1)),
+        (8, 1, None, 2, Batches(8, 4, 2)),
         (32, AUTO, None, 2, Batches(32, 1, 2, is_auto=True)),
     ],
 )
