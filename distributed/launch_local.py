@@ -147,7 +147,7 @@ class _Progress:
             size = self._path.stat().st_size
             if size == self._size:
                 return
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         self._size, self._since = size, time.monotonic()
         self.updates = last_update(self._path.parent)
@@ -225,7 +225,7 @@ def _keep_running(settings: Settings) -> int:
 def _last_checkpoint(settings: Settings) -> str | None:
     try:
         text = (pathlib.Path(settings.output_dir) / "checkpoint").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # of the second, tasks will speak
         return None
     found = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)
     return found and found[1]

@@ -36,6 +36,7 @@ with quiet_import(sys.argv[1:]):
     from estimator_accum.cluster import read_cluster
     from estimator_accum.compat import enable_estimator
     from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.run_folder import make_run_folder
     from estimator_accum.watchdog import EXIT_CODE, LostTaskError
 
 
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> None:
         enable_estimator()
         cluster = read_cluster(os.environ)
         job = jobs.prepare(command_line.settings_from_flags(), cluster)
+        if cluster.is_chief:
+            make_run_folder(job.settings.output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         _leave(sentence(error, FLAGS))
     try:

@@ -33,6 +33,14 @@ def test_flag_that_does_not_fit_is_refused_in_one_sentence(run_main, flag, sente
     assert sentence in _refused(run_main, flag)
 
 
+def test_folder_that_cannot_be_made_is_refused(run_main, tmp_path):
+    (tmp_path / "file").write_text("")
+    sentence = _refused(run_main, f"--output_dir={tmp_path}/file/run")
+    assert (
+        "`--output_dir` must be a folder, or a path where one can be made." in sentence
+    )
+
+
 def test_micro_steps_with_auto_are_refused(run_main):
     flags = ("--micro_batch_size=auto", "--gradient_accumulation_steps=2")
     sentence = "must find the number of micro-batches itself"

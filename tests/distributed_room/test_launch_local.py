@@ -166,6 +166,14 @@ sys.exit(2)
     assert len(_starts(output_dir)) == 2
 
 
+def test_of_a_file_in_the_folders_place_the_tasks_speak(launch, output_dir):
+    file = output_dir.with_name("file")
+    file.write_text("")
+    flags = [f"--output_dir={file}", "--workers=1", "--max_restarts=0"]
+    code, output = launch("", *flags)
+    assert code == 1 and "[chief 0] NotADirectoryError" in output
+
+
 def _set_clock(monkeypatch, now) -> None:
     fake = types.SimpleNamespace(monotonic=now, sleep=time.sleep)
     monkeypatch.setattr(launch_local, "time", fake)
