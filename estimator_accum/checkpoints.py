@@ -153,10 +153,8 @@ class WindowlessRestore:
         ours = [*state.values(), *statistics.values()]
         with tf.compat.v1.name_scope(None):
             self._window = _saver(list(state.values()), "restore_accumulation")
-            self._others = _saver(
-                [v for v in _saveables() if v not in _ByIdentity(ours)],
-                "restore_without_accumulation",
-            )
+            others = _without(_saveables_of(saver), ours)
+            self._others = _saver(others, "restore_without_accumulation")
         saver.restore = self.restore
 
     def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
@@ -196,7 +194,7 @@ class _Assignment:
         session.run(self._assign, {self._value: value})
 
 
-def _saver(variables: list, name: str) -> tf.compat.v1.train.Saver:
+def _saver(variables: list | dict, name: str) -> tf.compat.v1.train.Saver:
     return tf.compat.v1.train.Saver(variables, allow_empty=True, name=name)
 
 
@@ -204,11 +202,21 @@ def _by_name(variables) -> dict[str, tf.Variable]:
     return {variable.op.name: variable for variable in variables}
 
 
-def _saveables() -> list:
+def _saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict:
+    """Returns what a Saver was made of: its own list, or names of its own choice."""
+    if saver._var_list is not None:
+        return saver._var_list
     return [
         *tf.compat.v1.global_variables(),
         *tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS),
     ]
+
+
+def _without(saveables: list | dict, ours: list[tf.Variable]) -> list | dict:
+    ours = _ByIdentity(ours)
+    if isinstance(saveables, dict):
+        return {name: each for name, each in saveables.items() if each not in ours}
+    return [each for each in saveables if each not in ours]
 
 
 class _ByIdentity:

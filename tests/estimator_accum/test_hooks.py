@@ -486,3 +486,27 @@ def test_an_own_scaffolds_saver_has_to_be_passed_and_then_works(tmp_path, info_l
     assert "in no checkpoint" not in info_log.text
     assert train(tmp_path / "not_passed", False) == 1
     assert "in no checkpoint" in info_log.text
+
+
+def test_an_own_saver_restores_by_names_of_its_own(tmp_path):
+    def session(value, has_accumulation):
+        x = v1.get_variable("x", initializer=value)
+        step = v1.train.get_or_create_global_step()
+        saver, hooks = v1.train.Saver({"old/x": x, "global_step": step}), []
+        if has_accumulation:
+            sgd = v1.train.GradientDescentOptimizer(1.0)
+            make_accumulating_train_op(1.0 * x, sgd, 2)
+            hooks = make_accumulation_hooks(saver=saver)
+        scaffold = v1.train.Scaffold(saver=saver)
+        return x, v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), scaffold=scaffold, hooks=hooks
+        )
+
+    with tf.Graph().as_default():
+        x, run = session(7.0, False)
+        with run:
+            run.run(x)
+    with tf.Graph().as_default():
+        x, run = session(0.0, True)
+        with run:
+            assert run.run(x) == 7.0
