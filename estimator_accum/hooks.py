@@ -71,7 +71,8 @@ def make_accumulation_hooks(
             or a hook that asks for it.
         metrics_dir: Folder for `train_metrics.csv` and TensorBoard events with a
             row an update; None writes neither. A further accumulating train op of the
-            graph has a `train_metrics_<name>.csv` of its own.
+            graph has a `train_metrics_<name>.csv` of its own. Of several workers the
+            chief writes.
         learning_rate: Scalar that the rows of the first train op report.
         weight_unit: What `weight` counts, the name of a column: "examples", "tokens";
             "micro_steps" where no weight is given.
@@ -107,7 +108,8 @@ def make_accumulation_hooks(
 
     def make_reports(name: str | None) -> list:
         reports = [Progress(total_updates)] if name is None else []
-        if metrics_dir is not None:
+        is_writer = tf.distribute.get_strategy().extended.should_save_summary
+        if metrics_dir is not None and is_writer:
             file = MetricsFile(metrics_dir, weight_unit, micro_batch_size, name)
             reports.append(file)
         return reports

@@ -371,6 +371,14 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
     assert scalars[("noise_scale", 7)] > 0
 
 
+def test_a_worker_that_is_not_the_chief_writes_no_metrics(tmp_path, monkeypatch):
+    extended = type(tf.distribute.get_strategy().extended)
+    for is_chief in (False, True):
+        monkeypatch.setattr(extended, "should_save_summary", is_chief)
+        _train_x(2, lambda: make_accumulation_hooks(metrics_dir=tmp_path))
+        assert (tmp_path / "train_metrics.csv").exists() == is_chief
+
+
 def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
     """Clipping switched on in mid-window: only its count starts at 0."""
 
