@@ -243,10 +243,10 @@ def test_cluster_with_a_strategy_takes_train_and_evaluate_only(monkeypatch, meth
 
 
 @pytest.mark.parametrize(
-    ("task", "number"),
-    [("chief", 0), ("worker", 2), ("ps", 4), (None, 0)],
+    ("job", "index", "number"),
+    [("chief", 0, 0), ("worker", 0, 2), ("worker", 1, 3), ("ps", 0, 4), (None, 0, 0)],
 )
-def test_chief_is_first_and_parameter_servers_are_last(task, number):
+def test_chief_is_first_and_parameter_servers_are_last(job, index, number):
     jobs = {"ps": ["d"], "worker": ["b", "c"], "chief": ["a"], "other": ["e"]}
-    context = types.SimpleNamespace(task_type=task, task_id=0)
+    context = types.SimpleNamespace(task_type=job, task_id=index)
     assert compat._global_id(jobs, context) == number

@@ -14,6 +14,7 @@ import tensorflow as tf
 from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
+    get_windows,
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
@@ -344,7 +345,11 @@ def test_metrics_go_to_tensorboard_too(applied):
         np.testing.assert_allclose(scalars[(name, 8)], float(row[name]), rtol=1e-6)
 
 
-def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
+def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path, monkeypatch):
+    def windows_of_two_replicas():
+        return [window._replace(num_replicas=2) for window in get_windows()]
+
+    monkeypatch.setattr("estimator_accum.hooks.get_windows", windows_of_two_replicas)
     with tf.Graph().as_default():
         slope = v1.placeholder(tf.float32, [])
         steps = v1.placeholder_with_default(np.int64(2), [])
@@ -365,7 +370,7 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
     scalars = _scalars(tmp_path)
     for at, clipped_share, held in ((2, 1.0, 2), (4, 0.5, 2), (7, 2 / 3, 3)):
         assert scalars[("clipped_share", at)] == pytest.approx(clipped_share)
-        assert scalars[("effective_batch_size", at)] == 8 * held
+        assert scalars[("effective_batch_size", at)] == 2 * 8 * held
         assert scalars[("weight", at)] == held
     assert scalars[("noise_scale", 2)] == 0
     assert scalars[("noise_scale", 7)] > 0
