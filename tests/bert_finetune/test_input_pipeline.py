@@ -174,11 +174,7 @@ def test_prediction_yields_features_without_labels(tokenizer):
 
 def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
     with tf.Graph().as_default():
-        dataset = train_input_fn(
-            encoded,
-            _windows(),
-            padded_length=16,
-        )()
+        dataset = train_input_fn(encoded, _windows(), padded_length=16)()
         features, labels = tf.compat.v1.data.get_output_shapes(dataset)
     assert {name: shape.as_list() for name, shape in features.items()} == {
         "input_ids": [None, 16],
@@ -206,12 +202,7 @@ def test_estimator_trains_evaluates_and_predicts_on_the_input_fns(encoded, tmp_p
         )
 
     estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
-    estimator.train(
-        train_input_fn(
-            encoded,
-            _windows(),
-        )
-    )
+    estimator.train(train_input_fn(encoded, _windows()))
     assert estimator.get_variable_value("global_step") == 18
     assert estimator.get_variable_value("seen") == 69
     settings = {"batch_size": 4}

@@ -90,15 +90,12 @@ def _assert_ids_of_transformers(vocab_file, do_lower_case, texts):
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_ids_of_real_cola_are_those_of_transformers(real_data, tmp_path, do_lower_case):
-    task = get_task("cola")
     texts = [
         example.text_a
-        for name, labelled in (
-            ("train.tsv", True),
-            ("dev.tsv", True),
-            ("test.tsv", False),
+        for name in ("train.tsv", "dev.tsv", "test.tsv")
+        for example in read_examples(
+            get_task("cola"), real_data / "cola", name, labelled=name != "test.tsv"
         )
-        for example in read_examples(task, real_data / "cola", name, labelled=labelled)
     ]
     learned = _learned_words([t.lower() if do_lower_case else t for t in texts])
     vocab_file = _write_vocabulary(tmp_path, learned)
@@ -153,11 +150,22 @@ def test_uncased_lower_cases_and_strips_accents(tmp_path):
     assert _tokens(cased, ids) == ["[CLS]", "École", "[UNK]", "[SEP]"]
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer):
-    ids = tokenizer.encode("a [SEP] b", None, 20).input_ids
-    assert _tokens(tokenizer, ids) == [
-        *("[CLS]", "a", "[", "[UNK]", "[UNK]", "b", "[SEP]"),
-    ]
+@pytest.mark.parametrize(
+    ("text_a", "text_b", "max_seq_length", "expected", "segment_ids"),
+    [
+        ("a [SEP] b", None, 20, "[CLS] a [ [UNK] [UNK] b [SEP]", [0] * 7),
+        ("the book.", "un", 20, "[CLS] the book . [SEP] un [SEP]", [0] * 5 + [1] * 2),
+        ("a b c d e", None, 5, "[CLS] a b c [SEP]", [0] * 5),
+        ("", None, 8, "[CLS] [SEP]", [0] * 2),
+    ],
+    ids=["special tokens in a text are text", "pair", "cut at its end", "empty"],
+)
+def test_text_becomes_tokens_and_segments(
+    tokenizer, text_a, text_b, max_seq_length, expected, segment_ids
+):
+    encoding = tokenizer.encode(text_a, text_b, max_seq_length)
+    assert _tokens(tokenizer, encoding.input_ids) == expected.split()
+    assert encoding.segment_ids == segment_ids
 
 
 def test_words_beyond_200_characters_are_unknown(tmp_path):
@@ -166,21 +174,6 @@ def test_words_beyond_200_characters_are_unknown(tmp_path):
     beyond = tokenizer.encode("a" * 201, None, 300).input_ids
     assert len(at_limit) == 202
     assert _tokens(tokenizer, beyond) == ["[CLS]", "[UNK]", "[SEP]"]
-
-
-def test_pair_has_segment_one_after_the_first_separator(tokenizer):
-    encoding = tokenizer.encode("the book.", "un", 20)
-    assert _tokens(tokenizer, encoding.input_ids) == [
-        *("[CLS]", "the", "book", ".", "[SEP]"),
-        *("un", "[SEP]"),
-    ]
-    assert encoding.segment_ids == [0, 0, 0, 0, 0, 1, 1]
-
-
-def test_single_sentence_is_cut_at_its_end(tokenizer):
-    encoding = tokenizer.encode("a b c d e", None, 5)
-    assert _tokens(tokenizer, encoding.input_ids) == ["[CLS]", *"abc", "[SEP]"]
-    assert encoding.segment_ids == [0] * 5
 
 
 def test_pair_is_cut_from_the_longer_text_token_by_token(tokenizer):
@@ -192,14 +185,9 @@ def test_pair_is_cut_from_the_longer_text_token_by_token(tokenizer):
                 while len(a) + len(b) > max_seq_length - 3:
                     (a if len(a) > len(b) else b).pop()
                 assert _tokens(tokenizer, encoding.input_ids) == [
-                    *("[CLS]", *a, "[SEP]", *b, "[SEP]"),
+                    *("[CLS]", *a, "[SEP]", *b, "[SEP]")
                 ]
                 assert encoding.segment_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-
-
-def test_empty_text_has_only_special_tokens(tokenizer):
-    encoding = tokenizer.encode("", None, 8)
-    assert _tokens(tokenizer, encoding.input_ids) == ["[CLS]", "[SEP]"]
 
 
 def test_batch_beyond_one_chunk_equals_single_encodings(tokenizer):
@@ -232,47 +220,43 @@ def test_max_seq_length_beyond_the_position_table_is_refused():
         check_max_seq_length(513, is_pair=True, max_position_embeddings=512)
 
 
-def test_missing_vocabulary_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"`--vocab_file` must be an existing file\. Received: .*none\.txt\. Use "
-        r"the vocab\.txt that came with the checkpoint\.",
-    ):
-        WordPieceTokenizer(tmp_path / "none.txt", do_lower_case=True)
+_PARTS = (
+    r"`--vocab_file` must hold \[PAD\], \[UNK\], \[CLS\], \[SEP\], one token a line"
+)
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_empty_vocabulary_is_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            None,
+            (
+                r"`--vocab_file` must be an existing file\. Received: .*vocab\.txt\. Use the "
+                r"vocab\.txt that came with the checkpoint\."
+            ),
+        ),
+        (b"", r"Received: .*vocab\.txt, empty\. Use"),
+        (b"\n\n", r"Received: .*vocab\.txt, empty\. Use"),
+        (b"[PAD]\n\xff\xfe", r"`--vocab_file` must be UTF-8 text\. Rec"),
+        (
+            "\n".join([*_SPECIAL, "dog", "a", "dog"]).encode(),
+            "Received: 'dog' in lines 6 and 8 of .*Use the",
+        ),
+        *(
+            (
+                "\n".join({*_SPECIAL, "a"} - {token}).encode(),
+                rf"{_PARTS}\. Received: no {re.escape(token)} in .*vocab\.txt\.",
+            )
+            for token in _SPECIAL[:4]
+        ),
+    ],
+)
+def test_unfit_vocabulary_is_refused(tmp_path, content, sentence):
     path = tmp_path / "vocab.txt"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"Received: .*vocab\.txt, empty\. Use"):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=sentence):
         WordPieceTokenizer(path, do_lower_case=True)
-
-
-@pytest.mark.parametrize("token", _SPECIAL[:4])
-def test_vocabulary_without_a_special_token_is_refused(tmp_path, token):
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join({*_SPECIAL, "a"} - {token}))
-    with pytest.raises(
-        ValueError,
-        match=r"`--vocab_file` must hold \[PAD\], \[UNK\], \[CLS\], \[SEP\], one token a "
-        rf"line\. Received: no {re.escape(token)} in .*vocab\.txt\.",
-    ):
-        WordPieceTokenizer(path, do_lower_case=True)
-
-
-def test_vocabulary_that_is_not_text_is_refused(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_bytes(b"[PAD]\n\xff\xfe")
-    with pytest.raises(ValueError, match=r"`--vocab_file` must be UTF-8 text\. Rec"):
-        WordPieceTokenizer(path, do_lower_case=True)
-
-
-def test_vocabulary_with_a_token_twice_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="Received: 'dog' in lines 6 and 8 of .*Use the"
-    ):
-        WordPieceTokenizer(_write_vocabulary(tmp_path, ["dog", "a", "dog"]), True)
 
 
 def test_ids_are_line_numbers_of_any_line_end(tmp_path):

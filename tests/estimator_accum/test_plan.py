@@ -113,12 +113,7 @@ def test_sizes_of_memory(text, expected):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("10Gbit/s", 1e10),
-        ("100Mbit/s", 1e8),
-        ("10Gbps", 1e10),
-        ("1.2GB/s", 9.6e9),
-    ],
+    [("10Gbit/s", 1e10), ("100Mbit/s", 1e8), ("10Gbps", 1e10), ("1.2GB/s", 9.6e9)],
 )
 def test_speeds_of_links(text, expected):
     assert plan._speed(text) == pytest.approx(expected)
