@@ -291,17 +291,16 @@ def test_dynamic_loss_scaling_refuses_to_skip_single_micro_batches():
     ],
 )
 def test_nothing_is_written_before_every_gradient_is_there(is_dynamic, on_nonfinite):
-    """So a micro-batch that fails to be computed has added nothing."""
+    """Nor before the loss: a micro-batch that fails to be computed has added nothing."""
     loss = sum(v1.get_variable(name, initializer=1.0) ** 2 for name in "abc")
     optimizer = v1.train.GradientDescentOptimizer(1.0)
     if is_dynamic:
         optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
             optimizer, "dynamic"
         )
-    pairs = [(tf.identity(g), v) for g, v in optimizer.compute_gradients(loss)]
-    train_op = AccumulatingOptimizer(
-        optimizer, 2, on_nonfinite=on_nonfinite
-    ).apply_gradients(pairs, v1.train.get_or_create_global_step())
+    ours = AccumulatingOptimizer(optimizer, 2, on_nonfinite=on_nonfinite)
+    pairs = [(tf.identity(g), v) for g, v in ours.compute_gradients(loss)]
+    train_op = ours.apply_gradients(pairs, v1.train.get_or_create_global_step())
     handles = {
         v.handle.op for v in v1.global_variables() if v.op.name.endswith("/accumulator")
     }
@@ -313,7 +312,7 @@ def test_nothing_is_written_before_every_gradient_is_there(is_dynamic, on_nonfin
     assert len(writes) >= len(pairs)
     for write in writes:
         needed = ancestors([write])
-        assert all(gradient.op in needed for gradient, _ in pairs)
+        assert all(value.op in needed for value in [loss, *(g for g, _ in pairs)])
 
 
 def test_a_negative_weight_fails_its_micro_step():

@@ -29,7 +29,7 @@ def no_checksums(monkeypatch):
 
 
 @pytest.fixture
-def glue(server, no_checksums, tmp_path, capsys):
+def fetch(server, tmp_path, capsys):
     """Runs fetch_glue against the server: exit code, stdout, stderr."""
 
     def run(*flags):
@@ -43,11 +43,16 @@ def glue(server, no_checksums, tmp_path, capsys):
 
 
 @pytest.fixture
-def refused(glue, tmp_path):
+def glue(fetch, no_checksums):
+    return fetch
+
+
+@pytest.fixture
+def refused(fetch, tmp_path):
     """Runs fetch_glue, which must end with that code and sentence and leave nothing."""
 
     def run(code, pattern, *flags):
-        ended_with, _, stderr = glue(*flags)
+        ended_with, _, stderr = fetch(*flags)
         assert ended_with == code
         assert_one_sentence(stderr, pattern)
         assert not (tmp_path / "glue").exists()
@@ -133,19 +138,14 @@ def test_incomplete_folder_is_left_alone(glue, server, tmp_path):
     assert server.requests == []
 
 
-def test_other_checksum_than_the_published_one_is_refused(server, tmp_path, capsys):
+def test_other_checksum_than_the_published_one_is_refused(refused, server):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    folder = tmp_path / "glue"
-    code = fetch_glue.main(
-        [f"--base_url={server.url}", f"--data_dir={folder}", "--tasks=CoLA"]
-    )
-    assert code == 1
-    assert_one_sentence(
-        capsys.readouterr().err,
+    refused(
+        1,
         r"/glue/data/CoLA\.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: "
         r"\w{64}\. It was changed or damaged",
+        "--tasks=CoLA",
     )
-    assert not folder.exists()
 
 
 def _without_dev(_):
@@ -154,27 +154,24 @@ def _without_dev(_):
 
 
 _UNDAMAGED = r"CoLA\.zip must be an undamaged zip file\. Received: "
+_NO_ZIP = f"{_UNDAMAGED}File is not a zip file"
+_INCOMPLETE = (
+    r"hold train\.tsv, dev\.tsv, test\.tsv in .*: a zip file without dev\.tsv\."
+)
 
 
 @pytest.mark.parametrize(
     ("damage", "pattern"),
     [
-        (
-            lambda content: content.replace(b"boat.", b"goat."),
-            _UNDAMAGED + "Bad CRC-32",
-        ),
-        (lambda content: content[:-40], _UNDAMAGED + "File is not a zip file"),
-        (
-            lambda _: b"<html>Please log in.</html>",
-            _UNDAMAGED + "File is not a zip file",
-        ),
-        (
-            _without_dev,
-            r"hold train\.tsv, dev\.tsv, test\.tsv in .*: a zip file without dev\.tsv\.",
-        ),
+        (lambda whole: whole.replace(b"boat.", b"goat."), f"{_UNDAMAGED}Bad CRC-32"),
+        (lambda whole: whole[:-40], _NO_ZIP),
+        (lambda _: b"<html>Please log in.</html>", _NO_ZIP),
+        (_without_dev, _INCOMPLETE),
     ],
 )
-def test_damaged_zip_leaves_nothing_behind(refused, server, damage, pattern):
+def test_damaged_zip_leaves_nothing_behind(
+    refused, no_checksums, server, damage, pattern
+):
     server.files["/glue/data/CoLA.zip"] = damage(make_zip(_COLA, "CoLA/"))
     refused(1, pattern, "--tasks=CoLA")
 
@@ -189,22 +186,15 @@ def test_missing_page_names_address_and_what_to_do(refused, server):
     )
 
 
-def test_without_a_network_the_sentence_names_every_file(
-    no_checksums, monkeypatch, tmp_path, capsys
-):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def test_without_a_network_the_sentence_names_every_file(refused):
     with LocalServer() as closed:
         url = closed.url
-    code = fetch_glue.main(
-        [f"--base_url={url}", f"--data_dir={tmp_path / 'glue'}", "--tasks=MRPC"]
-    )
-    assert code == 1
-    assert_one_sentence(
-        capsys.readouterr().err,
+    refused(
+        1,
         r"could not be downloaded: .*refused.* --archive msr_paraphrase_train\.txt "
         r"msr_paraphrase_test\.txt mrpc_dev_ids\.tsv\.",
+        *("--tasks=MRPC", f"--base_url={url}"),
     )
-    assert not (tmp_path / "glue").exists()
 
 
 def test_download_that_ends_early_is_an_error(refused, server):
@@ -244,21 +234,20 @@ def test_archives_of_mrpc_are_recognized_by_name(glue, server, tmp_path):
     assert server.requests == []
 
 
-def test_damaged_archive_is_the_users_mistake(refused, tmp_path):
+def test_damaged_archive_is_the_users_mistake(refused, no_checksums, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(b"no zip")
     refused(2, _UNDAMAGED, "--tasks=CoLA", f"--archive={archive}")
 
 
-def test_archive_of_another_checksum_is_refused(tmp_path, capsys):
+def test_archive_of_another_checksum_is_refused(refused, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(make_zip(_COLA, "CoLA/"))
-    flags = [f"--data_dir={tmp_path / 'glue'}", "--tasks=CoLA", f"--archive={archive}"]
-    assert fetch_glue.main(flags) == 2
-    assert_one_sentence(
-        capsys.readouterr().err,
+    refused(
+        2,
         r"`--archive` must be what is published at https://dl\.fbaipublicfiles\.com/glue/"
         r"data/CoLA\.zip, with the SHA-256 f212\w{60}\. Received: .* with \w{64}\.",
+        *("--tasks=CoLA", f"--archive={archive}"),
     )
 
 
