@@ -15,6 +15,7 @@ def test_ring_sends_each_byte_twice_but_for_its_own_share(replicas, secs):
 def test_example_of_the_docstring_is_its_comment():
     secs = reduction_secs(440_000_000, replicas=8, bits_per_sec=10e9)
     assert secs == pytest.approx(0.616)
+    assert reduction_secs(0, replicas=8, bits_per_sec=10e9) == 0
 
 
 def test_update_is_k_micro_steps_and_one_reduction():

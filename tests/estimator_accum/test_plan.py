@@ -98,7 +98,7 @@ def test_replicas_need_not_divide_the_effective_batch(config, capsys):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2g", 2e9)]
+    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2KiB", 2048)]
     + [("5e", None), ("11", None)],
 )
 def test_sizes_of_memory(text, expected):

@@ -240,13 +240,13 @@ def test_damaged_archive_is_the_users_mistake(refused, no_checksums, tmp_path):
     refused(2, _UNDAMAGED, "--tasks=CoLA", f"--archive={archive}")
 
 
-def test_archive_of_another_checksum_is_refused(refused, tmp_path):
+def test_archive_of_another_checksum_is_refused(refused, server, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(make_zip(_COLA, "CoLA/"))
     refused(
         2,
-        r"`--archive` must be what is published at https://dl\.fbaipublicfiles\.com/glue/"
-        r"data/CoLA\.zip, with the SHA-256 f212\w{60}\. Received: .* with \w{64}\.",
+        rf"`--archive` must be what is published at {server.url}/glue/data/CoLA\.zip, "
+        r"with the SHA-256 f212\w{60}\. Received: .* with \w{64}\.",
         *("--tasks=CoLA", f"--archive={archive}"),
     )
 
@@ -280,7 +280,7 @@ def test_data_dir_that_is_missing_or_a_file_is_refused(glue, tmp_path, capsys):
     (tmp_path / "glue").write_text("a file")
     code, _, stderr = glue("--tasks=CoLA")
     assert code == 2
-    assert_one_sentence(stderr, r"Not a directory: .*glue")
+    assert_one_sentence(stderr, r"Received: '.*glue.*': Not a directory\.")
 
 
 @pytest.mark.parametrize("script", ["fetch_glue.py", "fetch_bert.py"])
