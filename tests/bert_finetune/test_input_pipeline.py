@@ -24,14 +24,8 @@ _MAX_SEQ_LENGTH = 9
 def tokenizer(tmp_path):
     path = tmp_path / "vocab.txt"
     # [PAD] away from 0, so that a padding of zeros would be seen.
-    tokens = [
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[PAD]",
-        *_LETTERS,
-        *(f"n{i}" for i in range(99)),
-    ]
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *_LETTERS]
+    tokens += [f"n{i}" for i in range(99)]
     path.write_text("\n".join(tokens))
     return WordPieceTokenizer(path, do_lower_case=True)
 
@@ -66,13 +60,11 @@ def _batches(input_fn):
                 return batches
 
 
-def _train_batches(encoded, **overrides):
-    settings = {
-        "windows": _windows(num_examples=len(encoded)),
-        "padded_length": _MAX_SEQ_LENGTH,
-        **overrides,
-    }
-    return _batches(train_input_fn(encoded, **settings))
+def _train_batches(encoded, windows=None, padded_length=_MAX_SEQ_LENGTH, **options):
+    windows = windows or _windows(num_examples=len(encoded))
+    return _batches(
+        train_input_fn(encoded, windows, padded_length=padded_length, **options)
+    )
 
 
 _BATCHES = Batches(8, 2, 1)
@@ -145,17 +137,11 @@ def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 100])
 def test_padded_evaluation_keeps_file_order_and_adds_no_examples(encoded, batch_size):
-    input_fn = eval_input_fn(
-        encoded, batch_size=batch_size, padded_length=_MAX_SEQ_LENGTH
-    )
-    batches = _batches(input_fn)
-    first = 14  # the id of n0
-    assert _flat([_ids(features) for features, _ in batches]) == [
-        first + i for i in range(23)
-    ]
-    assert _flat([labels.tolist() for _, labels in batches]) == [
-        i % 3 for i in range(23)
-    ]
+    batches = _batches(eval_input_fn(encoded, batch_size, _MAX_SEQ_LENGTH))
+    ids = _flat(_ids(features) for features, _ in batches)
+    assert ids == list(range(14, 37))  # 14 is the id of n0
+    labels = _flat(labels.tolist() for _, labels in batches)
+    assert labels == [i % 3 for i in range(23)]
     assert {len(labels) for _, labels in batches[:-1]} <= {batch_size}
     assert len(batches[-1][1]) == 23 - batch_size * (len(batches) - 1) > 0
 
@@ -163,12 +149,9 @@ def test_padded_evaluation_keeps_file_order_and_adds_no_examples(encoded, batch_
 def test_prediction_yields_features_without_labels(tokenizer):
     encoded = encode_examples(_examples(6, label=False), tokenizer, _MAX_SEQ_LENGTH)
     assert encoded.labels is None
-    batches = _batches(
-        predict_input_fn(encoded, batch_size=4, padded_length=_MAX_SEQ_LENGTH)
-    )
-    assert [sorted(batch) for batch in batches] == [
-        ["input_ids", "input_mask", "segment_ids"]
-    ] * 2
+    batches = _batches(predict_input_fn(encoded, 4, _MAX_SEQ_LENGTH))
+    names = ["input_ids", "input_mask", "segment_ids"]
+    assert [sorted(batch) for batch in batches] == [names] * 2
     assert _flat(_ids(batch) for batch in batches) == [14 + i for i in range(6)]
 
 
@@ -176,12 +159,9 @@ def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
     with tf.Graph().as_default():
         dataset = train_input_fn(encoded, _windows(), padded_length=16)()
         features, labels = tf.compat.v1.data.get_output_shapes(dataset)
-    assert {name: shape.as_list() for name, shape in features.items()} == {
-        "input_ids": [None, 16],
-        "input_mask": [None, 16],
-        "segment_ids": [None, 16],
-        "is_real_example": [None],
-    }
+    tokens = {key: [None, 16] for key in ("input_ids", "input_mask", "segment_ids")}
+    shapes = {name: shape.as_list() for name, shape in features.items()}
+    assert shapes == tokens | {"is_real_example": [None]}
     assert labels.as_list() == [None]
 
 
@@ -237,8 +217,8 @@ def test_evaluation_goes_by_length_and_pads_to_the_longest(encoded, batch_size):
 
 def test_training_pads_each_micro_batch_to_its_longest(encoded):
     padded, trimmed = (
-        _train_batches(encoded),
-        _train_batches(encoded, padded_length=None),
+        _train_batches(encoded, padded_length=length)
+        for length in (_MAX_SEQ_LENGTH, None)
     )
     widths = set()
     for (wide, labels), (narrow, same_labels) in zip(padded, trimmed, strict=True):

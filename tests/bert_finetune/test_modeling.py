@@ -19,6 +19,9 @@ _CONFIG = BertConfig(
     intermediate_size=40,
     max_position_embeddings=12,
 )
+_WITHOUT_DROPOUT = dataclasses.replace(
+    _CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
 # The names in google-research/bert's checkpoints, for two layers.
 _LAYER = """
 attention/self/query/kernel attention/self/query/bias
@@ -160,21 +163,15 @@ def _numpy_encode(config, values, ids, segments):
 
 
 def test_variables_are_those_of_the_published_checkpoints(model):
-    names = set(model.variables)
-    assert names - set(_PUBLISHED_NAMES) == {"output_weights", "output_bias"}
-    assert set(_PUBLISHED_NAMES) - names == set()
-
-
-def test_variables_have_the_published_shapes(model):
     shapes = {k: v.shape.as_list() for k, v in model.variables.items()}
+    assert set(shapes) == {*_PUBLISHED_NAMES, "output_weights", "output_bias"}
     layer = "bert/encoder/layer_1"
     assert shapes["bert/embeddings/word_embeddings"] == [30, 24]
     assert shapes["bert/embeddings/position_embeddings"] == [12, 24]
     assert shapes["bert/embeddings/token_type_embeddings"] == [2, 24]
     assert shapes[f"{layer}/intermediate/dense/kernel"] == [24, 40]
     assert shapes[f"{layer}/output/dense/kernel"] == [40, 24]
-    assert shapes["output_weights"] == [2, 24]
-    assert shapes["output_bias"] == [2]
+    assert (shapes["output_weights"], shapes["output_bias"]) == ([2, 24], [2])
 
 
 def test_tables_and_kernels_start_truncated_normal_and_the_rest_constant():
@@ -323,12 +320,7 @@ def test_gradient_of_the_word_table_is_indexed_slices_over_the_real_tokens(model
 
 
 def test_gradients_in_training_equal_the_derived_ones_without_dropout():
-    config = dataclasses.replace(
-        _CONFIG,
-        num_hidden_layers=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    config = dataclasses.replace(_WITHOUT_DROPOUT, num_hidden_layers=1)
     results = []
     for is_training, is_packed in ((False, True), (True, True), (True, False)):
         model = _Model(config, is_training=is_training, is_packed=is_packed)
@@ -397,15 +389,7 @@ def test_gradients_inside_a_while_loop_equal_those_outside():
         def add_example(i, total):
             rows = [x[i : i + 1] for x in (ids, mask, segments)]
             with tf.compat.v1.variable_scope("", reuse=True):
-                output = encode(
-                    dataclasses.replace(
-                        _CONFIG,
-                        hidden_dropout_prob=0.0,
-                        attention_probs_dropout_prob=0.0,
-                    ),
-                    *rows,
-                    is_training=True,
-                )
+                output = encode(_WITHOUT_DROPOUT, *rows, is_training=True)
                 logits = classifier_logits(output.pooled, 2, is_training=False)
             loss = tf.reduce_sum(tf.square(logits - 1.0))
             return i + 1, total + tf.gradients(loss, model.variables[kernel])[0]
@@ -428,14 +412,16 @@ def test_more_tokens_than_positions_are_refused_when_the_graph_is_built():
         _Model(shape=(None, 13))
 
 
-def test_more_tokens_than_positions_are_refused_at_run_time(model):
-    ones = np.ones([1, 13], np.int32)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"`max_position_embeddings` = 12 tokens"
-    ):
-        model.run(model.output.pooled, (ones, ones, 0 * ones))
-
-
-def test_unknown_token_id_is_an_error_at_run_time(model):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"30 is not in \[0, 30\)"):
-        model.run(model.output.pooled, (np.full_like(_IDS, 30), _MASK, _SEGMENTS))
+@pytest.mark.parametrize(
+    ("shape", "token", "sentence"),
+    [
+        ((1, 13), 1, r"`max_position_embeddings` = 12 tokens"),
+        ((3, 7), 30, r"30 is not in \[0, 30\)"),
+    ],
+)
+def test_too_many_tokens_and_unknown_ones_are_errors_at_run_time(
+    model, shape, token, sentence
+):
+    ones = np.ones(shape, np.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
+        model.run(model.output.pooled, (token * ones, ones, 0 * ones))

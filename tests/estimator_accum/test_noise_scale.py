@@ -121,3 +121,18 @@ def test_one_micro_batch_a_window_has_no_noise_to_compare():
     ):
         x = v1.get_variable("x", initializer=1.0)
         make_accumulating_train_op(x * x, v1.train.AdamOptimizer(), 1, noise_scale=True)
+
+
+def test_a_window_of_one_micro_batch_changes_nothing():
+    with tf.Graph().as_default(), v1.Session() as session:
+        slope = v1.placeholder(tf.float32, [])
+        train_op = make_accumulating_train_op(
+            v1.get_variable("x", initializer=0.0) * slope,
+            v1.train.GradientDescentOptimizer(0.1),
+            lambda update_step: tf.where(update_step < 1, 2, 1),
+            noise_scale=True,
+        )
+        session.run(v1.global_variables_initializer())
+        fetches = [get_windows()[0].noise_scale, train_op]
+        found = [session.run(fetches, {slope: value})[0] for value in (1, 3, 5)]
+    assert found[1] == found[2] > 0
