@@ -137,7 +137,8 @@ def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 100])
 def test_padded_evaluation_keeps_file_order_and_adds_no_examples(encoded, batch_size):
-    batches = _batches(eval_input_fn(encoded, batch_size, _MAX_SEQ_LENGTH))
+    sizes = {"batch_size": batch_size, "padded_length": _MAX_SEQ_LENGTH}
+    batches = _batches(eval_input_fn(encoded, **sizes))
     ids = _flat(_ids(features) for features, _ in batches)
     assert ids == list(range(14, 37))  # 14 is the id of n0
     labels = _flat(labels.tolist() for _, labels in batches)
@@ -149,7 +150,7 @@ def test_padded_evaluation_keeps_file_order_and_adds_no_examples(encoded, batch_
 def test_prediction_yields_features_without_labels(tokenizer):
     encoded = encode_examples(_examples(6, label=False), tokenizer, _MAX_SEQ_LENGTH)
     assert encoded.labels is None
-    batches = _batches(predict_input_fn(encoded, 4, _MAX_SEQ_LENGTH))
+    batches = _batches(predict_input_fn(encoded, batch_size=4))
     names = ["input_ids", "input_mask", "segment_ids"]
     assert [sorted(batch) for batch in batches] == [names] * 2
     assert _flat(_ids(batch) for batch in batches) == [14 + i for i in range(6)]

@@ -52,34 +52,24 @@ def test_real_test_images_are_read(real_data):
     assert train.labels[:5].tolist() == [7, 2, 1, 0, 4]
 
 
+_IMAGES, _LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+_CUT = _idx(np.zeros([7, 4, 4]))[:-1]
+_FEWER, _WIDER = _idx(np.zeros([6, 4, 4])), _idx(np.zeros([7, 5, 4]))
+_TENS = _idx(np.array([0, 1, 10, 11, 0, 0, 0]))
+
+
 @pytest.mark.parametrize(
     "name, content, sentence",
     [
-        ("train-images-idx3-ubyte", b"", r"begins with nothing, not 00000803\. "),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x01\0\0\0\0", r"begins with 00000801,"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03\0\0\0", r"an IDX file of unsigned"),
-        (
-            "train-images-idx3-ubyte",
-            _idx(np.zeros([7, 4, 4]))[:-1],
-            r"must have the 128 bytes that its head speaks of\. Received: 127\. ",
-        ),
-        (
-            "train-images-idx3-ubyte",
-            _idx(np.zeros([6, 4, 4])),
-            r"Received: 6 images and 7 labels\. ",
-        ),
-        (
-            "train-images-idx3-ubyte",
-            _idx(np.zeros([7, 5, 4])),
-            r"Received: 3 of \(4, 4\) and \(5, 4\)\. ",
-        ),
-        (
-            "train-labels-idx1-ubyte",
-            _idx(np.array([0, 1, 10, 11, 0, 0, 0])),
-            r"labels of 0 to 9\. Received: 10, the label 3\. ",
-        ),
-        ("train-labels-idx1-ubyte.gz", b"\x1f\x8b\x08", r"undamaged\. .*fetch_mnist"),
-        ("train-labels-idx1-ubyte.gz", None, r"No such file.*fetch_mnist\.py\."),
+        (_IMAGES, b"", r"begins with nothing, not 00000803\. "),
+        (_IMAGES, b"\0\0\x08\x01\0\0\0\0", r"begins with 00000801,"),
+        (_IMAGES, b"\0\0\x08\x03\0\0\0", r"an IDX file of unsigned"),
+        (_IMAGES, _CUT, r"the 128 bytes that its head speaks of\. Received: 127\. "),
+        (_IMAGES, _FEWER, r"Received: 6 images and 7 labels\. "),
+        (_IMAGES, _WIDER, r"Received: 3 of \(4, 4\) and \(5, 4\)\. "),
+        (_LABELS, _TENS, r"labels of 0 to 9\. Received: 10, the label 3\. "),
+        (f"{_LABELS}.gz", b"\x1f\x8b\x08", r"undamaged\. .*fetch_mnist"),
+        (f"{_LABELS}.gz", None, r"No such file.*fetch_mnist\.py\."),
     ],
 )
 def test_damaged_file_is_refused(tmp_path, name, content, sentence):
@@ -125,6 +115,13 @@ def test_each_epoch_has_each_example_once(shuffle):
     np.testing.assert_array_equal(np.concatenate(cut), stream.reshape(-1))
 
 
+def _numbered(count: int) -> Examples:
+    """Each example shows its number, which is its label too."""
+    numbers = np.arange(count, dtype=np.int32)
+    images = np.broadcast_to(numbers[:, None, None], [count, 2, 2])
+    return Examples(images.astype(np.uint8), numbers)
+
+
 def _labels(dataset, count) -> list[list[int]]:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         iterator = tf.compat.v1.data.make_one_shot_iterator(dataset())
@@ -141,22 +138,12 @@ def _labels(dataset, count) -> list[list[int]]:
 @pytest.mark.parametrize("workers, steps", [(1, 1), (2, 1), (3, 2), (2, 3)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_workers_read_everything_once_also_after_a_restart(workers, steps, shuffle):
-    numbers = np.arange(23)  # a prime: nothing divides
-    examples = Examples(
-        np.broadcast_to(numbers[:, None, None], [23, 2, 2]).astype(np.uint8),
-        numbers.astype(np.int32),
-    )
+    examples = _numbered(23)  # a prime: nothing divides
     batches = Batches(10, steps, workers)
 
     def read(rank, first_update, updates):
-        dataset = input_pipeline.train_input_fn(
-            examples,
-            batches,
-            rank=rank,
-            shuffle=shuffle,
-            seed=5,
-            first_update=first_update,
-        )
+        options = {"shuffle": shuffle, "seed": 5, "first_update": first_update}
+        dataset = input_pipeline.train_input_fn(examples, batches, rank=rank, **options)
         return _labels(dataset, updates * steps)
 
     whole = [read(rank, 0, 5) for rank in range(workers)]
@@ -169,10 +156,7 @@ def test_workers_read_everything_once_also_after_a_restart(workers, steps, shuff
 
 
 def test_evaluation_reads_each_example_once():
-    numbers = np.arange(7, dtype=np.int32)
-    images = np.broadcast_to(numbers[:, None, None], [7, 2, 2]).astype(np.uint8)
-    examples = Examples(images, numbers)
-    dataset = input_pipeline.eval_input_fn(examples, 3)
+    dataset = input_pipeline.eval_input_fn(_numbered(7), 3)
     assert _labels(dataset, 3) == [[0, 1, 2], [3, 4, 5], [6]]
     with pytest.raises(tf.errors.OutOfRangeError):
         _labels(dataset, 4)

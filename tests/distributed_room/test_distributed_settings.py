@@ -48,13 +48,13 @@ def test_effective_batch_grows_with_the_workers_where_that_is_asked_for(workers)
 
 
 def test_original_runs_have_one_effective_batch():
-    runs = [(200, 1, 1), (100, 2, 1), (100, 1, 2), (50, 2, 2)]
-    for micro, steps, workers in runs:
-        batches = batches_of(
-            _with(micro_batch_size=micro, gradient_accumulation_steps=steps), workers
-        )
+    for micro, steps, workers in ((200, 1, 1), (100, 2, 1), (100, 1, 2), (50, 2, 2)):
+        sizes = _with(micro_batch_size=micro, gradient_accumulation_steps=steps)
+        batches = batches_of(sizes, workers)
         assert batches.effective_batch_size == 200
         assert batches.largest_share == micro
+    agreeing = dataclasses.replace(sizes, effective_batch_size=200)
+    assert batches_of(agreeing, 2) == batches
 
 
 def test_micro_batch_is_the_largest_where_it_does_not_divide():
@@ -63,30 +63,24 @@ def test_micro_batch_is_the_largest_where_it_does_not_divide():
     assert batches.largest_share == 25
 
 
-def test_sizes_that_disagree_are_refused():
-    sizes = _with(
-        effective_batch_size=200, micro_batch_size=50, gradient_accumulation_steps=2
-    )
-    assert batches_of(sizes, 2).effective_batch_size == 200
-    with pytest.raises(ValueError, match=r"Received: 200, not 50 \* 2 \* 1 = 100\. "):
-        batches_of(sizes, 1)
+@pytest.mark.parametrize(
+    ("sizes", "workers", "sentence"),
+    [
+        ((200, 50, 2), 1, r"Received: 200, not 50 \* 2 \* 1 = 100\. "),
+        ((3, None, 2), 2, r"Received: 3 for 2 micro-steps of 2 replicas"),
+    ],
+)
+def test_sizes_that_disagree_are_refused(sizes, workers, sentence):
+    names = ("effective_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+    with pytest.raises(ValueError, match=sentence):
+        batches_of(_with(**dict(zip(names, sizes, strict=True))), workers)
 
 
 def test_log_of_micro_batches_that_may_be_run_again_is_refused():
     check_settings(_with(micro_batch_size=AUTO))
     check_settings(_with(micro_batch_size=5, log_examples=True))
-    with pytest.raises(
-        ValueError, match=r"Received: --micro_batch_size=auto\. Use a n"
-    ):
+    with pytest.raises(ValueError, match=r"Received: --micro_batch_size=auto\. Use a"):
         check_settings(_with(micro_batch_size=AUTO, log_examples=True))
-
-
-def test_less_than_an_example_for_each_is_refused():
-    sizes = _with(effective_batch_size=3, gradient_accumulation_steps=2)
-    with pytest.raises(
-        ValueError, match=r"Received: 3 for 2 micro-steps of 2 replicas"
-    ):
-        batches_of(sizes, 2)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +124,14 @@ def test_run_does_not_go_on_with_what_decides_the_weights(tmp_path):
     batches = batches_of(settings, 2)
     with pytest.raises(ValueError, match=r"whose run has other examples\. Use another"):
         settings_module.check_output_dir(settings, batches, "other")
-    faster = dataclasses.replace(settings, learning_rate=0.2)
-    with pytest.raises(ValueError, match=r"has --learning_rate=0\.1, not 0\.2\. "):
-        settings_module.check_output_dir(faster, batches, "sum")
-    wider = dataclasses.replace(settings, hidden_units=65)
-    with pytest.raises(ValueError, match=r"has --hidden_units=64, not 65\. "):
-        settings_module.check_output_dir(wider, batches, "sum")
-    larger = dataclasses.replace(settings, effective_batch_size=100)
-    with pytest.raises(ValueError, match=r"has --effective_batch_size=200, not 100\. "):
-        settings_module.check_output_dir(larger, batches_of(larger, 2), "sum")
+    for changes, sentence in (
+        ({"learning_rate": 0.2}, r"has --learning_rate=0\.1, not 0\.2\. "),
+        ({"hidden_units": 65}, r"has --hidden_units=64, not 65\. "),
+        ({"effective_batch_size": 100}, r"has --effective_batch_size=200, not 100\. "),
+    ):
+        other = dataclasses.replace(settings, **changes)
+        with pytest.raises(ValueError, match=sentence):
+            settings_module.check_output_dir(other, batches_of(other, 2), "sum")
 
 
 def test_folder_of_another_program_is_refused(tmp_path):
