@@ -138,8 +138,7 @@ def test_fewer_micro_batches_are_tried_after_updates_that_fit(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         train_in_micro_batches(memory.model_fn(), tmp_path, _INPUT, "auto", **options)
     # two updates each in 8, 4 and 2; then 1 is a wrong guess, and the wait is 4
-    expected = [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
-    assert memory.sizes == expected
+    assert memory.sizes == [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
     assert _messages(caplog) == [
         "micro-batches 8 -> 4: 2 updates until update 2 fitted in memory",
         "micro-batches 4 -> 2: 2 updates until update 4 fitted in memory",
@@ -191,23 +190,22 @@ def test_other_errors_pass_through_untouched(tmp_path):
     assert memory.sizes == [16]
 
 
+def _exhausted(message):
+    return tf.errors.ResourceExhaustedError(None, None, message)
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [
         (MemoryError(), True),
-        (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"), True),
-        (tf.errors.ResourceExhaustedError(None, None, "MemoryError: no room"), True),
+        (_exhausted("OOM when allocating"), True),
+        (_exhausted("MemoryError: no room"), True),
         (tf.errors.InternalError(None, None, "Dst tensor is not initialized."), True),
         (tf.errors.InternalError(None, None, "CUBLAS_STATUS_ALLOC_FAILED"), True),
         (tf.errors.UnknownError(None, None, "CUDNN_STATUS_ALLOC_FAILED"), True),
         (tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: out"), True),
         (tf.errors.UnknownError(None, None, "CUDA error: out of memory"), True),
-        (
-            tf.errors.ResourceExhaustedError(
-                None, None, "Received message larger than max (5 vs. 4)"
-            ),
-            False,
-        ),
+        (_exhausted("Received message larger than max (5 vs. 4)"), False),
         (tf.errors.InternalError(None, None, "Blas GEMM launch failed"), False),
         (tf.errors.OutOfRangeError(None, None, "End of sequence"), False),
         (tf.errors.UnavailableError(None, None, "CUDA_ERROR_OUT_OF_MEMORY"), False),
@@ -331,23 +329,18 @@ def test_failures_anywhere_leave_everything_bit_identical(tmp_path, monkeypatch)
         doublings = chance.randrange(5)
         tries = chance.randrange(doublings + 1)
         final.append(2**doublings)
-        failures.append(
-            [
-                (
-                    chance.randrange(2 ** (doublings - i)),
-                    chance.choice(["begin", "end"]),
-                )
-                for i in range(tries, 0, -1)
-            ]
-        )
+        places = [
+            (chance.randrange(2 ** (doublings - i)), chance.choice(["begin", "end"]))
+            for i in range(tries, 0, -1)
+        ]
+        failures.append(places)
     script = _Script(final, failures)
     failing = _run_script(script, tmp_path / "a", monkeypatch, len(final))
     assert script.failed >= 60
     smooth = _run_script(_Script(final), tmp_path / "b", monkeypatch, len(final))
     assert failing.values["rows"] == 16 * len(final)
-    assert failing.values["metric/count"] == sum(
-        final
-    )  # a metric is once a micro-batch
+    # A metric is once a micro-batch.
+    assert failing.values["metric/count"] == sum(final)
     assert failing.values.keys() == smooth.values.keys()
     for name, value in smooth.values.items():
         np.testing.assert_array_equal(failing.values[name], value, err_msg=name)

@@ -54,9 +54,8 @@ def test_the_plan_names_each_part_the_micro_batch_and_k(config, capsys):
     assert code == 0
     megabytes = _TINY_PARAMETERS / 1e6
     assert _megabytes(output, "parameters") == pytest.approx(megabytes, abs=0.06)
-    assert _megabytes(output, "optimizer slots") == pytest.approx(
-        2 * megabytes, abs=0.06
-    )
+    slots = _megabytes(output, "optimizer slots")
+    assert slots == pytest.approx(2 * megabytes, abs=0.06)
     with_rows = megabytes + 4 * 30522 / 1e6
     assert _megabytes(output, "accumulators") == pytest.approx(with_rows, abs=0.06)
     assert _megabytes(output, "peak") <= 200
@@ -98,17 +97,10 @@ def test_replicas_need_not_divide_the_effective_batch(config, capsys):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2KiB", 2048)]
-    + [("5e", None), ("11", None)],
+    [("11GB", 11e9), ("16GiB", 2**34), ("900 MB", 9e8), ("2g", 2e9)],
 )
 def test_sizes_of_memory(text, expected):
-    if expected is None:
-        with pytest.raises(
-            plan.argparse.ArgumentTypeError, match=f"Received: '{text}'"
-        ):
-            plan._memory(text)
-    else:
-        assert plan._memory(text) == expected
+    assert plan._memory(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,10 +118,7 @@ def test_speeds_of_links(text, expected):
         (["--max_seq_length=1000"], r"--max_seq_length must be at most.* 512.*: 1000"),
         (["--max_seq_length=0"], r"--max_seq_length must be an integer >= 1.*: 0"),
         (["--num_replicas=65"], r"an example for each replica\. Received: 64 for 65"),
-        (
-            ["--effective_batch_size=-4"],
-            r"--effective_batch_size must be.*Received: -4",
-        ),
+        (["--effective_batch_size=-4"], r"--effective_batch_size must be.*ived: -4"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_sentence(config, capsys, arguments, sentence):
@@ -144,6 +133,8 @@ def test_flags_that_do_not_fit_are_one_sentence(config, capsys, arguments, sente
     [
         ("--device_memory=lots", r"must be a size like 11GB.*Received: 'lots'"),
         ("--device_memory=0GB", r"must be a size like 11GB.*Received: '0GB'"),
+        ("--device_memory=5e", r"must be a size like 11GB.*Received: '5e'"),
+        ("--device_memory=11", r"must be a size like 11GB.*Received: '11'"),
         ("--link_speed=1.2.3GB/s", r"must be a speed like .*Received: '1.2.3GB/s'"),
         ("--link_speed=fast", r"must be a speed like 10Gbit/s.*Received: 'fast'"),
     ],
@@ -162,19 +153,13 @@ def test_units_that_nobody_knows_are_one_sentence(config, capsys, flag, sentence
         (_TINY | {"hidden_size": 0}, r"`hidden_size` in .* >= 1. Received: 0"),
         (_TINY | {"vocab_size": None}, r"`vocab_size` in .* Received: None"),
         (_TINY | {"hidden_dropout_prob": 1}, r"`hidden_dropout_prob` .* Received: 1"),
+        (None, r"must be a JSON file. Received: \S+bert_config.json, which is not"),
     ],
 )
 def test_configurations_that_do_not_fit_are_one_sentence(
     tmp_path, capsys, content, sentence
 ):
-    code, _, error = _run(_write(tmp_path, content), capsys)
+    path = _write(tmp_path, content) if content else tmp_path / "bert_config.json"
+    code, _, error = _run(path, capsys)
     assert code == 2
     assert re.search(sentence, error)
-
-
-def test_missing_configuration_is_named(tmp_path, capsys):
-    code, _, error = _run(str(tmp_path / "none.json"), capsys)
-    assert code == 2
-    assert re.search(
-        r"must be a JSON file. Received: \S+none.json, which is not", error
-    )
