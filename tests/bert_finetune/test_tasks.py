@@ -181,13 +181,11 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
             [_LAYOUTS["QQP"][2], "3\tWhy?\tWho?", "4\tWhy?", "5\tWhy?\tWho?"],
             r"test\.tsv line 3 must have at least 3",
         ),
-        (
+        pytest.param(
             "cola/train.tsv",
             [*["x\t1\t\tA."] * 16, "x\t1", *["x\t1\t\tA."] * 16],
-            (
-                r"train\.tsv line 17 must have at least 4 tab-separated columns\. "
-                r"Received: 2\. Correct or remove the line\."
-            ),
+            r"train\.tsv line 17 must have at least 4 tab-separated columns\. "
+            r"Received: 2\. Correct or remove the line\.",
         ),
         (
             "qnli/dev.tsv",
@@ -197,14 +195,12 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
                 r"Received: 'maybe'\. Correct the line, or use another --task_name\."
             ),
         ),
-        (
+        pytest.param(
             "rte/train.tsv",
             ["index\tsentence1\tlabel", "0\tA.\tentailment"],
-            (
-                r"train\.tsv line 1 must be a header with the columns sentence1, sentence2, "
-                r"label\. Received: index, sentence1, label\. Use GLUE's own files of RTE, "
-                r"or another --task_name\."
-            ),
+            r"train\.tsv line 1 must be a header with the columns sentence1, sentence2, "
+            r"label\. Received: index, sentence1, label\. Use GLUE's own files of RTE, "
+            r"or another --task_name\.",
         ),
         (
             "cola/test.tsv",

@@ -228,12 +228,10 @@ _PARTS = (
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (
+        pytest.param(
             None,
-            (
-                r"`--vocab_file` must be an existing file\. Received: .*vocab\.txt\. Use the "
-                r"vocab\.txt that came with the checkpoint\."
-            ),
+            r"`--vocab_file` must be an existing file\. Received: .*vocab\.txt\. Use the "
+            r"vocab\.txt that came with the checkpoint\.",
         ),
         (b"", r"Received: .*vocab\.txt, empty\. Use"),
         (b"\n\n", r"Received: .*vocab\.txt, empty\. Use"),

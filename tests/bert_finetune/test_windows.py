@@ -65,11 +65,9 @@ def test_micro_batches_cross_epochs_and_only_the_last_is_short():
     sizes = [len(rows) for rows in _rows(4, steps=3)]
     assert sizes == [4] * 17 + [1]
     assert len(sizes) == _windows(4, steps=3).num_micro_steps()
-
-
-def test_micro_batch_may_be_larger_than_the_data():
-    assert [len(rows) for rows in _rows(50)] == [50, 19]
-    assert sorted(_rows(50)[0][:23]) == list(range(23))
+    larger_than_the_data = _rows(50)
+    assert [len(rows) for rows in larger_than_the_data] == [50, 19]
+    assert sorted(larger_than_the_data[0][:23]) == list(range(23))
 
 
 @pytest.mark.parametrize("num_train_epochs", [1.0, 2.7, 3.0])
@@ -84,6 +82,7 @@ def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, re
     micro_steps = 0
     for update in range(cut.num_updates):
         shares = cut.shares(update)
+        assert whole.examples(update).dtype == np.int64
         assert all(len(step) == replicas for step in shares)
         assert sorted(_flat(_flat(shares))) == sorted(whole.examples(update))
         sizes = [len(share) for step in shares for share in step]
@@ -131,9 +130,8 @@ def test_micro_batches_hold_as_many_examples_as_tokens_allow(tokens, replicas):
         shares = windows.shares(update)
         counts.append(len(shares))
         for step in shares:
-            assert max(
-                len(share) * lengths[share].max(initial=0) for share in step
-            ) <= (tokens)
+            padded = [len(share) * lengths[share].max(initial=0) for share in step]
+            assert max(padded) <= tokens
             used += _flat(step)
         for step, following in itertools.pairwise(shares):
             one_more = np.sort(lengths[[*_flat(step), following[0][0]]])
@@ -210,14 +208,8 @@ def test_skipped_windows_are_not_made(monkeypatch):
 
 @pytest.mark.parametrize(
     ("num_examples", "epochs", "micro_batch_size", "expected"),
-    [
-        (8, 1, 4, 2),
-        (9, 1, 4, 3),
-        (7250, 3.0, 8, 2719),
-        (10, 0.25, 1, 2),
-        (100, 0.29, 1, 29),  # 28.999999999999996 in floating point
-        (3, 1, 100, 1),
-    ],
+    [(8, 1, 4, 2), (9, 1, 4, 3), (7250, 3.0, 8, 2719), (10, 0.25, 1, 2), (3, 1, 100, 1)]
+    + [(100, 0.29, 1, 29)],  # 28.999999999999996 in floating point
 )
 def test_number_of_micro_steps_drops_nothing(
     num_examples, epochs, micro_batch_size, expected
@@ -226,24 +218,22 @@ def test_number_of_micro_steps_drops_nothing(
     assert windows.num_micro_steps() == windows.num_updates == expected
 
 
+_NO_EPOCHS = r"`--num_train_epochs` must be finite and reach one example\. Received: "
+_SEED = "`seed` must be an integer, 0 <= .* Received: "
+
+
 @pytest.mark.parametrize(
-    "num_train_epochs", [0, -1.0, 0.01, float("nan"), float("inf")]
+    ("options", "sentence"),
+    [
+        *(
+            ({"num_train_epochs": n}, rf"{_NO_EPOCHS}{n} of 23 examples\. Use 3\.0")
+            for n in (0, -1.0, 0.01, float("nan"), float("inf"))
+        ),
+        *(({"seed": n}, rf"{_SEED}{n}\.") for n in (-1, 2**64)),
+    ],
 )
-def test_epochs_that_reach_no_example_are_refused(num_train_epochs):
-    message = (
-        r"`--num_train_epochs` must be finite and reach one example\. Received: "
-        rf"{num_train_epochs} of 23 examples\. Use 3\.0"
-    )
-    with pytest.raises(ValueError, match=message):
-        _windows(num_train_epochs=num_train_epochs)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_seeds_outside_their_range_are_refused(seed):
-    message = rf"`seed` must be an integer, 0 <= .* Received: {seed}\."
-    with pytest.raises(ValueError, match=message):
-        _windows(seed=seed)
-
-
-def test_a_window_is_a_numpy_array_of_example_numbers():
-    assert _windows().examples(0).dtype == np.int64
+def test_epochs_that_reach_no_example_and_seeds_out_of_range_are_refused(
+    options, sentence
+):
+    with pytest.raises(ValueError, match=sentence):
+        _windows(**options)

@@ -90,12 +90,9 @@ def test_gradient_accumulation_loss_alignment():
     ("micro_batches", "steps", "updates"),
     [
         # transformers, test_num_batches_in_training_with_gradient_accumulation
-        (123, 5, 25),
-        (120, 5, 24),
-        # Lightning, test_trainer_accumulate_grad_batches_zero_grad
-        (20, 1, 20),
-        # Lightning, test_estimated_stepping_batches.py
-        (64, 3, 22),
+        *((123, 5, 25), (120, 5, 24)),
+        (20, 1, 20),  # Lightning, test_trainer_accumulate_grad_batches_zero_grad
+        (64, 3, 22),  # Lightning, test_estimated_stepping_batches.py
     ],
 )
 def test_no_micro_batch_is_lost(micro_batches, steps, updates):
