@@ -11,22 +11,13 @@ from bert_finetune.bert_config import BertConfig
 pytestmark = pytest.mark.once
 
 # As published with BERT-Base, Multilingual.
-_PUBLISHED = {
-    "attention_probs_dropout_prob": 0.1,
-    "directionality": "bidi",
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "hidden_size": 768,
-    "initializer_range": 0.02,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 12,
-    "pooler_fc_size": 768,
-    "pooler_type": "first_token_transform",
-    "type_vocab_size": 2,
-    "vocab_size": 105879,
-}
+_PUBLISHED = json.loads("""{
+    "attention_probs_dropout_prob": 0.1, "directionality": "bidi", "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
+    "intermediate_size": 3072, "max_position_embeddings": 512,
+    "num_attention_heads": 12, "num_hidden_layers": 12, "pooler_fc_size": 768,
+    "pooler_type": "first_token_transform", "type_vocab_size": 2, "vocab_size": 105879
+}""")
 _USED = [field.name for field in dataclasses.fields(BertConfig)]
 
 

@@ -24,24 +24,17 @@ _WITHOUT_DROPOUT = dataclasses.replace(
 )
 # The names in google-research/bert's checkpoints, for two layers.
 _LAYER = """
-attention/self/query/kernel attention/self/query/bias
-attention/self/key/kernel attention/self/key/bias
-attention/self/value/kernel attention/self/value/bias
-attention/output/dense/kernel attention/output/dense/bias
-attention/output/LayerNorm/beta attention/output/LayerNorm/gamma
-intermediate/dense/kernel intermediate/dense/bias
-output/dense/kernel output/dense/bias
-output/LayerNorm/beta output/LayerNorm/gamma
+attention/self/query/kernel attention/self/query/bias attention/self/key/kernel
+attention/self/key/bias attention/self/value/kernel attention/self/value/bias
+attention/output/dense/kernel attention/output/dense/bias intermediate/dense/kernel
+attention/output/LayerNorm/beta attention/output/LayerNorm/gamma intermediate/dense/bias
+output/dense/kernel output/dense/bias output/LayerNorm/beta output/LayerNorm/gamma
 """
 _PUBLISHED_NAMES = [
-    "bert/embeddings/word_embeddings",
-    "bert/embeddings/token_type_embeddings",
-    "bert/embeddings/position_embeddings",
-    "bert/embeddings/LayerNorm/beta",
-    "bert/embeddings/LayerNorm/gamma",
+    *(f"bert/embeddings/{x}_embeddings" for x in ("word", "token_type", "position")),
+    *(f"bert/embeddings/LayerNorm/{name}" for name in ("beta", "gamma")),
     *(f"bert/encoder/layer_{i}/{name}" for i in range(2) for name in _LAYER.split()),
-    "bert/pooler/dense/kernel",
-    "bert/pooler/dense/bias",
+    *("bert/pooler/dense/kernel", "bert/pooler/dense/bias"),
 ]
 
 _IDS = np.array([[1, 7, 8, 9, 2, 11, 2], [1, 29, 2, 0, 0, 0, 0], [1, 5, 5, 2, 9, 2, 0]])

@@ -23,9 +23,8 @@ def test_gradient_accumulation(kind):
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 3)
     ones = np.ones([2, 2], "f")
     iterations = []
-    for expected in ([[1, 2], [3, 4]], [[1, 2], [3, 4]], [[0, 1], [2, 3]]) + (
-        [[0, 1], [2, 3]],
-    ):
+    start, moved = [[1, 2], [3, 4]], [[0, 1], [2, 3]]
+    for expected in (start, start, moved, moved):
         assert _steps(optimizer, variable, [ones]) == [expected]
         iterations.append(int(optimizer.iterations.numpy()))
     assert iterations == [0, 0, 1, 1]

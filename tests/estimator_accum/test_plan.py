@@ -8,17 +8,11 @@ import pytest
 from estimator_accum import plan
 from estimator_accum.bert_memory import memory_of, read_sizes
 
-_TINY = {
-    "vocab_size": 30522,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 512,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-}
+_TINY = json.loads("""{
+    "vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 512, "max_position_embeddings": 512,
+    "type_vocab_size": 2, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1
+}""")
 # google/bert_uncased_L-2_H-128_A-2 has 4,385,920, and a classifier of two classes.
 _TINY_PARAMETERS = 4 * (4_385_920 + 258)
 
