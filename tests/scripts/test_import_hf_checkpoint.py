@@ -262,16 +262,11 @@ def test_config_that_does_not_fit_is_refused(changes, sentence, tmp_path, refuse
     assert re.search(sentence, refused(source))
 
 
-def test_half_a_pooler_is_refused(tmp_path, refused):
-    tensors = random_tensors()
-    del tensors["pooler.dense.bias"]
-    sentence = refused(write_folder(tmp_path / "theirs", tensors))
-    assert "must hold the tensor pooler.dense.bias." in sentence
-
-
-def test_quantized_tensors_are_refused(tmp_path, refused):
-    tensors = random_tensors()
-    name = "encoder.layer.0.output.dense.weight"
-    tensors[name] = tensors[name].astype(np.int8)
-    sentence = refused(write_folder(tmp_path / "theirs", tensors))
+def test_half_a_pooler_and_quantized_tensors_are_refused(tmp_path, refused):
+    tensors, name = random_tensors(), "encoder.layer.0.output.dense.weight"
+    quantized = tensors | {name: tensors[name].astype(np.int8)}
+    sentence = refused(write_folder(tmp_path / "quantized", quantized))
     assert re.search(rf"{name} in .* types F32, F16, BF16, F64\..*, I8\.", sentence)
+    del tensors["pooler.dense.bias"]
+    sentence = refused(write_folder(tmp_path / "half", tensors))
+    assert "must hold the tensor pooler.dense.bias." in sentence
