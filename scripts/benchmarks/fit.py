@@ -23,7 +23,7 @@ def fit(
 
     Args:
         keras: One of `kerases()`.
-        size: Of the encoder.
+        size: Name of the encoder, of `SIZES`.
         steps: K [micro-steps per update].
         micro_batch_size: Examples.
         tokens: Of an example.

@@ -54,7 +54,7 @@ def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
     """Builds the encoder and a classifier of two classes.
 
     Args:
-        size: Of the encoder.
+        size: Layers, width and vocabulary of the encoder.
         ids: As of `token_ids`.
 
     Returns:
