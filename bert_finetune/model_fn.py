@@ -130,6 +130,7 @@ def _training(
         learning_rate=rate,
         weight_unit=WEIGHT_UNIT,
         total_updates=num_updates,
+        save_on_signal=True,
     )
     return tf.estimator.EstimatorSpec(
         tf.estimator.ModeKeys.TRAIN,

@@ -3,12 +3,14 @@
     python -m distributed.launch_local --workers=2 --output_dir=output
 
 Each task is a `distributed.main` with the same flags; see there. When a task dies, or
-nothing goes on, all of them start again from the last checkpoint. Ctrl-C stops them,
-and whatever ends the launcher ends them. Exit codes: 0; 1 when tasks died again and
-again without a new checkpoint; 2 for flags or data that do not fit; 128 + the signal's
-number when it was stopped: 130 for Ctrl-C.
+nothing goes on, all of them start again from the last checkpoint. Ctrl-C stops them after
+their next update, with a checkpoint, a second Ctrl-C at once, and whatever ends the
+launcher ends them. Exit codes: 0; 1 when tasks died again and again without a new
+checkpoint; 2 for flags or data that do not fit; when it was stopped, 75 for SIGUSR1, and
+else 128 + the signal's number: 130 for Ctrl-C.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -50,10 +52,10 @@ flags.DEFINE_integer(
 FLAGS.append_flag_values(command_line.FLAGS)
 
 _MAIN = pathlib.Path(__file__).with_name("main.py")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECS_BETWEEN_LOOKS = 0.2
 _GRACE_SECS = 30  # after the tasks' own watchdogs should have ended them
-_EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT = 1, 2
+_EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT, _EXIT_AGAIN = 1, 2, 75
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -178,15 +180,22 @@ def main(argv: list[str]) -> int:
     try:
         return _keep_running(settings)
     except _Stopped as stopped:
-        _say(f"stopped by {signal.Signals(stopped.args[0]).name}")
-        return 128 + stopped.args[0]
+        (number,) = stopped.args
+        _say(f"stopped by {signal.Signals(number).name}")
+        return _EXIT_AGAIN if number == signal.SIGUSR1 else 128 + number
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _stop(number, frame) -> None:
-    for each in _SIGNALS:  # once: what follows must not be interrupted
+    for each in _SIGNALS:
+        signal.signal(each, _stop_at_once)
+    raise _Stopped(number)
+
+
+def _stop_at_once(number, frame) -> None:
+    for each in _SIGNALS:  # what follows must not be interrupted
         signal.signal(each, signal.SIG_IGN)
     raise _Stopped(number)
 
@@ -238,6 +247,10 @@ def _run_once(settings: Settings, progress: _Progress) -> int:
         for name, tf_config in _tf_configs(FLAGS.workers, FLAGS.evaluator).items():
             tasks.append(_Task(name, settings, tf_config))
         return _watch(tasks, settings, progress)
+    except _Stopped:
+        with contextlib.suppress(_Stopped):  # by a second signal
+            _let_end(tasks, settings.watchdog_secs + _GRACE_SECS)
+        raise
     finally:
         for task in tasks:
             task.kill()
@@ -264,6 +277,17 @@ def _watch(tasks: list[_Task], settings: Settings, progress: _Progress) -> int:
             if progress.has_stopped(settings.watchdog_secs + _GRACE_SECS):
                 _say("sees no progress, though all tasks are there")
                 return _EXIT_GAVE_UP
+
+
+def _let_end(tasks: list[_Task], secs: float) -> None:
+    """Has the tasks save after their next update, and waits for all of them."""
+    until = time.monotonic() + secs
+    for task in tasks:
+        task.process.terminate()
+    while time.monotonic() < until and None in [t.process.poll() for t in tasks]:
+        for task in tasks:
+            task.show_output()
+        time.sleep(_SECS_BETWEEN_LOOKS)
 
 
 def _code_of(lost: list[_Task]) -> int:

@@ -62,6 +62,7 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
         metrics_dir=config.model_dir if config.is_chief else None,
         weight_unit="examples",
         total_updates=settings.train_updates,
+        save_on_signal="update",
     )
     return tf.estimator.EstimatorSpec(
         tf.estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_hooks=hooks

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from estimator_accum.hooks import make_accumulation_hooks
     from estimator_accum.microbatch import batch_mean, microbatch_model_fn
     from estimator_accum.optimizer import AccumulatingOptimizer
+    from estimator_accum.signals import watch_signals
     from estimator_accum.train_op import make_accumulating_train_op
     from estimator_accum.window import get_or_create_update_step, get_windows
 
@@ -18,6 +19,7 @@ __all__ = [
     "make_accumulating_train_op",
     "make_accumulation_hooks",
     "microbatch_model_fn",
+    "watch_signals",
 ]
 
 _MODULES = {
@@ -28,6 +30,7 @@ _MODULES = {
     "make_accumulating_train_op": "train_op",
     "make_accumulation_hooks": "hooks",
     "microbatch_model_fn": "microbatch",
+    "watch_signals": "signals",
 }
 
 

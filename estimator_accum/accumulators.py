@@ -15,6 +15,7 @@ Accumulators are ON_READ variables: under a `tf.distribute` strategy every repli
 to its own copy and nothing crosses the network until the boundary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -161,7 +162,7 @@ def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
 
 
 def take_window(
-    accumulators: list[Accumulator],
+    accumulators: list[Accumulator], more: Sequence[tf.Tensor] = ()
 ) -> tuple[list[Gradient], list[tf.Operation]]:
     """Reads the window's sums over all replicas, in replica context, at a boundary.
 
@@ -180,7 +181,7 @@ def take_window(
             local.append(read(accumulator.total))
         if accumulator.touched is not None:
             local.append(read(accumulator.touched))
-    reduced = iter(sum_over_replicas(local))
+    reduced = iter(sum_over_replicas([*local, *more]))
     sums, cleared = [], []
     for accumulator in accumulators:
         total = accumulator.total
@@ -198,7 +199,7 @@ def take_window(
         shape = tf.constant(total.shape.as_list(), tf.int64)
         sums.append(tf.IndexedSlices(values, rows, shape))
         cleared.extend(_clear_rows(accumulator, rows, values))
-    return sums, cleared
+    return [*sums, *reduced], cleared
 
 
 def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:

@@ -13,6 +13,12 @@ from estimator_accum.micro_step_plan import Rule
 from estimator_accum.nonfinite import check_on_nonfinite
 from estimator_accum.window import check_accumulation_steps, window_name
 
+_FOR_EACH_EXAMPLE = (
+    "; if the optimizer needs one for each example, for privacy say, call its "
+    "compute_gradients, outside of this library, and give what that returns to "
+    "AccumulatingOptimizer(optimizer, K).apply_gradients"
+)
+
 
 def checked_rule(
     *,
@@ -21,11 +27,13 @@ def checked_rule(
     clip_norm,
     weight,
     reduction,
+    sparse_norm,
     on_nonfinite,
     accumulator_dtype,
     accumulator_device,
     noise_scale,
     update_ops,
+    after_update_ops,
     name,
 ) -> Rule:
     """Returns the arguments of `make_accumulating_train_op` as a rule, or raises."""
@@ -37,8 +45,10 @@ def checked_rule(
         taken = current_batch().take_over(reduction)
         gradient_accumulation_steps, reduction = taken
     _check_reduction(reduction, weight, noise_scale)
+    _check_sparse_norm(sparse_norm, noise_scale)
     check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
     _check_device(accumulator_device)
+    _check_after_update_ops(after_update_ops)
     if noise_scale and gradient_accumulation_steps == 1:
         _check_replicas_for_noise_scale()
     return Rule(
@@ -46,11 +56,13 @@ def checked_rule(
         gradient_accumulation_steps=gradient_accumulation_steps,
         clip_norm=clip_norm,
         reduction=reduction,
+        sparse_norm=sparse_norm,
         on_nonfinite=on_nonfinite,
         accumulator_dtype=_checked_accumulator_dtype(accumulator_dtype),
         accumulator_device=accumulator_device,
         noise_scale=bool(noise_scale),
         update_ops=update_ops,
+        after_update_ops=after_update_ops,
         name=window_name(name),
     )
 
@@ -111,6 +123,20 @@ def _check_reduction(reduction, weight, noise_scale) -> None:
         )
 
 
+def _check_sparse_norm(sparse_norm, noise_scale) -> None:
+    if sparse_norm not in ("rows", "slices"):
+        raise ValueError(
+            "`sparse_norm` must be one of 'rows' and 'slices'. "
+            f"Received: {sparse_norm!r}. Use 'slices' to clip as "
+            "tf.clip_by_global_norm does."
+        )
+    if sparse_norm == "slices" and noise_scale:
+        raise ValueError(
+            "`noise_scale` is made of true norms, so `sparse_norm` must be 'rows'. "
+            "Received: 'slices'. Leave one of them out."
+        )
+
+
 def _checked_accumulator_dtype(dtype) -> tf.DType | None:
     if dtype is None:
         return None
@@ -134,6 +160,15 @@ def _check_device(device) -> None:
             "`accumulator_device` must be the name of a device or None. "
             f"Received: {device!r}. Use '/cpu:0' to spare the accelerator's memory."
         ) from error
+
+
+def _check_after_update_ops(make) -> None:
+    if make is not None and not callable(make):
+        raise TypeError(
+            "`after_update_ops` must be a function that makes operations, or None. "
+            f"Received: {make!r}, which exists already and would run with every "
+            "micro-step. Pass a function, e.g. lambda: [ema.apply(variables)]."
+        )
 
 
 def _check_replicas_for_noise_scale() -> None:
@@ -162,7 +197,7 @@ def check_graph() -> None:
 def check_loss(loss) -> tf.Tensor:
     """Returns the loss as a Tensor, or raises unless it is a floating-point scalar."""
     check_graph()
-    loss = check_scalar("loss", loss)
+    loss = check_scalar("loss", loss, _FOR_EACH_EXAMPLE)
     if not loss.dtype.is_floating:
         raise TypeError(
             "`loss` must be a floating-point scalar. Received: dtype "
@@ -171,7 +206,7 @@ def check_loss(loss) -> tf.Tensor:
     return loss
 
 
-def check_scalar(argument: str, value) -> tf.Tensor:
+def check_scalar(argument: str, value, more: str = "") -> tf.Tensor:
     """Returns `value` as a Tensor, or raises unless it is a scalar number."""
     try:
         tensor = tf.convert_to_tensor(value)
@@ -187,7 +222,7 @@ def check_scalar(argument: str, value) -> tf.Tensor:
     if tensor.shape.rank != 0:
         raise ValueError(
             f"`{argument}` must be a scalar. Received: shape {tensor.shape} from "
-            f"{tensor.name}. Reduce it, e.g. with tf.reduce_mean."
+            f"{tensor.name}. Reduce it, e.g. with tf.reduce_mean{more}."
         )
     return tensor
 

@@ -12,6 +12,8 @@ What legacy scripts and tensorflow-estimator ask of TensorFlow and newer ones la
 what stands in:
 
     tensorflow.python.estimator.*    tensorflow-estimator's modules of the same names
+    tensorflow.python.training.training_ops    TensorFlow's gen_training_ops, which
+        optimizers of that time call
     tensorflow.python.distribute.estimator_training    the functions below: TF_CONFIG
         clusters, one task a process; no `experimental_distribute.remote_cluster`
     tensorflow.python.util.tf_export.ESTIMATOR_API_NAME    an `estimator_export` that
@@ -48,7 +50,10 @@ _KERAS_LOADERS = ("keras", "losses", "metrics", "optimizers", "initializers")
 _KERAS_LOADERS += ("compat.v1.keras", "compat.v1.layers", "compat.v1.nn.rnn_cell")
 _KERAS_LOADERS += ("compat.v2.keras",)
 _ESTIMATOR = "tensorflow_estimator.python.estimator"
-_OLD_ESTIMATOR = "tensorflow.python.estimator"  # up to TensorFlow 2.15
+_OLD_NAMES = {  # up to TensorFlow 2.15 -> today
+    "tensorflow.python.estimator": _ESTIMATOR,
+    "tensorflow.python.training.training_ops": "tensorflow.python.ops.gen_training_ops",
+}
 _INDEPENDENT_WORKER = "independent_worker"
 
 
@@ -229,17 +234,23 @@ def _module(name: str, **contents) -> types.ModuleType:
 
 
 class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets `import tensorflow.python.estimator.x` find tensorflow-estimator's x."""
+    """Lets an import of an old name, or of what is in it, find the module of today."""
 
     def find_spec(self, fullname, path=None, target=None):
         del path, target
-        if f"{fullname}.".startswith(f"{_OLD_ESTIMATOR}."):
+        if self._name_today(fullname) is not None:
             return importlib.machinery.ModuleSpec(fullname, self)
         return None
 
     def exec_module(self, module):
-        new_name = module.__name__.replace(_OLD_ESTIMATOR, _ESTIMATOR, 1)
-        sys.modules[module.__name__] = importlib.import_module(new_name)
+        name = self._name_today(module.__name__)
+        sys.modules[module.__name__] = importlib.import_module(name)
+
+    def _name_today(self, name: str) -> str | None:
+        for old, new in _OLD_NAMES.items():
+            if f"{name}.".startswith(f"{old}."):
+                return name.replace(old, new, 1)
+        return None
 
 
 class _EstimatorExport:

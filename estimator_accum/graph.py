@@ -19,6 +19,35 @@ def ancestors(
     return found
 
 
+def data_ancestors(
+    operations: list[tf.Operation],
+) -> dict[tf.Operation, tf.Operation | None]:
+    """Returns `operations` and whose values they are computed from.
+
+    Goes no way of control dependencies, and out of branches' graphs into outer ones.
+
+    Returns:
+        Each with who asked for it.
+    """
+    found = dict.fromkeys(operations)
+    waiting = list(operations)
+    captured = {}  # of each graph: what its placeholders stand for
+    while waiting:
+        operation = waiting.pop()
+        graph = operation.graph
+        if graph not in captured:
+            pairs = getattr(graph, "captures", ())
+            captured[graph] = {inner.op: outer.op for outer, inner in pairs}
+        needed = [tensor.op for tensor in operation.inputs]
+        if operation in captured[graph]:
+            needed.append(captured[graph][operation])
+        for other in needed:
+            if other not in found:
+                found[other] = operation
+                waiting.append(other)
+    return found
+
+
 def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
     """Returns the operations that `session.run(fetches)` asks for.
 

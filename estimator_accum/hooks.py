@@ -22,6 +22,7 @@ checkpoint.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable
 
@@ -36,6 +37,7 @@ from estimator_accum.checkpoints import (
 )
 from estimator_accum.graph import ancestors, fetched_operations
 from estimator_accum.reporting import MetricsFile, Progress, Update
+from estimator_accum.signals import SignalStop
 from estimator_accum.window import Window, get_windows
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -54,6 +56,7 @@ def make_accumulation_hooks(
     micro_batch_size: int | None = None,
     total_updates: int | None = None,
     saver: tf.compat.v1.train.Saver | None = None,
+    save_on_signal: bool | str = False,
 ) -> list[tf.compat.v1.train.SessionRunHook]:
     """Makes the hooks of a run that trains with `make_accumulating_train_op`.
 
@@ -80,21 +83,32 @@ def make_accumulation_hooks(
             effective batch size; None where weights count the examples.
         total_updates: Updates of the whole run, for the progress bar's remaining time.
         saver: Your own `Scaffold`'s Saver, if it has one; None finds the Estimator's.
+        save_on_signal: Whether SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop training, with
+            a checkpoint. True: after the micro-step, in mid-window; "update", and of
+            several replicas always: after the window, all of them after the same.
+            `train` then raises SystemExit with code 143, 130 or 75, once every hook has
+            ended; a second signal ends the process at once. Where another thread than
+            the main one trains, see `watch_signals`.
 
     Returns:
         The hooks, in the order in which they have to stand.
 
     Raises:
         TypeError: If `metrics_dir` is no path.
-        ValueError: If `partial_window` is none of these, or `total_updates` < 1; later,
-            when training begins, if the graph has no accumulating train op.
+        ValueError: If `partial_window` or `save_on_signal` is none of these, or
+            `total_updates` < 1; later, when training begins, if the graph has no
+            accumulating train op.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(
             "`partial_window` must be one of 'auto', 'keep' and 'apply'. "
             f"Received: {partial_window!r}. Use 'keep' to resume in mid-window later."
         )
-
+    if save_on_signal not in (False, True, "update"):
+        raise ValueError(
+            "`save_on_signal` must be one of False, True and 'update'. "
+            f"Received: {save_on_signal!r}. Use True to lose no micro-step."
+        )
     if metrics_dir is not None and not isinstance(metrics_dir, str | os.PathLike):
         raise TypeError(
             "`metrics_dir` must be a path or None. "
@@ -114,7 +128,9 @@ def make_accumulation_hooks(
             reports.append(file)
         return reports
 
-    return [AccumulationHook(partial_window, learning_rate, make_reports, saver)]
+    signals = SignalStop(save_on_signal == "update") if save_on_signal else None
+    hook = AccumulationHook(partial_window, learning_rate, make_reports, saver, signals)
+    return [hook]
 
 
 class AccumulationHook(tf.compat.v1.train.SessionRunHook):
@@ -127,6 +143,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             open(update_step), write(Update) and close(); gets None for the graph's
             first train op, the name of a further one.
         saver: The Saver of the run; None finds it in the graph.
+        signals: Tells when a signal has come; None leaves signals alone.
     """
 
     def __init__(
@@ -135,11 +152,14 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         learning_rate: tf.Tensor | None,
         make_reports: Callable[[str | None], list],
         saver: tf.compat.v1.train.Saver | None,
+        signals: SignalStop | None = None,
     ):
         self._partial_window = partial_window
         self._learning_rate = learning_rate
         self._make_reports = make_reports
         self._saver = saver
+        self._signals = signals
+        self._is_stopped = False  # by a signal
 
     def begin(self) -> None:
         self._windows = get_windows()
@@ -166,7 +186,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._reports += [self._make_reports(window.name) for window in further]
         self._scalars = [self._window_scalars(window) for window in self._windows]
         # A partial window is applied without counting a micro-step.
-        counters = {"global_step", "micro_batches"}
+        counters = {"global_step", "micro_batches", "stop_requests"}
         self._scalars_of_partial = [
             {name: scalars[name] for name in scalars if name not in counters}
             for scalars in self._scalars
@@ -176,6 +196,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             _as_vector(each) for each in self._scalars_of_partial
         ]
         self._known_requests = {}
+        self._is_stopped = False
+        if self._signals is not None:
+            self._signals.begin()
 
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
@@ -186,6 +209,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             update_step = int(session.run(window.update_step))
             for report in reports:
                 report.open(update_step)
+        if self._signals is not None:
+            self._signals.open(coord)
 
     def before_run(self, run_context):
         if self._run_context is None:
@@ -196,7 +221,16 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._has_data_ended |= self._running == _TRAIN_OP
         self._running = _TRAIN_OP if self._requested else _OTHER
         fetched = [self._fetched[index] for index in self._requested]
-        return tf.compat.v1.train.SessionRunArgs(fetched) if fetched else None
+        if not fetched:
+            return None
+        return tf.compat.v1.train.SessionRunArgs(fetched, self._stop_requests())
+
+    def _stop_requests(self) -> dict | None:
+        """What tells the other tasks of a cluster, at the boundary, that a signal came."""
+        if self._signals is None or not self._signals.is_asked:
+            return None
+        windows = [self._windows[index] for index in self._requested]
+        return {w.stop_request: 1.0 for w in windows if w.stop_request is not None}
 
     def after_run(self, run_context, run_values) -> None:
         self._has_data_ended &= self._running == _OTHER
@@ -206,8 +240,23 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 self._last_global_step = int(values[-1])
             else:  # whoever counts it does so after the train op
                 self._last_global_step = run_context.session.run(self._global_step())
+            by_name = dict(zip(self._scalars[index], values))
             if values[0]:
-                self._report(index, dict(zip(self._scalars[index], values)))
+                self._report(index, by_name)
+            if index == 0 and self._signals is not None:
+                self._is_stopped |= self._stops_after(by_name)
+        if self._is_stopped:
+            run_context.request_stop()
+
+    def _stops_after(self, values: dict) -> bool:
+        """Whether a signal ends training after this micro-step, all replicas alike."""
+        window = self._windows[0]
+        if window.stop_request is not None:
+            return values["stop_requests"] > 0
+        is_inside = math.isnan(values["weight"])
+        if is_inside and (self._signals.stops_at_update or window.num_replicas > 1):
+            return False
+        return self._signals.is_asked
 
     def _windows_that_run(self, run_context) -> list[int]:
         """Returns the places of those whose train op the caller runs."""
@@ -245,6 +294,22 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         for reports in self._reports:
             for report in reports:
                 report.close()
+        if self._is_stopped or (self._signals is not None and self._signals.is_asked):
+            self._say_what_is_saved(session)
+            self._signals.stop()
+        elif self._signals is not None:
+            self._signals.close()
+
+    def _say_what_is_saved(self, session) -> None:
+        if not self._watch.has_saved:
+            _logger.warning("not saved: this run writes no checkpoints.")
+            return
+        first = self._windows[0]
+        place = f"update {int(session.run(first.update_step)):,}"
+        for window, held, steps in self._partial_windows(session):
+            if window is first:
+                place += f", micro-step {held} of {steps}"
+        _logger.warning("saved at %s; the same command resumes.", place)
 
     def _before_save(self, session) -> int:
         if session is self._session and self._is_final_save(session):
@@ -252,6 +317,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return session.run(self._global_step())
 
     def _applies_at_the_end(self) -> bool:
+        if self._is_stopped:
+            return False
         if self._partial_window == "auto":
             return self._has_data_ended or self._running == _TRAIN_OP
         return self._partial_window == "apply"
@@ -345,6 +412,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         }
         if self._learning_rate is not None and window is self._windows[0]:
             scalars["learning_rate"] = self._learning_rate
+        if window.stop_request is not None:
+            scalars["stop_requests"] = window.stop_requests
         if window.global_step_after is not None:
             scalars["global_step"] = window.global_step_after
         return scalars

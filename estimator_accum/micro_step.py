@@ -227,6 +227,7 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
             update_step_after=updates,
             global_step=plan.global_step,
             global_step_after=global_step_after,
+            stop_request=plan.stop_request,
             state=state_of(plan),
             statistics=statistics_of(plan),
             **result._asdict(),

@@ -1,5 +1,6 @@
 """What one accumulating train op is made of: its rule, its inputs, its variables."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -25,12 +26,14 @@ class Rule(NamedTuple):
     optimizer: tf.compat.v1.train.Optimizer
     gradient_accumulation_steps: AccumulationSteps
     clip_norm: float | None
+    sparse_norm: str
     reduction: str
     on_nonfinite: str
     accumulator_dtype: tf.DType | None
     accumulator_device: str | None
     noise_scale: bool
     update_ops: list[tf.Operation] | None
+    after_update_ops: Callable | None
     name: str
 
 
@@ -72,6 +75,7 @@ class Plan(NamedTuple):
     noise_scale: NoiseScale | None
     update_step: tf.Variable
     global_step: tf.Variable | None
+    stop_request: tf.Tensor | None
 
 
 def is_plain(rule: Rule) -> bool:
@@ -119,7 +123,15 @@ def make_plan(
             else create_shared_scalar(f"{rule.name}/update_step")
         ),
         global_step=global_step,
+        stop_request=_stop_request(strategy),
     )
+
+
+def _stop_request(strategy) -> tf.Tensor | None:
+    if not strategy.extended._in_multi_worker_mode():
+        return None
+    with tf.control_dependencies(None):
+        return tf.compat.v1.placeholder_with_default(0.0, [], "stop_request")
 
 
 def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumulator]:
@@ -140,7 +152,10 @@ def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumula
             is_sparse = isinstance(gradient, tf.IndexedSlices)
             shape = variable.shape
             made.append(create_accumulator(name, shape, dtype, is_sparse, **options))
-    for scalar, value in zip(("weight", "loss", "squares", "count"), scalars):
+    names = ["weight", "loss"]
+    names += ["squares", "count"] if rule.noise_scale else []
+    names += ["slices"] if rule.sparse_norm == "slices" else []
+    for scalar, value in zip(names, scalars, strict=True):
         name = f"{rule.name}/{scalar}"
         shape = tf.TensorShape([])
         made.append(create_accumulator(name, shape, value.dtype, **options))
@@ -150,7 +165,7 @@ def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumula
 def scalars_of(
     rule: Rule, micro_batch: MicroBatch, loss_divisor: int
 ) -> list[tf.Tensor]:
-    """What is summed beside the gradients: weights, losses, for the noise two more."""
+    """What is summed beside the gradients: weights, losses, and what norms need."""
     is_wide = any(gradient.dtype == tf.float64 for gradient in micro_batch.gradients)
     dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
     loss = micro_batch.loss
@@ -174,7 +189,20 @@ def scalars_of(
         )
         # A micro-batch of weight 0, all of it masked, says nothing.
         scalars += [squares, tf.cast(weight > 0, dtype)]
+    if rule.sparse_norm == "slices":
+        scalars.append(_half_squared_slices(micro_batch, dtype))
     return scalars
+
+
+def _half_squared_slices(micro_batch: MicroBatch, dtype: tf.DType) -> tf.Tensor:
+    """Of the weighted sparse gradients: what summing their rows would forget."""
+    sparse = [g for g in micro_batch.gradients if isinstance(g, tf.IndexedSlices)]
+    if not sparse:
+        return tf.zeros([], dtype)
+    halves = tf.reduce_sum(half_squared_norms(sparse, dtype, has_unique_rows=True))
+    if micro_batch.is_weighted:
+        return halves
+    return halves * tf.square(tf.cast(micro_batch.scale, dtype))
 
 
 def loss_divisor_of(gradients: list[Gradient]) -> int:

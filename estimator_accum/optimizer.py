@@ -1,5 +1,7 @@
 """`AccumulatingOptimizer`: the rule behind `tf.compat.v1.train.Optimizer`'s interface."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from estimator_accum.batch_window import current_batch
@@ -38,11 +40,13 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         name: Scope of the window's counters; None takes the next free one.
         reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum the
             loss over the batch unless they are told otherwise by `loss_reduction`.
+        sparse_norm: "rows" or "slices", whose norm is tf.clip_by_global_norm's.
         on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
         accumulator_dtype: None is each variable's own.
         accumulator_device: None is where the variables are created.
         noise_scale: Whether to estimate the gradient noise scale.
         update_ops: What runs with every micro-step; None is the graph's `UPDATE_OPS`.
+        after_update_ops: A function that makes what runs once after each update.
 
     Example:
         estimator = tf.compat.v1.estimator.DNNClassifier(
@@ -65,11 +69,13 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         name: str | None = None,
         *,
         reduction: str = "mean",
+        sparse_norm: str = "rows",
         on_nonfinite: str = "raise",
         accumulator_dtype: tf.DType | None = None,
         accumulator_device: str | None = None,
         noise_scale: bool = False,
         update_ops: list[tf.Operation] | None = None,
+        after_update_ops: Callable[[], list[tf.Operation]] | None = None,
     ):
         self._arguments = {
             "optimizer": optimizer,
@@ -77,11 +83,13 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             "clip_norm": clip_norm,
             "weight": weight,
             "reduction": reduction,
+            "sparse_norm": sparse_norm,
             "on_nonfinite": on_nonfinite,
             "accumulator_dtype": accumulator_dtype,
             "accumulator_device": accumulator_device,
             "noise_scale": noise_scale,
             "update_ops": update_ops,
+            "after_update_ops": after_update_ops,
             "name": name,
         }
         checked_rule(**self._arguments)

@@ -1,5 +1,7 @@
 """`make_accumulating_train_op`: one call from a loss to an accumulating train op."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from estimator_accum.batch_window import current_batch
@@ -33,11 +35,13 @@ def make_accumulating_train_op(
     name: str | None = None,
     *,
     reduction: str = "mean",
+    sparse_norm: str = "rows",
     on_nonfinite: str = "raise",
     accumulator_dtype: tf.DType | None = None,
     accumulator_device: str | None = None,
     noise_scale: bool = False,
     update_ops: list[tf.Operation] | None = None,
+    after_update_ops: Callable[[], list[tf.Operation]] | None = None,
 ) -> tf.Operation:
     """Makes a train op of which each run is one micro-step and each K-th an update.
 
@@ -67,6 +71,10 @@ def make_accumulating_train_op(
             op "accumulation_1" and so on.
         reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
             one that sums over its examples, whose big batch sums over the window's.
+        sparse_norm: What `clip_norm` bounds where the gradient of an embedding looked a
+            row up twice. "rows": the true norm, of what the row gets in all. "slices":
+            that of every look-up by itself, as tf.clip_by_global_norm takes
+            `IndexedSlices`; with it, code that clips so keeps its weights.
         on_nonfinite: What becomes of a micro-batch whose gradients or loss are NaN or
             infinite. "raise": the micro-step fails with the variables' names, and
             nothing was accumulated. "skip_micro_batch": it is left out, and the window
@@ -84,6 +92,9 @@ def make_accumulating_train_op(
         update_ops: What runs with every micro-step, outside the branch that updates,
             also for a micro-batch that is skipped; None is the graph's `UPDATE_OPS`,
             batch normalization's moving averages.
+        after_update_ops: A function that makes, when it is called, what runs once after
+            each update, e.g. lambda: [ema.apply(variables)]; an operation made before
+            would run with every micro-step.
 
     Creates:
         `update_step`, `<name>/micro_steps` (int64 scalars), `<name>/weight`,
@@ -109,11 +120,13 @@ def make_accumulating_train_op(
         clip_norm=clip_norm,
         weight=weight,
         reduction=reduction,
+        sparse_norm=sparse_norm,
         on_nonfinite=on_nonfinite,
         accumulator_dtype=accumulator_dtype,
         accumulator_device=accumulator_device,
         noise_scale=noise_scale,
         update_ops=update_ops,
+        after_update_ops=after_update_ops,
         name=name,
     )
     check_replica_context(optimizer)

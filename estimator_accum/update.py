@@ -11,9 +11,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.accumulators import take_window
+from estimator_accum.applying import apply
 from estimator_accum.clipping import half_squared_norms, scale_and_clip
-from estimator_accum.gradients import Gradient, cast, scaled, sum_over_replicas
-from estimator_accum.loss_scaling import is_dynamic, is_loss_scaling
+from estimator_accum.gradients import Gradient, cast, sum_over_replicas
+from estimator_accum.loss_scaling import is_dynamic
 from estimator_accum.micro_step_plan import Plan, Rule
 from estimator_accum.noise_scale import update_noise_scale
 from estimator_accum.nonfinite import all_finite, assert_finite
@@ -27,40 +28,40 @@ class Result(NamedTuple):
     gradient_norm: tf.Tensor
     weight: tf.Tensor
     noise_scale: tf.Tensor
+    stop_requests: tf.Tensor
 
 
 def no_update(plan: Plan) -> Result:
     """Between boundaries: there is nothing to report."""
     nothing = nan(plan.accumulators[-1].total.dtype)
-    return Result(tf.constant(False), nothing, nothing, nothing, nan())
+    return Result(tf.constant(False), nothing, nothing, nothing, nan(), nan())
 
 
 def update(strategy, plan: Plan, gradients) -> Result:
     """Cross-replica, at a boundary: the window's mean, then the optimizer."""
     extended = strategy.extended
     mean = extended.call_for_each_replica(_take_mean, args=(plan, gradients))
-    gradients, scalars, is_good = mean
+    gradients, scalars, is_good, stop_requests = mean
+    stop_requests = first_of(strategy, stop_requests)
     loss, norm, weight, *noise = [first_of(strategy, value) for value in scalars]
     is_good = first_of(strategy, is_good)
 
-    def apply() -> tf.Tensor:
-        applied = extended.call_for_each_replica(_apply, args=(plan, gradients, loss))
-        with tf.control_dependencies(flatten(strategy, applied)):
+    def apply_and_observe() -> tf.Tensor:
+        with tf.control_dependencies(apply(strategy, plan, gradients, loss)):
             return _observe(plan, norm, weight, noise)
 
     if plan.rule.on_nonfinite == "raise" or is_dynamic(plan.rule.optimizer):
-        noise_scale = apply()
+        noise_scale = apply_and_observe()
     else:
-        noise_scale = tf.cond(is_good, apply, nan)
+        noise_scale = tf.cond(is_good, apply_and_observe, nan)
     # The other replicas' scalars too: their accumulators are then clear.
     done = [noise_scale, *flatten(strategy, scalars)]
     if plan.micro_steps is not None:
         with tf.control_dependencies(done):
             done = [plan.micro_steps.assign(0, read_value=False)]
     with tf.control_dependencies(done):
-        return Result(
-            *[tf.identity(v) for v in (is_good, loss, norm, weight, noise_scale)]
-        )
+        result = Result(is_good, loss, norm, weight, noise_scale, stop_requests)
+        return Result(*map(tf.identity, result))
 
 
 def _take_mean(plan: Plan, gradients: list[Gradient] | None):
@@ -68,16 +69,27 @@ def _take_mean(plan: Plan, gradients: list[Gradient] | None):
 
     Returns:
         The gradients for the optimizer; the window's scalars: mean loss, gradient norm
-        before clipping, weight, and what the noise scale needs; whether all is finite.
+        before clipping, weight, and what the noise scale needs; whether all is finite;
+        how many replicas ask for a stop.
     """
     rule = plan.rule
+    asked = [] if plan.stop_request is None else [plan.stop_request]
     if plan.accumulators:
-        sums, cleared = take_window(plan.accumulators)
+        sums, cleared = take_window(plan.accumulators, asked)
     else:
-        sums, cleared = sum_over_replicas(gradients), []
+        sums, cleared = sum_over_replicas([*gradients, *asked]), []
+    stop_requests = sums.pop() if asked else nan()
     num_variables = len(plan.variables)
-    sums, (weight, loss, *noise) = sums[:num_variables], sums[num_variables:]
-    halves = half_squared_norms(sums, weight.dtype, bool(plan.accumulators))
+    sums, (weight, loss, *more) = sums[:num_variables], sums[num_variables:]
+    is_by_slices = rule.sparse_norm == "slices"
+    has_unique_rows = is_by_slices or bool(plan.accumulators)
+    halves = half_squared_norms(sums, weight.dtype, has_unique_rows)
+    half_square, noise = tf.reduce_sum(halves), more
+    if is_by_slices:
+        *noise, of_slices = more
+        if plan.accumulators:  # where slices were summed to rows
+            dense = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
+            half_square = of_slices + tf.reduce_sum(tf.gather(halves, dense))
     unknown = _unknown(plan, sums)
     unknown_halves = tf.gather(halves, tf.constant(unknown, tf.int32))
     checked = with_scalars([sums[i] for i in unknown], unknown_halves, [weight, loss])
@@ -97,12 +109,13 @@ def _take_mean(plan: Plan, gradients: list[Gradient] | None):
         if is_alone
         else reduced(plan, tf.constant(plan.loss_divisor, weight.dtype), weight),
         rule.clip_norm,
-        tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, halves.dtype)),
+        tf.sqrt(half_square * tf.constant(2.0, halves.dtype)),
     )
     mean = [cast(g, v.dtype) for g, v in zip(mean, plan.variables, strict=True)]
     with tf.control_dependencies(done):
         scalars = [reduced(plan, loss, weight), norm, weight, *noise]
-        return mean, [tf.identity(value) for value in scalars], tf.identity(is_good)
+        scalars = [tf.identity(value) for value in scalars]
+        return mean, scalars, tf.identity(is_good), tf.identity(stop_requests)
 
 
 def _unknown(plan: Plan, sums: list[Gradient]) -> list[int]:
@@ -125,21 +138,6 @@ def reduced(plan: Plan, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         return total
     mean = tf.math.divide_no_nan(total, weight)
     return mean if plan.is_whole is None else tf.where(plan.is_whole, total, mean)
-
-
-def _apply(plan: Plan, gradients: list[Gradient], loss: tf.Tensor):
-    """Replica context: the optimizer, which must not reduce a second time."""
-    options = {}
-    if is_loss_scaling(plan.rule.optimizer):  # cannot be told
-        gradients = [scaled(g, 1.0 / plan.num_replicas) for g in gradients]
-    elif tf.distribute.has_strategy():
-        options = {"skip_gradients_aggregation": True}
-    # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
-    # as the one does that finds the end of the data, must not move even that.
-    with tf.control_dependencies([loss]):
-        return plan.rule.optimizer.apply_gradients(
-            list(zip(gradients, plan.variables, strict=True)), **options
-        )
 
 
 def _observe(plan: Plan, norm, weight, noise: list[tf.Tensor]) -> tf.Tensor:

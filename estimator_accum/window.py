@@ -210,6 +210,10 @@ class Window(NamedTuple):
         update_step_after: `update_step` as this micro-step leaves it.
         global_step: Counts micro-steps; None if the caller counts them.
         global_step_after: `global_step` as this micro-step leaves it; None likewise.
+        stop_request: Fed with 1.0 where this task of a cluster is to stop; None outside
+            of clusters.
+        stop_requests: At a boundary of a cluster, 1.0 or more if any task is to stop
+            after this window; NaN elsewhere.
         state: Variables that a graph without accumulation does not have.
         statistics: Further ones, that are only reported.
     """
@@ -231,6 +235,8 @@ class Window(NamedTuple):
     update_step_after: tf.Tensor
     global_step: tf.Variable | None
     global_step_after: tf.Tensor | None
+    stop_request: tf.Tensor | None
+    stop_requests: tf.Tensor
     state: list[tf.Variable]
     statistics: list[tf.Variable]
 

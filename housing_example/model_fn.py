@@ -80,6 +80,7 @@ def _training(
         learning_rate=rate,
         weight_unit="examples",
         total_updates=settings.train_updates,
+        save_on_signal="update",
     )
     return spec._replace(training_hooks=hooks)
 

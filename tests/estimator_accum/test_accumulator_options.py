@@ -1,9 +1,17 @@
-"""accumulator_dtype, accumulator_device, reduction, update_ops: what they change."""
+"""accumulator_dtype, accumulator_device, reduction, norms, update_ops: their effect."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from toy_models import OPTIMIZERS, make_batches, make_model, split, train_plain
+from toy_models import (
+    OPTIMIZERS,
+    make_batches,
+    make_model,
+    relative_difference,
+    split,
+    train_accumulating,
+    train_plain,
+)
 
 from estimator_accum import make_accumulating_train_op
 
@@ -156,3 +164,30 @@ def test_update_ops_may_be_chosen():
         session.run(v1.global_variables_initializer())
         session.run(train_op)
         assert session.run(average) == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_norms_by_slices_clip_as_tf_clip_by_global_norm(steps):
+    batches = make_batches(6, 6)
+    options = {"clip_norm": 0.7, "sparse_norm": "slices"}
+    run = OPTIMIZERS["momentum"], batches
+    ours, theirs = (
+        train_accumulating(*run, steps, **options),
+        train_plain(*run, **options),
+    )
+    by_rows = train_plain(*run, clip_norm=0.7)
+    names = ["dense", "embedding"]
+    assert relative_difference(ours, theirs, names) < (1e-6 if steps > 1 else 1e-30)
+    assert relative_difference(by_rows, theirs, names) > 0.01
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"sparse_norm": "true"}, "must be one of 'rows' and 'slices'"),
+        ({"sparse_norm": "slices", "noise_scale": True}, "must be 'rows'"),
+    ],
+)
+def test_norms_that_do_not_fit_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_accumulating_train_op(make_model().loss, _sgd(), 2, **options)

@@ -42,15 +42,19 @@ def test_every_spelling_is_the_same_estimator():
         assert v1.estimator.Estimator is tf1.estimator.Estimator
 
 
-def test_names_from_before_2_16_are_tensorflow_estimators_modules():
+def test_names_from_before_2_16_are_the_modules_of_today():
     import tensorflow.python.estimator.canned.head as old_head
     from tensorflow.python.estimator import estimator_lib
     from tensorflow.python.estimator.estimator import Estimator
+    from tensorflow.python.ops import gen_training_ops
+    from tensorflow.python.training import training_ops
     from tensorflow_estimator.python.estimator.canned import head
 
     assert Estimator is tf.compat.v1.estimator.Estimator
     assert estimator_lib.EstimatorSpec is tf.estimator.EstimatorSpec
     assert old_head._regression_head is head._regression_head
+    adam = training_ops.resource_apply_adam  # what custom optimizers call
+    assert adam is gen_training_ops.resource_apply_adam
 
 
 def test_module_that_tensorflow_estimator_lacks_is_not_found():

@@ -91,7 +91,14 @@ def make_model(dtype=tf.float32) -> Model:
     return Model(feeds, loss, dense, embedding)
 
 
-def train_plain(make_optimizer, batches, dtype=tf.float32, clip_norm=None, decay=0.0):
+def train_plain(
+    make_optimizer,
+    batches,
+    dtype=tf.float32,
+    clip_norm=None,
+    decay=0.0,
+    sparse_norm="rows",
+):
     """The big batch, without this library; returns every variable's value by name."""
     with tf.Graph().as_default():
         model = make_model(dtype)
@@ -101,7 +108,9 @@ def train_plain(make_optimizer, batches, dtype=tf.float32, clip_norm=None, decay
         pairs = optimizer.compute_gradients(model.loss)
         if clip_norm is not None:
             gradients, variables = zip(*pairs, strict=True)
-            norm = tf.linalg.global_norm([_summed(g) for g in gradients])
+            norm = None
+            if sparse_norm == "rows":
+                norm = tf.linalg.global_norm([_summed(g) for g in gradients])
             gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
             pairs = zip(gradients, variables, strict=True)
         train_op = optimizer.apply_gradients(pairs, global_step=step)

@@ -1,0 +1,220 @@
+"""What an optimizer is given, finds and reads inside the branch that updates."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    make_accumulating_train_op,
+)
+
+v1 = tf.compat.v1
+K, UPDATES = 4, 3
+BATCHES = np.random.default_rng(0).normal(size=[UPDATES, K, 2]).astype(np.float32)
+
+
+@pytest.fixture(params=["v2", "v1"], autouse=True)
+def control_flow(request):
+    if request.param == "v1":
+        v1.disable_control_flow_v2()
+    yield request.param
+    v1.enable_control_flow_v2()
+
+
+def _train(
+    make_optimizer, steps=K, after=None, use_resource=True, scale=None, **options
+):
+    """Returns all variables' values after UPDATES updates; `steps` = 0 is plain."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2])
+        global_step = v1.train.get_or_create_global_step()
+        initial = tf.constant([1.0, -2.0])
+        w = v1.get_variable("w", initializer=initial, use_resource=use_resource)
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w) - 1.0))
+        if scale is not None:
+            loss *= scale(global_step)
+        optimizer = make_optimizer(global_step)
+        after = after and (lambda make=after: [make(w)])
+        if steps:
+            options["after_update_ops"] = after
+            train_op = make_accumulating_train_op(loss, optimizer, steps, **options)
+        else:
+            pairs = optimizer.compute_gradients(loss)
+            train_op = optimizer.apply_gradients(pairs, global_step=global_step)
+            with tf.control_dependencies([train_op]):
+                train_op = tf.group(after()) if after else train_op
+        session.run(v1.global_variables_initializer())
+        for batch in BATCHES.reshape([-1, 1 if steps else K, 2]):
+            session.run(train_op, {x: batch})
+        variables = v1.global_variables()
+        values = session.run(variables)
+        return {v.op.name: x for v, x in zip(variables, values, strict=True)}
+
+
+class Lamb(v1.train.GradientDescentOptimizer):
+    """Like NVIDIA's: the correction of its bias is of the number of the update."""
+
+    def apply_gradients(self, grads_and_vars, global_step, name=None):
+        number = tf.cast(global_step, tf.float32)
+        factor = 1.0 / (1.0 - 0.5**number)
+        pairs = [(gradient * factor, variable) for gradient, variable in grads_and_vars]
+        return super().apply_gradients(pairs, name=name)
+
+
+@pytest.mark.parametrize("size", [1, K])  # examples in a window's micro-steps
+def test_an_optimizer_that_requires_global_step_gets_the_number_of_the_update(size):
+    ours = _train(lambda _: Lamb(0.1), size)["w"]
+    w = np.array([1.0, -2.0])
+    for number, x in enumerate(BATCHES.reshape([-1, size, 2]), 1):
+        gradient = np.mean(2 * (x @ w - 1)[:, None] * x, 0)
+        w = w - 0.1 * gradient / (1 - 0.5**number)
+    np.testing.assert_allclose(ours, w, rtol=1e-5)
+
+
+class MultistepAdam(v1.train.GradientDescentOptimizer):
+    """Looks its variable up by the default graph, as tensor2tensor's does."""
+
+    def _create_slots(self, var_list):
+        first = min(var_list, key=lambda variable: variable.name)
+        self._create_non_slot_variable(1.0, "power", first)
+
+    def _finish(self, update_ops, name_scope):
+        def halve():
+            graph = v1.get_default_graph()
+            power = self._get_non_slot_variable("power", graph=graph)
+            return v1.assign(power, power * 0.5, use_locking=False).op
+
+        with tf.control_dependencies(update_ops):
+            outside = halve()
+            with tf.control_dependencies([outside]):
+                inside = tf.cond(
+                    tf.constant(True), lambda: tf.group(halve()), lambda: tf.no_op()
+                )
+        return tf.group(outside, inside, name=name_scope)
+
+
+def test_an_optimizer_finds_its_variables_by_the_default_graph():
+    values = _train(lambda _: MultistepAdam(0.1))
+    assert values["power"] == 0.25**UPDATES
+    plain = _train(lambda _: v1.train.GradientDescentOptimizer(0.1), 0)
+    np.testing.assert_allclose(values["w"], plain["w"], rtol=1e-5)
+
+
+def _average(w):
+    return tf.train.ExponentialMovingAverage(0.5).apply([w])
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip_window"])
+def test_after_update_ops_run_once_after_each_update(
+    on_nonfinite, use_resource, control_flow
+):
+    if control_flow == "v2" and not use_resource:
+        pytest.skip("refused: no tf.cond of control flow v2 holds reference variables")
+
+    def adam(_):
+        return v1.train.AdamOptimizer(0.1)
+
+    options = {"after": _average, "use_resource": use_resource}
+    ours = _train(adam, on_nonfinite=on_nonfinite, **options)
+    plain = _train(adam, 0, **options)
+    for name in ("w", "w/ExponentialMovingAverage"):
+        np.testing.assert_allclose(ours[name], plain[name], rtol=1e-5)
+
+
+def test_after_update_ops_that_exist_already_are_refused():
+    def sgd(_):
+        return v1.train.GradientDescentOptimizer(0.1)
+
+    with tf.Graph().as_default():
+        made = tf.no_op()
+        with pytest.raises(TypeError, match="`after_update_ops` must be a function"):
+            AccumulatingOptimizer(sgd(0), K, after_update_ops=[made])
+    made = []
+    with pytest.raises(ValueError, match="must make its operations when it is called"):
+        _train(
+            lambda step: made.append(tf.identity(step)) or sgd(0),
+            after=lambda _: made[0],
+        )
+
+
+class Adafactor(v1.train.GradientDescentOptimizer):
+    """Decays by the graph's global step, which nobody gave it, as tensor2tensor's."""
+
+    def _prepare(self):
+        step = tf.cast(v1.train.get_global_step(), tf.float32)
+        self._learning_rate = 0.1 / (1.0 + step)
+        super()._prepare()
+
+
+def _decayed(clock):
+    rate = v1.train.polynomial_decay(0.1, clock, 12, 0.01)
+    return v1.train.AdamOptimizer(rate)
+
+
+def _halved(step):
+    return 0.5 ** tf.cast(step, tf.float32)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip_window"])
+@pytest.mark.parametrize(
+    "make_optimizer, words",
+    [
+        (_decayed, "PolynomialDecay, from which AdamOptimizer computes, reads"),
+        (lambda _: Adafactor(0.1), "Adafactor reads global_step, which"),
+        (
+            lambda step: v1.train.AdagradDAOptimizer(0.1, step),
+            "AdagradDAOptimizer reads",
+        ),
+        (
+            lambda step: v1.train.AdamOptimizer(lambda: _halved(step)),
+            "AdamOptimizer reads",
+        ),
+        (lambda _: _decayed(get_or_create_update_step()), None),
+        (lambda _: v1.train.AdamOptimizer(0.1), None),
+    ],
+)
+def test_a_clock_that_counts_micro_steps_is_warned_of(
+    make_optimizer, words, on_nonfinite, caplog
+):
+    # A model may read global_step: what it does in a micro-step is its own matter.
+    options = {"scale": _halved}
+    _train(make_optimizer, on_nonfinite=on_nonfinite, **options)
+    if words is None:
+        assert not caplog.messages
+    else:
+        (message,) = caplog.messages
+        assert words in message and "counts micro-steps" in message
+    caplog.clear()
+    _train(make_optimizer, 1, **options)  # the two clocks are one
+    assert not caplog.messages
+
+
+def test_a_loss_for_each_example_is_shown_the_way():
+    class Private(v1.train.GradientDescentOptimizer):
+        """Clips every example's gradient, as TF Privacy's optimizers do."""
+
+        def compute_gradients(self, loss, var_list=None, **_):
+            (w,) = v1.trainable_variables()
+            total = tf.zeros_like(w)
+            for one in tf.unstack(loss):
+                total += tf.clip_by_norm(tf.gradients(one, w)[0], 1.0)
+            return [(total / K, w)]
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        w = v1.get_variable("w", initializer=[1.0, -2.0])
+        loss = tf.square(tf.linalg.matvec(tf.constant(BATCHES[0]), w) - 1.0)
+        optimizer = AccumulatingOptimizer(Private(0.1), 2)
+        with pytest.raises(ValueError, match="its compute_gradients, outside") as error:
+            optimizer.minimize(loss)
+        assert "apply_gradients" in str(error.value)
+        train_op = optimizer.apply_gradients(Private(0.1).compute_gradients(loss))
+        session.run(v1.global_variables_initializer())
+        x, start = BATCHES[0], np.array([1.0, -2.0])
+        each = 2 * (x @ start - 1)[:, None] * x
+        each /= np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1.0)
+        for expected in (start, start - 0.1 * np.mean(each, 0)):
+            session.run(train_op)
+            np.testing.assert_allclose(session.run(w), expected, rtol=1e-5)
