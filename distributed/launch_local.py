@@ -281,6 +281,7 @@ def _watch(tasks: list[_Task], settings: Settings, progress: _Progress) -> int:
 
 def _let_end(tasks: list[_Task], secs: float) -> None:
     """Has the tasks save after their next update, and waits for all of them."""
+    _say("lets all tasks save after their next update; a second signal ends them")
     until = time.monotonic() + secs
     for task in tasks:
         task.process.terminate()

@@ -13,6 +13,7 @@ from tiny_bert import all_variables, metrics, write_bert, write_cola
 
 from bert_finetune import run_classifier
 from bert_finetune.checkpoint import write_checkpoint
+from bert_finetune.progress import read_progress
 
 pytestmark = pytest.mark.usefixtures("_loggers_as_before")
 
@@ -315,15 +316,19 @@ def _not_ignored_sigint():
 
 
 @pytest.mark.usefixtures("real_starts", "_not_ignored_sigint")
-def test_ctrl_c_says_how_to_go_on(flags):
+def test_ctrl_c_saves(flags):
     flags |= {"train_batch_size": 1, "num_train_epochs": 1000}
+    flags |= {"gradient_accumulation_steps": 2}
     with running.start(_SCRIPT, *_arguments(flags)) as program:
         running.wait_until((flags["output_dir"] / "train_metrics.csv").exists, program)
         program.process.send_signal(signal.SIGINT)
         done = program.wait()
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
+    progress = read_progress(flags["output_dir"])
+    place = f"update {progress.update:,}"
+    if progress.micro_step:
+        place += f", micro-step {progress.micro_step} of 2"
     assert done.stderr.splitlines()[-1] == (
-        "run_classifier.py: stopped. Started again with the same flags, training goes "
-        f"on from the last checkpoint in {flags['output_dir']}."
+        f"saved at {place}; the same command resumes."
     )

@@ -90,10 +90,10 @@ def launch(output_dir, monkeypatch, capsys, _flags_as_before):
     return run
 
 
-def _start_launcher(folder: pathlib.Path) -> running.Program:
+def _start_launcher(folder: pathlib.Path, body: str = "") -> running.Program:
     """Starts a launcher, in a process of its own, whose tasks wait."""
     task = folder.with_name("task.py")
-    task.write_text(_TASK + "wait_for('what never comes')")
+    task.write_text(_TASK + body + "\nwait_for('what never comes')")
     program = (
         "import pathlib, sys\n"
         "from distributed import launch_local\n"
@@ -208,15 +208,40 @@ def test_evaluation_after_the_last_update_may_take_its_time(
     assert progress.has_stopped(10) == (updates < 6)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_stops_everything_and_is_the_exit_code(output_dir, number):
-    with _start_launcher(output_dir) as launcher:
-        running.wait_until(lambda: len(_starts(output_dir)) == 2, launcher)
+@pytest.mark.parametrize(
+    "number, code",
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)],
+)
+def test_signal_lets_every_task_end_and_is_the_exit_code(output_dir, number, code):
+    body = """
+def end(*_):
+    time.sleep(0.1)
+    (folder / f"saved-{task}").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+(folder / f"ready-{task}").touch()
+"""
+    with _start_launcher(output_dir, body) as launcher:
+        running.wait_until((output_dir / "ready-chief").exists, launcher)
+        running.wait_until((output_dir / "ready-worker").exists, launcher)
         launcher.process.send_signal(number)
         done = launcher.wait()
+        assert _nothing_runs(output_dir)
+    assert done.returncode == code and f"stopped by {number.name}" in done.stdout
+    for task in ("chief", "worker"):
+        assert (output_dir / f"saved-{task}").exists()
+
+
+def test_second_signal_ends_tasks_that_go_on(output_dir):
+    with _start_launcher(output_dir) as launcher:
+        running.wait_until(lambda: len(_starts(output_dir)) == 2, launcher)
+        launcher.process.send_signal(signal.SIGHUP)
+        running.wait_until(
+            lambda: "a second signal" in launcher.done().stdout, launcher
+        )
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait().returncode == 128 + signal.SIGHUP
         running.wait_until(lambda: _nothing_runs(output_dir))
-    assert done.returncode == 128 + number
-    assert f"stopped by {number.name}" in done.stdout
 
 
 def test_no_task_survives_a_launcher_that_is_killed(output_dir):
