@@ -37,6 +37,7 @@ setup(
         "wrapt",
         "absl-py",
         "safetensors",
+        "filelock",
     ],
     extras_require={
         "test": [
@@ -44,6 +45,7 @@ setup(
             "pytest-xdist>=3.7",
             "psutil",
             "coverage>=7.10",
+            "hypothesis",
             "pyyaml",
             # One formatter version everywhere: its output is part of the tests.
             "ruff==0.17.5",

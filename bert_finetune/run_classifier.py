@@ -16,9 +16,7 @@ the same flags.
 import math
 import os
 import pathlib
-import signal
 import sys
-import traceback
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -34,17 +32,14 @@ from estimator_accum.program import (
 )
 
 with quiet_import(sys.argv[1:]):
-    import tensorflow as tf
-
     from bert_finetune import jobs
     from bert_finetune.output_dir import make_output_dir
     from bert_finetune.settings import Settings
     from estimator_accum.batches import micro_batch_size_of
-    from estimator_accum.cluster import Cluster
     from estimator_accum.compat import enable_estimator
-    from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.ending import ended_in_words
+    from estimator_accum.run_lock import locked
     from estimator_accum.strategies import STRATEGIES, read_cluster_of
-    from estimator_accum.watchdog import EXIT_CODE, LostTaskError
 
 FLAGS = flags.FLAGS
 
@@ -220,44 +215,17 @@ def main(argv: list[str]) -> None:
         settings = settings_from_flags()
         cluster = read_cluster_of(settings.strategy, os.environ)
         run = jobs.prepare(settings, cluster)
-        make_output_dir(run.settings.output_dir)
+        output_dir = run.settings.output_dir
+        make_output_dir(output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
         sys.exit(2)
-    try:
+    advice = "Use a lower --learning_rate, and another --output_dir."
+    with (
+        ended_in_words("run_classifier.py", output_dir, advice, cluster.is_alone),
+        locked(output_dir, settings.do_train and cluster.is_chief),
+    ):
         jobs.execute(run)
-    except KeyboardInterrupt:
-        print(
-            "run_classifier.py: stopped. Started again with the same flags, training "
-            f"goes on from the last checkpoint in {run.settings.output_dir}.",
-            file=sys.stderr,
-        )
-        _exit(128 + signal.SIGINT, cluster)
-    except LostTaskError as error:
-        print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
-        _exit(EXIT_CODE, cluster)
-    except Exception as error:  # noqa: BLE001, whatever it is
-        received = None
-        if isinstance(error, tf.errors.InvalidArgumentError):
-            received = what_was_not_finite(error)
-        if received is None:
-            traceback.print_exc()
-            _exit(1, cluster)
-        print(
-            f"run_classifier.py: Gradients must be finite. Received: {received}. Use a "
-            "lower --learning_rate, and another --output_dir.",
-            file=sys.stderr,
-        )
-        _exit(2, cluster)
-
-
-def _exit(code: int, cluster: Cluster) -> None:
-    """Ends the process; in a cluster TensorFlow's threads would not let it go."""
-    if cluster.is_alone:
-        sys.exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ last checkpoint. python -m distributed.launch_local does that on one machine.
 import os
 import pathlib
 import sys
-import traceback
 
 if __name__ == "__main__":  # from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -30,14 +29,12 @@ from estimator_accum.program import (
 )
 
 with quiet_import(sys.argv[1:]):
-    import tensorflow as tf
-
     from distributed import jobs
     from estimator_accum.cluster import read_cluster
     from estimator_accum.compat import enable_estimator
-    from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.ending import ended_in_words
     from estimator_accum.run_folder import make_run_folder
-    from estimator_accum.watchdog import EXIT_CODE, LostTaskError
+    from estimator_accum.run_lock import locked
 
 
 def main(argv: list[str]) -> None:
@@ -55,22 +52,13 @@ def main(argv: list[str]) -> None:
             make_run_folder(job.settings.output_dir)
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         _leave(sentence(error, FLAGS))
-    try:
+    folder = job.settings.output_dir
+    advice = "Use a lower --learning_rate, and another --output_dir."
+    with (
+        ended_in_words("distributed", folder, advice, cluster.is_alone),
+        locked(folder, cluster.is_chief),
+    ):
         results = jobs.execute(job)
-    except tf.errors.InvalidArgumentError as error:
-        received = what_was_not_finite(error)
-        if received is None:
-            raise
-        _leave(
-            f"Gradients must be finite. Received: {received}. "
-            "Use a lower --learning_rate, and another --output_dir."
-        )
-    except LostTaskError as error:
-        print(f"distributed: {sentence(error, FLAGS)}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
-    except Exception:  # noqa: BLE001, whatever it is
-        traceback.print_exc()
-        os._exit(1)  # for the same reason
     if results:
         print(results, end="")
 

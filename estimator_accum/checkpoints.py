@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from estimator_accum.disk import DiskSpaceHook
 from estimator_accum.window import INITIALIZER_ATTRIBUTE, Window
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -45,7 +46,7 @@ def keep_initial_values(windows: list[Window]) -> None:
                 variable._initializer_op = initializer
 
 
-def make_saver_hooks(config) -> list[tf.compat.v1.train.CheckpointSaverHook]:
+def make_saver_hooks(config) -> list[tf.compat.v1.train.SessionRunHook]:
     """Makes the hook that Estimator makes of a config, without its `session.run`s.
 
     With `save_checkpoints_steps` Estimator's own fetches `global_step` once more after
@@ -56,17 +57,19 @@ def make_saver_hooks(config) -> list[tf.compat.v1.train.CheckpointSaverHook]:
         config: A `tf.estimator.RunConfig` with `save_checkpoints_steps`.
 
     Returns:
-        The hook; none with a strategy, whose session makes its own.
+        The hook, but with a strategy, whose session makes its own; for the chief, one
+        that looks for room on the disk.
     """
+    room = [DiskSpaceHook(config)] if config.is_chief else []
     if config.train_distribute is not None:
-        return []
+        return room
     hook = tf.compat.v1.train.CheckpointSaverHook(
         config.model_dir,
         save_steps=config.save_checkpoints_steps,
         save_graph_def=config.checkpoint_save_graph_def,
     )
     hook._set_steps_per_run(1)
-    return [hook]
+    return [*room, hook]
 
 
 class SaveWatch:

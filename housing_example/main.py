@@ -17,7 +17,6 @@ import math
 import os
 import pathlib
 import sys
-import traceback
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -33,14 +32,12 @@ from estimator_accum.program import (
 )
 
 with quiet_import(sys.argv[1:]):
-    import tensorflow as tf
-
     from estimator_accum.batches import micro_batch_size_of
     from estimator_accum.compat import enable_estimator
-    from estimator_accum.nonfinite import what_was_not_finite
+    from estimator_accum.ending import ended_in_words
     from estimator_accum.run_folder import make_run_folder
+    from estimator_accum.run_lock import locked
     from estimator_accum.strategies import read_cluster_of
-    from estimator_accum.watchdog import EXIT_CODE, LostTaskError
     from housing_example import jobs
     from housing_example.settings import Settings
 
@@ -153,26 +150,13 @@ def main(argv: list[str]) -> None:
     except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
         print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr)
         sys.exit(2)
-    try:
+    folder = settings.output_dir
+    advice = "Use a lower --learning_rate, or a --clip_norm, and another --output_dir."
+    with (
+        ended_in_words("housing_example", folder, advice, cluster.is_alone),
+        locked(folder, cluster.is_chief),
+    ):
         results = jobs.execute(job)
-    except tf.errors.InvalidArgumentError as error:
-        received = what_was_not_finite(error)
-        if received is None:
-            raise
-        print(
-            f"housing_example: Gradients must be finite. Received: {received}. Use a "
-            "lower --learning_rate, or a --clip_norm, and another --output_dir.",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    except LostTaskError as error:
-        print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
-    except Exception:
-        if cluster.is_alone:
-            raise
-        traceback.print_exc()
-        os._exit(1)  # for the same reason
     if results:
         print(results)
 

@@ -14,6 +14,7 @@ from tiny_bert import all_variables, metrics, write_bert, write_cola
 from bert_finetune import run_classifier
 from bert_finetune.checkpoint import write_checkpoint
 from bert_finetune.progress import read_progress
+from estimator_accum.run_lock import locked
 
 pytestmark = pytest.mark.usefixtures("_loggers_as_before")
 
@@ -305,6 +306,13 @@ def test_training_that_diverges_ends_with_one_sentence(flags, capsys):
     assert re.search(
         r"finite\. Received: NaN or inf.* in \S.*\. Use a lower --le", last
     )
+
+
+def test_a_folder_in_use_is_refused_to_those_who_train(flags, capsys):
+    flags["output_dir"].mkdir()
+    (flags["output_dir"] / ".run.lock").touch()
+    with locked(flags["output_dir"]):
+        assert "must be of one run at a time" in _refused(flags, capsys)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import short_run
 import tensorflow as tf
 
 from distributed import jobs
+from estimator_accum.run_lock import locked
 from estimator_accum.watchdog import LostTaskError
 
 
@@ -39,6 +40,12 @@ def test_folder_that_cannot_be_made_is_refused(run_main, tmp_path):
     assert (
         "`--output_dir` must be a folder, or a path where one can be made." in sentence
     )
+
+
+def test_folder_in_use_is_refused(run_main, tmp_path):
+    with locked(tmp_path):
+        sentence = _refused(run_main, f"--output_dir={tmp_path}")
+    assert "must be of one run at a time" in sentence
 
 
 def test_micro_steps_with_auto_are_refused(run_main):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import types
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ import running
 import tensorflow as tf
 from matplotlib import image
 
+from estimator_accum.run_lock import locked
 from estimator_accum.watchdog import LostTaskError
 from housing_example import jobs, main
 
@@ -99,6 +101,22 @@ def test_bad_flags_end_with_one_sentence(flags, run_main, tmp_path, changes, exp
     assert expected in _refused(run_main, flags | changes, tmp_path)
 
 
+def test_a_folder_in_use_and_a_full_disk_end_with_one_sentence(
+    flags, run_main, monkeypatch
+):
+    folder = flags["output_dir"]
+    folder.mkdir(parents=True)
+    with locked(folder):
+        done = run_main(flags)
+    assert done.returncode == 2 and "must be of one run at a time" in done.stderr
+    full = types.SimpleNamespace(free=999)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    done = run_main(flags)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "1 kB free. Free some, and the same command goes on" in done.stderr
+    assert "checkpoints take up to" in done.stderr
+
+
 def test_argument_that_is_no_flag_is_refused(flags, run_main):
     done = run_main(flags, "houses.csv")
     assert done.returncode == 2
@@ -117,7 +135,8 @@ def test_bad_csv_ends_with_one_sentence(flags, run_main, tmp_path, flag):
 def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     flags, output = trained
     # A slow machine says now and then at which update it is.
-    said = [each for each in output.stderr.splitlines() if each[:7] != "update "]
+    unknown = ("update ", "checkpoints take up to ")
+    said = [each for each in output.stderr.splitlines() if not each.startswith(unknown)]
     sizes = "4 examples x 3 micro-steps x 1 replica; 18 micro-steps"
     at_once = "12 examples x 1 micro-steps x 1 replica; 6 micro-steps"
     assert said == [f"effective batch 12 = {e} = 6 updates" for e in (sizes, at_once)]
@@ -138,6 +157,7 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     assert output.stdout.startswith((folder / "results.txt").read_text())
     assert image.imread(folder / "housing.png").shape[1] == 1800
     assert sorted(os.listdir(folder)) == [
+        ".run.lock",
         "housing.png",
         "results.txt",
         "run_settings.json",

@@ -1,0 +1,95 @@
+"""Room on the disk: how much checkpoints need, and what a full disk leaves behind."""
+
+import errno
+import logging
+import os
+import pathlib
+import re
+import shutil
+
+import tensorflow as tf
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_UNFINISHED = ("model.ckpt-*_temp", "checkpoint.tmp*", "graph.pbtxt.tmp*", ".*.partial")
+
+
+class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
+    """Says before training how much room checkpoints take, and refuses too little.
+
+    Args:
+        config: Of the Estimator that is trained.
+    """
+
+    def __init__(self, config: tf.estimator.RunConfig):
+        self._folder = pathlib.Path(config.model_dir)
+        self._kept = config.keep_checkpoint_max
+
+    def begin(self) -> None:
+        """When the graph is made.
+
+        Raises:
+            OSError: ENOSPC, if checkpoints do not fit.
+        """
+        if not self._folder.is_dir():  # of object storage, whose room nobody knows
+            return
+        sizes = [
+            (variable.shape.num_elements() or 0) * variable.dtype.size
+            for variable in tf.compat.v1.global_variables()
+        ]
+        graph = tf.compat.v1.get_default_graph().as_graph_def().ByteSize()
+        # The next one is written before the oldest is deleted; None keeps all.
+        needed = (sum(sizes) + graph) * ((self._kept or 1) + 1)
+        there = [path.stat().st_size for path in self._folder.glob("model.ckpt-*")]
+        missing, free = needed - sum(there), shutil.disk_usage(self._folder).free
+        _logger.info(
+            "checkpoints take up to %s in %s, where %s are free",
+            spoken(needed),
+            self._folder,
+            spoken(free),
+        )
+        if missing > free:
+            reason = f"{spoken(missing)} needed for checkpoints, {spoken(free)} free"
+            raise OSError(errno.ENOSPC, reason, str(self._folder))
+
+
+def spoken(size: int) -> str:
+    """Writes a number of bytes with a unit."""
+    for unit, bytes_of_it in (("GB", 1e9), ("MB", 1e6)):
+        if size >= bytes_of_it:
+            return f"{size / bytes_of_it:,.1f} {unit}"
+    return f"{size / 1e3:,.0f} kB"
+
+
+def is_of_full_disk(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is that there is no room left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _ERRORS:
+            return True
+        message = getattr(error, "message", "")  # of TensorFlow's errors
+        if any(os.strerror(number) in message for number in _ERRORS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def remove_unfinished(output_dir: str | os.PathLike) -> str | None:
+    """Deletes what a full disk has cut off.
+
+    Returns:
+        The name of the checkpoint that training will go on from; None is no checkpoint.
+    """
+    folder = pathlib.Path(output_dir)
+    for pattern in _UNFINISHED:
+        for path in folder.rglob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    for path in folder.rglob("model.ckpt-*.data-*"):
+        index = path.with_name(re.sub(r"\.data-.*", ".index", path.name))
+        if not index.exists():
+            path.unlink(missing_ok=True)
+    latest = tf.train.latest_checkpoint(str(folder))
+    return latest and pathlib.Path(latest).name
