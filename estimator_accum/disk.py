@@ -19,10 +19,10 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
     """Says before training how much room checkpoints take, and refuses too little.
 
     Args:
-        config: Of the Estimator that is trained.
+        config: The `tf.estimator.RunConfig` of the Estimator that is trained.
     """
 
-    def __init__(self, config: tf.estimator.RunConfig):
+    def __init__(self, config):
         self._folder = pathlib.Path(config.model_dir)
         self._kept = config.keep_checkpoint_max
 
