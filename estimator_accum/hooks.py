@@ -36,6 +36,7 @@ from estimator_accum.checkpoints import (
     keep_initial_values,
 )
 from estimator_accum.graph import ancestors, fetched_operations
+from estimator_accum.partial_window import PartialUpdate
 from estimator_accum.reporting import MetricsFile, Progress, Update
 from estimator_accum.signals import SignalStop
 from estimator_accum.window import Window, get_windows
@@ -185,15 +186,12 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._reports = [self._make_reports(None)]
         self._reports += [self._make_reports(window.name) for window in further]
         self._scalars = [self._window_scalars(window) for window in self._windows]
-        # A partial window is applied without counting a micro-step.
-        counters = {"global_step", "micro_batches", "stop_requests"}
-        self._scalars_of_partial = [
-            {name: scalars[name] for name in scalars if name not in counters}
-            for scalars in self._scalars
+        self._partial_updates = [
+            PartialUpdate(window, self._of_partial(window)) for window in self._windows
         ]
-        self._fetched = [_as_vector(each) for each in self._scalars]
-        self._fetched_of_partial = [
-            _as_vector(each) for each in self._scalars_of_partial
+        self._fetched = [
+            [_as_vector(scalars), partial.needed]
+            for scalars, partial in zip(self._scalars, self._partial_updates)
         ]
         self._known_requests = {}
         self._is_stopped = False
@@ -235,7 +233,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_run(self, run_context, run_values) -> None:
         self._has_data_ended &= self._running == _OTHER
         self._running = None
-        for index, values in zip(self._requested, run_values.results or ()):
+        for index, (values, of_partial) in zip(
+            self._requested, run_values.results or ()
+        ):
+            self._partial_updates[index].remember(of_partial)
             if self._windows[index].global_step_after is not None:
                 self._last_global_step = int(values[-1])
             else:  # whoever counts it does so after the train op
@@ -339,11 +340,17 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         partial = self._partial_windows(session)
         # The first window moves the clock that the others read: it comes last.
         for window, held, steps in reversed(partial):
-            # The boundary branch depends on `is_boundary` alone: no micro-batch is read.
             index = self._windows.index(window)
-            fetched = self._fetched_of_partial[index]
-            values = session.run(fetched, {window.is_boundary: True})
-            result = dict(zip(self._scalars_of_partial[index], values))
+            result = self._partial_updates[index].run(session)
+            if result is None:
+                _logger.warning(
+                    "partial window of %s: %d of %d micro-steps kept: what the update "
+                    "is computed from needs a micro-batch.",
+                    window.name,
+                    held,
+                    steps,
+                )
+                continue
             result["micro_batches"] = held * window.num_replicas
             if not result["has_updated"]:
                 _logger.info(
@@ -394,6 +401,14 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         )
         for report in self._reports[index]:
             report.write(update)
+
+    def _of_partial(self, window: Window) -> dict[str, tf.Tensor]:
+        """What a report of a partial window needs, which counts no micro-step."""
+        scalars = self._window_scalars(window)
+        for name in ("global_step", "micro_batches", "stop_requests"):
+            scalars.pop(name, None)
+        scalars["update_step"], scalars["clipped_share"] = window.of_partial
+        return scalars
 
     def _window_scalars(self, window: Window) -> dict[str, tf.Tensor]:
         """What a report needs; NaN where there is nothing to report.

@@ -203,8 +203,8 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
             result = result._replace(loss=nan(result.loss.dtype))
         # Whoever computes a learning rate in this micro-step has read its clock before.
         with tf.control_dependencies(_reads(strategy, plan.update_step)):
-            updates = _add(plan.update_step, tf.cast(result.has_updated, tf.int64))
-        clipped_share = _clipped_share(plan, updates)
+            updates, clipped_share = _count_update(plan, result.has_updated)
+        of_partial = _count_update(plan, result.has_updated)
     with tf.control_dependencies([updates, *flatten(strategy, counted)]):
         if plan.global_step is None:
             global_step_after, train_op = None, tf.no_op(f"{plan.rule.name}_train")
@@ -225,6 +225,7 @@ def _finish(strategy, plan, gradients, counted, steps, mean_loss):
             clipped_share=clipped_share,
             update_step=plan.update_step,
             update_step_after=updates,
+            of_partial=of_partial,
             global_step=plan.global_step,
             global_step_after=global_step_after,
             stop_request=plan.stop_request,
@@ -255,9 +256,11 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
     ]
 
 
-def _clipped_share(plan: Plan, updates: tf.Tensor) -> tf.Tensor:
+def _count_update(plan: Plan, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (updates, the share of them that were clipped), after this one."""
+    updates = _add(plan.update_step, tf.cast(has_updated, tf.int64))
     if plan.clipped_updates is None:
-        return tf.constant(0.0)
+        return updates, tf.constant(0.0)
     with tf.control_dependencies([updates]):
         clipped = tf.cast(plan.clipped_updates.read_value(), tf.float32)
-        return tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))
+        return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))

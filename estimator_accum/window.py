@@ -208,6 +208,9 @@ class Window(NamedTuple):
         clipped_share: Share of the updates so far that were clipped.
         update_step: Counts updates.
         update_step_after: `update_step` as this micro-step leaves it.
+        of_partial: What to fetch in place of these two to apply a partial window:
+            (`update_step_after`, `clipped_share`), which wait for nobody who reads
+            `update_step` with a micro-batch.
         global_step: Counts micro-steps; None if the caller counts them.
         global_step_after: `global_step` as this micro-step leaves it; None likewise.
         stop_request: Fed with 1.0 where this task of a cluster is to stop; None outside
@@ -233,6 +236,7 @@ class Window(NamedTuple):
     clipped_share: tf.Tensor
     update_step: tf.Variable
     update_step_after: tf.Tensor
+    of_partial: tuple[tf.Tensor, tf.Tensor]
     global_step: tf.Variable | None
     global_step_after: tf.Tensor | None
     stop_request: tf.Tensor | None
