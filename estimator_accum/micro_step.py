@@ -122,9 +122,18 @@ def _accumulate(
         else:
             is_first = tf.identity(micro_batch.batch.is_first)
         sums = add(plan.accumulators, [*gradients, *scalars], is_first)
-    is_good, checked = _check_micro_batch(plan, sums[: len(gradients)], scalars)
+    has_weight = None  # whatever it is
+    if tf.get_static_value(micro_batch.weight) is None:
+        has_weight = tf.not_equal(scalars[0], 0.0)
+    is_good, checked = _check_micro_batch(
+        plan, sums[: len(gradients)], scalars, has_weight
+    )
+    # What weighs nothing adds nothing: a mean over no tokens is 0 / 0.
+    is_added = has_weight if is_good is None else is_good
+    if is_good is not None and has_weight is not None:
+        is_added = tf.logical_and(is_good, has_weight)
     with tf.control_dependencies(checked):
-        written = commit(plan.accumulators, sums, is_first, is_good)
+        written = commit(plan.accumulators, sums, is_first, is_added)
     with tf.control_dependencies(written):
         mean_loss = _mean_loss(plan)
         if is_good is None or plan.num_replicas > 1:
@@ -158,12 +167,19 @@ def _accumulate_before_the_train_op(plan: Plan, micro_batch: MicroBatch, scalars
         batch.empty_ops += assign_zeros(plan.accumulators)
 
 
-def _check_micro_batch(plan: Plan, sums: list[Gradient], scalars: list[tf.Tensor]):
+def _check_micro_batch(
+    plan: Plan,
+    sums: list[Gradient],
+    scalars: list[tf.Tensor],
+    has_weight: tf.Tensor | None,
+):
     """Returns (whether it counts; None is always, operations that must come first)."""
     if not rule_checks_micro_batches(plan.rule):  # the window's sum will tell
         return None, [values_of(value).op for value in sums]
     halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
     values, halves = with_scalars(sums, halves, scalars[:2])
+    if has_weight is not None:
+        halves = tf.where(has_weight, halves, tf.zeros_like(halves))
     if plan.rule.on_nonfinite == "skip_micro_batch":
         return all_finite(values, halves), []
     return None, [raise_unless_finite(values, halves, plan, plan.variables)]

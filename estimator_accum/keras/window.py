@@ -130,12 +130,18 @@ def run_micro_step(
         if loss is not None:
             trained, names = [*trained, loss], [*names, "the loss"]
             halves = tf.concat([halves, [loss]], 0)
+        if weight is not None:
+            halves = tf.where(tf.not_equal(weight, 0.0), halves, tf.zeros_like(halves))
         if rule.on_nonfinite == "raise":
             checked = [assert_finite(trained, halves, names, None)]
         else:
             is_good = all_finite(trained, halves)
+    is_added = is_good
+    if weight is not None:  # what weighs nothing adds nothing, not even 0 / 0
+        has_weight = tf.not_equal(weight, 0.0)
+        is_added = has_weight if is_good is None else is_good & has_weight
     with tf.control_dependencies([c for c in checked if c is not None]):
-        written = commit(accumulators, sums, is_first, is_good)
+        written = commit(accumulators, sums, is_first, is_added)
     replica = tf.distribute.get_replica_context()
     with tf.control_dependencies([w for w in written if w is not None]):
         if is_good is None or replica.num_replicas_in_sync > 1:

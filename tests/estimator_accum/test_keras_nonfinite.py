@@ -60,3 +60,14 @@ def test_a_negative_weight_fails_its_micro_step(kind):
         step(tf.constant(5.0), tf.constant(-1.0))
     step(tf.constant(4.0), tf.constant(2.0))
     assert variable.numpy() == -3.0
+
+
+@pytest.mark.parametrize("policy", [None, "raise", "skip_micro_batch", "skip_window"])
+def test_a_mean_over_nothing_adds_nothing(kind, policy):
+    """Of weight 0: 0 / 0 where all tokens are masked."""
+    weight = tf.Variable(1.0, trainable=False)
+    model = _model(kind, on_nonfinite=policy, weight=weight.read_value)
+    for each, x in ((1.0, 2.0), (0.0, np.nan), (0.0, np.nan), (3.0, 4.0)):
+        weight.assign(each)
+        _train(model, (x, 0.0))
+    assert model.get_weights()[0][0, 0] == -6.0

@@ -323,3 +323,26 @@ def test_a_negative_weight_fails_its_micro_step():
         run.session.run(run.train_op, {run.gradient: 5.0, weight: -1.0})
     run.session.run(run.train_op, {run.gradient: 4.0, weight: 2.0})
     assert float(run.session.run(run.x)[0]) == -3.0
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("policy", ["raise", "skip_micro_batch", "skip_window"])
+def test_a_mean_over_nothing_adds_nothing(policy, place):
+    """Of weight 0: 0 / 0 where all tokens are masked."""
+    mask = v1.placeholder(tf.float32, [3])
+    x = v1.get_variable("x", initializer=0.0)
+    table = v1.get_variable("table", initializer=[0.0, 0.0])
+    value = x + tf.gather(table, 1)
+    loss = tf.reduce_sum(mask * value * [1.0, 2.0, 6.0]) / tf.reduce_sum(mask)
+    sgd = v1.train.GradientDescentOptimizer(1.0)
+    train_op = make_accumulating_train_op(
+        loss, sgd, 4, weight=tf.reduce_sum(mask), on_nonfinite=policy
+    )
+    masks = [[1, 1, 0], [1, 0, 0], [0, 0, 1]]
+    masks.insert(place, [0, 0, 0])
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for each in masks * 2:
+            session.run(train_op, {mask: each})
+        values = session.run([x, table, get_or_create_update_step()])
+    assert values[0] == -5.0 and values[1].tolist() == [0.0, -5.0] and values[2] == 2
