@@ -1,6 +1,7 @@
 """What the scripts' command lines share: flags, one sentence for an error, exit codes."""
 
 import argparse
+import math
 import os
 import pathlib
 import signal
@@ -41,7 +42,7 @@ class OneSentenceParser(argparse.ArgumentParser):
 
     def error(self, message: str):
         """Leaves with exit code 2."""
-        self.exit(2, f"{self.prog}: {message}. Try --help.\n")
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}. Try --help.\n")
 
 
 def check_counts(flags: argparse.Namespace) -> None:
@@ -50,6 +51,16 @@ def check_counts(flags: argparse.Namespace) -> None:
         if isinstance(value, int) and value < 1:
             raise ValueError(
                 f"`--{name}` must be an integer >= 1. Received: {value}. "
+                "See --help for the usual value."
+            )
+
+
+def check_above_0(flags: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that is a number, and not above 0."""
+    for name, value in vars(flags).items():
+        if isinstance(value, float) and not 0 < value < math.inf:
+            raise ValueError(
+                f"`--{name}` must be a number > 0. Received: {value:g}. "
                 "See --help for the usual value."
             )
 

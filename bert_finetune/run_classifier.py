@@ -17,12 +17,16 @@ import math
 import os
 import pathlib
 import sys
+from typing import NoReturn
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
 
+from bert_finetune.settings import Settings, check_settings
+from estimator_accum.batches import micro_batch_size_of
+from estimator_accum.cluster import STRATEGIES, read_cluster_of
 from estimator_accum.program import (
     asks_for_help,
     quiet_import,
@@ -30,16 +34,6 @@ from estimator_accum.program import (
     sentence,
     set_verbosity,
 )
-
-with quiet_import(sys.argv[1:]):
-    from bert_finetune import jobs
-    from bert_finetune.output_dir import make_output_dir
-    from bert_finetune.settings import Settings
-    from estimator_accum.batches import micro_batch_size_of
-    from estimator_accum.compat import enable_estimator
-    from estimator_accum.ending import ended_in_words
-    from estimator_accum.run_lock import locked
-    from estimator_accum.strategies import STRATEGIES, read_cluster_of
 
 FLAGS = flags.FLAGS
 
@@ -210,22 +204,36 @@ def main(argv: list[str]) -> None:
         return
     try:
         read_flags(FLAGS, argv)
+        settings = settings_from_flags()
+        check_settings(settings)
+        cluster = read_cluster_of(settings.strategy, os.environ)
+    except (flags.Error, ValueError, TypeError) as error:
+        _refuse(error)
+    with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
+        from bert_finetune import jobs
+        from bert_finetune.output_dir import make_output_dir
+        from estimator_accum.compat import enable_estimator
+        from estimator_accum.ending import ended_in_words
+        from estimator_accum.run_lock import locked
+    try:
         set_verbosity(FLAGS.verbosity, "bert_finetune")
         enable_estimator()
-        settings = settings_from_flags()
-        cluster = read_cluster_of(settings.strategy, os.environ)
         run = jobs.prepare(settings, cluster)
         output_dir = run.settings.output_dir
         make_output_dir(output_dir)
-    except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
-        print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
-        sys.exit(2)
+    except (ImportError, ValueError, TypeError, OSError) as error:
+        _refuse(error)
     advice = "Use a lower --learning_rate, and another --output_dir."
     with (
         ended_in_words("run_classifier.py", output_dir, advice, cluster.is_alone),
         locked(output_dir, settings.do_train and cluster.is_chief),
     ):
         jobs.execute(run)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ last checkpoint. python -m distributed.launch_local does that on one machine.
 import os
 import pathlib
 import sys
+from typing import NoReturn
 
 if __name__ == "__main__":  # from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -20,6 +21,8 @@ from absl import flags
 
 from distributed import command_line
 from distributed.command_line import FLAGS
+from distributed.settings import check_settings
+from estimator_accum.cluster import read_cluster
 from estimator_accum.program import (
     asks_for_help,
     quiet_import,
@@ -27,14 +30,7 @@ from estimator_accum.program import (
     sentence,
     set_verbosity,
 )
-
-with quiet_import(sys.argv[1:]):
-    from distributed import jobs
-    from estimator_accum.cluster import read_cluster
-    from estimator_accum.compat import enable_estimator
-    from estimator_accum.ending import ended_in_words
-    from estimator_accum.run_folder import make_run_folder
-    from estimator_accum.run_lock import locked
+from estimator_accum.run_folder import make_run_folder
 
 
 def main(argv: list[str]) -> None:
@@ -44,14 +40,24 @@ def main(argv: list[str]) -> None:
         return
     try:
         read_flags(FLAGS, argv)
+        settings = command_line.settings_from_flags()
+        check_settings(settings)
+        cluster = read_cluster(os.environ)
+    except (flags.Error, ValueError, TypeError) as error:
+        _refuse(error)
+    with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
+        from distributed import jobs
+        from estimator_accum.compat import enable_estimator
+        from estimator_accum.ending import ended_in_words
+        from estimator_accum.run_lock import locked
+    try:
         set_verbosity(FLAGS.verbosity, "distributed")
         enable_estimator()
-        cluster = read_cluster(os.environ)
-        job = jobs.prepare(command_line.settings_from_flags(), cluster)
+        job = jobs.prepare(settings, cluster)
         if cluster.is_chief:
-            make_run_folder(job.settings.output_dir)
-    except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
-        _leave(sentence(error, FLAGS))
+            make_run_folder(settings.output_dir)
+    except (ImportError, ValueError, TypeError, OSError) as error:
+        _refuse(error)
     folder = job.settings.output_dir
     advice = "Use a lower --learning_rate, and another --output_dir."
     with (
@@ -63,8 +69,8 @@ def main(argv: list[str]) -> None:
         print(results, end="")
 
 
-def _leave(text: str) -> None:
-    print(f"distributed: {text}", file=sys.stderr)
+def _refuse(error: Exception) -> NoReturn:
+    print(f"distributed: {sentence(error, FLAGS)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -7,50 +7,9 @@ multi_worker  a replica on each GPU of each task, or one a task, of the cluster
               one task
 """
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
-from estimator_accum.cluster import Cluster, enter, read_cluster
-
-STRATEGIES = ("none", "mirrored", "multi_worker")
-
-
-def read_cluster_of(strategy: str, environment: Mapping[str, str]) -> Cluster:
-    """Returns the cluster in which this process trains, and evaluates at the end.
-
-    Args:
-        strategy: One of `STRATEGIES`; only "multi_worker" trains in a cluster.
-        environment: Variables such as those of `os.environ`.
-
-    Raises:
-        ValueError: If `strategy` is none of them, or the environment describes another
-            run than it: `TF_CONFIG` a cluster of several tasks, or an evaluator.
-    """
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"`--strategy` must be one of {', '.join(STRATEGIES)}. "
-            f"Received: {strategy!r}. Use none to train on one device."
-        )
-    if strategy == "multi_worker":
-        cluster = read_cluster(environment)
-        if cluster.is_evaluator:
-            raise ValueError(
-                'The tasks of `TF_CONFIG["cluster"]` must train here: the first of them '
-                "evaluates when training ends. Received: an evaluator. Leave it out."
-            )
-        return cluster if cluster.num_workers > 1 else Cluster()
-    # Not Slurm: its tasks may be so many runs of their own.
-    if environment.get("TF_CONFIG"):
-        cluster = read_cluster(environment)
-        if cluster.num_workers > 1 or cluster.is_evaluator:
-            raise ValueError(
-                "`--strategy` must be multi_worker in a cluster, or its tasks would "
-                f"train over one another. Received: {strategy} in a `TF_CONFIG` with "
-                f"{cluster.num_workers} tasks that train. Use --strategy=multi_worker, "
-                "or unset TF_CONFIG."
-            )
-    return Cluster()
+from estimator_accum.cluster import Cluster, enter
 
 
 def count_replicas(strategy: str, cluster: Cluster) -> int:

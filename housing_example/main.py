@@ -17,12 +17,15 @@ import math
 import os
 import pathlib
 import sys
+from typing import NoReturn
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
 
+from estimator_accum.batches import micro_batch_size_of
+from estimator_accum.cluster import read_cluster_of
 from estimator_accum.program import (
     asks_for_help,
     quiet_import,
@@ -30,16 +33,8 @@ from estimator_accum.program import (
     sentence,
     set_verbosity,
 )
-
-with quiet_import(sys.argv[1:]):
-    from estimator_accum.batches import micro_batch_size_of
-    from estimator_accum.compat import enable_estimator
-    from estimator_accum.ending import ended_in_words
-    from estimator_accum.run_folder import make_run_folder
-    from estimator_accum.run_lock import locked
-    from estimator_accum.strategies import read_cluster_of
-    from housing_example import jobs
-    from housing_example.settings import Settings
+from estimator_accum.run_folder import make_run_folder
+from housing_example.settings import Settings, check_settings
 
 # Its own: other examples have flags of the same names.
 FLAGS = flags.FlagValues()
@@ -140,16 +135,24 @@ def main(argv: list[str]) -> None:
         return
     try:
         read_flags(FLAGS, argv)
+        settings = settings_from_flags()
+        check_settings(settings)
+        cluster = read_cluster_of(settings.strategy, os.environ)
+    except (flags.Error, ValueError, TypeError) as error:
+        _refuse(error)
+    with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
+        from estimator_accum.compat import enable_estimator
+        from estimator_accum.ending import ended_in_words
+        from estimator_accum.run_lock import locked
+        from housing_example import jobs
+    try:
         set_verbosity(FLAGS.verbosity, "housing_example")
         enable_estimator()
-        settings = settings_from_flags()
-        cluster = read_cluster_of(settings.strategy, os.environ)
         job = jobs.prepare(settings, cluster)
         if cluster.is_chief:
             make_run_folder(settings.output_dir)
-    except (flags.Error, ImportError, ValueError, TypeError, OSError) as error:
-        print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr)
-        sys.exit(2)
+    except (ImportError, ValueError, TypeError, OSError) as error:
+        _refuse(error)
     folder = settings.output_dir
     advice = "Use a lower --learning_rate, or a --clip_norm, and another --output_dir."
     with (
@@ -159,6 +162,11 @@ def main(argv: list[str]) -> None:
         results = jobs.execute(job)
     if results:
         print(results)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def _measure(flags) -> None:
         _tell([why_not(way) for way in KERAS_WAYS])
     if "cola" in flags.parts:
         _tell([why_not_hugging_face()])
+    flags.output_dir.mkdir(parents=True, exist_ok=True)  # before hours of measuring
     rows = []
     for measure in _measurements(flags):
         new = measure()

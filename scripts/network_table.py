@@ -9,6 +9,7 @@ those of BERT-base (110 million float32 parameters) where a worker's micro-step 
 token, on a device that sustains 27 TFLOP/s.
 """
 
+import argparse
 import os
 import pathlib
 import sys
@@ -17,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from bert_finetune.command_line import OneSentenceParser, check_above_0, exit_code_of
 from estimator_accum.network import reduction_secs, steps_that_hide
 
 _WORKERS = (8, 64, 512)
@@ -34,7 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
         ("share", 0.1, "of the time that the network may take"),
     )
     flags = parser.parse_args(arguments)
-    return exit_code_of(lambda: print("\n".join(table(**vars(flags)))))
+    return exit_code_of(lambda: _print(flags))
+
+
+def _print(flags: argparse.Namespace) -> None:
+    check_above_0(flags)
+    print("\n".join(table(**vars(flags))))
 
 
 def table(num_parameters: float, micro_step_secs: float, share: float) -> list[str]:

@@ -22,10 +22,14 @@ import sys
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from bert_finetune.command_line import OneSentenceParser
-from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+from estimator_accum.program import quiet_import
+
+with quiet_import(sys.argv[1:]):
+    import tensorflow as tf
+
+    from estimator_accum import get_or_create_update_step, make_accumulating_train_op
 
 v1 = tf.compat.v1
 

@@ -141,7 +141,7 @@ def _refused(flags, capsys) -> str:
             {"num_train_epochs": 1e40},
             "`--num_train_epochs` must be a number > 0 and <=",
         ),
-        ({"gradient_accumulation_steps": 10**30}, "an integer >= 1 and <= 2.14748e+09"),
+        ({"gradient_accumulation_steps": 10**30}, "an integer >= 1 and <= 2147483647"),
         ({"seed": 2**64}, "`--seed` must be an integer >= 0 and < 2**31. Received: 18"),
         ({"seed": -1}, "must be an integer >= 0 and < 2**31. Received: -1."),
     ],

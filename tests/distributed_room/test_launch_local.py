@@ -291,8 +291,3 @@ def test_flag_that_does_not_fit_starts_nothing(launch, output_dir, flag, sentenc
 def test_ports_are_free_and_different():
     ports = launch_local._free_ports(20)
     assert len(set(ports)) == 20
-
-
-def test_launcher_needs_no_tensorflow():
-    program = "import sys, distributed.launch_local; print('tensorflow' in sys.modules)"
-    assert running.run("-c", program).stdout == "False\n"

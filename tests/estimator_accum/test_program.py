@@ -85,3 +85,15 @@ def test_a_reader_that_leaves_is_no_error():
         process.stdout.close()
         assert process.wait() == 141
         assert process.stderr.read() == b""
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("real_starts")
+def test_flags_are_read_before_tensorflow_is_imported():
+    """Which takes seconds; a launcher needs none of it."""
+    program = (
+        "import sys, bert_finetune.run_classifier, distributed.launch_local\n"
+        "import distributed.main, housing_example.main\n"
+        "print('tensorflow' in sys.modules)"
+    )
+    assert running.run("-c", program).stdout == "False\n"

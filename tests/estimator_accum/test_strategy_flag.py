@@ -6,13 +6,12 @@ import os
 import pytest
 import tensorflow as tf
 
-from estimator_accum.cluster import Cluster
+from estimator_accum.cluster import Cluster, read_cluster_of
 from estimator_accum.strategies import (
     count_local_replicas,
     count_replicas,
     make_session_config,
     make_strategy,
-    read_cluster_of,
 )
 
 
