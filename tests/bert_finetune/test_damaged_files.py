@@ -1,0 +1,82 @@
+"""Damaged files: the program goes on, or leaves with one sentence and nothing changed."""
+
+import itertools
+import shutil
+
+import fuzzing
+import pytest
+from absl.testing import flagsaver
+
+from bert_finetune import jobs, run_classifier
+from bert_finetune.output_dir import SETTINGS_FILE
+
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
+
+
+@pytest.fixture
+def run(bert_dir, cola_dir, trained, tmp_path, monkeypatch):
+    """Runs the program up to its training, on copies of good files."""
+    monkeypatch.setattr(jobs, "execute", lambda run: None)
+    data, bert, output = tmp_path / "data", tmp_path / "bert", tmp_path / "output"
+    shutil.copytree(cola_dir, data)
+    shutil.copytree(bert_dir, bert)
+    shutil.copytree(trained, output)
+    (output / ".run.lock").touch()
+    numbers = itertools.count()
+
+    def main(**more) -> None:
+        flags = {
+            "task_name": "CoLA",
+            "do_train": "true",
+            "do_eval": "true",
+            "data_dir": data,
+            "vocab_file": bert / "vocab.txt",
+            "bert_config_file": bert / "bert_config.json",
+            "init_checkpoint": bert / "bert_model.ckpt",
+            "max_seq_length": 16,
+            "output_dir": tmp_path / "new" / str(next(numbers)),
+            **more,
+        }
+        with flagsaver.flagsaver():
+            run_classifier.main(["", *(f"--{k}={v}" for k, v in flags.items())])
+
+    return main
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data/train.tsv",
+        "data/dev.tsv",
+        "bert/vocab.txt",
+        "bert/bert_config.json",
+        "bert/bert_model.ckpt.index",
+        "bert/bert_model.ckpt.data-00000-of-00001",
+    ],
+)
+def test_damaged_file_is_used_or_refused(name, run, tmp_path):
+    path = tmp_path / name
+    is_json = name.endswith(".json")
+    good = path.read_bytes()
+    contents = (fuzzing.damaged_json if is_json else fuzzing.damaged)(good)
+
+    def damage(content: bytes) -> None:
+        path.write_bytes(content)
+        run()
+
+    fuzzing.check(contents, damage, tmp_path / "new")
+
+
+def test_damaged_settings_file_is_used_or_refused(run, tmp_path):
+    path = tmp_path / "output" / SETTINGS_FILE
+    good = path.read_bytes()
+
+    def damage(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            run(output_dir=tmp_path / "output")
+        finally:
+            assert path.read_bytes() == content
+            path.write_bytes(good)
+
+    fuzzing.check(fuzzing.damaged_json(good), damage, tmp_path / "output")

@@ -1,0 +1,28 @@
+"""Damaged CSV files: the program goes on, or leaves with one sentence and no folder."""
+
+import itertools
+
+import fuzzing
+import pytest
+
+from housing_example import jobs, main
+
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
+
+
+def test_damaged_csv_is_used_or_refused(csv, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "execute", lambda job: None)
+    path, numbers = tmp_path / "damaged.csv", itertools.count()
+    names = ("train_csv", "train_updates", "train_batch_size")
+    names += ("gradient_accumulation_steps", "output_dir")
+
+    def damage(content: bytes) -> None:
+        path.write_bytes(content)
+        main.FLAGS.unparse_flags()
+        values = path, 5, 2, 2, tmp_path / "new" / str(next(numbers))
+        main.main(["", *(f"--{n}={v}" for n, v in zip(names, values, strict=True))])
+
+    fuzzing.check(fuzzing.damaged(csv.read_bytes()), damage, tmp_path / "new")
+    main.FLAGS.unparse_flags()
+    for name in names:
+        main.FLAGS[name].unparse()
