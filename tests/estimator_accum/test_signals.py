@@ -70,6 +70,14 @@ def _values(folder, *names):
     return {name: reader.get_tensor(name) for name in names}
 
 
+@pytest.fixture(autouse=True)
+def _not_ignored_sigint():
+    """Whoever runs the tests in the background may have Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
