@@ -79,7 +79,7 @@ def make_model_fn(
                 _num_examples(features, labels),
                 num_updates,
                 gradient_accumulation_steps,
-                metrics_dir=config.model_dir if config.is_chief else None,
+                metrics_dir=config.model_dir,
             )
         ops = metrics.eval_metric_ops(task.metrics, labels, logits, per_example_loss)
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)

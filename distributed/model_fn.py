@@ -58,8 +58,7 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
         weight=tf.shape(labels)[0],  # examples: the shares may differ by one
     )
     hooks = make_accumulation_hooks(
-        # One file for all: the chief writes it.
-        metrics_dir=config.model_dir if config.is_chief else None,
+        metrics_dir=config.model_dir,
         weight_unit="examples",
         total_updates=settings.train_updates,
         save_on_signal="update",

@@ -76,7 +76,7 @@ def _training(
     )
     # accumulation: a row of train_metrics.csv an update
     hooks = make_accumulation_hooks(
-        metrics_dir=config.model_dir if config.is_chief else None,
+        metrics_dir=config.model_dir,
         learning_rate=rate,
         weight_unit="examples",
         total_updates=settings.train_updates,
