@@ -21,6 +21,7 @@ from estimator_accum.microbatch_graph import (
     ancestors,
     check_input_summaries,
     check_micro_ops,
+    check_update,
     split_train_op,
 )
 from estimator_accum.microbatch_hook import MicroBatchHook, ReplicaBatch
@@ -197,6 +198,7 @@ def _build_on_micro_batches(batch: BatchWindow, build, features, labels):
             "optimizer: AccumulatingOptimizer(optimizer, 1)."
         )
     train_op = getattr(spec.train_op, "op", spec.train_op)
+    check_update(batch.begin.op)
     each, once = split_train_op(train_op, batch.begin.op)
     batch.micro_ops += each
     loss = _mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)

@@ -53,6 +53,23 @@ def split_train_op(
     return each, once
 
 
+def check_update(begin: tf.Operation) -> None:
+    """Raises if an update is computed from a micro-batch.
+
+    Args:
+        begin: The placeholder on which every slice of the batch depends.
+    """
+    for window in get_windows():
+        needed = ancestors([window.has_updated.op])
+        if begin in needed:
+            path = _path(needed, needed[begin], first=6)
+            raise ValueError(
+                "The update, and its learning rate, must not be computed from a "
+                f"micro-batch, of which there are several. Received: {path}. Compute it "
+                "from get_or_create_update_step(), or from a number that you pass in."
+            )
+
+
 def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
     """Raises if they cannot run before the update, or not on each replica alone."""
     updates = {
@@ -94,14 +111,15 @@ def check_input_summaries(batch: dict) -> None:
             )
 
 
-def _path(needed: dict, operation: tf.Operation | None) -> str:
+def _path(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
     names = []
     while operation is not None:
         names.append(operation.name)
         operation = needed[operation]
-    if len(names) > 6:
-        names[3:-3] = ["..."]
-    return ", which needs ".join(reversed(names))
+    names.reverse()
+    if len(names) > first + 3:
+        names[first:-3] = ["..."]
+    return ", which needs ".join(names)
 
 
 class Snapshot:

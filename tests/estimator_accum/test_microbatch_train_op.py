@@ -279,6 +279,17 @@ def test_what_needs_the_micro_batch_must_not_wait_for_the_update(tmp_path):
         train_in_micro_batches(model_fn, tmp_path, INPUT, 4)
 
 
+def test_an_update_must_not_be_computed_from_a_micro_batch(tmp_path):
+    def make_train_op(loss):
+        optimizer = v1.train.GradientDescentOptimizer(tf.abs(loss, name="rate"))
+        return make_accumulating_train_op(loss, optimizer, 1)
+
+    with pytest.raises(
+        ValueError, match=r"must not be computed from a micro-batch.*rate"
+    ):
+        train_in_micro_batches(make_model_fn(make_train_op), tmp_path, INPUT, 4)
+
+
 def test_micro_batches_that_communicate_are_refused(tmp_path):
     def model_fn(features, labels, mode):
         loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
