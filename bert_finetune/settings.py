@@ -101,7 +101,7 @@ def check_settings(settings: Settings) -> None:
         if not 0 < value <= most:
             kind = "an integer >= 1" if isinstance(value, int) else "a number > 0"
             if value > most:
-                kind += f" and <= {most}"
+                kind += f" and <= {most:.10g}"
             remedy = (
                 "Use 1 to turn accumulation off."
                 if field == "gradient_accumulation_steps"

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 import tensorflow as tf
 
@@ -53,6 +54,9 @@ class _Watch:
 
     def stop(self) -> None:
         """Sets what was before; in the main thread."""
+        # Python calls its handlers some time after the signal: not those from before,
+        # for one that is noted already.
+        time.sleep(0)
         descriptor, writer, handlers = self._before
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -97,7 +101,7 @@ class _Watch:
             self._is_done = False
             self.stop()
             sys.exit(EXIT_CODES[number])
-        if not self._is_training():
+        if self.received is None and not self._is_training():
             self.stop()
             signal.raise_signal(number)
 

@@ -135,7 +135,7 @@ def _refused(flags, capsys) -> str:
         ({"clip_norm": "nan"}, "must be a finite number >= 0. Received: nan"),
         (
             {"learning_rate": "inf"},
-            "`--learning_rate` must be a number > 0 and <= 1e+09",
+            "`--learning_rate` must be a number > 0 and <= 1000000000",
         ),
         (
             {"num_train_epochs": 1e40},

@@ -37,7 +37,8 @@ def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
     rows = re.findall(r"^(.+?) +([\d,]+) +([\d.]+)$", result.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ["K=1", "K=8", "8 reductions"]
     sizes = [int(row[1].replace(",", "")) for row in rows]
-    assert sizes[0] > 2 * 4 * 27_000  # a ring of two sends the parameters twice
+    # A ring of two sends the parameters twice; what it sends when idle is subtracted.
+    assert sizes[0] > 1.9 * 4 * 27_000
     assert sizes[1] / sizes[0] <= 1.1
     assert abs(sizes[2] - 8 * sizes[0]) <= 8
 
