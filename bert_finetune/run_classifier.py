@@ -22,7 +22,7 @@ from typing import NoReturn
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from absl import flags
+from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
 from bert_finetune.settings import Settings, check_settings
 from estimator_accum.batches import micro_batch_size_of

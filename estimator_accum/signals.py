@@ -29,11 +29,12 @@ class _Watch:
 
     Attributes:
         received: The signal that is to end the training in progress, or None.
+        is_kept: Whether the handlers stay when training has ended.
     """
 
     def __init__(self):
         self.received = self._coordinator = self._before = None
-        self._is_done = False
+        self.is_kept = self._is_done = False
 
     @property
     def is_started(self) -> bool:
@@ -59,10 +60,11 @@ class _Watch:
         time.sleep(0)
         descriptor, writer, handlers = self._before
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._in_main_thread:
+                signal.signal(number, handler)
         signal.set_wakeup_fd(descriptor)
         writer.close()
-        self._before = None
+        self._before, self.is_kept = None, False
 
     def begin(self, coordinator: tf.train.Coordinator) -> None:
         """From here on signals are for this training, until its coordinator stops."""
@@ -126,6 +128,7 @@ def watch_signals() -> None:
         )
     if not _watch.is_started:
         _watch.start()
+    _watch.is_kept = True
 
 
 class SignalStop:
@@ -142,11 +145,12 @@ class SignalStop:
         """Before the session is made."""
         self._thread = threading.current_thread()
         self._coordinator = None
-        self._has_started = False
         _watch.received = None
         if self._thread is threading.main_thread():
-            self._has_started = not _watch.is_started
-            watch_signals()
+            if _watch.is_started and not _watch.is_kept:  # by training that failed
+                _watch.stop()
+            if not _watch.is_started:
+                _watch.start()
         elif not _watch.is_started:
             _logger.warning(
                 "signals end this run at once, without a checkpoint: it does not train "
@@ -165,7 +169,8 @@ class SignalStop:
 
     def close(self) -> None:
         """When training ends without a signal."""
-        if self._has_started and _watch.is_started:
+        is_in_main_thread = self._thread is threading.main_thread()
+        if is_in_main_thread and _watch.is_started and not _watch.is_kept:
             _watch.stop()
 
     def stop(self) -> None:

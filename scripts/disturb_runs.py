@@ -63,7 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
         ("seed", 0, "of the moments and the sizes"),
     )
     flags = parser.parse_args(arguments)
-    return exit_code_of(lambda: _disturb(flags))
+    # Whoever runs this in the background may ignore Ctrl-C, and programs inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return exit_code_of(lambda: _disturb(flags))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _disturb(flags: argparse.Namespace) -> int:
@@ -179,7 +184,6 @@ def _stop(command, folder: pathlib.Path, number: signal.Signals, random_):
             cwd=_REPOSITORY,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            preexec_fn=_hear_ctrl_c,  # noqa: PLW1509, no threads here
         )
         while waits and process.poll() is None and _rows(folder) == before:
             time.sleep(_SECS_BETWEEN_LOOKS)
@@ -191,11 +195,6 @@ def _stop(command, folder: pathlib.Path, number: signal.Signals, random_):
         said = stderr.read()
     is_training = waits and "saved at update" in said or number == signal.SIGKILL
     return (None if has_ended else code), said, is_training
-
-
-def _hear_ctrl_c() -> None:
-    """In the new process: whoever runs this in the background may ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _rows(folder: pathlib.Path) -> int:

@@ -172,6 +172,7 @@ class Accumulating(Saving, _DelegatingTrackable):
                 "just loaded. Call fit() once."
             )
         window, rule = self._window, self._rule()
+        window.find_trained()
         kind = rule[:2], tuple(window.trained), frozenset(window.sparse)
         if kind not in self._closing:
             close = tf.function(lambda: close_partial_window(window, rule))

@@ -8,6 +8,7 @@ execution, in tf.function and in graphs; what is summed, and how, is in
 estimator_accum/accumulators.py.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -73,8 +74,17 @@ class Window(tf.Module):
         self.loss = create_accumulator("accumulation/loss", shape, dtype)
         self.window_loss = create_shared_scalar("accumulation/window_loss", dtype)
         self.micro_steps = create_shared_scalar("accumulation/micro_steps")
+        # Whose gradients the open window holds; of no checkpoint, and so not tracked.
+        owner = create_shared_scalar("accumulation/owner") if _is_eager() else None
+        object.__setattr__(self, "owner", owner)
+        object.__setattr__(self, "_sets", {})  # of indices, by the owner's number
         self.trained = None  # indices of the variables that get gradients
         self.sparse = set()  # of those, the ones with `IndexedSlices`
+
+    def find_trained(self) -> None:
+        """Makes `trained` that of the open window; in eager execution."""
+        if self.owner is not None:
+            self.trained = self._sets.get(int(self.owner.numpy()), self.trained)
 
     @property
     def state(self) -> list[tf.Variable]:
@@ -119,6 +129,8 @@ def run_micro_step(
             for value, accumulator in zip(values, accumulators)
         ]
     is_first = tf.equal(window.micro_steps.read_value(), 0)
+    with tf.control_dependencies(_check_owner(window, is_first)):
+        is_first = tf.identity(is_first)
     if rule.on_nonfinite == "skip_window" and loss is not None:
         # The boundary looks at the weight; the losses before may be unknown.
         scalars[0] = tf.where(tf.math.is_finite(loss), scalars[0], unknown)
@@ -173,6 +185,11 @@ def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
         window.sparse.update(
             i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
         )
+    if indices != tuple(window.trained) and _is_empty(window):
+        window.trained = indices  # some layers were frozen, or thawed, between windows
+        window.sparse.update(
+            i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
+        )
     if indices != tuple(window.trained):
         raise ValueError(
             "Every micro-step must have gradients of the same variables. Received: "
@@ -183,6 +200,42 @@ def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
         i: _as_slices(g) if i in window.sparse else tf.convert_to_tensor(g)
         for i, g in gradients.items()
     }
+
+
+def _is_eager() -> bool:
+    with tf.init_scope():
+        return tf.executing_eagerly()
+
+
+def _is_empty(window: Window) -> bool:
+    """Whether it holds nothing now, where anybody can tell."""
+    if window.owner is None:
+        return False
+    with tf.init_scope():
+        return int(window.micro_steps.numpy()) == 0
+
+
+def _owner_of(window: Window) -> tf.Tensor:
+    """A number for the set of variables that this micro-step trains, > 0."""
+    indices = tuple(window.trained)
+    number = 1 + zlib.crc32(repr(indices).encode())
+    window._sets[number] = indices
+    return tf.constant(number, tf.int64)
+
+
+def _check_owner(window: Window, is_first: tf.Tensor) -> list:
+    """Fails where the open window holds the gradients of other variables."""
+    if window.owner is None:
+        return []
+    owner = window.owner.read_value()
+    is_known = tf.logical_or(tf.equal(owner, 0), tf.equal(owner, _owner_of(window)))
+    words = (
+        "Every micro-step must have gradients of the same variables. Received: others."
+    )
+    checked = tf.raw_ops.Assert(
+        condition=tf.logical_or(is_first, is_known), data=[words]
+    )
+    return [] if checked is None else [checked]
 
 
 def _as_slices(gradient: Gradient) -> tf.IndexedSlices:
@@ -210,7 +263,11 @@ def _finish(strategy, window: Window, rule: Rule, counted, steps) -> tf.Tensor:
     counted = strategy.experimental_local_results(counted)
     with tf.control_dependencies(counted):
         done = _set(tf.compat.v1.assign_add, window.micro_steps, counted[0])
-    steps = strategy.experimental_local_results(steps)[0]
+        owned = []
+        if window.owner is not None and window.trained is not None:
+            owned = [_set(tf.compat.v1.assign, window.owner, _owner_of(window))]
+    with tf.control_dependencies(owned):
+        steps = tf.identity(strategy.experimental_local_results(steps)[0])
     return tf.cond(
         done >= steps,
         lambda: _update(strategy, window, rule),

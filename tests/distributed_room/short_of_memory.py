@@ -1,13 +1,14 @@
 """`distributed.main` on a machine that holds `--rows_in_memory` images at once.
 
-It dies after so many `--micro_steps`; 0 is never. It leaves a file `died` in its
-folder: from then on the watchdogs of others find that time flies. A Python MemoryError
-in the graph is TensorFlow's out-of-memory error.
+It dies after so many `--micro_steps`; 0 is never, and -n a SIGTERM in the one after n.
+It leaves a file `died` in its folder: from then on the watchdogs of others find that
+time flies. A Python MemoryError in the graph is TensorFlow's out-of-memory error.
 """
 
 import itertools
 import os
 import pathlib
+import signal
 import sys
 import types
 
@@ -24,9 +25,11 @@ _training = model_fn._training
 
 def _training_in_memory(loss, labels, *arguments):
     def allocate(labels, step):
-        if micro_steps and step >= micro_steps:
+        if 0 < micro_steps <= step:
             died.touch()
             os._exit(9)
+        if micro_steps < 0 and step == -micro_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
         if len(labels) > rows_in_memory:
             raise MemoryError(f"{len(labels)} images")
         return labels

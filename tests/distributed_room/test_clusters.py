@@ -58,8 +58,28 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_wor
         chief, worker = (task.wait() for task in tasks)
     assert chief.returncode == worker.returncode == 0
     assert "going on after update 3" in chief.output
-    ours, theirs = values(folder), values(two_workers)
+    _assert_same(folder, two_workers)
+
+
+def _assert_same(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
+    ours, theirs = values(folder), values(undisturbed)
     assert ours.keys() == theirs.keys() and ours["update_step"] == 6
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
-    assert examples_seen(folder) == examples_seen(two_workers)
+    assert examples_seen(folder) == examples_seen(undisturbed)
+
+
+def test_a_signal_to_one_task_stops_all_after_the_same_update(tmp_path, two_workers):
+    folder = tmp_path / "output"
+    command, flags = (_PROGRAM, "--rows_in_memory=1000"), _flags(folder)
+    options = {"jobs": ("chief", "worker"), "cwd": tmp_path}
+    # In the first micro-step of the third update.
+    lives, stops = ((*command, f"--micro_steps={n}", *flags) for n in (0, -4))
+    with running.cluster(lives, stops, **options) as tasks:
+        chief, worker = (task.wait() for task in tasks)
+    assert (chief.returncode, worker.returncode) == (75, 143)
+    for task in (chief, worker):
+        assert "saved at update 3; the same command resumes." in task.output
+    with running.cluster(lives, **options) as tasks:
+        assert [task.wait().returncode for task in tasks] == [0, 0]
+    _assert_same(folder, two_workers)

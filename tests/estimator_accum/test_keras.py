@@ -182,8 +182,32 @@ def test_variables_without_a_gradient_are_left_alone(kind):
     assert (used.numpy(), unused.numpy()) == (0.0, 1.0)
     with pytest.raises(ValueError, match="At least one variable must have a gradient"):
         optimizer.apply_gradients([(None, used)])
+    optimizer.apply_gradients([(tf.constant(1.0), used)])
     with pytest.raises(ValueError, match="gradients of the same variables. Received"):
         optimizer.apply_gradients([(tf.constant(1.0), unused)])
+
+
+def test_between_two_windows_other_variables_may_be_trained(kind):
+    """As where layers are frozen between two fits."""
+    first, second = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    optimizer.build([first, second])
+
+    @tf.function
+    def train_both():
+        optimizer.apply_gradients([(tf.constant(1.0), v) for v in (first, second)])
+
+    @tf.function
+    def train_second():
+        optimizer.apply_gradients([(tf.constant(2.0), second)])
+
+    for train in (train_both, train_both, train_second, train_second, train_both):
+        train()
+    assert (first.numpy(), second.numpy()) == (0.0, -2.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of the same variables"):
+        train_second()
+    assert optimizer.apply_partial_window()
+    assert (first.numpy(), second.numpy()) == (-1.0, -3.0)
 
 
 def test_what_is_wrong_is_refused_in_a_sentence(kind):

@@ -172,11 +172,25 @@ def test_signals_do_what_they_did_where_training_has_failed(tmp_path):
     try:
         with pytest.raises(ArithmeticError):
             _train(tmp_path, Fail())
+        assert signals._watch.is_started  # no hook hears of the end
         os.kill(os.getpid(), signal.SIGUSR1)
         running.wait_until(lambda: received)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert received == [signal.SIGUSR1] and not signals._watch.is_started
+
+
+def test_training_after_one_that_failed_hears_signals(tmp_path):
+    class Fail(v1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        _train(tmp_path / "failed", Fail())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # another's, in between
+    with pytest.raises(SystemExit):
+        _train(tmp_path / "next", _Send(signal.SIGINT, 2))
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
 def test_a_second_signal_ends_a_micro_step_that_computes(tmp_path):

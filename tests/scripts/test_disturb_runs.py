@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 
@@ -10,7 +11,9 @@ from scripts import disturb_runs
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_a_stopped_run_is_compared_with_a_quiet_one(tmp_path, capsys):
+def test_a_stopped_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypatch):
+    short = [sys.executable, "-m", "housing_example.main", "--train_updates=200"]
+    monkeypatch.setattr(disturb_runs, "_commands", lambda _: {"housing": short})
     disks = int(os.geteuid() == 0)  # who may mount one
     flags = ["--programs", "housing", "--signals=1", f"--full_disks={disks}"]
     folder = tmp_path / "disturbed"
