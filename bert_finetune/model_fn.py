@@ -19,6 +19,7 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 from estimator_accum.batches import AUTO
+from estimator_accum.checkpoints import make_saver_hooks
 from estimator_accum.window import AccumulationSteps
 
 WEIGHT_UNIT = "examples"  # what a micro-batch counts for in its window's mean
@@ -79,7 +80,7 @@ def make_model_fn(
                 _num_examples(features, labels),
                 num_updates,
                 gradient_accumulation_steps,
-                metrics_dir=config.model_dir,
+                config,
             )
         ops = metrics.eval_metric_ops(task.metrics, labels, logits, per_example_loss)
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
@@ -107,7 +108,7 @@ def _training(
     num_examples: tf.Tensor,
     num_updates: int,
     gradient_accumulation_steps: AccumulationSteps,
-    metrics_dir: str | None,
+    config,
 ):
     rate = optimization.learning_rate(
         settings.learning_rate,
@@ -126,7 +127,7 @@ def _training(
     # accumulation: a window that stays partial at the end of the data is applied
     hooks = make_accumulation_hooks(
         partial_window="apply",
-        metrics_dir=metrics_dir,
+        metrics_dir=config.model_dir,
         learning_rate=rate,
         weight_unit=WEIGHT_UNIT,
         total_updates=num_updates,
@@ -136,7 +137,7 @@ def _training(
         tf.estimator.ModeKeys.TRAIN,
         loss=get_windows()[-1].mean_loss,  # of the window, not of its last micro-batch
         train_op=train_op,
-        training_hooks=hooks,
+        training_hooks=[*hooks, *make_saver_hooks(config)],  # rows, then checkpoints
     )
 
 

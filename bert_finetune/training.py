@@ -17,7 +17,6 @@ from bert_finetune.settings import Settings
 from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
 from estimator_accum import microbatch_model_fn
-from estimator_accum.checkpoints import make_saver_hooks
 from estimator_accum.cluster import Cluster
 from estimator_accum.strategies import (
     count_local_replicas,
@@ -84,7 +83,6 @@ def train(run: Run) -> None:
     hooks = []
     if run.cluster.is_chief:
         hooks.append(RememberingHook(settings.output_dir, run.description))
-    hooks += make_saver_hooks(estimator.config)
     if run.cluster.is_alone:
         estimator.train(input_fn, hooks=hooks)
     else:

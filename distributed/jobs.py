@@ -20,7 +20,6 @@ from distributed.settings import (
 )
 from estimator_accum import microbatch_model_fn
 from estimator_accum.batches import Batches
-from estimator_accum.checkpoints import make_saver_hooks
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.run_folder import write_text
 from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
@@ -126,10 +125,7 @@ def train(job: Job, watchdog: Watchdog) -> None:
                 first_update=first_update,
             ),
             max_steps=global_step + updates_left * batches.gradient_accumulation_steps,
-            hooks=[
-                ProgressHook(watchdog, global_step),
-                *make_saver_hooks(estimator.config),
-            ],
+            hooks=[ProgressHook(watchdog, global_step)],
         ),
         tf.estimator.EvalSpec(
             input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),

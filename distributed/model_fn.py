@@ -12,6 +12,7 @@ from distributed.input_pipeline import NUM_CLASSES
 from distributed.settings import Settings
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.batches import Batches
+from estimator_accum.checkpoints import make_saver_hooks
 
 
 def make_model_fn(settings: Settings, batches: Batches) -> Callable:
@@ -64,7 +65,10 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
         save_on_signal="update",
     )
     return tf.estimator.EstimatorSpec(
-        tf.estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_hooks=hooks
+        tf.estimator.ModeKeys.TRAIN,
+        loss=loss,
+        train_op=train_op,
+        training_hooks=[*hooks, *make_saver_hooks(config)],  # rows, then checkpoints
     )
 
 

@@ -54,14 +54,15 @@ def make_saver_hooks(config) -> list[tf.compat.v1.train.SessionRunHook]:
     hook is a CheckpointSaverHook, Estimator makes none.
 
     Args:
-        config: A `tf.estimator.RunConfig` with `save_checkpoints_steps`.
+        config: The Estimator's `tf.estimator.RunConfig`.
 
     Returns:
-        The hook, but with a strategy, whose session makes its own; for the chief, one
-        that looks for room on the disk.
+        The hook, to stand behind those that report: no checkpoint is then ahead of its
+        row. None with a strategy, whose session makes its own, and without
+        `save_checkpoints_steps`. For the chief, one that looks for room on the disk.
     """
     room = [DiskSpaceHook(config)] if config.is_chief else []
-    if config.train_distribute is not None:
+    if config.train_distribute is not None or config.save_checkpoints_steps is None:
         return room
     hook = tf.compat.v1.train.CheckpointSaverHook(
         config.model_dir,

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.batches import Batches
-from estimator_accum.checkpoints import make_saver_hooks
 from estimator_accum.cluster import Cluster, enter
 from estimator_accum.run_folder import write_text
 from estimator_accum.strategies import (
@@ -221,7 +220,7 @@ def train(
                 first_update=update,
             ),
             max_steps=global_step + (settings.train_updates - update) * steps,
-            hooks=[*hooks, *make_saver_hooks(estimator.config)],
+            hooks=hooks,
         ),
         tf.estimator.EvalSpec(_test_input_fn(model_dir), steps=None, throttle_secs=0),
     )

@@ -12,6 +12,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
+from estimator_accum.checkpoints import make_saver_hooks
 from housing_example.features import TARGET, Moments, feature_columns
 from housing_example.settings import Settings
 
@@ -82,7 +83,8 @@ def _training(
         total_updates=settings.train_updates,
         save_on_signal="update",
     )
-    return spec._replace(training_hooks=hooks)
+    # A checkpoint comes behind the row of its update.
+    return spec._replace(training_hooks=[*hooks, *make_saver_hooks(config)])
 
 
 def _prices(features, moments: dict[str, Moments], seed: int) -> tf.Tensor:

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune import run_classifier, training
+from bert_finetune import model_fn, run_classifier
 
 
 def limited(encode, examples: int):
@@ -53,8 +53,8 @@ def _main(program: str, *arguments: str) -> None:
             [tf.config.LogicalDeviceConfiguration()] * int(cpus),
         )
     if micro_steps := machine.get("dies_after"):
-        hook, make_hooks = _DyingHook(int(micro_steps)), training.make_saver_hooks
-        training.make_saver_hooks = lambda config: [*make_hooks(config), hook]
+        hook, make_hooks = _DyingHook(int(micro_steps)), model_fn.make_saver_hooks
+        model_fn.make_saver_hooks = lambda config: [*make_hooks(config), hook]
     run_classifier.main([program, *flags])
 
 
