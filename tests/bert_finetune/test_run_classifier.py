@@ -275,15 +275,16 @@ def test_help_names_every_flag_and_ends_well(capsys):
 
 @pytest.mark.slow
 @pytest.mark.once
+@pytest.mark.parametrize("dies_after, saved", [(9, 5), (10, 10)])
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
-    trained_settings, tmp_path, capsys
+    dies_after, saved, trained_settings, tmp_path, capsys
 ):
-    """Killed in mid-window and after updates that no checkpoint has."""
+    """Killed in mid-window and after updates that no checkpoint has, or at a save."""
     flags = vars(trained_settings) | {"output_dir": tmp_path / "output"}
-    killed = running.run(_MACHINE, "dies_after=9", *_arguments(flags))
+    killed = running.run(_MACHINE, f"dies_after={dies_after}", *_arguments(flags))
     assert killed.returncode == -9
     _main(*_arguments(flags))
-    assert "going on after micro-step 5" in capsys.readouterr().err
+    assert f"going on after micro-step {saved}" in capsys.readouterr().err
     folders = trained_settings.output_dir, flags["output_dir"]
     expected, ours = map(all_variables, folders)
     assert expected["global_step"] == 13 and expected["update_step"] == 7
