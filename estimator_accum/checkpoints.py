@@ -79,6 +79,9 @@ class SaveWatch:
     Args:
         saver: The Saver to watch.
         before_save: Gets the session; returns its global_step.
+
+    Attributes:
+        after_next_save: Called once, behind the next save; None is nothing.
     """
 
     def __init__(
@@ -88,10 +91,15 @@ class SaveWatch:
     ):
         self._save = saver.save
         self._latest = {}
+        self.after_next_save = None
 
         def save(sess, save_path, *args, **kwargs):
             self._latest[save_path] = before_save(sess), args, kwargs
-            return self._save(sess, save_path, *args, **kwargs)
+            path = self._save(sess, save_path, *args, **kwargs)
+            if self.after_next_save is not None:
+                self.after_next_save()
+                self.after_next_save = None
+            return path
 
         saver.save = save
 
@@ -99,6 +107,10 @@ class SaveWatch:
     def has_saved(self) -> bool:
         """Whether there was any save."""
         return bool(self._latest)
+
+    def has_saved_at(self, global_step: int) -> bool:
+        """Whether the latest save was of that micro-step."""
+        return any(step == global_step for step, *_ in self._latest.values())
 
     def save_again(self, session: tf.compat.v1.Session, global_step: int) -> None:
         """Repeats the saves of `global_step`, of what the session holds now."""

@@ -296,21 +296,30 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             for report in reports:
                 report.close()
         if self._is_stopped or (self._signals is not None and self._signals.is_asked):
-            self._say_what_is_saved(session)
-            self._signals.stop()
+            self._end_for_signal(session)
         elif self._signals is not None:
             self._signals.close()
 
-    def _say_what_is_saved(self, session) -> None:
+    def _end_for_signal(self, session) -> None:
+        """Says what is saved and ends training, once it is."""
         if not self._watch.has_saved:
             _logger.warning("not saved: this run writes no checkpoints.")
+            self._signals.stop()
             return
         first = self._windows[0]
         place = f"update {int(session.run(first.update_step)):,}"
         for window, held, steps in self._partial_windows(session):
             if window is first:
                 place += f", micro-step {held} of {steps}"
-        _logger.warning("saved at %s; the same command resumes.", place)
+
+        def finish() -> None:
+            _logger.warning("saved at %s; the same command resumes.", place)
+            self._signals.stop()
+
+        if self._watch.has_saved_at(session.run(self._global_step())):
+            finish()
+        else:  # a hook behind this one saves, or fails, which is then the end
+            self._watch.after_next_save = finish
 
     def _before_save(self, session) -> int:
         if session is self._session and self._is_final_save(session):

@@ -41,7 +41,7 @@ class _Send(v1.train.SessionRunHook):
         self.has_ended = True
 
 
-def _train(folder, *hooks, **options):
+def _train(folder, *hooks, behind=(), **options):
     """Trains from the last checkpoint to the end of the data."""
 
     def model_fn(features, labels, mode):
@@ -53,7 +53,7 @@ def _train(folder, *hooks, **options):
         ours = make_accumulation_hooks(metrics_dir=folder, **options)
         # The signal comes before the hooks see the end of the micro-step.
         return tf.estimator.EstimatorSpec(
-            mode, loss=loss, train_op=train_op, training_hooks=[*hooks, *ours]
+            mode, loss=loss, train_op=train_op, training_hooks=[*hooks, *ours, *behind]
         )
 
     done = _values(folder, "global_step").get("global_step", 0)
@@ -124,6 +124,18 @@ def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     for name, value in undisturbed[0].items():
         np.testing.assert_array_equal(values[name], value, err_msg=name)
     np.testing.assert_array_equal(_rows(tmp_path), undisturbed[1])
+
+
+def test_nothing_is_called_saved_before_it_is(tmp_path, caplog):
+    class FullDisk(v1.train.CheckpointSaverHook):
+        def end(self, session):
+            assert "saved at" not in caplog.text
+            raise OSError("full")
+
+    saver = FullDisk(str(tmp_path), save_steps=100)
+    with pytest.raises(OSError, match="full"):
+        _train(tmp_path, _Send(signal.SIGTERM, 2), behind=[saver])
+    assert "saved at" not in caplog.text
 
 
 def test_training_in_another_thread_ends_the_main_one(undisturbed, tmp_path):
