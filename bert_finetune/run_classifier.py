@@ -17,7 +17,6 @@ import math
 import os
 import pathlib
 import sys
-from typing import NoReturn
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -31,7 +30,7 @@ from estimator_accum.program import (
     asks_for_help,
     quiet_import,
     read_flags,
-    sentence,
+    refuse,
     set_verbosity,
 )
 
@@ -208,7 +207,7 @@ def main(argv: list[str]) -> None:
         check_settings(settings)
         cluster = read_cluster_of(settings.strategy, os.environ)
     except (flags.Error, ValueError, TypeError) as error:
-        _refuse(error)
+        refuse("run_classifier.py", error, FLAGS)
     with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
         from bert_finetune import jobs
         from bert_finetune.output_dir import make_output_dir
@@ -222,18 +221,13 @@ def main(argv: list[str]) -> None:
         output_dir = run.settings.output_dir
         make_output_dir(output_dir)
     except (ImportError, ValueError, TypeError, OSError) as error:
-        _refuse(error)
+        refuse("run_classifier.py", error, FLAGS)
     advice = "Use a lower --learning_rate, and another --output_dir."
     with (
         ended_in_words("run_classifier.py", output_dir, advice, cluster.is_alone),
         locked(output_dir, settings.do_train and cluster.is_chief),
     ):
         jobs.execute(run)
-
-
-def _refuse(error: Exception) -> NoReturn:
-    print(f"run_classifier.py: {sentence(error, FLAGS)}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ last checkpoint. python -m distributed.launch_local does that on one machine.
 import os
 import pathlib
 import sys
-from typing import NoReturn
 
 if __name__ == "__main__":  # from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -27,7 +26,7 @@ from estimator_accum.program import (
     asks_for_help,
     quiet_import,
     read_flags,
-    sentence,
+    refuse,
     set_verbosity,
 )
 from estimator_accum.run_folder import make_run_folder
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> None:
         check_settings(settings)
         cluster = read_cluster(os.environ)
     except (flags.Error, ValueError, TypeError) as error:
-        _refuse(error)
+        refuse("distributed", error, FLAGS)
     with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
         from distributed import jobs
         from estimator_accum.compat import enable_estimator
@@ -57,7 +56,7 @@ def main(argv: list[str]) -> None:
         if cluster.is_chief:
             make_run_folder(settings.output_dir)
     except (ImportError, ValueError, TypeError, OSError) as error:
-        _refuse(error)
+        refuse("distributed", error, FLAGS)
     folder = job.settings.output_dir
     advice = "Use a lower --learning_rate, and another --output_dir."
     with (
@@ -67,11 +66,6 @@ def main(argv: list[str]) -> None:
         results = jobs.execute(job)
     if results:
         print(results, end="")
-
-
-def _refuse(error: Exception) -> NoReturn:
-    print(f"distributed: {sentence(error, FLAGS)}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

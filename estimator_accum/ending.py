@@ -27,7 +27,7 @@ def ended_in_words(
 
     Args:
         program: Its name, with which the sentence begins.
-        output_dir: Of the run.
+        output_dir: The folder that the run writes to.
         advice: What helps where gradients are not finite.
         is_alone: Whether the process is in no cluster.
     """
@@ -35,12 +35,10 @@ def ended_in_words(
         yield
         return
     except KeyboardInterrupt:
-        code, sentence = (
-            _INTERRUPTED,
-            (
-                "stopped. Started again with the same flags, training goes on from the last "
-                f"checkpoint in {output_dir}."
-            ),
+        code = _INTERRUPTED
+        sentence = (
+            "stopped. Started again with the same flags, training goes on from the last "
+            f"checkpoint in {output_dir}."
         )
     except LostTaskError as error:
         code, sentence = EXIT_CODE, " ".join(str(error).split())
@@ -59,7 +57,7 @@ def ended_in_words(
 
 
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
-    """What a user can do something about; None for the rest."""
+    """Says in words what a user can mend; None for any other error."""
     if isinstance(error, LockedFolderError):
         return str(error)
     if is_of_full_disk(error):

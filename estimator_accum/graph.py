@@ -1,5 +1,7 @@
 """Walks over a graph: the operations that others need, and that a fetch runs."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 
@@ -7,16 +9,13 @@ def ancestors(
     operations: list[tf.Operation],
 ) -> dict[tf.Operation, tf.Operation | None]:
     """Returns `operations` and all that they need, each with who asked for it."""
-    found = dict.fromkeys(operations)
-    waiting = list(operations)
-    while waiting:
-        operation = waiting.pop()
-        needed = [tensor.op for tensor in operation.inputs] + operation.control_inputs
-        for other in needed:
-            if other not in found:
-                found[other] = operation
-                waiting.append(other)
-    return found
+    return _walk(
+        operations,
+        lambda operation: [
+            *(tensor.op for tensor in operation.inputs),
+            *operation.control_inputs,
+        ],
+    )
 
 
 def data_ancestors(
@@ -29,19 +28,29 @@ def data_ancestors(
     Returns:
         Each with who asked for it.
     """
-    found = dict.fromkeys(operations)
-    waiting = list(operations)
     captured = {}  # of each graph: what its placeholders stand for
-    while waiting:
-        operation = waiting.pop()
+
+    def needed(operation: tf.Operation) -> list[tf.Operation]:
         graph = operation.graph
         if graph not in captured:
             pairs = getattr(graph, "captures", ())
             captured[graph] = {inner.op: outer.op for outer, inner in pairs}
-        needed = [tensor.op for tensor in operation.inputs]
-        if operation in captured[graph]:
-            needed.append(captured[graph][operation])
-        for other in needed:
+        outside = captured[graph].get(operation)
+        inputs = [tensor.op for tensor in operation.inputs]
+        return inputs if outside is None else [*inputs, outside]
+
+    return _walk(operations, needed)
+
+
+def _walk(
+    operations: list[tf.Operation],
+    needed: Callable[[tf.Operation], list[tf.Operation]],
+) -> dict[tf.Operation, tf.Operation | None]:
+    found = dict.fromkeys(operations)
+    waiting = list(operations)
+    while waiting:
+        operation = waiting.pop()
+        for other in needed(operation):
             if other not in found:
                 found[other] = operation
                 waiting.append(other)

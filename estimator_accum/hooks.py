@@ -36,7 +36,7 @@ from estimator_accum.checkpoints import (
     keep_initial_values,
 )
 from estimator_accum.graph import ancestors, fetched_operations
-from estimator_accum.partial_window import PartialUpdate
+from estimator_accum.partial_window import PartialUpdate, as_vector
 from estimator_accum.reporting import MetricsFile, Progress, Update
 from estimator_accum.signals import SignalStop
 from estimator_accum.window import Window, get_windows
@@ -190,7 +190,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             PartialUpdate(window, self._of_partial(window)) for window in self._windows
         ]
         self._fetched = [
-            [_as_vector(scalars), partial.needed]
+            [as_vector(scalars), partial.needed]
             for scalars, partial in zip(self._scalars, self._partial_updates)
         ]
         self._known_requests = {}
@@ -224,7 +224,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return tf.compat.v1.train.SessionRunArgs(fetched, self._stop_requests())
 
     def _stop_requests(self) -> dict | None:
-        """What tells the other tasks of a cluster, at the boundary, that a signal came."""
+        """Tells the other tasks of a cluster, at the boundary, that a signal came."""
         if self._signals is None or not self._signals.is_asked:
             return None
         windows = [self._windows[index] for index in self._requested]
@@ -412,7 +412,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             report.write(update)
 
     def _of_partial(self, window: Window) -> dict[str, tf.Tensor]:
-        """What a report of a partial window needs, which counts no micro-step."""
+        """Returns a partial window's scalars to report; it counts no micro-step."""
         scalars = self._window_scalars(window)
         for name in ("global_step", "micro_batches", "stop_requests"):
             scalars.pop(name, None)
@@ -454,12 +454,3 @@ def _can_be_run(window: Window) -> bool:
     operation = window.is_boundary.op
     is_inside = operation._get_control_flow_context() is not None
     return operation.graph is tf.compat.v1.get_default_graph() and not is_inside
-
-
-def _as_vector(scalars: dict[str, tf.Tensor]) -> tf.Tensor:
-    """One fetch a micro-step; each further one costs a small model 2% of its time.
-
-    Returns:
-        float64 [scalars], exact for counters below 2**53.
-    """
-    return tf.stack([tf.cast(value, tf.float64) for value in scalars.values()])

@@ -165,7 +165,7 @@ def _accumulators(rule: Rule, micro_batch: MicroBatch, scalars) -> list[Accumula
 def scalars_of(
     rule: Rule, micro_batch: MicroBatch, loss_divisor: int
 ) -> list[tf.Tensor]:
-    """What is summed beside the gradients: weights, losses, and what norms need."""
+    """Returns the sums beside the gradients: weights, losses, and what norms need."""
     is_wide = any(gradient.dtype == tf.float64 for gradient in micro_batch.gradients)
     dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
     loss = micro_batch.loss

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from absl import flags
 
@@ -118,6 +119,12 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
                 kind = f"one of {', '.join(allowed)}"
             return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
     return path_sentence(error) or " ".join(str(error).split())
+
+
+def refuse(program: str, error: Exception, flag_values: flags.FlagValues) -> NoReturn:
+    """Ends the process with exit code 2 and an error's `sentence`."""
+    print(f"{program}: {sentence(error, flag_values)}", file=sys.stderr)
+    sys.exit(2)
 
 
 def path_sentence(error: Exception) -> str | None:

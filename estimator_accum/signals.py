@@ -83,12 +83,10 @@ class _Watch:
         with reader:
             while content := reader.recv(1):
                 number = content[0]
-                if number in EXIT_CODES and (self._is_training() or self._is_done):
+                if number in EXIT_CODES and self._is_training():
                     self._note(signal.Signals(number))
 
     def _note(self, received: signal.Signals) -> None:
-        if self._is_done:
-            return
         if self.received is not None:
             os._exit(EXIT_CODES[received])
         self.received = received

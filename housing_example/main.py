@@ -17,7 +17,6 @@ import math
 import os
 import pathlib
 import sys
-from typing import NoReturn
 
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -30,7 +29,7 @@ from estimator_accum.program import (
     asks_for_help,
     quiet_import,
     read_flags,
-    sentence,
+    refuse,
     set_verbosity,
 )
 from estimator_accum.run_folder import make_run_folder
@@ -139,7 +138,7 @@ def main(argv: list[str]) -> None:
         check_settings(settings)
         cluster = read_cluster_of(settings.strategy, os.environ)
     except (flags.Error, ValueError, TypeError) as error:
-        _refuse(error)
+        refuse("housing_example", error, FLAGS)
     with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
         from estimator_accum.compat import enable_estimator
         from estimator_accum.ending import ended_in_words
@@ -152,7 +151,7 @@ def main(argv: list[str]) -> None:
         if cluster.is_chief:
             make_run_folder(settings.output_dir)
     except (ImportError, ValueError, TypeError, OSError) as error:
-        _refuse(error)
+        refuse("housing_example", error, FLAGS)
     folder = settings.output_dir
     advice = "Use a lower --learning_rate, or a --clip_norm, and another --output_dir."
     with (
@@ -162,11 +161,6 @@ def main(argv: list[str]) -> None:
         results = jobs.execute(job)
     if results:
         print(results)
-
-
-def _refuse(error: Exception) -> NoReturn:
-    print(f"housing_example: {sentence(error, FLAGS)}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":
