@@ -54,35 +54,6 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
     assert list(trained) == ["accumulated", "whole", "padded"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"gradient_accumulation_steps": 0}, r"steps` must be an integer >= 1\..*: 0"),
-        ({"micro_batch_size": -1}, r"`--micro_batch_size` must be an integer >= 1\. R"),
-        ({"updates": 0}, r"`--updates` must be an integer >= 1\. Received: 0\. See"),
-        ({"updates": "x"}, r"argument --updates: invalid int value: 'x'\. Try --help"),
-        ({"data_dir": "none"}, r"`--data_dir` must hold train.tsv of CoLA\. Received"),
-        ({"task_name": "colla"}, r"`--task_name` must be one of CoLA, .*Received: 'co"),
-        ({"output_dir": "full"}, r"must be a new or empty folder\. Received: full\. U"),
-        ({"output_dir": "full/file"}, r"must be a new or empty folder\. Received: fu"),
-    ],
-)
-def test_bad_input_ends_with_one_sentence(
-    tmp_path, monkeypatch, capsys, changes, expected
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("")
-    flags = {"data_dir": "x", "bert_dir": "y", "output_dir": "output"} | changes
-    try:
-        code = compare_batches.main([f"--{n}={value}" for n, value in flags.items()])
-    except SystemExit as stopped:
-        code = stopped.code
-    assert code == 2
-    assert re.fullmatch(f".*{expected}.*\n", capsys.readouterr().err)
-    assert not (tmp_path / "output").exists()
-
-
 @pytest.mark.once
 def test_a_run_that_is_refused_ends_the_comparison(tmp_path, capfd):
     from tiny_bert import write_cola

@@ -30,10 +30,3 @@ def test_a_stopped_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypatc
     assert f"{stopped} holds ['litter']" in found
     assert f"{metrics} is not" in found
     assert "kernel in" in found
-
-
-@pytest.mark.parametrize("flags", [["--signals=1"], []])
-def test_folders_and_numbers_that_do_not_fit_are_refused(flags, tmp_path, capsys):
-    folder = tmp_path if flags else tmp_path / "new"
-    assert disturb_runs.main([*flags, f"--output_dir={folder}"]) == 2
-    assert "must be new" in capsys.readouterr().err

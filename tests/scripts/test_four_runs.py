@@ -32,9 +32,3 @@ def test_runs_are_compared_and_drawn(monkeypatch, tmp_path, capsys):
 def test_run_that_fails_gives_its_exit_code(tmp_path):
     flags = [f"--output_dir={tmp_path / 'runs'}", "--train_updates=0"]
     assert four_runs.main(flags) == 2
-
-
-def test_unknown_flag_is_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        four_runs.main(["--updates=3"])
-    assert "Try --help" in capsys.readouterr().err

@@ -22,13 +22,3 @@ def test_larger_micro_steps_hide_more():
     [long] = [line for line in network_table.table(1e8, 0.2, 0.1) if "| 8 |" in line]
     assert short == "| 8 | K = 504 (5.60 s) | K = 51 (0.56 s) | K = 6 (0.06 s) |"
     assert long == "| 8 | K = 252 (5.60 s) | K = 26 (0.56 s) | K = 3 (0.06 s) |"
-
-
-@pytest.mark.parametrize(
-    "flag, value",
-    [("num_parameters", "-5"), ("micro_step_secs", "0"), ("share", "inf")],
-)
-def test_value_out_of_range_is_refused_by_the_name_of_its_flag(flag, value, capsys):
-    assert network_table.main([f"--{flag}={value}"]) == 2
-    expected = f"`--{flag}` must be a number > 0. Received: {value}. See --help"
-    assert expected in capsys.readouterr().err
