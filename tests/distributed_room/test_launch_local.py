@@ -209,8 +209,7 @@ def test_evaluation_after_the_last_update_may_take_its_time(
 
 
 @pytest.mark.parametrize(
-    "number, code",
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)],
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)]
 )
 def test_signal_lets_every_task_end_and_is_the_exit_code(output_dir, number, code):
     body = """

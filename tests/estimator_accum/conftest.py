@@ -1,5 +1,21 @@
 """Fixtures of more than one file."""
 
+import pytest
+import tensorflow as tf
 from keras_kinds import kind
 
 __all__ = ["kind"]
+
+
+@pytest.fixture
+def fresh_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+@pytest.fixture(params=["v2", "v1"])
+def control_flow(request):
+    if request.param == "v1":
+        tf.compat.v1.disable_control_flow_v2()
+    yield request.param
+    tf.compat.v1.enable_control_flow_v2()

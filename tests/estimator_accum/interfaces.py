@@ -1,4 +1,4 @@
-"""The rule's three interfaces, for cases that each of them has to pass."""
+"""The rule's three interfaces, and what small train ops of any of them are run by."""
 
 import tensorflow as tf
 
@@ -49,10 +49,24 @@ def fed_gradients(*values, dtype=tf.float32):
     return gradients, variables, sum(tf.reduce_sum(g * v) for g, v in pairs)
 
 
-def start_session():
-    session = v1.Session()
+def start_session(config=None):
+    session = v1.Session(config=config)
     session.run(v1.global_variables_initializer())
     return session
+
+
+def after_each(train_op, feeds, fetches):
+    """Returns what `fetches` are after each micro-step."""
+    found = []
+    with start_session() as session:
+        for feed in feeds:
+            session.run(train_op, feed)
+            found.append(session.run(fetches))
+    return found
+
+
+def sgd(rate=1.0):
+    return v1.train.GradientDescentOptimizer(rate)
 
 
 def apply_partial_window(session):

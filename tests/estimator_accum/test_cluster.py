@@ -126,8 +126,7 @@ _SLURM = {
 
 
 @pytest.mark.parametrize(
-    "rank, host, local_id, index",
-    [(0, "n9", 0, 1), (1, "n9", 1, 2), (2, "n10", 0, 0)],
+    "rank, host, local_id, index", [(0, "n9", 0, 1), (1, "n9", 1, 2), (2, "n10", 0, 0)]
 )
 def test_slurm_task_finds_its_own_address(monkeypatch, rank, host, local_id, index):
     own = {"SLURM_PROCID": rank, "SLURMD_NODENAME": host, "SLURM_LOCALID": local_id}

@@ -104,10 +104,7 @@ def test_keras_is_keras_2_by_every_spelling():
     [
         ("import tensorflow as tf; tf.keras.layers", r"tf\.keras = keras\."),
         ("import tensorflow as tf; tf.losses.Loss", r"tf\.losses = keras\."),
-        (
-            "from tensorflow.keras.layers import Dense",
-            r"tf\.keras = tensorflow\.keras",
-        ),
+        ("from tensorflow.keras.layers import Dense", r"tf\.keras = tensorflow\.keras"),
     ],
 )
 def test_keras_3_in_use_is_refused(use, received):

@@ -120,9 +120,7 @@ def test_a_train_op_inside_a_branch_is_refused_by_the_hooks(is_v2):
         step = v1.train.get_or_create_global_step()
         pairs = optimizer.compute_gradients(-w)
         v1.cond(
-            step < 5,
-            lambda: tf.group(optimizer.apply_gradients(pairs, step)),
-            tf.no_op,
+            step < 5, lambda: tf.group(optimizer.apply_gradients(pairs, step)), tf.no_op
         )
     finally:
         v1.enable_control_flow_v2()

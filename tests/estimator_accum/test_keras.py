@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 import running
 import tensorflow as tf
-from keras_kinds import (
-    dense_data,
-    difference,
-    fit,
-    sparse_data,
-)
+from keras_kinds import dense_data, difference, fit, sparse_data
 
 from estimator_accum.keras import AccumulationCallback, accumulate
 
 
-@pytest.mark.parametrize(
-    ("name", "is_sparse"),
-    [("SGD", False), ("Adam", True)],
-)
+@pytest.mark.parametrize(("name", "is_sparse"), [("SGD", False), ("Adam", True)])
 def test_a_window_gives_the_weights_of_the_big_batch(kind, name, is_sparse):
     make = kind.sparse_model if is_sparse else kind.dense_model
     data = (sparse_data if is_sparse else dense_data)(96, "float64")

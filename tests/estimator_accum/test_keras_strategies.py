@@ -26,10 +26,7 @@ def _run(folder, kind, strategy, *options):
 
 def _end(folder, kind, strategy, *options) -> list[running.Done]:
     """Runs all tasks to their end."""
-    variables = {
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(sys.path)}
     jobs = ("worker", "worker") if strategy == "workers" else ()
     commands = [
         (_PROGRAM, *kind.name, strategy, folder / f"{index}.npz", *options)

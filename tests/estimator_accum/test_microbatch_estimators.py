@@ -21,11 +21,7 @@ from microbatch_runs import (
     variables_of,
 )
 
-from estimator_accum import (
-    AccumulatingOptimizer,
-    get_windows,
-    microbatch_model_fn,
-)
+from estimator_accum import AccumulatingOptimizer, get_windows, microbatch_model_fn
 
 v1 = tf.compat.v1
 

@@ -34,11 +34,7 @@ def _columns():
 def _deep(optimizer):
     numeric, _, embedded = _columns()
     return lambda folder, config: tf.estimator.DNNClassifier(
-        [4],
-        [numeric, embedded],
-        optimizer=optimizer,
-        model_dir=folder,
-        config=config,
+        [4], [numeric, embedded], optimizer=optimizer, model_dir=folder, config=config
     )
 
 

@@ -13,11 +13,7 @@ from estimator_accum.reporting import MetricsFile, Progress, Update
 
 def _update(step):
     return Update(
-        update_step=step,
-        global_step=4 * step,
-        loss=0.5,
-        gradient_norm=1.0,
-        weight=4.0,
+        update_step=step, global_step=4 * step, loss=0.5, gradient_norm=1.0, weight=4.0
     )
 
 

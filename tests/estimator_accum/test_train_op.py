@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from interfaces import after_each, sgd, start_session
 from tensorflow.python.autograph.core import ag_ctx
-from toy_models import OPTIMIZERS, make_batches, make_model, train_plain
+from toy_models import (
+    OPTIMIZERS,
+    make_batches,
+    make_model,
+    train_accumulating,
+    train_plain,
+)
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -13,14 +20,9 @@ from estimator_accum import (
 )
 from estimator_accum.window import get_windows
 
+pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1
 _STEPS = "gradient_accumulation_steps"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_graph():
-    with tf.Graph().as_default():
-        yield
 
 
 def _linear_loss(initial=0.0):
@@ -33,31 +35,22 @@ def _linear_loss(initial=0.0):
 def test_state_table():
     """After each micro-step: x, its sum, micro_steps, global_step, update_step."""
     gradient, variable, loss = _linear_loss()
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(loss, optimizer, 3)
+    train_op = make_accumulating_train_op(loss, sgd(), 3)
     names = {v.op.name: v for v in v1.global_variables()}
-    columns = [
-        variable,
-        names["x/accumulator"],
-        names["accumulation/micro_steps"],
-        v1.train.get_global_step(),
-        get_or_create_update_step(),
-    ]
-    table = []
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        table.append(tuple(session.run(columns)))
-        for value in [1, 2, 6, 4, 4, 4]:
-            session.run(train_op, {gradient: value})
-            table.append(tuple(session.run(columns)))
+    columns = [variable, names["x/accumulator"], names["accumulation/micro_steps"]]
+    columns += [v1.train.get_global_step(), get_or_create_update_step()]
+    with start_session() as session:
+        table = [session.run(columns)]
+    feeds = [{gradient: value} for value in [1, 2, 6, 4, 4, 4]]
+    table += after_each(train_op, feeds, columns)
     assert table == [
-        (0, 0, 0, 0, 0),
-        (0, 1, 1, 1, 0),
-        (0, 3, 2, 2, 0),
-        (-3, 9, 0, 3, 1),  # the sum stays until the next window overwrites it
-        (-3, 4, 1, 4, 1),
-        (-3, 8, 2, 5, 1),
-        (-7, 12, 0, 6, 2),
+        [0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 3, 2, 2, 0],
+        [-3, 9, 0, 3, 1],  # the sum stays until the next window overwrites it
+        [-3, 4, 1, 4, 1],
+        [-3, 8, 2, 5, 1],
+        [-7, 12, 0, 6, 2],
     ]
 
 
@@ -67,8 +60,7 @@ def test_between_boundaries_nothing_changes_and_on_them_everything_does(name):
     optimizer = OPTIMIZERS[name](0.1, None)
     train_op = make_accumulating_train_op(model.loss, optimizer, 3)
     frozen = [model.dense, model.embedding, *optimizer.variables()]
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
+    with start_session() as session:
         before = session.run(frozen)
         for micro_step, batch in enumerate(make_batches(9, 4), start=1):
             session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
@@ -81,20 +73,15 @@ def test_between_boundaries_nothing_changes_and_on_them_everything_does(name):
 def test_two_thousand_micro_steps_make_five_hundred_updates_none_off_phase():
     """The predicate's read races nothing, with 8 threads between operations."""
     gradient, variable, loss = _linear_loss()
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(loss, optimizer, 4)
+    train_op = make_accumulating_train_op(loss, sgd(), 4)
     update_step = get_or_create_update_step()
     config = v1.ConfigProto(inter_op_parallelism_threads=8)
-    off_phase = 0
-    with v1.Session(config=config) as session:
-        session.run(v1.global_variables_initializer())
+    with start_session(config) as session:
         run = session.make_callable(train_op, [gradient])
         for micro_step in range(1, 2001):
             run(1.0)
-            off_phase += session.run(update_step) != micro_step // 4
-        assert session.run(update_step) == 500
+            assert session.run(update_step) == micro_step // 4
         assert session.run(variable) == -500
-    assert off_phase == 0
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -107,22 +94,18 @@ def test_variables_are_those_of_the_plain_graph_plus_accumulation_state(name):
     optimizer = OPTIMIZERS[name](tf.constant(0.1), update_step)
     make_accumulating_train_op(model.loss, optimizer, 3)
     names = {v.op.name for v in v1.global_variables()}
+    ours = ("micro_steps", "weight", "loss")
+    accumulators = ("dense/accumulator", "embedding/accumulator")
     assert names == plain.keys() | {
-        "update_step",
-        "accumulation/micro_steps",
-        "accumulation/weight",
-        "accumulation/loss",
-        "dense/accumulator",
-        "embedding/accumulator",
-        "embedding/accumulator_rows",
+        *("update_step", *(f"accumulation/{name}" for name in ours)),
+        *(*accumulators, "embedding/accumulator_rows"),
     }
 
 
 def test_names_do_not_depend_on_the_callers_scopes():
     with v1.variable_scope("tower"), tf.name_scope("train"):
         _, _, loss = _linear_loss()
-        optimizer = v1.train.GradientDescentOptimizer(1.0)
-        make_accumulating_train_op(loss, optimizer, 3)
+        make_accumulating_train_op(loss, sgd(), 3)
     names = {v.op.name for v in v1.global_variables()}
     assert {"tower/x/accumulator", "update_step", "accumulation/micro_steps"} <= names
 
@@ -132,27 +115,18 @@ def test_a_variable_without_gradient_is_skipped():
     unused = v1.get_variable("unused", initializer=5.0)
     optimizer = v1.train.MomentumOptimizer(1.0, 0.9)
     train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=10.0)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for _ in range(2):
-            session.run(train_op, {gradient: 1.0})
-        assert session.run([variable, unused]) == [-1.0, 5.0]
+    table = after_each(train_op, [{gradient: 1.0}] * 2, [variable, unused])
+    assert table[-1] == [-1.0, 5.0]
     assert "unused/accumulator" not in [v.op.name for v in v1.global_variables()]
 
 
 def test_var_list_trains_nothing_else():
     model = make_model()
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(
-        model.loss, optimizer, 2, var_list=[model.dense]
-    )
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        dense, embedding = session.run([model.dense, model.embedding])
-        for batch in make_batches(2, 4):
-            session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
-        assert not np.array_equal(session.run(model.dense), dense)
-        np.testing.assert_array_equal(session.run(model.embedding), embedding)
+    train_op = make_accumulating_train_op(model.loss, sgd(), 2, var_list=[model.dense])
+    feeds = [dict(zip(model.feeds, batch, strict=True)) for batch in make_batches(2, 4)]
+    before, after = after_each(train_op, feeds, [model.dense, model.embedding])
+    assert not np.array_equal(after[0], before[0])
+    np.testing.assert_array_equal(after[1], before[1])
 
 
 def test_mixed_dtypes_keep_each_their_own():
@@ -160,17 +134,12 @@ def test_mixed_dtypes_keep_each_their_own():
     dtypes = [tf.float16, tf.float32, tf.float64]
     variables = [v1.get_variable(d.name, [2], d) for d in dtypes]
     loss = sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in variables) * scale
-    optimizer = v1.train.GradientDescentOptimizer(0.5)
-    train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=1e6)
+    train_op = make_accumulating_train_op(loss, sgd(0.5), 2, clip_norm=1e6)
     accumulators = [v for v in v1.global_variables() if "/accumulator" in v.name]
     assert {v.dtype.base_dtype for v in accumulators} == set(dtypes)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        before = session.run(variables)
-        for value in (2.0, 6.0):
-            session.run(train_op, {scale: value})
-        for old, new in zip(before, session.run(variables), strict=True):
-            np.testing.assert_allclose(new, old - 2, rtol=2e-3)
+    before, after = after_each(train_op, [{scale: 2.0}, {scale: 6.0}], variables)
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_allclose(new, old - 2, rtol=2e-3)
 
 
 class _SparseSpy(v1.train.GradientDescentOptimizer):
@@ -195,15 +164,11 @@ def test_the_optimizer_sees_indexed_slices_over_the_rows_of_the_window():
     loss = tf.reduce_sum(tf.gather(table, ids))
     train_op = make_accumulating_train_op(loss, optimizer, 2)
     assert isinstance(optimizer.seen[0], tf.IndexedSlices)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        windows = {((0, 0), (2,)): [1, 0, 1, 0], ((3,), (3, 1)): [0, 1, 0, 1]}
-        for window, touched in windows.items():
-            for micro_batch in window:
-                session.run(train_op, {ids: micro_batch})
-            assert session.run(optimizer.rows).tolist() == [bool(t) for t in touched]
-        rows = session.run(table)[:, 0]
-    np.testing.assert_array_equal(rows, [-1, -0.5, -0.5, -1])
+    feeds = [{ids: micro_batch} for micro_batch in ((0, 0), (2,), (3,), (3, 1))]
+    values = after_each(train_op, feeds, [optimizer.rows, table])
+    assert values[1][0].tolist() == [True, False, True, False]
+    assert values[3][0].tolist() == [False, True, False, True]
+    np.testing.assert_array_equal(values[3][1][:, 0], [-1, -0.5, -0.5, -1])
 
 
 def test_an_embedding_costs_a_micro_step_the_rows_that_it_touches():
@@ -216,8 +181,7 @@ def test_an_embedding_costs_a_micro_step_the_rows_that_it_touches():
     )
     table_bytes = (1 << 20) * 16 * 4
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
+    with start_session() as session:
         for _ in range(4):  # a table's first sparse update copies it, once
             session.run(train_op, {ids: [5, 9, 5]})
         for _ in range(4):
@@ -242,65 +206,34 @@ class _VariableMakingAdam(v1.train.Optimizer):
         assignments = []
         for gradient, variable in grads_and_vars:
             name = variable.name.removesuffix(":0")
+            zeros = {"initializer": tf.zeros_initializer(), "trainable": False}
             m, v = (
-                v1.get_variable(
-                    f"{name}/{slot}",
-                    variable.shape,
-                    trainable=False,
-                    initializer=tf.zeros_initializer(),
-                )
+                v1.get_variable(f"{name}/{slot}", variable.shape, **zeros)
                 for slot in ("adam_m", "adam_v")
             )
             next_m = 0.9 * m + tf.multiply(0.1, gradient)
             next_v = 0.999 * v + 0.001 * tf.square(tf.convert_to_tensor(gradient))
             update = next_m / (tf.sqrt(next_v) + 1e-6) + 0.01 * variable
-            assignments += [
-                variable.assign(variable - 0.1 * update),
-                m.assign(next_m),
-                v.assign(next_v),
-            ]
+            assignments += [variable.assign(variable - 0.1 * update)]
+            assignments += [m.assign(next_m), v.assign(next_v)]
         return tf.group(*assignments, name=name)
 
 
 def test_an_optimizer_may_make_variables_inside_apply_gradients():
     def make(rate, step):
-        del rate, step
         return _VariableMakingAdam()
 
-    model = make_model()
     batches = make_batches(5, 6)
-    train_op = make_accumulating_train_op(model.loss, _VariableMakingAdam(), 2)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for batch in batches:
-            for half in (slice(0, 3), slice(3, 6)):
-                fields = (field[half] for field in batch)
-                session.run(train_op, dict(zip(model.feeds, fields, strict=True)))
-        ours = {v.op.name: session.run(v) for v in v1.global_variables()}
-    plain = train_plain(make, batches)
+    ours, plain = train_accumulating(make, batches, 2), train_plain(make, batches)
     slots = [name for name in plain if "adam" in name]
     assert len(slots) == 4
     for name in ["dense", "embedding", *slots]:
         np.testing.assert_allclose(ours[name], plain[name], rtol=2e-5, atol=1e-6)
 
 
-def test_update_ops_of_the_caller_run_once_every_micro_step():
-    gradient, _, loss = _linear_loss()
-    moving = v1.get_variable("moving", initializer=0.0, trainable=False)
-    with tf.control_dependencies([moving.assign_add(gradient)]):
-        optimizer = v1.train.GradientDescentOptimizer(1.0)
-        train_op = make_accumulating_train_op(loss, optimizer, 3)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for micro_step in range(1, 8):
-            session.run(train_op, {gradient: 1.0})
-            assert session.run(moving) == micro_step
-
-
 def test_the_meta_graph_can_be_imported_again(tmp_path):
     _, _, loss = _linear_loss()
-    optimizer = v1.train.AdamOptimizer(1.0)
-    train_op = make_accumulating_train_op(loss, optimizer, 3)
+    train_op = make_accumulating_train_op(loss, sgd(), 3)
     v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
     with tf.Graph().as_default() as graph:
         v1.train.import_meta_graph(str(tmp_path / "graph.meta"))
@@ -308,18 +241,24 @@ def test_the_meta_graph_can_be_imported_again(tmp_path):
         assert imported.name == train_op.name
 
 
-def test_the_window_reports_its_mean_loss_and_norm_before_clipping():
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3)])
+def test_the_window_reports_its_mean_loss_and_norm_before_clipping(weights):
     gradient, _, loss = _linear_loss(initial=2.0)
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=0.25)
+    weight = v1.placeholder(tf.float32, [])
+    options = {"clip_norm": 0.25, "weight": weight}
+    train_op = make_accumulating_train_op(loss, sgd(), 2, **options)
     (window,) = get_windows()
     fetches = [window.loss, window.gradient_norm, window.weight, window.mean_loss]
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        _, values = session.run([train_op, fetches], {gradient: 1.0})
-        np.testing.assert_array_equal(values, [np.nan, np.nan, np.nan, 2.0])
-        _, values = session.run([train_op, fetches], {gradient: 5.0})
-        np.testing.assert_array_equal(values, [6.0, 3.0, 2.0, 6.0])
+    fetches += [window.has_updated]
+    with start_session() as session:
+        feed = {gradient: 1.0, weight: weights[0]}
+        _, values = session.run([train_op, fetches], feed)
+        np.testing.assert_array_equal(values, [np.nan, np.nan, np.nan, 2.0, False])
+        feed = {gradient: 5.0, weight: weights[1]}
+        _, values = session.run([train_op, fetches], feed)
+    mean = np.average([1.0, 5.0], weights=weights)
+    expected = [2 * mean, mean, sum(weights), 2 * mean, True]
+    np.testing.assert_array_equal(values, expected)
 
 
 @pytest.mark.parametrize(
@@ -337,37 +276,29 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping():
         ({"clip_norm": "1"}, TypeError, "must be a number > 0 or None"),
         ({"weight": [1, 1]}, ValueError, r"`weight` must be a scalar.*\(2,\)"),
         ({"weight": 0}, ValueError, "must be > 0; .*Received: 0 for every micro-batch"),
-        (
-            {"weight": -1.0},
-            ValueError,
-            "must be > 0; .*Received: -1.0 for every micro-",
-        ),
+        ({"weight": -1.0}, ValueError, "must be > 0; .*Received: -1.0 for every micro"),
         ({"loss": [1.0, 2.0, 3.0]}, ValueError, r"`loss` must be a sc.*\(3,\).*Reduce"),
         ({"loss": 1.0}, ValueError, "must depend on a trained variable.*Const:0"),
         ({"var_list": "v"}, TypeError, "must hold variables. Received: 'v'. Pass th"),
         ({"name": "a b"}, ValueError, "`name` must be a TensorFlow scope.*Rec.*'a b'"),
         ({"accumulator_device": "gpu one"}, ValueError, "must be the name of a device"),
         ({"optimizer": tf.keras}, TypeError, "must be a tf.compat.v1.train.Optimizer"),
+        ({"sparse_norm": "true"}, ValueError, "must be one of 'rows' and 'slices'"),
+        ({"sparse_norm": "slices", "noise_scale": True}, ValueError, "must be 'rows'"),
+        ({"accumulator_dtype": tf.int32}, ValueError, "must be a floating-point"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused(options, error, sentence):
     _, _, loss = _linear_loss()
-    arguments = {
-        "loss": loss,
-        "optimizer": v1.train.AdamOptimizer(),
-        _STEPS: 2,
-    }
+    arguments = {"loss": loss, "optimizer": sgd(), _STEPS: 2}
     with pytest.raises(error, match=sentence):
         make_accumulating_train_op(**arguments | options)
 
 
 def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():
     gradient, _, loss = _linear_loss()
-    train_op = make_accumulating_train_op(
-        loss, v1.train.GradientDescentOptimizer(1.0), lambda step: 1 - step
-    )
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
+    train_op = make_accumulating_train_op(loss, sgd(), lambda step: 1 - step)
+    with start_session() as session:
         session.run(train_op, {gradient: 1.0})
         with pytest.raises(tf.errors.InvalidArgumentError, match="integer >= 1"):
             session.run(train_op, {gradient: 1.0})
@@ -391,14 +322,12 @@ def test_a_reference_variable_is_refused_where_tf_cond_cannot_hold_it():
 def test_two_train_ops_have_windows_of_their_own_even_over_one_variable():
     """x is trained by both: by the first every 2nd micro-step, by the second every 3rd."""
     x = v1.get_variable("x", initializer=0.0)
-    sgd = v1.train.GradientDescentOptimizer(1.0)
-    first = make_accumulating_train_op(x * 1.0, sgd, 2)
-    second = make_accumulating_train_op(x * 100.0, sgd, 3)
+    first = make_accumulating_train_op(x * 1.0, sgd(), 2)
+    second = make_accumulating_train_op(x * 100.0, sgd(), 3)
     windows = get_windows()
     assert [window.name for window in windows] == ["accumulation", "accumulation_1"]
     values = []
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
+    with start_session() as session:
         for _ in range(6):
             session.run(first)
             session.run(second)
@@ -411,24 +340,17 @@ def test_two_train_ops_have_windows_of_their_own_even_over_one_variable():
 
 def test_the_name_of_a_train_op_is_its_own():
     x = v1.get_variable("x", [])
-    sgd = v1.train.GradientDescentOptimizer(1.0)
-    make_accumulating_train_op(x * 1.0, sgd, 2, name="first")
+    make_accumulating_train_op(x * 1.0, sgd(), 2, name="first")
     with pytest.raises(ValueError, match=r"`name` must be unique.*'first'"):
-        make_accumulating_train_op(x * 1.0, sgd, 2, name="first")
+        make_accumulating_train_op(x * 1.0, sgd(), 2, name="first")
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_weight_counts_and_is_not_differentiated(steps):
     """The gradient of w * w at 2 is 4, whatever it weighs."""
     x = v1.get_variable("x", initializer=2.0)
-    train_op = make_accumulating_train_op(
-        x * x, v1.train.GradientDescentOptimizer(1.0), steps, weight=x
-    )
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for _ in range(steps):
-            session.run(train_op)
-        assert session.run(x) == -2
+    train_op = make_accumulating_train_op(x * x, sgd(), steps, weight=x)
+    assert after_each(train_op, [{}] * steps, x)[-1] == -2
 
 
 def test_a_micro_step_that_fails_leaves_the_accumulators_as_they_were():
@@ -438,8 +360,7 @@ def test_a_micro_step_that_fails_leaves_the_accumulators_as_they_were():
     checked = tf.debugging.check_numerics(target, "no target")
     loss = tf.reduce_mean(tf.gather(table, ids) - checked)
     train_op = make_accumulating_train_op(loss, v1.train.MomentumOptimizer(1.0, 0.9), 4)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
+    with start_session() as session:
         session.run(train_op, {ids: [0], target: [1.0]})
         before = session.run(v1.global_variables())
         for _ in range(20):
@@ -477,10 +398,5 @@ def test_large_weights_do_not_overflow_what_is_computed_in_half_precision():
     x = v1.get_variable("x", initializer=0.0)
     slope = tf.constant(100, tf.float16)
     loss = tf.cast(tf.cast(x, tf.float16) * slope, tf.float32)
-    sgd = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(loss, sgd, 2, weight=tf.constant(4096.0))
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        session.run(train_op)
-        session.run(train_op)
-        assert session.run(x) == -100.0
+    train_op = make_accumulating_train_op(loss, sgd(), 2, weight=tf.constant(4096.0))
+    assert after_each(train_op, [{}, {}], x)[-1] == -100.0
