@@ -4,10 +4,11 @@ import numpy as np
 import numpy_reference
 import pytest
 import tensorflow as tf
-import toy_models
+from interfaces import after_each, sgd
 from toy_models import (
     OPTIMIZERS,
     make_batches,
+    make_model,
     relative_difference,
     train_accumulating,
     train_plain,
@@ -61,40 +62,36 @@ def test_one_step_windows_with_clipping_are_clip_by_global_norm_bit_for_bit(clip
 
 
 @pytest.mark.parametrize(
-    ("make_ours", "oracle"),
+    ("name", "settings"),
     [
         # Settings that float32, which TensorFlow makes of them, holds exactly.
-        (lambda: v1.train.GradientDescentOptimizer(0.125), numpy_reference.SGD(0.125)),
-        (
-            lambda: v1.train.MomentumOptimizer(0.125, 0.75),
-            numpy_reference.Momentum(0.125, 0.75),
-        ),
-        (
-            lambda: v1.train.AdamOptimizer(0.125, 0.75, 0.875, 2**-20),
-            numpy_reference.Adam(0.125, 0.75, 0.875, 2**-20),
-        ),
+        ("SGD", (0.125,)),
+        *[("Momentum", (0.125, 0.75)), ("Adam", (0.125, 0.75, 0.875, 2**-20))],
     ],
     ids=["sgd", "momentum", "adam"],
 )
-def test_updates_equal_the_numpy_oracle(make_ours, oracle):
+def test_updates_equal_the_numpy_oracle(name, settings):
+    oracle = getattr(numpy_reference, name)(*settings)
+    theirs = "GradientDescent" if name == "SGD" else name
+    optimizer = getattr(v1.train, f"{theirs}Optimizer")
     random = np.random.default_rng(1)
     gradients = random.normal(size=[UPDATES, 4, 5])
-    expected = np.zeros(5)
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default():
         gradient = v1.placeholder(tf.float64, [5])
         variable = v1.get_variable("x", initializer=np.zeros(5))
+        loss = tf.reduce_sum(variable * gradient)
         train_op = make_accumulating_train_op(
-            tf.reduce_sum(variable * gradient), make_ours(), 4, clip_norm=0.75
+            loss, optimizer(*settings), 4, clip_norm=0.75
         )
-        session.run(v1.global_variables_initializer())
-        # TensorFlow keeps Adam's beta powers in float32.
-        rtol = 1e-7 if isinstance(oracle, numpy_reference.Adam) else 1e-12
-        for window in gradients:
-            for micro_batch in window:
-                session.run(train_op, {gradient: micro_batch})
-            clipped, _ = numpy_reference.clip_by_global_norm([window.mean(0)], 0.75)
-            expected = oracle.step(expected, clipped[0])
-            np.testing.assert_allclose(session.run(variable), expected, rtol=rtol)
+        feeds = [{gradient: each} for window in gradients for each in window]
+        ours = after_each(train_op, feeds, variable)[3::4]
+    # TensorFlow keeps Adam's beta powers in float32.
+    rtol = 1e-7 if name == "Adam" else 1e-12
+    expected = np.zeros(5)
+    for window, found in zip(gradients, ours, strict=True):
+        clipped, _ = numpy_reference.clip_by_global_norm([window.mean(0)], 0.75)
+        expected = oracle.step(expected, clipped[0])
+        np.testing.assert_allclose(found, expected, rtol=rtol)
 
 
 def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not():
@@ -103,44 +100,34 @@ def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not
     plain = train_plain(OPTIMIZERS["gradient_descent"], [batch])
 
     def train(is_weighted):
-        with tf.Graph().as_default(), v1.Session() as session:
-            model = toy_models.make_model()
-            examples = tf.shape(model.feeds.targets)[0]
+        with tf.Graph().as_default():
+            model = make_model()
+            weight = tf.shape(model.feeds.targets)[0] if is_weighted else None
             train_op = make_accumulating_train_op(
-                model.loss,
-                v1.train.GradientDescentOptimizer(0.05),
-                3,
-                weight=examples if is_weighted else None,
+                model.loss, sgd(0.05), 3, weight=weight
             )
-            session.run(v1.global_variables_initializer())
-            for part in np.split(np.arange(8), [1, 6]):
-                fields = (field[part] for field in batch)
-                session.run(train_op, dict(zip(model.feeds, fields, strict=True)))
-            return {"dense": session.run(model.dense)}
+            parts = np.split(np.arange(8), [1, 6])
+            fields = [[field[part] for field in batch] for part in parts]
+            feeds = [dict(zip(model.feeds, each, strict=True)) for each in fields]
+            return {"dense": after_each(train_op, feeds, model.dense)[-1]}
 
     assert relative_difference(train(True), plain, ["dense"]) < 1e-6
     assert relative_difference(train(False), plain, ["dense"]) > 1e-3
 
 
 def test_windows_grow_with_a_callable_of_the_update_step():
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [])
         variable = v1.get_variable("x", initializer=0.0)
         train_op = make_accumulating_train_op(
-            variable * x,
-            v1.train.GradientDescentOptimizer(1.0),
-            lambda update_step: 1 + tf.cast(update_step, tf.int32),
+            variable * x, sgd(), lambda updates: 1 + tf.cast(updates, tf.int32)
         )
-        update_step = get_or_create_update_step()
-        session.run(v1.global_variables_initializer())
-        seen = []
-        for value in range(1, 11):
-            session.run(train_op, {x: value})
-            seen.append(tuple(session.run([update_step, variable])))
+        feeds = [{x: value} for value in range(1, 11)]
+        seen = after_each(train_op, feeds, [get_or_create_update_step(), variable])
     windows = [(1,), (2, 3), (4, 5, 6), (7, 8, 9, 10)]
     expected, variable = [], 0.0
     for updates, window in enumerate(windows):
-        expected += [(updates, variable)] * (len(window) - 1)
+        expected += [[updates, variable]] * (len(window) - 1)
         variable -= float(np.mean(window))
-        expected.append((updates + 1, variable))
+        expected.append([updates + 1, variable])
     assert seen == expected

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from interfaces import after_each, sgd, start_session
 
 from estimator_accum import get_windows, make_accumulating_train_op
 
@@ -15,10 +16,17 @@ NOISE = 2.0
 EXPECTED = 3 * NOISE**2 / np.sum(SIGNAL**2)  # 7.1 examples
 
 
+def _noise_scales(train_op, feeds):
+    """Returns the noise scale after each micro-step."""
+    fetches = [get_windows()[0].noise_scale, train_op]
+    with start_session() as session:
+        return [session.run(fetches, feed)[0] for feed in feeds]
+
+
 def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
     """Noise scale after `updates` windows of micro-batches of these sizes."""
     random = np.random.default_rng(seed)
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default():
         examples = v1.placeholder(tf.float32, [None, 3])
         x = v1.get_variable("x", initializer=np.zeros([3, 1], np.float32))
         # Rows 0, 1 and 2, each looked up twice: the norm is that of the summed rows.
@@ -26,19 +34,13 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
             tf.gather(x, [0, 1, 2, 0, 1, 2]) / 2 if sparse else tf.concat([x, x], 0) / 2
         )
         loss = tf.reduce_mean(tf.matmul(tf.concat([examples, examples], 1), rows))
-        train_op = make_accumulating_train_op(
-            loss,
-            v1.train.GradientDescentOptimizer(1e-3),
-            len(sizes),
-            weight=tf.shape(examples)[0] if weigh_examples else None,
-            noise_scale=True,
-        )
-        session.run(v1.global_variables_initializer())
-        run = session.make_callable(
-            [get_windows()[0].noise_scale, train_op], [examples]
-        )
-        for _ in range(updates):
-            for size in sizes:
+        weight = tf.shape(examples)[0] if weigh_examples else None
+        options = {"weight": weight, "noise_scale": True}
+        train_op = make_accumulating_train_op(loss, sgd(1e-3), len(sizes), **options)
+        noise_scale = get_windows()[0].noise_scale
+        with start_session() as session:
+            run = session.make_callable([noise_scale, train_op], [examples])
+            for size in sizes * updates:
                 found, _ = run(SIGNAL + NOISE * random.normal(size=[size, 3]))
     return float(found)
 
@@ -52,22 +54,15 @@ def test_it_is_the_analytic_value_in_examples(sizes, sparse):
 
 def test_a_micro_batch_of_weight_zero_does_not_count():
     def estimate(weights, slopes):
-        with tf.Graph().as_default(), v1.Session() as session:
+        with tf.Graph().as_default():
             weight, slope = (v1.placeholder(tf.float32, []) for _ in range(2))
-            x = v1.get_variable("x", initializer=0.0)
-            train_op = make_accumulating_train_op(
-                x * slope,
-                v1.train.GradientDescentOptimizer(0.1),
-                len(weights),
-                weight=weight,
-                noise_scale=True,
-            )
-            session.run(v1.global_variables_initializer())
-            for w, g in zip(weights, slopes, strict=True):
-                _, found = session.run(
-                    [train_op, get_windows()[0].noise_scale], {weight: w, slope: g}
-                )
-            return found
+            loss = v1.get_variable("x", initializer=0.0) * slope
+            options = {"weight": weight, "noise_scale": True}
+            train_op = make_accumulating_train_op(loss, sgd(), len(weights), **options)
+            pairs = zip(weights, slopes, strict=True)
+            return _noise_scales(train_op, [{weight: w, slope: g} for w, g in pairs])[
+                -1
+            ]
 
     assert estimate([1, 0, 1], [2, 7, 3]) == pytest.approx(estimate([1, 1], [2, 3]))
 
@@ -80,59 +75,40 @@ def test_without_weights_its_unit_is_the_micro_batch():
 
 def test_it_is_off_by_far_if_micro_batches_were_one_batch():
     """The control: two copies of one micro-batch have no noise between them."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.get_variable("x", initializer=[1.0, 2.0])
-        train_op = make_accumulating_train_op(
-            tf.reduce_sum(x),
-            v1.train.GradientDescentOptimizer(0.1),
-            2,
-            noise_scale=True,
-        )
-        session.run(v1.global_variables_initializer())
-        for _ in range(2):
-            _, found = session.run([train_op, get_windows()[0].noise_scale])
-        assert found == pytest.approx(0.0, abs=1e-6)
+    with tf.Graph().as_default():
+        loss = tf.reduce_sum(v1.get_variable("x", initializer=[1.0, 2.0]))
+        train_op = make_accumulating_train_op(loss, sgd(), 2, noise_scale=True)
+        assert _noise_scales(train_op, [{}, {}])[-1] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_it_moves_no_weight():
     def train(noise_scale):
-        with tf.Graph().as_default(), v1.Session() as session:
+        with tf.Graph().as_default():
             x = v1.get_variable("x", initializer=[1.0, 2.0])
+            adam, options = v1.train.AdamOptimizer(), {"noise_scale": noise_scale}
             train_op = make_accumulating_train_op(
-                tf.reduce_sum(x**2),
-                v1.train.AdamOptimizer(),
-                3,
-                noise_scale=noise_scale,
+                tf.reduce_sum(x**2), adam, 3, **options
             )
-            session.run(v1.global_variables_initializer())
-            for _ in range(9):
-                session.run(train_op)
-            return session.run(x)
+            return after_each(train_op, [{}] * 9, x)[-1]
 
     np.testing.assert_array_equal(train(True), train(False))
 
 
 def test_one_micro_batch_a_window_has_no_noise_to_compare():
-    with (
-        tf.Graph().as_default(),
-        pytest.raises(
-            ValueError, match=r"there must be two\. Received: .*=1 on one rep"
-        ),
-    ):
+    sentence = r"there must be two\. Received: .*=1 on one rep"
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=sentence):
         x = v1.get_variable("x", initializer=1.0)
-        make_accumulating_train_op(x * x, v1.train.AdamOptimizer(), 1, noise_scale=True)
+        make_accumulating_train_op(x * x, sgd(), 1, noise_scale=True)
 
 
 def test_a_window_of_one_micro_batch_changes_nothing():
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default():
         slope = v1.placeholder(tf.float32, [])
-        train_op = make_accumulating_train_op(
-            v1.get_variable("x", initializer=0.0) * slope,
-            v1.train.GradientDescentOptimizer(0.1),
-            lambda update_step: tf.where(update_step < 1, 2, 1),
-            noise_scale=True,
-        )
-        session.run(v1.global_variables_initializer())
-        fetches = [get_windows()[0].noise_scale, train_op]
-        found = [session.run(fetches, {slope: value})[0] for value in (1, 3, 5)]
+        loss = v1.get_variable("x", initializer=0.0) * slope
+
+        def steps(update_step):
+            return tf.where(update_step < 1, 2, 1)
+
+        train_op = make_accumulating_train_op(loss, sgd(0.1), steps, noise_scale=True)
+        found = _noise_scales(train_op, [{slope: value} for value in (1, 3, 5)])
     assert found[1] == found[2] > 0

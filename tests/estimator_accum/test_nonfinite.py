@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from interfaces import after_each, sgd, start_session
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -11,14 +12,9 @@ from estimator_accum import (
 )
 from estimator_accum.graph import ancestors
 
+pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_graph():
-    with tf.Graph().as_default():
-        yield
 
 
 class _Run:
@@ -30,14 +26,10 @@ class _Run:
         self.x = v1.get_variable("x", initializer=[0.0, 0.0])
         other = v1.get_variable("other", initializer=0.0)
         x = tf.reduce_sum(tf.gather(self.x, [0])) if sparse else self.x[0]
-        self.train_op = make_accumulating_train_op(
-            self.gradient * x + 0.0 * other,
-            v1.train.MomentumOptimizer(1.0, 0.0),
-            steps,
-            **options,
-        )
-        self.session = v1.Session()
-        self.session.run(v1.global_variables_initializer())
+        loss = self.gradient * x + 0.0 * other
+        optimizer = v1.train.MomentumOptimizer(1.0, 0.0)
+        self.train_op = make_accumulating_train_op(loss, optimizer, steps, **options)
+        self.session = start_session()
 
     def __call__(self, *gradients):
         """Returns x after each micro-step."""
@@ -80,24 +72,18 @@ def test_raise_is_the_default_for_one_step_windows_too(sparse):
 def test_a_loss_that_is_not_finite_is_named_though_its_gradients_are():
     x = v1.get_variable("x", initializer=0.0)
     bias = v1.placeholder(tf.float32, [])
-    train_op = make_accumulating_train_op(
-        x + bias, v1.train.GradientDescentOptimizer(1.0), 2
-    )
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        with pytest.raises(tf.errors.InvalidArgumentError, match="1 in the loss"):
-            session.run(train_op, {bias: INF})
+    train_op = make_accumulating_train_op(x + bias, sgd(), 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="1 in the loss"):
+        after_each(train_op, [{bias: INF}], x)
 
 
 def test_of_many_variables_three_are_named():
     slope = v1.placeholder(tf.float32, [])
     loss = sum(slope * v1.get_variable(name, initializer=1.0) for name in "abcde")
-    train_op = make_accumulating_train_op(loss, v1.train.AdamOptimizer(), 2)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        sentence = r"1 in a, b, c and 3 more\. Pass on_"  # d, e and the loss
-        with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
-            session.run(train_op, {slope: NAN})
+    train_op = make_accumulating_train_op(loss, sgd(), 2)
+    sentence = r"1 in a, b, c and 3 more\. Pass on_"  # d, e and the loss
+    with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
+        after_each(train_op, [{slope: NAN}], loss)
 
 
 def test_gradients_too_large_for_their_squares_are_finite_all_the_same():
@@ -140,18 +126,11 @@ def test_a_skipped_window_moves_no_slot_and_no_clock():
     x = v1.get_variable("x", initializer=0.0)
     slope = v1.placeholder(tf.float32, [])
     adam = v1.train.AdamOptimizer(0.1)
-    train_op = make_accumulating_train_op(
-        x * slope, adam, 2, on_nonfinite="skip_window"
-    )
+    options = {"on_nonfinite": "skip_window"}
+    train_op = make_accumulating_train_op(x * slope, adam, 2, **options)
     frozen = [x, *adam.variables(), get_or_create_update_step()]
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for value in (1.0, 2.0):
-            session.run(train_op, {slope: value})
-        before = session.run(frozen)
-        for value in (NAN, 2.0):
-            session.run(train_op, {slope: value})
-        np.testing.assert_array_equal(session.run(frozen), before)
+    values = after_each(train_op, [{slope: g} for g in (1.0, 2.0, NAN, 2.0)], frozen)
+    np.testing.assert_array_equal(values[3], values[1])
 
 
 def test_the_norm_of_a_skipped_window_poisons_nothing():
@@ -175,9 +154,7 @@ def test_an_estimator_goes_on_where_its_loss_is_kept_finite(tmp_path, policy):
         loss = x * features + labels
         with tf.control_dependencies([loss]):
             v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, seen.assign_add(1.0).op)
-        train_op = make_accumulating_train_op(
-            loss, v1.train.GradientDescentOptimizer(1.0), 2, on_nonfinite=policy
-        )
+        train_op = make_accumulating_train_op(loss, sgd(), 2, on_nonfinite=policy)
         finite = tf.where(tf.math.is_finite(loss), loss, 0.0)
         return tf.estimator.EstimatorSpec(mode, loss=finite, train_op=train_op)
 
@@ -208,17 +185,7 @@ def _scaling(optimizer, scale):
 
 
 def _dynamic():
-    return v1.mixed_precision.DynamicLossScale(
-        initial_loss_scale=1024.0, increment_period=2
-    )
-
-
-def _train(session, train_op, slope, x, values):
-    seen = []
-    for value in values:
-        session.run(train_op, {slope: value})
-        seen.append(float(session.run(x)))
-    return seen
+    return v1.mixed_precision.DynamicLossScale(1024.0, increment_period=2)
 
 
 @pytest.mark.parametrize("where", ["inside", "outside", "train_op"])
@@ -226,78 +193,59 @@ def _train(session, train_op, slope, x, values):
 def test_loss_scaling_gives_the_weights_of_training_without(where, kind):
     slope, x, loss = _half_model()
     scale = 8.0 if kind == "fixed" else _dynamic()
-    sgd = v1.train.GradientDescentOptimizer(1.0)
     step = v1.train.get_or_create_global_step()
     if where == "outside":
-        optimizer = _scaling(AccumulatingOptimizer(sgd, 2), scale)
+        optimizer = _scaling(AccumulatingOptimizer(sgd(), 2), scale)
         train_op = optimizer.minimize(loss, step)
     elif where == "inside":
-        optimizer = AccumulatingOptimizer(_scaling(sgd, scale), 2)
+        optimizer = AccumulatingOptimizer(_scaling(sgd(), scale), 2)
         train_op = optimizer.minimize(loss, step)
     else:
-        train_op = make_accumulating_train_op(loss, _scaling(sgd, scale), 2)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        seen = _train(session, train_op, slope, x, [1.0, 3.0, 0.5, 0.25])
-        assert session.run(step) == 4
-        assert session.run(get_or_create_update_step()) == 2
-    assert seen == [0, -2, -2, -2.375]
+        train_op = make_accumulating_train_op(loss, _scaling(sgd(), scale), 2)
+    feeds = [{slope: value} for value in (1.0, 3.0, 0.5, 0.25)]
+    table = after_each(train_op, feeds, [x, step, get_or_create_update_step()])
+    assert [row[0] for row in table] == [0, -2, -2, -2.375]
+    assert table[-1][1:] == [4, 2]
 
 
 def test_inside_the_rule_the_scale_moves_once_a_window_and_voids_it_by_itself():
     slope, x, loss = _half_model()
     scale = _dynamic()
-    optimizer = _scaling(v1.train.GradientDescentOptimizer(1.0), scale)
-    train_op = make_accumulating_train_op(loss, optimizer, 2)
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        scales, values = [], []
-        # 100 * 1024 leaves float16's range; 1 * 512 does not.
-        for value in (1.0, 100.0, 1.0, 3.0, 1.0, 1.0):
-            values += _train(session, train_op, slope, x, [value])
-            scales.append(float(session.run(scale())))
-        assert session.run(get_or_create_update_step()) == 2
-    assert values == [0, 0, 0, -2, -2, -3]
-    assert scales == [1024, 512, 512, 512, 512, 1024]  # doubled after two good windows
+    train_op = make_accumulating_train_op(loss, _scaling(sgd(), scale), 2)
+    # 100 * 1024 leaves float16's range; 1 * 512 does not.
+    feeds = [{slope: value} for value in (1.0, 100.0, 1.0, 3.0, 1.0, 1.0)]
+    table = after_each(train_op, feeds, [x, scale(), get_or_create_update_step()])
+    values, scales, updates = zip(*table, strict=True)
+    assert values == (0, 0, 0, -2, -2, -3) and updates[-1] == 2
+    assert scales == (1024, 512, 512, 512, 512, 1024)  # doubled after two good windows
 
 
 def test_outside_the_rule_one_micro_batch_is_left_out_and_the_scale_falls():
     slope, x, loss = _half_model()
     scale = _dynamic()
-    inner = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(1.0), 2)
-    train_op = _scaling(inner, scale).minimize(
-        loss, v1.train.get_or_create_global_step()
-    )
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        assert _train(session, train_op, slope, x, [1.0, 100.0, 3.0]) == [0, 0, -2]
-        assert session.run(scale()) == 512
+    optimizer = _scaling(AccumulatingOptimizer(sgd(), 2), scale)
+    train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
+    feeds = [{slope: value} for value in (1.0, 100.0, 3.0)]
+    table = after_each(train_op, feeds, [x, scale()])
+    assert table == [[0, 1024], [0, 512], [-2, 512]]
 
 
 def test_dynamic_loss_scaling_refuses_to_skip_single_micro_batches():
     _, _, loss = _half_model()
-    optimizer = _scaling(v1.train.GradientDescentOptimizer(1.0), _dynamic())
+    optimizer = _scaling(sgd(), _dynamic())
     with pytest.raises(ValueError, match=r"cannot be 'skip_micro_batch' where dynamic"):
         make_accumulating_train_op(loss, optimizer, 2, on_nonfinite="skip_micro_batch")
 
 
 @pytest.mark.parametrize(
     ("is_dynamic", "on_nonfinite"),
-    [
-        (False, "raise"),
-        (False, "skip_micro_batch"),
-        (False, "skip_window"),
-        (True, "raise"),
-    ],
+    [(False, "raise"), (False, "skip_micro_batch"), (False, "skip_window")]
+    + [(True, "raise")],
 )
 def test_nothing_is_written_before_every_gradient_is_there(is_dynamic, on_nonfinite):
     """Nor before the loss: a micro-batch that fails to be computed has added nothing."""
     loss = sum(v1.get_variable(name, initializer=1.0) ** 2 for name in "abc")
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    if is_dynamic:
-        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
-            optimizer, "dynamic"
-        )
+    optimizer = _scaling(sgd(), "dynamic") if is_dynamic else sgd()
     ours = AccumulatingOptimizer(optimizer, 2, on_nonfinite=on_nonfinite)
     pairs = [(tf.identity(g), v) for g, v in ours.compute_gradients(loss)]
     train_op = ours.apply_gradients(pairs, v1.train.get_or_create_global_step())
@@ -334,15 +282,10 @@ def test_a_mean_over_nothing_adds_nothing(policy, place):
     table = v1.get_variable("table", initializer=[0.0, 0.0])
     value = x + tf.gather(table, 1)
     loss = tf.reduce_sum(mask * value * [1.0, 2.0, 6.0]) / tf.reduce_sum(mask)
-    sgd = v1.train.GradientDescentOptimizer(1.0)
-    train_op = make_accumulating_train_op(
-        loss, sgd, 4, weight=tf.reduce_sum(mask), on_nonfinite=policy
-    )
+    options = {"weight": tf.reduce_sum(mask), "on_nonfinite": policy}
+    train_op = make_accumulating_train_op(loss, sgd(), 4, **options)
     masks = [[1, 1, 0], [1, 0, 0], [0, 0, 1]]
     masks.insert(place, [0, 0, 0])
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        for each in masks * 2:
-            session.run(train_op, {mask: each})
-        values = session.run([x, table, get_or_create_update_step()])
+    fetches = [x, table, get_or_create_update_step()]
+    values = after_each(train_op, [{mask: each} for each in masks * 2], fetches)[-1]
     assert values[0] == -5.0 and values[1].tolist() == [0.0, -5.0] and values[2] == 2
