@@ -3,7 +3,6 @@
 import contextlib
 import http.server
 import io
-import re
 import threading
 import zipfile
 
@@ -62,8 +61,3 @@ def make_zip(files, folder=""):
 def content_of(folder):
     """The files of a folder: name to text."""
     return {path.name: path.read_text() for path in folder.iterdir()}
-
-
-def assert_one_sentence(stderr, pattern):
-    assert re.search(pattern, stderr), stderr
-    assert stderr.count("\n") == 1, stderr

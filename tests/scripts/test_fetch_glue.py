@@ -1,11 +1,12 @@
 """Fetching GLUE: what arrives, what is verified, and what is said when it fails."""
 
+import functools
 import re
 from dataclasses import replace
 
 import pytest
 import running
-from local_server import LocalServer, assert_one_sentence, content_of, make_zip
+from local_server import LocalServer, content_of, make_zip
 
 from bert_finetune.tasks import TASKS, get_task, read_examples
 from scripts import fetch_glue
@@ -29,51 +30,39 @@ def no_checksums(monkeypatch):
 
 
 @pytest.fixture
-def fetch(server, tmp_path, capsys):
-    """Runs fetch_glue against the server: exit code, stdout, stderr."""
-
-    def run(*flags):
-        folder = tmp_path / "glue"
-        code = fetch_glue.main(
-            [f"--base_url={server.url}/", f"--data_dir={folder}", *map(str, flags)]
-        )
-        return code, *capsys.readouterr()
-
-    return run
+def flags(server, tmp_path):
+    return [f"--base_url={server.url}/", f"--data_dir={tmp_path / 'glue'}"]
 
 
 @pytest.fixture
-def glue(fetch, no_checksums):
-    return fetch
+def glue(call, flags, no_checksums):
+    """Runs fetch_glue against the server."""
+    return functools.partial(call, fetch_glue.main, *flags)
 
 
 @pytest.fixture
-def refused(fetch, tmp_path):
+def refused(refusal, flags):
     """Runs fetch_glue, which must end with that code and sentence and leave nothing."""
 
-    def run(code, pattern, *flags):
-        ended_with, _, stderr = fetch(*flags)
-        assert ended_with == code
-        assert_one_sentence(stderr, pattern)
-        assert not (tmp_path / "glue").exists()
+    def run(code, pattern, *more):
+        assert re.search(pattern, refusal(fetch_glue.main, *flags, *more, code=code))
 
     return run
 
 
 def test_glue_zip_becomes_the_tasks_folder(glue, server, tmp_path):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    code, stdout, stderr = glue("--tasks=cola")
-    assert (code, stderr) == (0, "")
-    assert "CoLA: Warstadt et al. 2018; research use; https://nyu-mll" in stdout
+    done = glue("--tasks=cola")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "CoLA: Warstadt et al. 2018; research use; https://nyu-mll" in done.stdout
     assert content_of(tmp_path / "glue" / "CoLA") == _COLA
     assert [path.name for path in (tmp_path / "glue").iterdir()] == ["CoLA"]
     examples = read_examples(
         get_task("cola"), tmp_path / "glue" / "CoLA", "train.tsv", labelled=True
     )
     assert [example.label for example in examples] == [1, 0]
-    code, stdout, stderr = glue("--tasks=CoLA")
-    assert (code, stderr) == (0, "")
-    assert stdout == f"CoLA: already in {tmp_path / 'glue' / 'CoLA'}\n"
+    done = glue("--tasks=CoLA")
+    assert done.output == f"CoLA: already in {tmp_path / 'glue' / 'CoLA'}\n"
     assert server.requests == ["/glue/data/CoLA.zip"]
 
 
@@ -86,8 +75,7 @@ def test_every_task_is_fetched_from_its_own_address(glue, server, tmp_path):
         zip_name = zips.get(name, f"{name}.zip")
         server.files[f"/glue/data/{zip_name}"] = make_zip(files, f"{name}/")
     _serve_mrpc(server)
-    code, _, stderr = glue()
-    assert (code, stderr) == (0, "")
+    assert glue().returncode == 0
     assert {path.name for path in (tmp_path / "glue").iterdir()} == {
         task.name for task in TASKS
     }
@@ -110,9 +98,7 @@ def _serve_mrpc(server):
 
 def test_mrpc_is_split_as_glue_splits_it(glue, server, tmp_path):
     _serve_mrpc(server)
-    code, stdout, _ = glue("--tasks=MRPC")
-    assert code == 0
-    assert "MRPC: Dolan and Brockett 2005; Microsoft's licence" in stdout
+    assert "MRPC: Dolan and Brockett 2005; Micro" in glue("--tasks=MRPC").stdout
     assert content_of(tmp_path / "glue" / "MRPC") == {
         "train.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
         '1\t10\t11\tIt "fell.\tIt sank.\n1\t30\t31\tIt rose.\tIt flew.\n',
@@ -123,29 +109,19 @@ def test_mrpc_is_split_as_glue_splits_it(glue, server, tmp_path):
     }
 
 
-def test_incomplete_folder_is_left_alone(glue, server, tmp_path):
+def test_incomplete_folder_is_left_alone(refused, server, tmp_path):
     folder = tmp_path / "glue" / "CoLA"
     folder.mkdir(parents=True)
     (folder / "train.tsv").write_text("mine")
-    code, _, stderr = glue("--tasks=CoLA")
-    assert code == 2
-    assert_one_sentence(
-        stderr,
-        r"CoLA must hold train\.tsv, dev\.tsv, test\.tsv, or not exist\. "
-        r"Received: one without dev\.tsv, test\.tsv\. Remove it and run again\.",
-    )
-    assert content_of(folder) == {"train.tsv": "mine"}
+    sentence = "must hold .* not exist. Received: one without dev.tsv, test.tsv. Remove"
+    refused(2, sentence, "--tasks=CoLA")
     assert server.requests == []
 
 
 def test_other_checksum_than_the_published_one_is_refused(refused, server):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    refused(
-        1,
-        r"/glue/data/CoLA\.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: "
-        r"\w{64}\. It was changed or damaged",
-        "--tasks=CoLA",
-    )
+    sentence = r"/CoLA.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: \w{64}\. It"
+    refused(1, sentence, "--tasks=CoLA")
 
 
 def _without_dev(_):
@@ -155,9 +131,7 @@ def _without_dev(_):
 
 _UNDAMAGED = r"CoLA\.zip must be an undamaged zip file\. Received: "
 _NO_ZIP = f"{_UNDAMAGED}File is not a zip file"
-_INCOMPLETE = (
-    r"hold train\.tsv, dev\.tsv, test\.tsv in .*: a zip file without dev\.tsv\."
-)
+_INCOMPLETE = "hold train.tsv, dev.tsv, test.tsv in .*: a zip file without dev.tsv."
 
 
 @pytest.mark.parametrize(
@@ -177,24 +151,17 @@ def test_damaged_zip_leaves_nothing_behind(
 
 
 def test_missing_page_names_address_and_what_to_do(refused, server):
-    address = re.escape(f"{server.url}/glue/data/CoLA.zip")
-    refused(
-        1,
-        rf"{address} could not be downloaded: HTTP Error 404: Not Found\. By hand: "
-        rf"download {address} anywhere and run this again with --archive CoLA\.zip\.",
-        "--tasks=CoLA",
-    )
+    address = f"{server.url}/glue/data/CoLA.zip"
+    by_hand = f"By hand: download {address} anywhere and run .* --archive CoLA.zip"
+    sentence = f"{address} could not be downloaded: HTTP Error 404: Not Found. {by_hand}"
+    refused(1, sentence, "--tasks=CoLA")
 
 
 def test_without_a_network_the_sentence_names_every_file(refused):
     with LocalServer() as closed:
-        url = closed.url
-    refused(
-        1,
-        r"could not be downloaded: .*refused.* --archive msr_paraphrase_train\.txt "
-        r"msr_paraphrase_test\.txt mrpc_dev_ids\.tsv\.",
-        *("--tasks=MRPC", f"--base_url={url}"),
-    )
+        url = f"--base_url={closed.url}"
+    files = "msr_paraphrase_train.txt msr_paraphrase_test.txt mrpc_dev_ids.tsv."
+    refused(1, f"could not be .*refused.* --archive {files}", "--tasks=MRPC", url)
 
 
 def test_download_that_ends_early_is_an_error(refused, server):
@@ -205,32 +172,28 @@ def test_download_that_ends_early_is_an_error(refused, server):
 
 def test_failure_keeps_what_was_complete(glue, server, tmp_path):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    code, _, _ = glue("--tasks=CoLA,RTE")
-    assert code == 1
+    assert glue("--tasks=CoLA,RTE").returncode == 1
     assert [path.name for path in (tmp_path / "glue").iterdir()] == ["CoLA"]
 
 
 def test_archive_replaces_the_network(glue, server, tmp_path):
     archive = tmp_path / "from a friend.zip"
     archive.write_bytes(make_zip(_COLA, "CoLA/"))
-    code, _, _ = glue("--tasks=CoLA", "--archive", archive)
-    assert code == 0
+    assert glue("--tasks=CoLA", "--archive", archive).returncode == 0
     assert content_of(tmp_path / "glue" / "CoLA") == _COLA
     assert archive.exists()
     assert server.requests == []
 
 
-def test_archives_of_mrpc_are_recognized_by_name(glue, server, tmp_path):
+def test_archives_of_mrpc_are_recognized_by_name(glue, refused, server, tmp_path):
     _serve_mrpc(server)
     paths = []
     for address in sorted(server.files):
         paths.append(tmp_path / address.rpartition("/")[2])
         paths[-1].write_bytes(server.files[address])
-    code, _, stderr = glue("--tasks=MRPC", "--archive", *paths[:2])
-    assert code == 2
-    assert_one_sentence(stderr, r"`--archive` must name msr_paraphrase_train\.txt and ")
-    code, _, _ = glue("--tasks=MRPC", "--archive", *paths)
-    assert code == 0
+    sentence = "`--archive` must name msr_paraphrase_train.txt and "
+    refused(2, sentence, "--tasks=MRPC", "--archive", *paths[:2])
+    assert glue("--tasks=MRPC", "--archive", *paths).returncode == 0
     assert server.requests == []
 
 
@@ -243,58 +206,21 @@ def test_damaged_archive_is_the_users_mistake(refused, no_checksums, tmp_path):
 def test_archive_of_another_checksum_is_refused(refused, server, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(make_zip(_COLA, "CoLA/"))
-    refused(
-        2,
-        rf"`--archive` must be what is published at {server.url}/glue/data/CoLA\.zip, "
-        r"with the SHA-256 f212\w{60}\. Received: .* with \w{64}\.",
-        *("--tasks=CoLA", f"--archive={archive}"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "pattern"),
-    [
-        (["--tasks=sts-b"], r"`--tasks` must be one of CoLA, .* Received: 'sts-b'\."),
-        (
-            ["--tasks=CoLA", "--archive=none.zip"],
-            r"`--archive` must name an existing file\. Received: none\.zip\.",
-        ),
-        (
-            ["--archive=none.zip"],
-            r"`--archive` must be for one task\. Received: 8 tasks\.",
-        ),
-        (
-            ["--base_url=ftp://example.org"],
-            r"`--base_url` must be an http:// or https:// address\. Received: 'ftp:",
-        ),
-    ],
-)
-def test_flags_that_do_not_fit_fetch_glue_are_refused(refused, flags, pattern):
-    refused(2, pattern, *flags)
-
-
-def test_data_dir_that_is_missing_or_a_file_is_refused(glue, tmp_path, capsys):
-    assert fetch_glue.main(["--tasks=CoLA"]) == 2
-    sentence = r"`--data_dir` must name a folder\. Received: nothing"
-    assert_one_sentence(capsys.readouterr().err, sentence)
-    (tmp_path / "glue").write_text("a file")
-    code, _, stderr = glue("--tasks=CoLA")
-    assert code == 2
-    assert_one_sentence(stderr, r"Received: '.*glue.*': Not a directory\.")
+    address = f"{server.url}/glue/data/CoLA.zip"
+    sentence = rf"what is published at {address}, .* f212\w{{60}}\. Rec.* with \w{{64}}\."
+    refused(2, sentence, "--tasks=CoLA", f"--archive={archive}")
 
 
 @pytest.mark.parametrize("script", ["fetch_glue.py", "fetch_bert.py"])
 def test_misspelt_flag_leaves_with_code_2_and_one_sentence(script):
     done = running.run(f"scripts/{script}", "--lisst", PYTHONPATH=str(running.ROOT))
     assert done.returncode == 2
-    assert_one_sentence(
-        done.stderr, rf"{script}: unrecognized arguments: --lisst\. Try --help\."
-    )
+    sentence = f"{script}: unrecognized arguments: --lisst. Try --help.\n"
+    assert done.stderr == sentence
 
 
-def test_list_of_glue_shows_official_addresses_and_terms(capsys):
-    assert fetch_glue.main(["--list"]) == 0
-    stdout = capsys.readouterr().out
+def test_list_of_glue_shows_official_addresses_and_terms(call):
+    stdout = call(fetch_glue.main, "--list").stdout
     for task in TASKS:
         assert f"{task.name}: {fetch_glue.SOURCES[task.name].terms}\n" in stdout
     assert "https://dl.fbaipublicfiles.com/glue/data/QNLIv2.zip" in stdout

@@ -1,10 +1,12 @@
 """Fetching MNIST: what arrives, what is verified, and what is said when it fails."""
 
+import functools
 import hashlib
+import re
 from dataclasses import replace
 
 import pytest
-from local_server import assert_one_sentence, content_of
+from local_server import content_of
 
 from scripts import fetch_mnist
 
@@ -24,40 +26,36 @@ def server(server, monkeypatch):
 
 
 @pytest.fixture
-def mnist(server, tmp_path, capsys):
-    """Runs fetch_mnist against the server: exit code, stdout, stderr."""
+def flags(server, tmp_path):
+    return [f"--base_url={server.url}", f"--data_dir={tmp_path / 'mnist'}"]
 
-    def run(*flags):
-        own = [f"--base_url={server.url}", f"--data_dir={tmp_path / 'mnist'}"]
-        return fetch_mnist.main([*own, *map(str, flags)]), *capsys.readouterr()
 
-    return run
+@pytest.fixture
+def mnist(call, flags):
+    """Runs fetch_mnist against the server."""
+    return functools.partial(call, fetch_mnist.main, *flags)
 
 
 def test_four_files_make_the_folder(mnist, server, tmp_path):
-    code, stdout, stderr = mnist()
-    assert (code, stderr) == (0, "")
-    assert "MNIST: LeCun et al. 1998" in stdout
+    done = mnist()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "MNIST: LeCun et al. 1998" in done.stdout
     assert content_of(tmp_path / "mnist") == {
         name: f"content of {name}" for name in _NAMES
     }
     assert [path.name for path in tmp_path.iterdir()] == ["mnist"]
-    code, stdout, _ = mnist()
-    assert code == 0 and "already in" in stdout
+    assert "already in" in mnist().stdout
     assert len(server.requests) == 4
 
 
-def test_file_that_is_missing_or_changed_leaves_nothing(mnist, server, tmp_path):
+def test_file_that_is_missing_or_changed_leaves_nothing(refusal, flags, server):
     last = f"/{_NAMES[-1]}"
     server.files[last] += b"!"
-    code, _, stderr = mnist()
-    assert code == 1
-    assert_one_sentence(stderr, r"must have the SHA-256 \w+\. Received: \w+\. ")
+    stderr = refusal(fetch_mnist.main, *flags, code=1)
+    assert re.search(r"must have the SHA-256 \w+\. Received: \w+\. ", stderr)
     del server.files[last]
-    code, _, stderr = mnist()
-    assert code == 1
-    assert_one_sentence(stderr, r"could not be downloaded: .*404.*--archive")
-    assert not list(tmp_path.iterdir())
+    stderr = refusal(fetch_mnist.main, *flags, code=1)
+    assert re.search(r"could not be downloaded: .*404.*--archive", stderr)
 
 
 def test_files_downloaded_by_hand_need_no_network(mnist, server, tmp_path):
@@ -65,14 +63,14 @@ def test_files_downloaded_by_hand_need_no_network(mnist, server, tmp_path):
     by_hand.mkdir()
     for name, content in server.files.items():
         (by_hand / name[1:]).write_bytes(content)
-    code, _, stderr = mnist("--archive", *sorted(by_hand.iterdir()))
-    assert (code, stderr, server.requests) == (0, "", [])
+    assert mnist("--archive", *sorted(by_hand.iterdir())).stderr == ""
+    assert server.requests == []
     assert content_of(tmp_path / "mnist") == content_of(by_hand)
 
 
 def test_list_shows_addresses_and_terms(mnist, server):
-    code, stdout, _ = mnist("--list")
-    assert code == 0 and "LeCun" in stdout and server.requests == []
+    stdout = mnist("--list").stdout
+    assert "LeCun" in stdout and server.requests == []
     for name in _NAMES:
         assert f"{server.url}/{name}" in stdout
 
