@@ -27,20 +27,16 @@ def _write(folder, content):
     return str(path)
 
 
-def test_published_file_is_read_and_keys_without_use_are_ignored(tmp_path):
+def test_published_file_is_read_and_defaults_are_those_of_bert_base(tmp_path):
     config = BertConfig.from_json_file(_write(tmp_path, _PUBLISHED))
     used = {k: v for k, v in _PUBLISHED.items() if k in _USED}
     assert dataclasses.asdict(config) == {**used, "layer_norm_eps": 1e-12}
+    assert BertConfig(vocab_size=105879) == config
 
 
 def test_layer_norm_eps_is_taken_from_the_file_that_has_it(tmp_path):
     path = _write(tmp_path, {**_PUBLISHED, "layer_norm_eps": 1e-5})
     assert BertConfig.from_json_file(path).layer_norm_eps == 1e-5
-
-
-def test_defaults_are_those_of_bert_base(tmp_path):
-    config = BertConfig.from_json_file(_write(tmp_path, _PUBLISHED))
-    assert BertConfig(vocab_size=105879) == config
 
 
 def test_missing_file_is_named(tmp_path):
@@ -71,11 +67,8 @@ def test_json_that_is_not_an_object_is_refused(tmp_path):
 def test_missing_key_is_named_with_the_file(key, tmp_path):
     content = {k: v for k, v in _PUBLISHED.items() if k != key}
     path = _write(tmp_path, content)
-    with pytest.raises(
-        ValueError,
-        match=rf"{re.escape(path)} must have the key `{key}`\. Received the keys: "
-        r"attention|directionality",
-    ):
+    sentence = f"{path} must have the key `{key}`. Received the keys: "
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         BertConfig.from_json_file(path)
 
 
@@ -97,12 +90,7 @@ def test_missing_key_is_named_with_the_file(key, tmp_path):
         ("initializer_range", 0, ValueError, "a number > 0. Received: 0"),
         ("initializer_range", float("inf"), ValueError, "a number > 0. Received: inf"),
         ("layer_norm_eps", None, TypeError, "a number > 0. Received: None"),
-        (
-            "hidden_act",
-            "swish",
-            ValueError,
-            "one of gelu, gelu_new, relu, tanh, linear. Received: 'swish'",
-        ),
+        ("hidden_act", "swish", ValueError, "one of gelu, gelu_new, relu, tanh, linear"),
         ("hidden_act", ["gelu"], ValueError, "one of gelu"),
     ],
 )
@@ -117,9 +105,6 @@ def test_unfit_value_is_named_with_key_and_file(key, value, error, rule, tmp_pat
 
 def test_hidden_size_must_be_a_multiple_of_the_heads(tmp_path):
     path = _write(tmp_path, {**_PUBLISHED, "num_attention_heads": 7})
-    with pytest.raises(
-        ValueError,
-        match=rf"`hidden_size` in {re.escape(path)} must be a multiple of "
-        r"`num_attention_heads`\. Received: 768 and 7\. Use the file",
-    ):
+    sentence = f"`hidden_size` in {path} must be a multiple of `num_attention_heads`. Rec"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         BertConfig.from_json_file(path)

@@ -397,11 +397,8 @@ def test_gradients_inside_a_while_loop_equal_those_outside():
 
 
 def test_more_tokens_than_positions_are_refused_when_the_graph_is_built():
-    with pytest.raises(
-        ValueError,
-        match=r"`input_ids` must have at most `max_position_embeddings` = 12 tokens "
-        r"per example\. Received: 13\. Use a smaller max_seq_length\.",
-    ):
+    sentence = "at most `max_position_embeddings` = 12 tokens per example. Received: 13"
+    with pytest.raises(ValueError, match=sentence):
         _Model(shape=(None, 13))
 
 

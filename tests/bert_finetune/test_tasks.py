@@ -119,11 +119,8 @@ def test_case_and_dashes_of_a_task_name_do_not_matter(name):
 
 
 def test_unknown_task_lists_those_allowed():
-    with pytest.raises(
-        ValueError,
-        match=r"`--task_name` must be one of CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE, "
-        r"WNLI\. Received: 'sts-b'\.",
-    ):
+    sentence = f"`--task_name` must be one of {', '.join(_ALL)}. Received: 'sts-b'."
+    with pytest.raises(ValueError, match=sentence):
         get_task("sts-b")
 
 
@@ -179,34 +176,24 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
         (
             "qqp/test.tsv",
             [_LAYOUTS["QQP"][2], "3\tWhy?\tWho?", "4\tWhy?", "5\tWhy?\tWho?"],
-            r"test\.tsv line 3 must have at least 3",
+            "test.tsv line 3 must have at least 3",
         ),
-        pytest.param(
+        (
             "cola/train.tsv",
             [*["x\t1\t\tA."] * 16, "x\t1", *["x\t1\t\tA."] * 16],
-            r"train\.tsv line 17 must have at least 4 tab-separated columns\. "
-            r"Received: 2\. Correct or remove the line\.",
+            "train.tsv line 17 must have at least 4 tab-separated columns. Received: 2.",
         ),
         (
             "qnli/dev.tsv",
             [_QNLI[0], *_QNLI[1], "2\tWho?\tShe.\tmaybe"],
-            (
-                r"dev\.tsv line 4 must have a label of QNLI: entailment or not_entailment\. "
-                r"Received: 'maybe'\. Correct the line, or use another --task_name\."
-            ),
-        ),
-        pytest.param(
-            "rte/train.tsv",
-            ["index\tsentence1\tlabel", "0\tA.\tentailment"],
-            r"train\.tsv line 1 must be a header with the columns sentence1, sentence2, "
-            r"label\. Received: index, sentence1, label\. Use GLUE's own files of RTE, "
-            r"or another --task_name\.",
+            "line 4 must have a label of QNLI: entailment or not_.* Received: 'maybe'.",
         ),
         (
-            "cola/test.tsv",
-            ["0\tThe book."],
-            "the columns sentence, index. Received: 0, Th",
+            "rte/train.tsv",
+            ["index\tsentence1\tlabel", "0\tA.\tentailment"],
+            "must be a header with .* sentence1, sentence2, label. .*: index, sentence1",
         ),
+        ("cola/test.tsv", ["0\tThe book."], "columns sentence, index. Received: 0, Th"),
     ],
 )
 def test_unfit_file_is_refused_with_file_and_line(tmp_path, given, lines, sentence):
@@ -219,21 +206,13 @@ def test_unfit_file_is_refused_with_file_and_line(tmp_path, given, lines, senten
 @pytest.mark.parametrize("lines", [[], [""], ["sentence\tlabel"]])
 def test_file_without_examples_is_refused(tmp_path, lines):
     _write(tmp_path, "train.tsv", *lines)
-    with pytest.raises(
-        ValueError,
-        match=r"train\.tsv must hold at least one example of SST-2\. Received: an empty "
-        r"file, or one with only a header\. Fetch it again, or correct --data_dir\.",
-    ):
+    with pytest.raises(ValueError, match="train.tsv must hold at least one example of S"):
         _read(tmp_path, "sst-2", "train.tsv")
 
 
 def test_missing_file_names_path_and_remedy(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"`--data_dir` must hold train\.tsv of CoLA\. Received: .*, where "
-        r".*train\.tsv does not exist\. Point it at .* or fetch one: python "
-        r"scripts/fetch_glue\.py --tasks=CoLA\.",
-    ):
+    sentence = "must hold train.tsv of CoLA. Received: .*fetch_glue.py --tasks=CoLA."
+    with pytest.raises(ValueError, match=sentence):
         _read(tmp_path, "cola", "train.tsv")
 
 
@@ -246,10 +225,7 @@ def test_folder_above_the_tasks_own_is_recognized(tmp_path):
 
 def test_other_encodings_name_file_and_line(tmp_path):
     (tmp_path / "train.tsv").write_bytes(b"x\t1\t\tA.\nx\t1\t\tcaf\xe9\n")
-    with pytest.raises(
-        ValueError,
-        match=r"train\.tsv line 2 must be UTF-8\. Received: the byte b'\\xe9'",
-    ):
+    with pytest.raises(ValueError, match=r"train.tsv line 2 must be UTF-8. .*b'\\xe9'"):
         _read(tmp_path, "cola", "train.tsv")
 
 

@@ -7,13 +7,9 @@ import unicodedata
 
 import pytest
 
+from bert_finetune import tokenization
 from bert_finetune.tasks import get_task, read_examples
-from bert_finetune.tokenization import (
-    WordPieceTokenizer,
-    check_case_matches_checkpoint,
-    check_max_seq_length,
-    check_vocabulary,
-)
+from bert_finetune.tokenization import WordPieceTokenizer
 
 pytestmark = pytest.mark.once
 
@@ -202,37 +198,25 @@ def test_batch_beyond_one_chunk_equals_single_encodings(tokenizer):
 @pytest.mark.parametrize(("text_b", "shortest"), [(None, 3), ("a", 5)])
 def test_max_seq_length_leaves_each_sentence_a_token(tokenizer, text_b, shortest):
     assert len(tokenizer.encode("a b", text_b, shortest).input_ids) == shortest
-    with pytest.raises(
-        ValueError,
-        match=rf"`--max_seq_length` must be >= {shortest} for .*"
-        rf"Received: {shortest - 1}\. Use 128",
-    ):
+    sentence = f"`--max_seq_length` must be >= {shortest} for .*: {shortest - 1}. Use 128"
+    with pytest.raises(ValueError, match=sentence):
         tokenizer.encode("a b", text_b, shortest - 1)
 
 
 def test_max_seq_length_beyond_the_position_table_is_refused():
-    check_max_seq_length(512, is_pair=True, max_position_embeddings=512)
-    with pytest.raises(
-        ValueError,
-        match=r"`--max_seq_length` must be at most `max_position_embeddings` in "
-        r"`--bert_config_file`, 512\. Received: 513\. Use a smaller one",
-    ):
-        check_max_seq_length(513, is_pair=True, max_position_embeddings=512)
+    tokenization.check_max_seq_length(512, is_pair=True, max_position_embeddings=512)
+    sentence = "must be at most `max_position_embeddings` in .*, 512. Received: 513. Use"
+    with pytest.raises(ValueError, match=sentence):
+        tokenization.check_max_seq_length(513, is_pair=True, max_position_embeddings=512)
 
 
-_PARTS = (
-    r"`--vocab_file` must hold \[PAD\], \[UNK\], \[CLS\], \[SEP\], one token a line"
-)
+_PARTS = r"must hold \[PAD\], \[UNK\], \[CLS\], \[SEP\], one token a line\. Received: no "
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        pytest.param(
-            None,
-            r"`--vocab_file` must be an existing file\. Received: .*vocab\.txt\. Use the "
-            r"vocab\.txt that came with the checkpoint\.",
-        ),
+        (None, "`--vocab_file` must be an existing file. Received: .*vocab.txt. Use"),
         (b"", r"Received: .*vocab\.txt, empty\. Use"),
         (b"\n\n", r"Received: .*vocab\.txt, empty\. Use"),
         (b"[PAD]\n\xff\xfe", r"`--vocab_file` must be UTF-8 text\. Rec"),
@@ -241,10 +225,7 @@ _PARTS = (
             "Received: 'dog' in lines 6 and 8 of .*Use the",
         ),
         *(
-            (
-                "\n".join(t for t in _SPECIAL if t != token).encode(),
-                rf"{_PARTS}\. Received: no {re.escape(token)} in .*vocab\.txt\.",
-            )
+            ("\n".join(t for t in _SPECIAL if t != token).encode(), f"{_PARTS}.{token[1:]}")
             for token in _SPECIAL[:4]
         ),
     ],
@@ -269,8 +250,8 @@ def test_ids_are_line_numbers_of_any_line_end(tmp_path):
 
 @pytest.mark.parametrize("rounded_to", [8, 128])
 def test_vocabulary_that_fits_the_table_is_accepted(tokenizer, rounded_to):
-    check_vocabulary(tokenizer, tokenizer.num_entries)
-    check_vocabulary(tokenizer, rounded_to * (tokenizer.num_entries // rounded_to + 1))
+    tokenization.check_vocabulary(tokenizer, tokenizer.num_entries)
+    tokenization.check_vocabulary(tokenizer, rounded_to * (tokenizer.num_entries // rounded_to + 1))
 
 
 @pytest.mark.parametrize("spare_rows", [-1, 39, 1526])
@@ -278,13 +259,9 @@ def test_vocabulary_that_does_not_fit_the_table_names_both_numbers(
     tokenizer, spare_rows
 ):
     vocab_size = tokenizer.num_entries + spare_rows
-    with pytest.raises(
-        ValueError,
-        match=r"`--vocab_file` must fit `vocab_size` in `--bert_config_file`\. Received: "
-        rf"{tokenizer.num_entries} tokens in .*vocab\.txt and vocab_size {vocab_size}\. "
-        r"Use the two files",
-    ):
-        check_vocabulary(tokenizer, vocab_size)
+    found = f"{tokenizer.num_entries} tokens in .*vocab.txt and vocab_size {vocab_size}."
+    with pytest.raises(ValueError, match=f"must fit `vocab_size` in .* Received: {found}"):
+        tokenization.check_vocabulary(tokenizer, vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -303,15 +280,11 @@ def test_vocabulary_that_does_not_fit_the_table_names_both_numbers(
 )
 def test_case_that_does_not_match_the_checkpoints_name_is_refused(folder, is_uncased):
     checkpoint = f"/models/{folder}/bert_model.ckpt"
-    check_case_matches_checkpoint(is_uncased, checkpoint)
-    said = "uncased" if is_uncased else "cased"
-    with pytest.raises(
-        ValueError,
-        match=rf"`--do_lower_case` must fit the checkpoint\. Received: {not is_uncased} "
-        rf"with {re.escape(checkpoint)}, whose name says {said}\. Use "
-        rf"--do_lower_case={is_uncased}, or another --init_checkpoint\.",
-    ):
-        check_case_matches_checkpoint(not is_uncased, checkpoint)
+    tokenization.check_case_matches_checkpoint(is_uncased, checkpoint)
+    said = f"{'uncased' if is_uncased else 'cased'}. Use --do_lower_case={is_uncased}, or"
+    sentence = f"Received: {not is_uncased} with {checkpoint}, whose name says {said}"
+    with pytest.raises(ValueError, match=sentence):
+        tokenization.check_case_matches_checkpoint(not is_uncased, checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -319,8 +292,8 @@ def test_case_that_does_not_match_the_checkpoints_name_is_refused(folder, is_unc
     [None, "", "bert_model.ckpt", "all-MiniLM-L6-v2/bert_model.ckpt", "encased/x.ckpt"],
 )
 def test_names_that_say_nothing_about_case_are_not_judged(checkpoint):
-    check_case_matches_checkpoint(True, checkpoint)
-    check_case_matches_checkpoint(False, checkpoint)
+    tokenization.check_case_matches_checkpoint(True, checkpoint)
+    tokenization.check_case_matches_checkpoint(False, checkpoint)
 
 
 def test_checksum_tells_vocabularies_apart(tmp_path):
