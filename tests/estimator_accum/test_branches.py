@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+from interfaces import sgd, start_session
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.branches import either, run_either
@@ -10,27 +11,23 @@ v1 = tf.compat.v1
 
 
 def _graph(build, predicate):
-    with tf.Graph().as_default(), v1.Session() as session:
-        counts = [
-            v1.get_variable(name, initializer=0.0, use_resource=True) for name in "ab"
-        ]
+    with tf.Graph().as_default():
+        options = {"initializer": 0.0, "use_resource": True}
+        counts = [v1.get_variable(name, **options) for name in "ab"]
         fed = v1.placeholder(tf.bool, [])
         result = build(fed, counts)
-        session.run(v1.global_variables_initializer())
-        found = session.run(result, {fed: predicate})
-        return found, session.run(counts)
+        with start_session() as session:
+            return session.run(result, {fed: predicate}), session.run(counts)
+
+
+def _eager(build, predicate, wrap=lambda function: function):
+    counts = [tf.Variable(0.0) for _ in "ab"]
+    found = wrap(lambda fed: build(fed, counts))(tf.constant(predicate))
+    return found.numpy(), [count.numpy() for count in counts]
 
 
 def _function(build, predicate):
-    counts = [tf.Variable(0.0) for _ in "ab"]
-    found = tf.function(lambda fed: build(fed, counts))(tf.constant(predicate))
-    return found.numpy(), [count.numpy() for count in counts]
-
-
-def _eager(build, predicate):
-    counts = [tf.Variable(0.0) for _ in "ab"]
-    found = build(tf.constant(predicate), counts)
-    return found.numpy(), [count.numpy() for count in counts]
+    return _eager(build, predicate, tf.function)
 
 
 @pytest.mark.parametrize("predicate", [True, False])
@@ -82,7 +79,6 @@ def test_boundary_is_the_only_cond_of_a_train_op(on_nonfinite):
         x = v1.get_variable("x", [3])
         y = v1.get_variable("y", [2])
         loss = tf.reduce_sum(x) ** 2 + tf.reduce_sum(y) ** 2
-        optimizer = v1.train.AdamOptimizer()
-        make_accumulating_train_op(loss, optimizer, 4, on_nonfinite=on_nonfinite)
+        make_accumulating_train_op(loss, sgd(), 4, on_nonfinite=on_nonfinite)
         kinds = [operation.type for operation in graph.get_operations()]
     assert sum(kind in ("If", "StatelessIf") for kind in kinds) == 1

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from interfaces import sgd, start_session
+from microbatch_runs import variables_of
 from toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,
     relative_difference,
     split,
+    train,
     train_accumulating,
     train_plain,
 )
@@ -24,19 +27,6 @@ v1 = tf.compat.v1
 K, UPDATES, BATCH = 3, 8, 6
 
 
-def _train(batches, make_train_op):
-    """Trains the toy model by `make_train_op(model)`; returns values by name."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        model = make_model()
-        train_op = make_train_op(model)
-        session.run(v1.global_variables_initializer())
-        for batch in batches:
-            session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
-        variables = v1.global_variables()
-        values = session.run(variables)
-        return {v.op.name: x for v, x in zip(variables, values, strict=True)}
-
-
 @pytest.mark.parametrize("name", ["adam", "momentum", "ftrl"])
 def test_minimize_is_make_accumulating_train_op_bit_for_bit(name):
     batches = make_batches(UPDATES, BATCH)
@@ -47,7 +37,7 @@ def test_minimize_is_make_accumulating_train_op_bit_for_bit(name):
         optimizer = AccumulatingOptimizer(OPTIMIZERS[name](rate, clock), K, 0.5)
         return optimizer.minimize(model.loss, v1.train.get_or_create_global_step())
 
-    ours = _train([part for b in batches for part in split(b, K)], minimize)
+    ours = train(minimize, [part for b in batches for part in split(b, K)])
     reference = train_accumulating(
         OPTIMIZERS[name], batches, K, clip_norm=0.5, decay=0.1
     )
@@ -60,42 +50,39 @@ def test_gradients_that_the_caller_computed_are_accumulated_likewise():
     batches = make_batches(UPDATES, BATCH)
 
     def apply(model):
-        optimizer = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(0.05), K)
+        optimizer = AccumulatingOptimizer(sgd(0.05), K)
         variables = [model.dense, model.embedding]
         gradients = tf.gradients(model.loss, variables)
         return optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    ours = _train([part for b in batches for part in split(b, K)], apply)
+    ours = train(apply, [part for b in batches for part in split(b, K)])
     plain = train_plain(OPTIMIZERS["gradient_descent"], batches)
     assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
     assert "global_step" not in ours  # nobody asked for it
 
 
 def test_without_a_loss_there_is_none_to_report():
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default():
         x = v1.get_variable("x", initializer=1.0)
-        optimizer = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(1.0), 2)
+        optimizer = AccumulatingOptimizer(sgd(), 2)
         train_op = optimizer.apply_gradients([(tf.constant(1.0), x)])
         (window,) = get_windows()
-        session.run(v1.global_variables_initializer())
-        session.run(train_op)
         fetches = [train_op, window.loss, window.mean_loss, window.weight]
-        np.testing.assert_array_equal(session.run(fetches)[1:], [np.nan, np.nan, 2.0])
+        with start_session() as session:
+            session.run(train_op)
+            found = session.run(fetches)[1:]
+    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0])
 
 
 def test_a_weight_may_be_a_callable():
     batch = make_batches(1, BATCH)[0]
 
     def minimize(model):
-        optimizer = AccumulatingOptimizer(
-            v1.train.GradientDescentOptimizer(0.05),
-            2,
-            weight=lambda: tf.shape(model.feeds.targets)[0],
-        )
-        return optimizer.minimize(model.loss)
+        options = {"weight": lambda: tf.shape(model.feeds.targets)[0]}
+        return AccumulatingOptimizer(sgd(0.05), 2, **options).minimize(model.loss)
 
     uneven = [type(batch)(*(f[part] for f in batch)) for part in ([0], range(1, 6))]
-    ours = _train(uneven, minimize)
+    ours = train(minimize, uneven)
     plain = train_plain(OPTIMIZERS["gradient_descent"], [batch])
     assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
 
@@ -135,11 +122,9 @@ def test_arguments_are_checked_when_the_optimizer_is_made(bad):
     ],
 )
 def test_losses_are_checked_as_in_make_accumulating_train_op(make_loss, error, message):
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), pytest.raises(error, match=message):
         x = v1.get_variable("x", initializer=1.0)
-        optimizer = AccumulatingOptimizer(v1.train.AdamOptimizer(), 2)
-        with pytest.raises(error, match=message):
-            optimizer.minimize(make_loss(x))
+        AccumulatingOptimizer(sgd(), 2).minimize(make_loss(x))
 
 
 def test_a_keras_model_as_an_estimator_goes_on_in_mid_window(tmp_path):
@@ -173,16 +158,14 @@ def test_a_keras_model_as_an_estimator_goes_on_in_mid_window(tmp_path):
 def _keras_input_fn():
     random = np.random.default_rng(5)
     x = random.normal(size=[32, 4]).astype(np.float32)
-    return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(
-        2
-    )
+    y = x.sum(axis=1, keepdims=True)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
 
 
 # Canned estimators and heads: one run over big batches, one over micro-batches.
 
 
-def _columns():
-    return [tf.feature_column.numeric_column("x", shape=[4])]
+_COLUMNS = [tf.feature_column.numeric_column("x", shape=[4])]
 
 
 def _input_fn(batch_size, count=BATCH * UPDATES):
@@ -195,19 +178,6 @@ def _input_fn(batch_size, count=BATCH * UPDATES):
     return input_fn
 
 
-def _final_values(estimator):
-    return {name: estimator.get_variable_value(name) for name in _trained(estimator)}
-
-
-def _trained(estimator):
-    theirs = ("accumul", "global_step", "update_step")
-    return [
-        name
-        for name in estimator.get_variable_names()
-        if not any(word in name for word in theirs)
-    ]
-
-
 def _accumulating(**options):
     def wrap(make_optimizer):
         return lambda: AccumulatingOptimizer(make_optimizer(), K, **options)
@@ -218,7 +188,7 @@ def _accumulating(**options):
 def _dnn(wrap, reduction, folder):
     return v1.estimator.DNNClassifier(
         [5],
-        _columns(),
+        _COLUMNS,
         model_dir=folder,
         optimizer=wrap(lambda: v1.train.AdamOptimizer(_rate(0.05))),
         loss_reduction=reduction,
@@ -229,9 +199,9 @@ def _dnn(wrap, reduction, folder):
 def _combined(wrap, reduction, folder):
     return v1.estimator.DNNLinearCombinedClassifier(
         folder,
-        _columns(),
+        _COLUMNS,
         wrap(lambda: v1.train.FtrlOptimizer(_rate(0.5))),
-        _columns(),
+        _COLUMNS,
         wrap(lambda: v1.train.AdagradOptimizer(_rate(0.1))),
         [5],
         loss_reduction=reduction,
@@ -244,34 +214,27 @@ _IS_PLAIN = []
 
 def _rate(initial):
     """A rate that decays with every update: a clock that is off shows."""
-    clock = (
-        v1.train.get_or_create_global_step()
-        if _IS_PLAIN
-        else get_or_create_update_step()
-    )
+    make_clock = v1.train.get_or_create_global_step
+    clock = make_clock() if _IS_PLAIN else get_or_create_update_step()
     return initial / (1.0 + 0.5 * tf.cast(clock, tf.float32))
-
-
-def _plain(make_optimizer):
-    return make_optimizer
 
 
 @pytest.mark.parametrize(("make", "reduction"), [(_dnn, "sum"), (_combined, "mean")])
 def test_canned_estimators_take_it_and_train_as_on_the_big_batch(
     tmp_path, monkeypatch, make, reduction
 ):
-    theirs = {
-        "mean": v1.losses.Reduction.SUM_OVER_BATCH_SIZE,
-        "sum": v1.losses.Reduction.SUM,
-    }[reduction]
+    theirs = "SUM" if reduction == "sum" else "SUM_OVER_BATCH_SIZE"
+    theirs = getattr(v1.losses.Reduction, theirs)
     ours = make(_accumulating(reduction=reduction), theirs, str(tmp_path / "ours"))
     ours.train(_input_fn(BATCH // K), hooks=make_accumulation_hooks())
     monkeypatch.setitem(globals(), "_IS_PLAIN", [True])
-    plain = make(_plain, theirs, str(tmp_path / "plain"))
+    plain = make(lambda optimizer: optimizer, theirs, str(tmp_path / "plain"))
     plain.train(_input_fn(BATCH))
-    expected = _final_values(plain)
-    found = _final_values(ours)
-    assert found.keys() == expected.keys()
+    found, expected = variables_of(ours), variables_of(plain)
+    del expected["global_step"]
+    theirs = ("accumul", "global_step", "update_step")
+    names = {name for name in found if not any(each in name for each in theirs)}
+    assert names == expected.keys()
     assert relative_difference(found, expected, expected) < 1e-5
     assert ours.get_variable_value("update_step") == UPDATES
     assert ours.get_variable_value("global_step") == UPDATES * K
@@ -294,31 +257,3 @@ def test_a_partial_window_of_two_optimizers_is_applied(tmp_path, caplog):
     assert estimator.get_variable_value("accumulation/micro_steps") == 0
     rows = (tmp_path / "train_metrics.csv").read_text().splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [["1", "3"], ["2", "5"]]
-
-
-def test_heads_take_it_and_train_as_on_the_big_batch(tmp_path):
-    def model_fn(features, labels, mode):
-        weights = v1.get_variable("weights", [4, 1], initializer=v1.zeros_initializer())
-        sgd = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(0.5), K)
-        return tf.estimator.BinaryClassHead().create_estimator_spec(
-            features,
-            mode,
-            tf.matmul(features["x"], weights),
-            labels=tf.cast(labels, tf.float32)[:, None],
-            trainable_variables=[weights],
-            train_op_fn=lambda loss: sgd.minimize(
-                loss, global_step=v1.train.get_or_create_global_step()
-            ),
-        )
-
-    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
-    estimator.train(_input_fn(BATCH // K))
-    random = np.random.default_rng(3)
-    x = random.normal(size=[BATCH * UPDATES, 4])
-    y = (x.sum(axis=1) > 0).astype(float)
-    weights = np.zeros(4)  # logistic regression by hand, on the big batches
-    for inputs, labels in zip(np.split(x, UPDATES), np.split(y, UPDATES), strict=True):
-        error = 1 / (1 + np.exp(-inputs @ weights)) - labels
-        weights -= 0.5 * inputs.T @ error / BATCH
-    found = estimator.get_variable_value("weights")[:, 0]
-    np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-6)

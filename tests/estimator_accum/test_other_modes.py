@@ -40,6 +40,13 @@ def _estimator(folder, steps=3, **options):
     return tf.estimator.Estimator(_model_fn, str(folder), params=params, **options)
 
 
+def _train_one(folder, **options):
+    """Trains for one micro-step."""
+    estimator = _estimator(folder, **options)
+    estimator.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+    return estimator
+
+
 class _Names(v1.train.SessionRunHook):
     """Notes the operations of the graph that it runs in."""
 
@@ -77,24 +84,11 @@ def test_an_export_contains_no_accumulator(trained, tmp_path):
     assert names == ["global_step", "weights"]
 
 
-def test_warm_starts_from_settings_ignore_accumulators(trained, tmp_path):
-    warm = _estimator(
-        tmp_path / "warm",
-        warm_start_from=tf.estimator.WarmStartSettings(trained.model_dir),
-    )
-    warm.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
-    assert warm.get_variable_value("accumulation/micro_steps") == 1
-    assert warm.get_variable_value("update_step") == 0
-    np.testing.assert_array_equal(
-        warm.get_variable_value("weights"), trained.get_variable_value("weights")
-    )
-
-
-def test_warm_starts_from_lists_of_patterns_leave_the_window_empty(trained, tmp_path):
-    """Such lists mean global variables, and with them the accumulators."""
-    settings = tf.estimator.WarmStartSettings(trained.model_dir, [".*"])
-    warm = _estimator(tmp_path / "warm", warm_start_from=settings)
-    warm.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+@pytest.mark.parametrize("patterns", [[], [[".*"]]])
+def test_warm_starts_leave_the_window_empty(patterns, trained, tmp_path):
+    """Lists of patterns mean global variables, and with them the accumulators."""
+    settings = tf.estimator.WarmStartSettings(trained.model_dir, *patterns)
+    warm = _train_one(tmp_path / "warm", warm_start_from=settings)
     assert warm.get_variable_value("accumulation/micro_steps") == 1
     assert warm.get_variable_value("update_step") == 0
     np.testing.assert_array_equal(
@@ -118,8 +112,7 @@ def test_a_list_of_patterns_without_accumulators_takes_any_checkpoint(tmp_path):
     weights = _save_plain(plain)
     patterns = ["^(?!.*(accumul|update_step)).*"]
     settings = tf.estimator.WarmStartSettings(str(plain), patterns)
-    warm = _estimator(tmp_path / "warm", warm_start_from=settings)
-    warm.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+    warm = _train_one(tmp_path / "warm", warm_start_from=settings)
     np.testing.assert_array_equal(warm.get_variable_value("weights"), weights)
 
 
@@ -131,8 +124,6 @@ def test_init_from_checkpoint_of_all_variables_ignores_accumulators(trained, tmp
         (str(plain), weights),
         (trained.model_dir, trained.get_variable_value("weights")),
     ):
-        folder = tmp_path / f"from_{len(source)}"
-        estimator = _estimator(folder, init=source)
-        estimator.train(_input_fn, hooks=make_accumulation_hooks(), steps=1)
+        estimator = _train_one(tmp_path / f"from_{len(source)}", init=source)
         np.testing.assert_array_equal(estimator.get_variable_value("weights"), expected)
         assert estimator.get_variable_value("accumulation/micro_steps") == 1

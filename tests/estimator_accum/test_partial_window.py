@@ -3,26 +3,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from interfaces import sgd
 
 from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from estimator_accum.compat import enable_estimator
 
-enable_estimator()
+pytestmark = pytest.mark.usefixtures("control_flow")
 v1 = tf.compat.v1
 K, SIZE = 4, 2
 X = np.random.default_rng(0).normal(size=[6 * SIZE]).astype(np.float32)
-
-
-@pytest.fixture(params=["v2", "v1"], autouse=True)
-def control_flow(request):
-    if request.param == "v1":
-        v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
 
 
 def _decayed():
@@ -54,14 +46,9 @@ def _estimator(folder, make_rate, **options):
         rate = make_rate(features)
         updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
         with tf.control_dependencies(updates):
-            train_op = make_accumulating_train_op(
-                w * tf.reduce_mean(features),
-                v1.train.GradientDescentOptimizer(rate),
-                K,
-                update_ops=updates,
-                **options,
-            )
-        loss = tf.reduce_mean(features)
+            options["update_ops"] = updates
+            loss = w * tf.reduce_mean(features)
+            train_op = make_accumulating_train_op(loss, sgd(rate), K, **options)
         hooks = make_accumulation_hooks(metrics_dir=folder, learning_rate=rate)
         return tf.estimator.EstimatorSpec(
             mode, loss=loss, train_op=train_op, training_hooks=hooks

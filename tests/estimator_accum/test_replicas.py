@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from interfaces import sgd, start_session
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -47,8 +48,7 @@ class _TwoReplicas:
         self._update_step = get_or_create_update_step().read_value()
         config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
         self.saver = v1.train.Saver()
-        self.session = v1.Session(config=config)
-        self.session.run(v1.global_variables_initializer())
+        self.session = start_session(config)
 
     def __call__(self, *gradients):
         """Returns x after each micro-step; it is the same on both replicas."""
@@ -67,40 +67,26 @@ class _TwoReplicas:
         return self.session.run(self._update_step)
 
 
-def _sgd():
-    return v1.train.GradientDescentOptimizer(1.0)
-
-
 def _train_op(steps, **options):
-    return lambda loss: make_accumulating_train_op(loss, _sgd(), steps, **options)
-
-
-@pytest.mark.parametrize("interface", ["train_op", "optimizer"])
-def test_the_update_is_the_mean_over_replicas_and_micro_batches(interface):
-    def minimize(loss):
-        step = v1.train.get_global_step()
-        return AccumulatingOptimizer(_sgd(), 2).minimize(loss, step)
-
-    run = _TwoReplicas(_train_op(2) if interface == "train_op" else minimize)
-    assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
+    return lambda loss: make_accumulating_train_op(loss, sgd(), steps, **options)
 
 
 def _minimize(loss):
-    return AccumulatingOptimizer(_sgd(), 2).minimize(loss, v1.train.get_global_step())
+    return AccumulatingOptimizer(sgd(), 2).minimize(loss, v1.train.get_global_step())
 
 
 def _apply_own_gradients_after_a_call_of_compute_gradients(loss):
-    _sgd().compute_gradients(loss)
+    sgd().compute_gradients(loss)
     x = v1.trainable_variables()
     pairs = list(zip(tf.gradients(loss, x), x, strict=True))
     step = v1.train.get_global_step()
-    return AccumulatingOptimizer(_sgd(), 2).apply_gradients(pairs, step)
+    return AccumulatingOptimizer(sgd(), 2).apply_gradients(pairs, step)
 
 
 def _apply_gradients_that_another_optimizer_computed(loss):
-    pairs = [(1.0 * g, v) for g, v in _sgd().compute_gradients(loss)]
+    pairs = [(1.0 * g, v) for g, v in sgd().compute_gradients(loss)]
     step = v1.train.get_global_step()
-    return AccumulatingOptimizer(_sgd(), 2).apply_gradients(pairs, step)
+    return AccumulatingOptimizer(sgd(), 2).apply_gradients(pairs, step)
 
 
 @pytest.mark.parametrize(
@@ -114,31 +100,30 @@ def _apply_gradients_that_another_optimizer_computed(loss):
 )
 def test_whoever_computes_the_gradients_they_are_averaged_once(make_train_op):
     run = _TwoReplicas(make_train_op, divides_the_loss=True)
-    assert run((1, 2), (3, 6)) == [0, -3]
+    assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
+
+
+def _central_storage():
+    """Each replica would apply the window to the variables that all share."""
+    devices = ["/cpu:0", "/cpu:1"]
+    return tf.distribute.experimental.CentralStorageStrategy(devices, "/cpu:0")
 
 
 def test_a_variable_that_replicas_share_is_refused():
-    """Each of them would apply the window to it."""
-    strategy = tf.distribute.experimental.CentralStorageStrategy(
-        ["/cpu:0", "/cpu:1"], "/cpu:0"
-    )
+    strategy = _central_storage()
     with tf.Graph().as_default(), strategy.scope():
         v1.train.get_or_create_global_step()
 
         def replica():
             return _train_op(2)(1.0 * v1.get_variable("x", initializer=0.0))
 
-        with pytest.raises(
-            ValueError, match="Received: x:0 with 1 for 2 replicas of a"
-        ):
+        sentence = "Received: x:0 with 1 for 2 replicas of a"
+        with pytest.raises(ValueError, match=sentence):
             strategy.extended.call_for_each_replica(replica)
 
 
 def test_a_variable_that_replicas_share_is_refused_with_keras(kind):
-    strategy = tf.distribute.experimental.CentralStorageStrategy(
-        ["/cpu:0", "/cpu:1"], "/cpu:0"
-    )
-    with strategy.scope():
+    with _central_storage().scope():
         variable = tf.Variable(0.0)
         optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
         with pytest.raises(ValueError, match="with 1 for 2 replicas of a CentralStor"):
@@ -151,10 +136,8 @@ def test_a_variable_on_a_parameter_server_is_refused():
     device = v1.train.replica_device_setter(ps_tasks=1, worker_device=worker)
     with tf.Graph().as_default(), v1.device(device):
         x = v1.get_variable("x", initializer=0.0)
-        with pytest.raises(
-            ValueError,
-            match="Received: x:0 on /job:ps, gradients on /job:worker. Train",
-        ):
+        sentence = "Received: x:0 on /job:ps, gradients on /job:worker. Train"
+        with pytest.raises(ValueError, match=sentence):
             _train_op(2)(1.0 * x)
 
 
@@ -164,15 +147,17 @@ def test_sums_add_up_over_replicas(steps):
     assert run(*[(1, 2), (3, 6)][:steps]) == [[-3], [0, -12]][steps - 1]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_micro_batch_of_one_replica_is_left_out_alone(steps):
+@pytest.mark.parametrize(
+    ("steps", "fed", "expected", "updates"),
+    [
+        (1, [(NAN, 4), (2, 4), (NAN, NAN), (1, 3)], [-4, -7, -7, -9], 3),
+        (2, [(NAN, 4), (2, 6), (1, 1), (1, NAN)], [0, -4, -4, -5], 2),
+    ],
+)
+def test_a_micro_batch_of_one_replica_is_left_out_alone(steps, fed, expected, updates):
     run = _TwoReplicas(_train_op(steps, on_nonfinite="skip_micro_batch"))
-    if steps == 1:
-        assert run((NAN, 4), (2, 4), (NAN, NAN), (1, 3)) == [-4, -7, -7, -9]
-        assert run.update_step() == 3
-    else:
-        assert run((NAN, 4), (2, 6), (1, 1), (1, NAN)) == [0, -4, -4, -5]
-        assert run.update_step() == 2
+    assert run(*fed) == expected
+    assert run.update_step() == updates
 
 
 def test_a_window_with_a_bad_replica_is_skipped_by_both():
@@ -197,8 +182,7 @@ class _OneReplica:
             x = v1.get_variable("x", initializer=0.0)
             self._train_op, self._x = make_train_op(x * self._gradient), x.read_value()
             self.saver = v1.train.Saver()
-            self.session = v1.Session()
-            self.session.run(v1.global_variables_initializer())
+            self.session = start_session()
 
     def __call__(self, *gradients):
         """Returns x after each micro-step."""
@@ -230,7 +214,7 @@ def test_an_open_window_goes_on_with_another_number_of_replicas(tmp_path):
 @pytest.mark.parametrize("scale", [4.0, "dynamic"])
 def test_loss_scaling_inside_reduces_to_the_same_mean(scale):
     def make(loss):
-        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(_sgd(), scale)
+        optimizer = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(sgd(), scale)
         return make_accumulating_train_op(loss, optimizer, 2)
 
     run = _TwoReplicas(make)
@@ -256,7 +240,6 @@ def test_an_optimizer_that_would_reduce_again_is_refused():
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):
             return super().apply_gradients(grads_and_vars, global_step, name)
 
-    with pytest.raises(
-        ValueError, match=r"`skip_gradients_aggregation`.*Received: Own"
-    ):
+    sentence = r"`skip_gradients_aggregation`.*Received: Own"
+    with pytest.raises(ValueError, match=sentence):
         _TwoReplicas(lambda loss: make_accumulating_train_op(loss, Own(1.0), 2))

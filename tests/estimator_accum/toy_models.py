@@ -100,8 +100,8 @@ def train_plain(
     sparse_norm="rows",
 ):
     """The big batch, without this library; returns every variable's value by name."""
-    with tf.Graph().as_default():
-        model = make_model(dtype)
+
+    def make_train_op(model):
         step = v1.train.get_or_create_global_step()
         rate = 0.05 / (1.0 + decay * tf.cast(step, dtype))
         optimizer = make_optimizer(rate, step)
@@ -109,46 +109,38 @@ def train_plain(
         if clip_norm is not None:
             gradients, variables = zip(*pairs, strict=True)
             norm = None
-            if sparse_norm == "rows":
-                norm = tf.linalg.global_norm([_summed(g) for g in gradients])
+            if sparse_norm == "rows":  # one that is looked up twice has one gradient
+                norm = tf.linalg.global_norm(
+                    [tf.convert_to_tensor(g) for g in gradients]
+                )
             gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
             pairs = zip(gradients, variables, strict=True)
-        train_op = optimizer.apply_gradients(pairs, global_step=step)
-        return _run(model, train_op, batches)
+        return optimizer.apply_gradients(pairs, global_step=step)
+
+    return train(make_train_op, batches, dtype)
 
 
 def train_accumulating(
-    make_optimizer,
-    batches,
-    steps,
-    dtype=tf.float32,
-    clip_norm=None,
-    decay=0.0,
-    **options,
+    make_optimizer, batches, steps, dtype=tf.float32, decay=0.0, **options
 ):
     """The same batches, each cut into `steps` micro-batches."""
-    with tf.Graph().as_default():
-        model = make_model(dtype)
+
+    def make_train_op(model):
         update_step = get_or_create_update_step()
         rate = 0.05 / (1.0 + decay * tf.cast(update_step, dtype))
-        train_op = make_accumulating_train_op(
-            model.loss,
-            make_optimizer(rate, update_step),
-            steps,
-            clip_norm=clip_norm,
-            **options,
+        return make_accumulating_train_op(
+            model.loss, make_optimizer(rate, update_step), steps, **options
         )
-        micro_batches = [part for batch in batches for part in split(batch, steps)]
-        return _run(model, train_op, micro_batches)
+
+    micro_batches = [part for batch in batches for part in split(batch, steps)]
+    return train(make_train_op, micro_batches, dtype)
 
 
-def _summed(gradient):
-    """A row that is looked up twice has one gradient."""
-    return tf.convert_to_tensor(gradient)
-
-
-def _run(model, train_op, batches):
-    with v1.Session() as session:
+def train(make_train_op, batches, dtype=tf.float32):
+    """Trains the model by `make_train_op(model)`; returns values by name."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        model = make_model(dtype)
+        train_op = make_train_op(model)
         session.run(v1.global_variables_initializer())
         for batch in batches:
             session.run(train_op, dict(zip(model.feeds, batch, strict=True)))
