@@ -4,6 +4,7 @@ import csv
 
 import pytest
 import tensorflow as tf
+from interfaces import sgd
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -11,13 +12,8 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1
-
-
-@pytest.fixture(autouse=True)
-def _fresh_graph():
-    with tf.Graph().as_default():
-        yield
 
 
 def _variable(name: str):
@@ -25,8 +21,7 @@ def _variable(name: str):
 
 
 def _train_op(loss, variable):
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    return make_accumulating_train_op(loss, optimizer, 2, var_list=[variable])
+    return make_accumulating_train_op(loss, sgd(), 2, var_list=[variable])
 
 
 def _updates(path) -> list[str]:
@@ -110,19 +105,12 @@ def test_auto_knows_the_datas_end_behind_other_runs(tmp_path, is_over):
     assert reader.get_tensor("accumulation/micro_steps") == (0 if is_over else 1)
 
 
-@pytest.mark.parametrize("is_v2", [True, False])
-def test_a_train_op_inside_a_branch_is_refused_by_the_hooks(is_v2):
-    toggle = v1.enable_control_flow_v2 if is_v2 else v1.disable_control_flow_v2
-    toggle()
-    try:
-        w = _variable("w")
-        optimizer = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(1.0), 2)
-        step = v1.train.get_or_create_global_step()
-        pairs = optimizer.compute_gradients(-w)
-        v1.cond(
-            step < 5, lambda: tf.group(optimizer.apply_gradients(pairs, step)), tf.no_op
-        )
-    finally:
-        v1.enable_control_flow_v2()
+def test_a_train_op_inside_a_branch_is_refused_by_the_hooks(control_flow):
+    w = _variable("w")
+    optimizer = AccumulatingOptimizer(sgd(), 2)
+    step = v1.train.get_or_create_global_step()
+    pairs = optimizer.compute_gradients(-w)
+    train_op = optimizer.apply_gradients
+    v1.cond(step < 5, lambda: tf.group(train_op(pairs, step)), tf.no_op)
     with pytest.raises(ValueError, match="one inside a tf.cond or a loop. Make the"):
         v1.train.MonitoredSession(hooks=make_accumulation_hooks())

@@ -71,6 +71,11 @@ def test_a_partial_window_is_applied_as_its_last_micro_step_would(
     expected = -0.5 * X[: K * SIZE].mean() - 0.25 * X[K * SIZE :].mean()
     assert estimator.get_variable_value("w") == pytest.approx(expected)
     assert estimator.get_variable_value("update_step") == 2
+    if make_rate is _behind_update_ops:  # which ran once a micro-step
+        mean = 0.0
+        for micro_batch in np.split(X, 6):
+            mean = 0.9 * mean + 0.1 * micro_batch.mean()
+        assert estimator.get_variable_value("mean") == pytest.approx(mean)
     rows = np.genfromtxt(tmp_path / "train_metrics.csv", delimiter=",", names=True)
     assert rows["learning_rate"].tolist()[0] == 0.5
 
