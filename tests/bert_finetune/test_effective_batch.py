@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -45,17 +46,10 @@ def settings(of_16, tmp_path) -> Settings:
 
 def _run_counted(settings, name, **changes) -> tuple[pathlib.Path, int]:
     """Returns the folder of a run, and how many `session.run`s it made."""
-    begun = []
-    run_session = tf.compat.v1.Session.run
-
-    def noted(*args, **kwargs):
-        begun.append(None)
-        return run_session(*args, **kwargs)
-
     folder = pathlib.Path(settings.output_dir).with_name(name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf.compat.v1.Session, "run", noted)
-        return run(settings, output_dir=str(folder), **changes), len(begun)
+    session = tf.compat.v1.Session
+    with mock.patch.object(session, "run", autospec=True, side_effect=session.run) as runs:
+        return run(settings, output_dir=str(folder), **changes), runs.call_count
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +141,8 @@ def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"train_batch_size": AUTO},
-            (
-                r"An update that a checkpoint holds half of must go on as it began\. Rec"
-                r"eived: .*, whose run has --train_batch_size=3, not auto\. Use the "
-                "same, or another"
-            ),
-        ),
-        (
-            {"train_batch_size": 3, "effective_batch_size": 20},
-            r"has --effective_batch_size=16, not 20\. Use",
-        ),
+        ({"train_batch_size": AUTO}, "half of must .* --train_batch_size=3, not auto. U"),
+        ({"train_batch_size": 3, "effective_batch_size": 20}, "effective_.*=16, not 20."),
     ],
 )
 def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
@@ -204,31 +188,17 @@ def test_two_processes_go_on_with_a_run_and_the_chief_does_the_rest(
 @pytest.mark.once
 def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypatch):
     """A real lost task: tests/distributed_room/test_clusters.py."""
-    calls, watchdogs = [], []
-
-    class NotedWatchdog(training.Watchdog):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            watchdogs.append(arguments)
-
-        def start(self):
-            calls.append("start")
-
-        def stop(self):
-            calls.append("stop")
-
+    calls = mock.Mock()
     copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     changed = dataclasses.replace(settings, **_OTHER_TASKS)
     cluster = Cluster(chief="a:1", workers=("b:1",), task_type="worker")
-    monkeypatch.setattr(training, "Watchdog", NotedWatchdog)
+    monkeypatch.setattr(training, "Watchdog", calls.Watchdog)
     monkeypatch.setattr(training, "make_strategy", lambda *_: None)
-    monkeypatch.setattr(
-        tf.estimator, "train_and_evaluate", lambda *specs: calls.append(specs)
-    )
+    monkeypatch.setattr(tf.estimator, "train_and_evaluate", calls.train)
     training.train(jobs.prepare(changed, cluster))
-    assert watchdogs == [(10**6, "worker 0")]
-    start, (_, spec, _), stop = calls
-    assert (start, stop) == ("start", "stop")
+    watchdog, start, (_, (_, spec, _), _), stop = calls.mock_calls
+    assert watchdog == mock.call.Watchdog(10**6, "worker 0")
+    assert (start, stop) == (mock.call.Watchdog().start(), mock.call.Watchdog().stop())
     assert spec.max_steps == 13
     (hook,) = (each for each in spec.hooks if isinstance(each, ProgressHook))
     assert hook._first_global_step == 8

@@ -8,15 +8,8 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_bert import (
-    all_variables,
-    make_settings,
-    metrics,
-    results,
-    run,
-    variables,
-    write_rows,
-)
+import tiny_bert
+from tiny_bert import all_variables, metrics, results, run, variables
 
 from bert_finetune import jobs, model_fn, training
 from bert_finetune.output_dir import make_output_dir
@@ -26,40 +19,27 @@ from bert_finetune.output_dir import make_output_dir
 def learned(bert_dir, cola_dir, tmp_path_factory) -> pathlib.Path:
     """Folder of a run that has done everything; 20 epochs."""
     folder = tmp_path_factory.mktemp("learned") / "output"
-    return run(
-        make_settings(bert_dir, cola_dir, folder),
-        do_train=True,
-        do_eval=True,
-        do_predict=True,
-        do_export=True,
-        num_train_epochs=20.0,
-    )
+    settings = tiny_bert.make_settings(bert_dir, cola_dir, folder)
+    done = {"do_train": True, "do_eval": True, "do_predict": True, "do_export": True}
+    return run(settings, **done, num_train_epochs=20.0)
 
 
 def test_a_run_trains_evaluates_predicts_and_exports(learned):
     folder, found = learned, results(learned)
-    assert set(found) == {
-        *("eval_accuracy", "eval_loss", "loss", "matthews_correlation"),
-        *("global_step", "update_step"),
-    }
+    losses = {"eval_accuracy", "eval_loss", "loss", "matthews_correlation"}
+    assert set(found) == losses | {"global_step", "update_step"}
     assert (found["global_step"], found["update_step"]) == (250, 125)
     assert found["eval_accuracy"] > 0.9  # a bag of words decides
     probabilities = np.loadtxt(folder / "test_results.tsv")
     np.testing.assert_allclose(probabilities.sum(1), np.ones(10), rtol=1e-5)
+    labels = [f"{i}\t{label}" for i, label in enumerate(probabilities.argmax(1))]
     submission = (folder / "CoLA.tsv").read_text().splitlines()
-    assert submission[0] == "index\tprediction"
-    assert submission[1:] == [
-        f"{i}\t{label}" for i, label in enumerate(probabilities.argmax(1))
-    ]
+    assert submission == ["index\tprediction", *labels]
     (exported,) = (folder / "export").iterdir()
     served = tf.saved_model.load(str(exported)).signatures["serving_default"]
-    ids = [[2, 5, 6, 3], [2, 15, 3, 0]]
-    mask = [[1, 1, 1, 1], [1, 1, 1, 0]]
-    answer = served(
-        input_ids=tf.constant(ids),
-        input_mask=tf.constant(mask),
-        segment_ids=tf.zeros([2, 4], tf.int32),
-    )
+    ids = tf.constant([[2, 5, 6, 3], [2, 15, 3, 0]])
+    mask = tf.constant([[1, 1, 1, 1], [1, 1, 1, 0]])
+    answer = served(input_ids=ids, input_mask=mask, segment_ids=tf.zeros_like(ids))
     assert answer["probabilities"].shape == (2, 2)
     assert answer["label"].numpy().tolist() == [1, 0]
 
@@ -96,11 +76,8 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
     make_output_dir(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
-        patch.setattr(
-            model_fn,
-            "make_accumulation_hooks",
-            lambda partial_window, **options: keep("keep", **options),
-        )
+        kept = lambda partial_window, **options: keep("keep", **options)
+        patch.setattr(model_fn, "make_accumulation_hooks", kept)
         # As before K followed the window that the data ends in.
         patch.setattr(training, "_schedule", lambda windows: 2)
         jobs.execute(prepared)
@@ -140,13 +117,9 @@ def test_a_trained_folder_gives_the_same_later_padded_and_in_batches_of_any_size
 
 def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned):
     """As google-research/bert's README shows: --init_checkpoint is the classifier."""
-    other = run(
-        settings,
-        init_checkpoint=tf.train.latest_checkpoint(str(learned)),
-        do_predict=True,
-        do_eval=True,
-        do_export=True,
-    )
+    checkpoint = tf.train.latest_checkpoint(str(learned))
+    done = {"do_predict": True, "do_eval": True, "do_export": True}
+    other = run(settings, init_checkpoint=checkpoint, **done)
     assert results(other)["update_step"] == 125
     name = "test_results.tsv"
     assert (other / name).read_text() == (learned / name).read_text()
@@ -154,11 +127,7 @@ def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned)
 
 
 def _write_mnli(folder: pathlib.Path) -> None:
-    header = [f"c{i}" for i in range(12)]
-    header[0], header[8], header[9], header[11] = (
-        *("index", "sentence1", "sentence2"),
-        "gold_label",
-    )
+    header = ["index", *"1234567", "sentence1", "sentence2", "10", "gold_label"]
 
     def row(number, label, text):
         cells = ["x"] * 12
@@ -168,9 +137,9 @@ def _write_mnli(folder: pathlib.Path) -> None:
 
     folder.mkdir()
     for seed, name in enumerate(("train", "dev_matched", "dev_mismatched")):
-        write_rows(folder / f"{name}.tsv", 24, seed, row)
+        tiny_bert.write_rows(folder / f"{name}.tsv", 24, seed, row)
     for seed, name in enumerate(("test_matched", "test_mismatched")):
-        write_rows(folder / f"{name}.tsv", 8, seed + 5, row)
+        tiny_bert.write_rows(folder / f"{name}.tsv", 8, seed + 5, row)
     for path in folder.iterdir():
         path.write_text("\t".join(header) + "\n" + path.read_text())
 
@@ -180,23 +149,15 @@ def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets
 ):
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
     _write_mnli(tmp_path / "MNLI")
-    folder = run(
-        settings,
-        task_name="mnli",
-        data_dir=str(tmp_path / "MNLI"),
-        init_checkpoint=tf.train.latest_checkpoint(str(trained)),
-        do_train=True,
-        do_eval=True,
-        do_predict=True,
-    )
+    task = {"task_name": "mnli", "data_dir": str(tmp_path / "MNLI")}
+    done = {"do_train": True, "do_eval": True, "do_predict": True}
+    checkpoint = tf.train.latest_checkpoint(str(trained))
+    folder = run(settings, init_checkpoint=checkpoint, **task, **done)
     assert "is one of other classes: this one starts untrained" in caplog.text
     assert f"trained {folder}/model.ckpt-5" in caplog.text
     assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results(folder))
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
-        labels = {
-            line.split("\t")[1]
-            for line in (folder / name).read_text().split()[1:]
-            if "\t" in line
-        }
+        _, *lines = (folder / name).read_text().splitlines()
+        assert len(lines) == 8
+        labels = {line.split("\t")[1] for line in lines}
         assert labels <= {"entailment", "neutral", "contradiction"}
-        assert len((folder / name).read_text().splitlines()) == 9

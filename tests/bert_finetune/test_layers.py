@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune.layers import (
-    ACTIVATIONS,
-    FixedShape,
-    TokenPacking,
-    activation,
-    dense,
-)
+from bert_finetune import layers
+from bert_finetune.layers import FixedShape, TokenPacking
 
 
 @pytest.fixture
@@ -87,14 +82,15 @@ def _kernel_and_bias(inputs: int, units: int) -> list[tf.Variable]:
 
 def _dense(x: tf.Tensor, units: int, is_training: bool) -> tf.Tensor:
     with tf.compat.v1.variable_scope("", reuse=True):
-        return dense(x, units, "dense", initializer_range=1.0, is_training=is_training)
+        options = {"initializer_range": 1.0, "is_training": is_training}
+        return layers.dense(x, units, "dense", **options)
 
 
-@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize("name", list(layers.ACTIVATIONS))
 def test_activation_has_the_same_values_and_gradients_in_training(name, session):
     x = tf.linspace(-6.0, 6.0, 401)
     results = []
     for is_training in (True, False):
-        y = activation(name, is_training=is_training)(x)
+        y = layers.activation(name, is_training=is_training)(x)
         results.append(session.run([y, tf.gradients(y, x)[0]]))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)

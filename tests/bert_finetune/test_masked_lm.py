@@ -22,24 +22,13 @@ _TINY = BertConfig(
     max_position_embeddings=8,
     initializer_range=0.1,
 )
-_TRAINING = {
-    "special_ids": range(5),
-    "pad_id": 0,
-    "mask_id": 4,
-    "batch_size": 16,
-    "peak_learning_rate": 5e-3,
-}
+_TRAINING = {"special_ids": range(5), "pad_id": 0, "mask_id": 4}
+_TRAINING |= {"batch_size": 16, "peak_learning_rate": 5e-3}
 
 
 def _pretrain(checkpoint: pathlib.Path, num_updates: int, seed: int = 0) -> float:
-    return masked_lm.pretrain(
-        _TINY,
-        _ALTERNATING,
-        checkpoint,
-        num_updates=num_updates,
-        seed=seed,
-        **_TRAINING,
-    )
+    steps = {"num_updates": num_updates, "seed": seed}
+    return masked_lm.pretrain(_TINY, _ALTERNATING, checkpoint, **steps, **_TRAINING)
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +58,13 @@ def test_checkpoint_holds_the_published_names_and_no_others(pretrained):
     checkpoint, _ = pretrained
     names = [name for name, _ in tf.train.list_variables(str(checkpoint))]
     head = [name for name in names if not name.startswith("bert/")]
-    assert head == [
-        "cls/predictions/output_bias",
-        "cls/predictions/transform/LayerNorm/beta",
-        "cls/predictions/transform/LayerNorm/gamma",
-        "cls/predictions/transform/dense/bias",
-        "cls/predictions/transform/dense/kernel",
-    ]
+    in_transform = ("LayerNorm/beta", "LayerNorm/gamma", "dense/bias", "dense/kernel")
+    transform = [f"cls/predictions/transform/{name}" for name in in_transform]
+    assert head == ["cls/predictions/output_bias", *transform]
     assert "bert/pooler/dense/kernel" in names
     assert not [name for name in names if "adam" in name or "step" in name]
-    assert sorted(path.name for path in checkpoint.parent.iterdir()) == [
-        "bert_model.ckpt.data-00000-of-00001",
-        "bert_model.ckpt.index",
-    ]
+    files = {path.name for path in checkpoint.parent.iterdir()}
+    assert files == {f"bert_model.ckpt.{x}" for x in ("index", "data-00000-of-00001")}
 
 
 def test_only_ordinary_tokens_are_masked_four_of_five_of_them_by_mask():

@@ -87,28 +87,25 @@ def test_slots_are_named_as_in_checkpoints_of_bert():
     assert names == {"layer/kernel", "layer/kernel/adam_m", "layer/kernel/adam_v"}
 
 
-def _rates(num_updates, num_warmup_updates, steps):
+@pytest.mark.parametrize(
+    ("num_updates", "num_warmup_updates", "expected"),
+    [
+        (10, 4, [0, 0.25, 0.5, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]),
+        (4, 0, [1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_the_rate_rises_in_warm_up_then_falls_on_the_line_to_zero(
+    num_updates, num_warmup_updates, expected
+):
     with tf.Graph().as_default(), v1.Session() as session:
         update_step = get_or_create_update_step()
         rate = optimization.learning_rate(
             1.0, update_step, num_updates, num_warmup_updates
         )
         session.run(v1.global_variables_initializer())
-        rates = []
-        for step in steps:
+        for step, value in enumerate(expected):
             update_step.load(step, session)
-            rates.append(session.run(rate))
-    return rates
-
-
-def test_the_rate_rises_in_warm_up_then_falls_on_the_line_to_zero():
-    rates = _rates(10, 4, range(12))
-    expected = [0, 0.25, 0.5, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]
-    np.testing.assert_allclose(rates, expected, atol=1e-7)
-
-
-def test_without_warm_up_the_first_update_has_the_full_rate():
-    np.testing.assert_allclose(_rates(4, 0, range(4)), [1, 0.75, 0.5, 0.25])
+            np.testing.assert_allclose(session.run(rate), value, rtol=1e-6, atol=1e-7)
 
 
 def test_accumulating_over_a_window_equals_the_big_batch():

@@ -26,10 +26,8 @@ def other_python() -> str:
     folders = [running.ROOT / f".venv-{version}" for version in ("3.11", "3.12")]
     candidates = [named] if named else [str(f / "bin" / "python") for f in folders]
     for python in candidates:
-        if os.path.exists(python) and _stack(python) not in (
-            (),
-            _stack(sys.executable),
-        ):
+        unfit = ((), _stack(sys.executable))
+        if os.path.exists(python) and _stack(python) not in unfit:
             return python
     pytest.skip(
         "only one TensorFlow is installed: set ESTIMATOR_ACCUM_OTHER_PYTHON to an "
@@ -50,12 +48,9 @@ for arguments in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def settings(bert_dir, cola_dir):
     """Saved after micro-step 15, in the middle of a window."""
-    return dataclasses.replace(
-        make_settings(bert_dir, cola_dir, bert_dir),
-        do_train=True,
-        num_train_epochs=4.0,
-        save_checkpoints_steps=15,
-    )
+    settings = make_settings(bert_dir, cola_dir, bert_dir)
+    changes = {"num_train_epochs": 4.0, "save_checkpoints_steps": 15}
+    return dataclasses.replace(settings, do_train=True, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +81,7 @@ def test_same_seed_gives_the_same_losses_on_both_stacks(runs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("beginning", "ending"), [("this", "other"), ("other", "this")]
-)
+@pytest.mark.parametrize("beginning, ending", [("this", "other"), ("other", "this")])
 def test_run_of_one_stack_goes_on_on_the_other(runs, beginning, ending):
     moved, whole = variables(runs / f"moved_from_{beginning}"), variables(runs / ending)
     assert moved.keys() == whole.keys()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,13 +29,8 @@ def tokenizer(bert_dir):
 @pytest.fixture
 def encodings(monkeypatch):
     """Counts how often text is tokenized."""
-    calls = []
-
-    def counting(*args):
-        calls.append(args)
-        return encode_examples(*args)
-
-    monkeypatch.setattr(token_cache, "encode_examples", counting)
+    calls = mock.Mock(side_effect=encode_examples)
+    monkeypatch.setattr(token_cache, "encode_examples", calls)
     return calls
 
 
@@ -56,11 +52,9 @@ def _assert_same(ours, theirs):
 def test_text_is_tokenized_once(text, tokenizer, encodings):
     rows, first = _read(text, tokenizer)
     _, second = _read(text, tokenizer)
-    assert len(encodings) == 1
-    assert sorted(path.name for path in text.parent.iterdir()) == [
-        "train.tsv",
-        "train.tsv.tokens.npz",
-    ]
+    assert encodings.call_count == 1
+    names = sorted(path.name for path in text.parent.iterdir())
+    assert names == ["train.tsv", "train.tsv.tokens.npz"]
     for found in (first, second):
         _assert_same(found, encode_examples(rows, tokenizer, 16))
 
@@ -70,7 +64,7 @@ def test_examples_without_labels_are_kept_too(tmp_path, cola_dir, tokenizer, enc
     path.write_text((cola_dir / "test.tsv").read_text())
     _, first = _read(path, tokenizer, labelled=False)
     _, second = _read(path, tokenizer, labelled=False)
-    assert len(encodings) == 1 and second.labels is None
+    assert encodings.call_count == 1 and second.labels is None
     _assert_same(first, second)
 
 
@@ -97,10 +91,10 @@ def test_whatever_the_tokens_were_made_of_invalidates_them(
     else:
         monkeypatch.setattr(token_cache, "_VERSION", 2)
     rows, found = _read(text, tokenizer, max_seq_length)
-    assert len(encodings) == 2
+    assert encodings.call_count == 2
     _assert_same(found, encode_examples(rows, tokenizer, max_seq_length))
     _read(text, tokenizer, max_seq_length)
-    assert len(encodings) == 2
+    assert encodings.call_count == 2
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 100, -50])
@@ -110,7 +104,7 @@ def test_damaged_file_is_made_anew(text, tokenizer, encodings, keep_bytes):
     whole = cache.read_bytes()
     cache.write_bytes(whole[:keep_bytes])
     rows, found = _read(text, tokenizer)
-    assert len(encodings) == 2
+    assert encodings.call_count == 2
     _assert_same(found, encode_examples(rows, tokenizer, 16))
     assert len(cache.read_bytes()) == len(whole)
 
@@ -119,10 +113,7 @@ def test_folder_that_cannot_be_written_to_goes_without(
     text, tokenizer, encodings, monkeypatch, caplog
 ):
     """Root may write everywhere: the file system answers for it."""
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
+    refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
     monkeypatch.setattr(token_cache.tempfile, "NamedTemporaryFile", refuse)
     rows, found = _read(text, tokenizer)
@@ -133,9 +124,7 @@ def test_folder_that_cannot_be_written_to_goes_without(
 
 
 def test_full_disk_leaves_no_half_file(text, tokenizer, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
+    fail = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(token_cache.np, "savez", fail)
     _read(text, tokenizer)
     assert os.listdir(text.parent) == ["train.tsv"]

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,9 +41,6 @@ def test_each_epoch_uses_every_example_exactly_once():
 
 
 def test_order_is_a_function_of_seed_and_epoch():
-    assert epoch_order(50, seed=7, epoch=2).tolist() == (
-        epoch_order(50, seed=7, epoch=2).tolist()
-    )
     assert _rows(seed=1) == _rows(seed=1)
     assert _rows(seed=1) != _rows(seed=2)
     # Not the same orders one epoch later, which seed + epoch would give.
@@ -84,7 +82,9 @@ def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, re
         shares = cut.shares(update)
         assert whole.examples(update).dtype == np.int64
         assert all(len(step) == replicas for step in shares)
-        assert sorted(_flat(_flat(shares))) == sorted(whole.examples(update))
+        found = _flat(_flat(shares))
+        assert sorted(found) == sorted(whole.examples(update))
+        assert replicas > 1 or found == whole.examples(update).tolist()
         sizes = [len(share) for step in shares for share in step]
         if update < cut.num_updates - 1:
             assert len(shares) == steps and max(sizes) - min(sizes) <= 1
@@ -92,13 +92,6 @@ def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, re
             assert all(any(len(share) for share in step) for step in shares)
         micro_steps += len(shares)
     assert cut.num_micro_steps() == micro_steps
-
-
-def test_windows_of_4_micro_batches_of_8_hold_the_batches_of_32():
-    small = _rows(8, steps=4, num_examples=301, num_train_epochs=2.7)
-    large = _rows(32, num_examples=301, num_train_epochs=2.7)
-    assert [_flat(small[i : i + 4]) for i in range(0, len(small), 4)] == large
-    assert len(large[-1]) == int(301 * 2.7) % 32 > 0
 
 
 def _sorted_windows(tokens=None, batches=Batches(32, 4, 1)):  # noqa: B008, frozen
@@ -141,25 +134,19 @@ def test_micro_batches_hold_as_many_examples_as_tokens_allow(tokens, replicas):
     assert windows.num_micro_steps() == sum(counts)
     assert windows.num_micro_steps(3, 1) == sum(counts[3:]) - 1
     assert windows.num_micro_steps(windows.num_updates) == 0
-    assert sorted(used) == sorted(
-        _flat(make_windows(301, 2.7, Batches(32, 1, 1), 5).stream())
-    )
+    whole = make_windows(301, 2.7, Batches(32, 1, 1), 5)
+    assert sorted(used) == sorted(_flat(whole.stream()))
 
 
 def test_tokens_that_do_not_hold_the_longest_example_are_refused():
-    message = (
-        r"`--tokens_per_micro_batch` must hold the longest example\. Received: 15, for "
-        r"examples of up to 16 tokens\. Use a larger one, or a smaller --max_seq"
-    )
+    message = "must hold the longest example. Received: 15, for examples of up to 16 tok"
     with pytest.raises(ValueError, match=message):
         _sorted_windows(15)
 
 
 def test_cola_needs_a_fifth_more_tokens_than_there_are(real_data):
     """8 x 4: sorted 1.21 tokens for each real one, in the stream's order 1.61."""
-    rows = read_examples(
-        get_task("CoLA"), real_data / "cola", "train.tsv", labelled=True
-    )
+    rows = read_examples(get_task("CoLA"), real_data / "cola", "train.tsv", labelled=True)
     # As long as WordPiece with BERT's vocabulary makes them, within a token or so.
     words = [len(re.findall(r"\w+|[^\w\s]", row.text_a)) for row in rows]
     lengths = np.minimum(np.array(words) + 2, 128)
@@ -193,16 +180,11 @@ def test_stream_from_a_micro_step_on_is_the_tail_of_the_run(update, micro_step):
 
 
 def test_skipped_windows_are_not_made(monkeypatch):
-    drawn = []
-
-    def counting(num_examples, seed, epoch):
-        drawn.append(epoch)
-        return epoch_order(num_examples, seed, epoch)
-
-    monkeypatch.setattr(windows_module, "_remembered_order", counting)
+    order = mock.Mock(side_effect=epoch_order)
+    monkeypatch.setattr(windows_module, "_remembered_order", order)
     windows = _windows(8, num_examples=1000, num_train_epochs=1_000_000)
     (rows,) = windows.stream(update=windows.num_updates - 1)
-    assert drawn == [999_999]
+    order.assert_called_once_with(1000, 1, 999_999)
     assert rows.tolist() == epoch_order(1000, 1, 999_999)[-8:].tolist()
 
 
