@@ -60,6 +60,28 @@ def output_layer(hidden: tf.Tensor) -> tf.Tensor:
     return tf.matmul(hidden, v1.get_variable("output", initializer=start))
 
 
+def loss_of(features, labels) -> tf.Tensor:
+    predicted = output_layer(hidden_layer(features["x"]))
+    return tf.reduce_mean(tf.square(predicted - labels))
+
+
+def words_input_fn():
+    """Three batches of numbers, words and classes, the last one short."""
+    x, y = make_data(39)
+    words = np.array([f"word {abs(int(n * 9)) % 11}" for n in y[:, 0]])
+    features, labels = {"x": x, "word": words}, (y[:, 0] > 0).astype(np.int64)
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+
+
+def word_columns():
+    """Returns those of the numbers, the words, and the words' embedding."""
+    numeric = tf.feature_column.numeric_column("x", [WIDTH])
+    words = tf.feature_column.categorical_column_with_hash_bucket("word", 20)
+    start = v1.constant_initializer(0.1)
+    embedded = tf.feature_column.embedding_column(words, 3, initializer=start)
+    return numeric, words, embedded
+
+
 def make_model_fn(make_train_op, body=hidden_layer):
     """A regression whose train op is `make_train_op(loss)`."""
 

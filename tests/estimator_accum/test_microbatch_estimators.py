@@ -1,6 +1,5 @@
 """What an Estimator does with a model_fn that trains in micro-batches."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from microbatch_runs import (
@@ -11,7 +10,7 @@ from microbatch_runs import (
     difference,
     hidden_layer,
     input_fn_of,
-    make_data,
+    loss_of,
     make_model_fn,
     output_layer,
     plain,
@@ -19,6 +18,8 @@ from microbatch_runs import (
     train,
     train_in_micro_batches,
     variables_of,
+    word_columns,
+    words_input_fn,
 )
 
 from estimator_accum import AccumulatingOptimizer, get_windows, microbatch_model_fn
@@ -31,16 +32,12 @@ def test_two_train_ops_share_their_micro_batches(tmp_path):
         def model_fn(features, labels, mode):
             # One update would change a reference variable under the other's gradient.
             with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
-                predicted = output_layer(hidden_layer(features["x"]))
-            loss = tf.reduce_mean(tf.square(predicted - labels))
+                loss = loss_of(features, labels)
             first, second = v1.trainable_variables()
-            train_op = tf.group(
-                make_train_op(OPTIMIZERS["sgd"](), loss, [first], None),
-                make_train_op(
-                    OPTIMIZERS["adam"](), loss, [second], v1.train.get_global_step()
-                ),
-            )
-            return spec_of(mode, loss, train_op)
+            step = v1.train.get_global_step()
+            sgd = make_train_op(OPTIMIZERS["sgd"](), loss, [first], None)
+            adam = make_train_op(OPTIMIZERS["adam"](), loss, [second], step)
+            return spec_of(mode, loss, tf.group(sgd, adam))
 
         return model_fn
 
@@ -93,16 +90,16 @@ def test_evaluation_and_prediction_are_the_model_fns_own(tmp_path):
 
 
 def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
-    def loss_of(x):
+    def mean_of(x):
         return tf.reduce_mean(output_layer(hidden_layer(x)))
 
     def of_features(features):
-        loss = loss_of(features)
+        loss = mean_of(features)
         return spec_of(tf.estimator.ModeKeys.TRAIN, loss, by_train_op("sgd")(loss))
 
     def of_params(features, labels, mode, params):
         assert params == {"rate": 0.5}
-        loss = loss_of(features["x"] - labels)
+        loss = mean_of(features["x"] - labels)
         return spec_of(mode, loss, by_train_op("sgd")(loss))
 
     def without_labels():
@@ -114,28 +111,15 @@ def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
         tf.estimator.Estimator(wrapped, str(tmp_path / "a"), params={"rate": 0.5})
     with pytest.raises(ValueError, match="model_fn does not take labels"):
         tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(INPUT)
-    wrapped = microbatch_model_fn(of_params, 2)
-    estimator = tf.estimator.Estimator(
-        wrapped, str(tmp_path / "b"), params={"rate": 0.5}
-    )
+    wrapped, params = microbatch_model_fn(of_params, 2), {"rate": 0.5}
+    estimator = tf.estimator.Estimator(wrapped, str(tmp_path / "b"), params=params)
     estimator.train(INPUT, steps=1)
     assert estimator.get_variable_value("global_step") == 1
 
 
 def test_canned_estimators_train_in_micro_batches(tmp_path):
-    column = tf.feature_column.categorical_column_with_hash_bucket("word", 20)
-    numeric = tf.feature_column.numeric_column("x", [5])
-    embedded = tf.feature_column.embedding_column(
-        column, 3, initializer=v1.constant_initializer(0.1)
-    )
+    numeric, column, embedded = word_columns()
     config = tf.estimator.RunConfig(tf_random_seed=3)
-
-    def input_fn():
-        x, y = make_data(39)
-        words = np.array([f"word {abs(int(n * 9)) % 11}" for n in y[:, 0]])
-        features = {"x": x, "word": words}
-        labels = (y[:, 0] > 0).astype(np.int64)
-        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
 
     def make(wrap, folder):
         return v1.estimator.DNNLinearCombinedClassifier(
@@ -152,15 +136,12 @@ def test_canned_estimators_train_in_micro_batches(tmp_path):
         return lambda: AccumulatingOptimizer(optimizer(), 1, reduction="sum")
 
     theirs = make(lambda optimizer: optimizer, tmp_path / "plain")
-    theirs.train(input_fn)
+    theirs.train(words_input_fn)
     expected = variables_of(theirs)
     model_fn = make(accumulating, tmp_path / "ours").model_fn
-    ours = tf.estimator.Estimator(
-        microbatch_model_fn(model_fn, 4, reduction="sum"),
-        str(tmp_path / "ours"),
-        config,
-    )
-    ours.train(input_fn)
+    model_fn = microbatch_model_fn(model_fn, 4, reduction="sum")
+    ours = tf.estimator.Estimator(model_fn, str(tmp_path / "ours"), config)
+    ours.train(words_input_fn)
     values = variables_of(ours)
     assert all("update_step" in name for name in values.keys() - expected.keys())
     assert difference(values, expected) <= 1e-6
@@ -171,10 +152,8 @@ def test_accumulators_are_in_no_collection(tmp_path):
         def begin(self):
             (window,) = get_windows()
             self.state = [variable.op.name for variable in window.state]
-            self.found = {
-                variable.op.name
-                for variable in v1.global_variables() + v1.local_variables()
-            }
+            variables = v1.global_variables() + v1.local_variables()
+            self.found = {variable.op.name for variable in variables}
 
     seen = Collections()
     model_fn = make_model_fn(by_train_op("sgd"))

@@ -2,44 +2,24 @@
 
 import types
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from microbatch_runs import difference, make_data, variables_of
+from microbatch_runs import difference, variables_of, word_columns, words_input_fn
 
 from estimator_accum import microbatch_keras, microbatch_model_fn
 
-_BATCHES = 3  # of 16, the last one of 7
-
-
-def _input_fn():
-    x, y = make_data(39)
-    words = np.array([f"word {abs(int(n * 9)) % 11}" for n in y[:, 0]])
-    features = {"x": x, "word": words}
-    labels = (y[:, 0] > 0).astype(np.int64)
-    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
-
-
-def _columns():
-    numeric = tf.feature_column.numeric_column("x", [5])
-    words = tf.feature_column.categorical_column_with_hash_bucket("word", 20)
-    start = tf.compat.v1.constant_initializer(0.1)
-    return (
-        numeric,
-        words,
-        tf.feature_column.embedding_column(words, 3, initializer=start),
-    )
+_BATCHES = 3  # of words_input_fn
 
 
 def _deep(optimizer):
-    numeric, _, embedded = _columns()
+    numeric, _, embedded = word_columns()
     return lambda folder, config: tf.estimator.DNNClassifier(
         [4], [numeric, embedded], optimizer=optimizer, model_dir=folder, config=config
     )
 
 
 def _wide_and_deep(folder, config):
-    numeric, words, _ = _columns()
+    numeric, words, _ = word_columns()
     return tf.estimator.DNNLinearCombinedRegressor(
         linear_feature_columns=[words],
         linear_optimizer=lambda: tf.keras.optimizers.legacy.SGD(0.01),
@@ -52,13 +32,11 @@ def _wide_and_deep(folder, config):
     )
 
 
+_SGD = tf.keras.optimizers.legacy.SGD
 _ESTIMATORS = {
     "adam": (_deep(lambda: tf.keras.optimizers.legacy.Adam(0.01)), "mean"),
     "default": (_deep("Adagrad"), "mean"),
-    "clipped": (
-        _deep(lambda: tf.keras.optimizers.legacy.SGD(0.5, global_clipnorm=0.1)),
-        "mean",
-    ),
+    "clipped": (_deep(lambda: _SGD(0.5, global_clipnorm=0.1)), "mean"),
     "wide_and_deep": (_wide_and_deep, "sum"),
 }
 
@@ -69,22 +47,22 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     config = tf.estimator.RunConfig(tf_random_seed=3)
     plain = make(str(tmp_path / "plain"), config)
     # Where the data ends, TensorFlow's own Adam decays an embedding's slots once more.
-    plain.train(_input_fn, max_steps=_BATCHES)
+    plain.train(words_input_fn, max_steps=_BATCHES)
     expected = variables_of(plain)
     # Of one micro-batch to the bit, but for the order in which an embedding's rows sum.
-    for count, tolerance in [(1, 1e-7)] if name == "default" else [(4, 1e-6)]:
-        folder = str(tmp_path / str(count))
-        model_fn = make(folder, config).model_fn
-        model_fn = microbatch_model_fn(model_fn, count, reduction=reduction)
-        ours = tf.estimator.Estimator(model_fn, folder, config)
-        ours.train(_input_fn, max_steps=_BATCHES)
-        values = variables_of(ours)
-        added = values.keys() - expected.keys()
-        assert all("update_step" in name for name in added)
-        assert values["global_step"] == _BATCHES
-        assert difference(values, expected) <= tolerance
+    count, tolerance = (1, 1e-7) if name == "default" else (4, 1e-6)
+    folder = str(tmp_path / "ours")
+    model_fn = make(folder, config).model_fn
+    model_fn = microbatch_model_fn(model_fn, count, reduction=reduction)
+    ours = tf.estimator.Estimator(model_fn, folder, config)
+    ours.train(words_input_fn, max_steps=_BATCHES)
+    values = variables_of(ours)
+    added = values.keys() - expected.keys()
+    assert all("update_step" in name for name in added)
+    assert values["global_step"] == _BATCHES
+    assert difference(values, expected) <= tolerance
     if name == "default":  # whoever trained by the plain one, evaluates ours
-        assert ours.evaluate(_input_fn)["global_step"] == _BATCHES
+        assert ours.evaluate(words_input_fn)["global_step"] == _BATCHES
 
 
 def test_get_updates_is_kerass_own_again_after_the_model_fn():

@@ -14,6 +14,7 @@ from microbatch_runs import (
     difference,
     hidden_layer,
     input_fn_of,
+    loss_of,
     make_data,
     make_model_fn,
     output_layer,
@@ -97,11 +98,8 @@ def test_token_weighted_losses_count_tokens(interface, counts, tmp_path):
         folder = tmp_path / str(count)
         values = train_in_micro_batches(make(ours), folder, INPUT, count)
         assert difference(values, theirs) <= (5e-7 if count > 1 else 0)
-        np.testing.assert_allclose(
-            _summaries(folder, "loss"),
-            _summaries(tmp_path / "a", "loss"),
-            rtol=1e-6 if count > 1 else 0,
-        )
+        losses = [_summaries(each, "loss") for each in (folder, tmp_path / "a")]
+        np.testing.assert_allclose(*losses, rtol=1e-6 if count > 1 else 0)
 
 
 @pytest.mark.parametrize("where", ["microbatch_model_fn", "train_op", "optimizer"])
@@ -118,21 +116,13 @@ def test_losses_that_sum_over_examples_are_summed(where, tmp_path):
     outer = {"reduction": "sum"} if where == "microbatch_model_fn" else {}
     interface = by_optimizer if where == "optimizer" else by_train_op
     theirs = train(make(plain("sgd")), tmp_path / "a", INPUT)
-    both = ((1, 0), (4, 1e-6))
-    for count, tolerance in both if where == "microbatch_model_fn" else both[1:]:
-        values = train_in_micro_batches(
-            make(interface("sgd", **inner)),
-            tmp_path / str(count),
-            INPUT,
-            count,
-            **outer,
-        )
+    counts = {1: 0, 4: 1e-6} if where == "microbatch_model_fn" else {4: 1e-6}
+    for count, tolerance in counts.items():
+        folder, model_fn = tmp_path / str(count), make(interface("sgd", **inner))
+        values = train_in_micro_batches(model_fn, folder, INPUT, count, **outer)
         assert difference(values, theirs) <= tolerance
-        np.testing.assert_allclose(
-            _summaries(tmp_path / str(count), "loss"),
-            _summaries(tmp_path / "a", "loss"),
-            rtol=1e-6,
-        )
+        losses = [_summaries(each, "loss") for each in (folder, tmp_path / "a")]
+        np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
 def test_batch_mean_reports_the_batch_and_is_the_tensor_elsewhere(tmp_path):
@@ -146,8 +136,7 @@ def test_batch_mean_reports_the_batch_and_is_the_tensor_elsewhere(tmp_path):
         if mode == tf.estimator.ModeKeys.EVAL:
             assert reported is mean
         v1.summary.scalar("reported", reported)
-        loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
-        loss = tf.reduce_mean(loss)
+        loss = loss_of(features, labels)
         return spec_of(mode, loss, by_train_op("sgd")(loss))
 
     fetched = {name: Fetch(name) for name in ("mean", "ones", "weighted")}
@@ -169,8 +158,7 @@ def test_summaries_and_hooks_of_a_micro_batch_get_the_last_one(tmp_path):
         size = tf.shape(features["x"])[0]
         v1.add_to_collection("size", size)
         v1.summary.scalar("size", size)
-        loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
-        loss = tf.reduce_mean(loss)
+        loss = loss_of(features, labels)
         return spec_of(mode, loss, by_train_op("sgd")(loss))
 
     sizes = Fetch("size")
@@ -194,12 +182,7 @@ def test_batch_normalization_runs_once_a_micro_batch(grouped, tmp_path):
         else:
             with tf.control_dependencies(update_ops):
                 train_op = by_optimizer("sgd", update_ops=[])(loss)
-        v1.add_to_collection("mean", tf.reduce_mean(hidden_layer_of(features["x"]), 0))
         return spec_of(mode, loss, train_op)
-
-    def hidden_layer_of(x):
-        with v1.variable_scope(v1.get_variable_scope(), reuse=True):
-            return tf.tanh(tf.matmul(x, v1.get_variable("hidden", [5, 8])))
 
     # One batch: the hidden layer is the same in every micro-batch.
     values = train_in_micro_batches(model_fn, tmp_path, input_fn_of(16, 16), 4)
@@ -220,8 +203,7 @@ def test_counters_of_batches_run_once_a_batch_and_of_examples_once_a_micro_batch
             zero = v1.zeros_initializer()
             return v1.get_variable(name, [], tf.int64, zero, trainable=False)
 
-        loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
-        loss = tf.reduce_mean(loss)
+        loss = loss_of(features, labels)
         size = tf.shape(features["x"], out_type=tf.int64)[0]
         batches, micro_batches, examples = map(
             counter, ["batches", "micro_batches", "examples"]
@@ -248,9 +230,8 @@ def test_the_loss_scale_moves_once_a_batch(tmp_path):
         return make_accumulating_train_op(loss, _loss_scaling(OPTIMIZERS["sgd"]()), 1)
 
     theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", INPUT)
-    ours = train_in_micro_batches(
-        make_model_fn(make_train_op), tmp_path / "ours", INPUT, 4
-    )
+    model_fn = make_model_fn(make_train_op)
+    ours = train_in_micro_batches(model_fn, tmp_path / "ours", INPUT, 4)
     assert difference(ours, theirs) <= 5e-7
     assert ours["current_loss_scale"] == 256 * 2**3  # doubled every two updates of six
 
@@ -268,8 +249,7 @@ def test_a_train_op_inside_a_branch_is_refused(tmp_path):
 
 def test_what_needs_the_micro_batch_must_not_wait_for_the_update(tmp_path):
     def model_fn(features, labels, mode):
-        loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
-        loss = tf.reduce_mean(loss)
+        loss = loss_of(features, labels)
         with tf.control_dependencies([by_train_op("sgd")(loss)]):
             train_op = tf.identity(loss, name="mixed")
         return spec_of(mode, loss, train_op)
@@ -284,24 +264,17 @@ def test_an_update_must_not_be_computed_from_a_micro_batch(tmp_path):
         optimizer = v1.train.GradientDescentOptimizer(tf.abs(loss, name="rate"))
         return make_accumulating_train_op(loss, optimizer, 1)
 
-    with pytest.raises(
-        ValueError, match=r"must not be computed from a micro-batch.*rate"
-    ):
+    expected = r"must not be computed from a micro-batch.*rate"
+    with pytest.raises(ValueError, match=expected):
         train_in_micro_batches(make_model_fn(make_train_op), tmp_path, INPUT, 4)
 
 
 def test_micro_batches_that_communicate_are_refused(tmp_path):
     def model_fn(features, labels, mode):
-        loss = tf.square(output_layer(hidden_layer(features["x"])) - labels)
+        sizes = {"group_size": 1, "group_key": 1, "instance_key": 1}
+        ops = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
         loss = tf.raw_ops.CollectiveReduce(
-            input=tf.reduce_mean(loss),
-            group_size=1,
-            group_key=1,
-            instance_key=1,
-            merge_op="Add",
-            final_op="Id",
-            subdiv_offsets=[0],
-            name="synchronize",
+            input=loss_of(features, labels), name="synchronize", **sizes, **ops
         )
         weight = v1.get_variable("weight", initializer=1.0)
         return spec_of(mode, loss, by_train_op("sgd")(tf.stop_gradient(loss) * weight))
@@ -313,17 +286,18 @@ def test_micro_batches_that_communicate_are_refused(tmp_path):
 
 @pytest.mark.parametrize("policy", ["skip_micro_batch", "skip_window", "raise"])
 def test_what_is_not_finite_is_left_out_as_step_wise(policy, tmp_path):
+    def batches(x, y):
+        return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(16)
+
     def input_fn():
         x, y = make_data(32)
         x[5] = np.nan  # in the second of four micro-batches of the first batch
-        return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(16)
+        return batches(x, y)
 
     def clean_input_fn():
         x, y = make_data(32)
         first = slice(0, 0) if policy == "skip_window" else np.r_[0:4, 8:16]
-        data = tf.data.Dataset.from_tensor_slices(({"x": x[first]}, y[first])).batch(16)
-        rest = tf.data.Dataset.from_tensor_slices(({"x": x[16:]}, y[16:])).batch(16)
-        return data.concatenate(rest)
+        return batches(x[first], y[first]).concatenate(batches(x[16:], y[16:]))
 
     inner = make_model_fn(by_train_op("adam", on_nonfinite=policy))
 
@@ -344,12 +318,9 @@ def test_what_is_not_finite_is_left_out_as_step_wise(policy, tmp_path):
 
 
 def test_the_windows_report_is_the_batchs(tmp_path):
-    model_fn = make_model_fn(
-        by_train_op("sgd", clip_norm=1.0, noise_scale=True), hidden_layer
-    )
-    hooks = make_accumulation_hooks(
-        metrics_dir=tmp_path / "metrics", weight_unit="examples"
-    )
+    model_fn = make_model_fn(by_train_op("sgd", clip_norm=1.0, noise_scale=True))
+    metrics = {"metrics_dir": tmp_path / "metrics", "weight_unit": "examples"}
+    hooks = make_accumulation_hooks(**metrics)
     train_in_micro_batches(model_fn, tmp_path / "run", INPUT, 4, hooks=hooks)
     with open(tmp_path / "metrics" / "train_metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -369,9 +340,7 @@ def test_k_and_its_schedule_are_the_batchs_whatever_they_say(tmp_path):
         def make_train_op(loss, steps=steps):
             return make_accumulating_train_op(loss, OPTIMIZERS["sgd"](), steps)
 
-        folder = tmp_path / str(len(values))
-        values.append(
-            train_in_micro_batches(make_model_fn(make_train_op), folder, INPUT, 4)
-        )
+        folder, model_fn = tmp_path / str(len(values)), make_model_fn(make_train_op)
+        values.append(train_in_micro_batches(model_fn, folder, INPUT, 4))
     assert difference(values[0], values[1]) == 0
     assert values[0]["update_step"] == 6
