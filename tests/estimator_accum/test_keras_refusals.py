@@ -26,9 +26,8 @@ def test_steps_that_a_traced_function_would_ignore_are_refused(kind, steps):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), steps)
     optimizer.gradient_accumulation_steps = steps  # nothing is traced yet
     fit(model, optimizer, dense_data(8), 4)
-    with pytest.raises(
-        ValueError, match=f"would go on with {steps}. Received: 4. Pass"
-    ):
+    sentence = f"would go on with {steps}. Received: 4. Pass"
+    with pytest.raises(ValueError, match=sentence):
         optimizer.gradient_accumulation_steps = 4
 
 
@@ -45,9 +44,8 @@ def test_train_op_inside_a_function_is_refused():
     def step():
         return make_accumulating_train_op(tf.constant(1.0), optimizer, 2)
 
-    with pytest.raises(
-        RuntimeError, match=r"Received: a tf\.function\. Call it in a mod"
-    ):
+    sentence = r"Received: a tf\.function\. Call it in a mod"
+    with pytest.raises(RuntimeError, match=sentence):
         step()
 
 

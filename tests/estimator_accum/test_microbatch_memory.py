@@ -13,6 +13,7 @@ from microbatch_runs import (
     input_fn_of,
     make_model_fn,
     plain,
+    spec_of,
     train,
     train_in_micro_batches,
 )
@@ -53,6 +54,11 @@ class Memory:
         return model_fn
 
 
+def _train_auto(memory, folder, optimizer="adam", **options):
+    model_fn = memory.model_fn(optimizer)
+    return train_in_micro_batches(model_fn, folder, _INPUT, "auto", **options)
+
+
 def _messages(caplog) -> list[str]:
     return [
         record.getMessage()
@@ -77,7 +83,7 @@ def test_a_batch_that_does_not_fit_is_trained_in_smaller_micro_batches(
 ):
     memory = Memory(lambda rows: rows <= 5)
     with caplog.at_level(logging.INFO):
-        ours = train_in_micro_batches(memory.model_fn(), tmp_path / "a", _INPUT, "auto")
+        ours = _train_auto(memory, tmp_path / "a")
     theirs = train(make_model_fn(plain("adam")), tmp_path / "plain", _INPUT)
     assert memory.sizes == [16, 8, *[4] * 40]
     assert theirs["global_step"] == ours["global_step"] == 10
@@ -93,24 +99,20 @@ def test_an_error_that_comes_late_retries_its_own_batch(tmp_path, caplog):
     calls = iter(range(10**6))
     memory = Memory(lambda rows: next(calls) < 7 or rows <= 4)
     with caplog.at_level(logging.INFO):
-        ours = train_in_micro_batches(
-            memory.model_fn("sgd"), tmp_path / "a", _INPUT, "auto"
-        )
+        ours = _train_auto(memory, tmp_path / "a", "sgd")
     theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", _INPUT)
     assert memory.sizes == [16] * 8 + [8] + [4] * 12
     assert difference(ours, theirs) <= 5e-7
-    assert _messages(caplog)[0].startswith(
-        "micro-batches 1 -> 2: out of memory at update 8"
-    )
+    assert "1 -> 2: out of memory at update 8" in _messages(caplog)[0]
 
 
 def test_the_next_run_begins_where_memory_sufficed(tmp_path):
     first = Memory(lambda rows: rows <= 4)
-    train_in_micro_batches(first.model_fn(), tmp_path, _INPUT, "auto")
+    _train_auto(first, tmp_path)
     file = tmp_path / "micro_batches.json"
     assert json.loads(file.read_text()) == {"micro_batches": 4}
     second = Memory(lambda rows: rows <= 4)
-    ours = train_in_micro_batches(second.model_fn(), tmp_path, _INPUT, "auto")
+    ours = _train_auto(second, tmp_path)
     assert second.sizes == [4] * 40
     assert ours["global_step"] == 20
 
@@ -118,25 +120,21 @@ def test_the_next_run_begins_where_memory_sufficed(tmp_path):
 @pytest.mark.parametrize("text", ["", "[4]", '{"micro_batches": 0}', '{"micro": 1}'])
 def test_an_unreadable_number_of_micro_batches_names_its_file(text, tmp_path):
     (tmp_path / "micro_batches.json").write_text(text)
-    memory = Memory(lambda rows: True)
     with pytest.raises(ValueError, match=r"micro_batches\.json must hold .*Received: "):
-        train_in_micro_batches(memory.model_fn(), tmp_path, _INPUT, "auto")
+        _train_auto(Memory(lambda rows: True), tmp_path)
 
 
 def test_training_begins_with_the_initial_number(tmp_path):
     memory = Memory(lambda rows: True)
-    train_in_micro_batches(
-        memory.model_fn(), tmp_path, _INPUT, "auto", initial_micro_batches=8
-    )
+    _train_auto(memory, tmp_path, initial_micro_batches=8)
     assert memory.sizes == [2] * 80
     assert not (tmp_path / "micro_batches.json").exists()
 
 
 def test_fewer_micro_batches_are_tried_after_updates_that_fit(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 8)
-    options = {"initial_micro_batches": 8, "grow_after": 2}
     with caplog.at_level(logging.INFO):
-        train_in_micro_batches(memory.model_fn(), tmp_path, _INPUT, "auto", **options)
+        _train_auto(memory, tmp_path, initial_micro_batches=8, grow_after=2)
     # two updates each in 8, 4 and 2; then 1 is a wrong guess, and the wait is 4
     assert memory.sizes == [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
     assert _messages(caplog) == [
@@ -155,7 +153,7 @@ def test_one_example_that_does_not_fit_is_described(tmp_path):
         r"\[5\], labels \[1\] at update 1, which alone ran out of memory\. Use shorter"
     )
     with pytest.raises(ValueError, match=expected) as caught:
-        train_in_micro_batches(memory.model_fn(), tmp_path, _INPUT, "auto")
+        _train_auto(memory, tmp_path)
     assert memory.sizes == [16, 8, 4, 2, 1]
     assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
 
@@ -167,9 +165,7 @@ def test_max_micro_batches_ends_the_search(tmp_path):
         r"4, and memory ran out at update 1 with 4 of 16 examples at once\. Allow more"
     )
     with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(
-            memory.model_fn(), tmp_path, _INPUT, "auto", max_micro_batches=4
-        )
+        _train_auto(memory, tmp_path, max_micro_batches=4)
     assert memory.sizes == [16, 8, 4]
 
 
@@ -186,7 +182,7 @@ def test_other_errors_pass_through_untouched(tmp_path):
 
     memory = Memory(fail)
     with pytest.raises(tf.errors.OpError, match="ZeroDivisionError: at 16 examples"):
-        train_in_micro_batches(memory.model_fn(), tmp_path, _INPUT, "auto")
+        _train_auto(memory, tmp_path)
     assert memory.sizes == [16]
 
 
@@ -256,7 +252,7 @@ class _Script:
         return np.float32(0)
 
 
-def _stateful_model_fn(script: _Script, optimizer):
+def _stateful_model_fn(script: _Script):
     """Batch normalization, an embedding, a metric and a counter; may fail."""
 
     def fail(where):
@@ -273,17 +269,15 @@ def _stateful_model_fn(script: _Script, optimizer):
         kernel = v1.get_variable("kernel", [4, 1], initializer=v1.ones_initializer())
         loss = tf.reduce_mean(tf.square(tf.matmul(hidden, kernel) - labels))
         _, metric = v1.metrics.mean(loss, name="metric")
-        rows = v1.get_variable(
-            "rows", [], tf.int64, v1.zeros_initializer(), trainable=False
-        )
+        zero = v1.zeros_initializer()
+        rows = v1.get_variable("rows", [], tf.int64, zero, trainable=False)
         counted = v1.assign_add(rows, tf.shape(x, out_type=tf.int64)[0])
         v1.add_to_collection("mean", batch_mean(loss))
-        train_op = make_accumulating_train_op(loss, optimizer(), 1, clip_norm=1.0)
+        adam = v1.train.AdamOptimizer(0.01)
+        train_op = make_accumulating_train_op(loss, adam, 1, clip_norm=1.0)
         with tf.control_dependencies([metric, counted, loss]):
             last = fail("end")
-        return tf.estimator.EstimatorSpec(
-            mode, loss=loss, train_op=tf.group(train_op, metric, counted, last)
-        )
+        return spec_of(mode, loss, tf.group(train_op, metric, counted, last))
 
     return model_fn
 
@@ -312,13 +306,8 @@ class _FinalValues(v1.train.SessionRunHook):
 def _run_script(script, folder, monkeypatch, updates):
     monkeypatch.setattr(microbatch, "MicroBatchCount", lambda *args: script)
     final = _FinalValues()
-    train_in_micro_batches(
-        _stateful_model_fn(script, lambda: v1.train.AdamOptimizer(0.01)),
-        folder,
-        input_fn_of(updates * 16, 16),
-        "auto",
-        hooks=[final],
-    )
+    model_fn, input_fn = _stateful_model_fn(script), input_fn_of(updates * 16, 16)
+    train_in_micro_batches(model_fn, folder, input_fn, "auto", hooks=[final])
     return final
 
 
