@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-KINDS = [
-    ("tf_keras" if importlib.util.find_spec("tf_keras") else "keras", "new"),
-    ("tf_keras" if importlib.util.find_spec("tf_keras") else "keras", "legacy"),
-]
+KINDS = [("keras", "new"), ("keras", "legacy")]
 if importlib.util.find_spec("tf_keras"):
-    KINDS.append(("keras", "new"))
+    KINDS = [("tf_keras", "new"), ("tf_keras", "legacy"), ("keras", "new")]
 
 
 class Kind:
@@ -37,11 +34,14 @@ class Kind:
         home = home.legacy if self.is_legacy else home
         return getattr(home, name)(*args, **kwargs)
 
+    def _begin(self, dtype: str):
+        self.keras.backend.set_floatx(dtype)  # Keras 3 casts losses to it
+        self.keras.utils.set_random_seed(0)
+        return self.keras
+
     def dense_model(self, dtype: str = "float32", features: int = 5):
         """Two dense layers, of the same weights at every call."""
-        keras = self.keras
-        keras.backend.set_floatx(dtype)  # Keras 3 casts losses to it
-        keras.utils.set_random_seed(0)
+        keras = self._begin(dtype)
         return keras.Sequential(
             [
                 keras.Input((features,), dtype=dtype),
@@ -52,9 +52,7 @@ class Kind:
 
     def sparse_model(self, dtype: str = "float32"):
         """An embedding of 20 rows, 3 looked up in an example."""
-        keras = self.keras
-        keras.backend.set_floatx(dtype)  # Keras 3 casts losses to it
-        keras.utils.set_random_seed(0)
+        keras = self._begin(dtype)
         base = _summing(keras) if self.is_3 else keras.Sequential
         return base(
             [
@@ -117,15 +115,26 @@ def sparse_data(examples: int, dtype: str = "float32"):
 
 def fit(model, optimizer, data, batch, epochs=1, loss="mse", **kwargs):
     """Compiles and trains, batches in order; returns the History."""
-    options = {
-        name: kwargs.pop(name)
-        for name in ("jit_compile", "run_eagerly", "steps_per_execution")
-        if name in kwargs
-    }
+    names = ("jit_compile", "run_eagerly", "steps_per_execution")
+    options = {name: kwargs.pop(name) for name in names if name in kwargs}
     model.compile(optimizer, loss, **{"jit_compile": False, **options})
     return model.fit(
         *data, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **kwargs
     )
+
+
+def apply_each(optimizer, variable, gradients, in_graph=False, **options):
+    """Applies one gradient after the other; returns the variable after each."""
+
+    def apply(gradient):
+        optimizer.apply_gradients([(gradient, variable)], **options)
+
+    apply = tf.function(apply) if in_graph else apply
+    values = []
+    for gradient in gradients:
+        apply(tf.constant(gradient))
+        values.append(variable.numpy())
+    return values
 
 
 def difference(model, other) -> float:

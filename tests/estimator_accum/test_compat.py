@@ -120,7 +120,8 @@ def test_keras_3_in_use_is_refused(use, received):
     )
 
 
-_GOOD = {"tensorflow-estimator": "2.15.0", "tf_keras": "2.21.0", "protobuf": "7.1.0"}
+_ESTIMATOR = "tensorflow-estimator"
+_GOOD = {_ESTIMATOR: "2.15.0", "tf_keras": "2.21.0", "protobuf": "7.1.0"}
 
 
 @pytest.mark.parametrize(
@@ -128,18 +129,14 @@ _GOOD = {"tensorflow-estimator": "2.15.0", "tf_keras": "2.21.0", "protobuf": "7.
     [
         (
             "2.21.0",
-            {"tensorflow-estimator": "2.14.0"},
-            r"must be 2\.15\.0, the last one\. Received: 2\.14\.0\. Run: pip install",
+            {_ESTIMATOR: "2.14.0"},
+            r"the last one\. Received: 2\.14\.0\. Run: ",
         ),
-        (
-            "2.21.0",
-            {"tensorflow-estimator": None},
-            r"tensorflow-estimator must be 2\.15\.0, the last one\. Received: none\.",
-        ),
+        ("2.21.0", {_ESTIMATOR: None}, r"must be 2\.15\.0, the last .* Received: none"),
         (
             "2.19.1",
             {"tf_keras": None},
-            r"2\.19\.1 must have Keras 2, .*none\. Run: .* 'tf_keras==2\.19\.\*'",
+            r"have Keras 2, .*none\..* 'tf_keras==2\.19\.\*'",
         ),
         (
             "2.20.0",
@@ -192,11 +189,10 @@ def _config(monkeypatch, tf_config, **arguments):
 @later
 def test_remote_cluster_is_refused():
     distribute = _distribute_config(remote_cluster={"worker": 1})
-    with pytest.raises(
-        ValueError,
-        match=r"`experimental_distribute\.remote_cluster` must be None .*"
-        r"Start each task with its own TF_CONFIG\.",
-    ):
+    sentence = (
+        r"remote_cluster` must be None .*Start each task with its own TF_CONFIG\."
+    )
+    with pytest.raises(ValueError, match=sentence):
         tf.estimator.RunConfig(experimental_distribute=distribute)
 
 

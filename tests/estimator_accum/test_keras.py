@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import running
 import tensorflow as tf
-from keras_kinds import dense_data, difference, fit, sparse_data
+from keras_kinds import apply_each, dense_data, difference, fit, sparse_data
 
 from estimator_accum.keras import AccumulationCallback, accumulate
 
@@ -79,16 +79,11 @@ def test_one_micro_step_per_update_is_the_plain_optimizer_to_the_bit(kind):
 
 
 def test_a_schedule_of_k_counts_updates(kind):
-    variable = tf.Variable(0.0)
-    optimizer = accumulate(
-        kind.optimizer("SGD", 1.0), lambda updates: tf.where(updates < 2, 1, 3)
-    )
-    step = tf.function(lambda g: optimizer.apply_gradients([(g, variable)]))
-    seen = []
-    for gradient in [1.0, 1.0, 3.0, 3.0, 3.0, 6.0, 0.0, 0.0]:
-        step(tf.constant(gradient))
-        seen.append(-variable.numpy())
-    assert seen == [1, 2, 2, 2, 5, 5, 5, 7]
+    sgd = kind.optimizer("SGD", 1.0)
+    optimizer = accumulate(sgd, lambda updates: tf.where(updates < 2, 1, 3))
+    gradients = [1.0, 1.0, 3.0, 3.0, 3.0, 6.0, 0.0, 0.0]
+    values = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
+    assert values == [-1, -2, -2, -2, -5, -5, -5, -7]
 
 
 @pytest.mark.parametrize("by_argument", [False, True])
@@ -103,15 +98,11 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
     assert variable.numpy() == -2.0
 
 
-def test_weight_may_be_zero_for_one_micro_batch_and_never_less(kind):
+def test_weight_may_be_zero_for_one_micro_batch(kind):
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
-    for gradient, weight in [(1.0, 0.0), (3.0, 2.0)]:
-        pairs = [(tf.constant(gradient), variable)]
-        optimizer.apply_gradients(pairs, weight=weight)
-    assert variable.numpy() == -3.0
-    with pytest.raises(ValueError, match="`weight` must be > 0; .*Received: -1.0 for"):
-        optimizer.apply_gradients(pairs, weight=-1.0)
+    apply_each(optimizer, variable, [1.0], weight=0.0)
+    assert apply_each(optimizer, variable, [3.0], weight=2.0) == [-3.0]
 
 
 def test_learning_rate_is_the_wrapped_optimizers(kind):
@@ -124,34 +115,26 @@ def test_learning_rate_is_the_wrapped_optimizers(kind):
 
 
 def test_skipping_a_micro_batch_takes_another_one_instead(kind):
-    variable = tf.Variable(0.0)
     optimizer = accumulate(
         kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_micro_batch"
     )
-    seen = []
-    for gradient in [1.0, np.inf, 3.0, np.nan, 1.0, 1.0]:
-        optimizer.apply_gradients([(tf.constant(gradient), variable)])
-        seen.append(variable.numpy())
-    assert seen == [0, 0, -2, -2, -2, -3]
+    gradients = [1.0, np.inf, 3.0, np.nan, 1.0, 1.0]
+    values = apply_each(optimizer, tf.Variable(0.0), gradients)
+    assert values == [0, 0, -2, -2, -2, -3]
 
 
 def test_skipping_a_window_leaves_the_next_one_clean(kind):
-    variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_window")
-    step = tf.function(lambda g: optimizer.apply_gradients([(g, variable)]))
-    for gradient in [1.0, np.inf, 3.0, 5.0]:
-        step(tf.constant(gradient))
-    assert variable.numpy() == -4.0
+    gradients = [1.0, np.inf, 3.0, 5.0]
+    values = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
+    assert values[-1] == -4.0
     assert int(optimizer.iterations.numpy()) == 1
 
 
 def test_raising_names_the_variable_and_accumulates_nothing(kind):
     model = kind.dense_model()
-    model.compile(
-        accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="raise"),
-        "mse",
-        jit_compile=False,
-    )
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="raise")
+    model.compile(optimizer, "mse", jit_compile=False)
     x, y = dense_data(8)
     model.train_on_batch(x, y)
     pattern = r"Gradients must be finite\. Received: NaN or infinity.* in .*kernel"
@@ -216,9 +199,11 @@ def test_what_is_wrong_is_refused_in_a_sentence(kind):
         accumulate(sgd, weight=3)
     with pytest.raises(ValueError, match="`on_nonfinite` must be one of"):
         accumulate(sgd, on_nonfinite="hide")
+    variable = tf.Variable(1.0)
     with pytest.raises(ValueError, match=r"`weight` must be given to accumulate\(\)"):
-        one = accumulate(kind.optimizer("SGD", 1.0), 1)
-        one.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))], weight=2.0)
+        apply_each(accumulate(sgd, 1), variable, [1.0], weight=2.0)
+    with pytest.raises(ValueError, match="`weight` must be > 0; .*Received: -1.0 for"):
+        apply_each(accumulate(sgd, 2), variable, [1.0], weight=-1.0)
     if kind.is_3:
         built_in = kind.optimizer("SGD", 1.0, gradient_accumulation_steps=2)
         with pytest.raises(TypeError, match="SGD with gradient_accumulation_steps=2"):
@@ -236,26 +221,22 @@ def test_callback_decides_what_becomes_of_a_partial_window(
     data = dense_data(40, "float64")
     optimizer = accumulate(kind.optimizer("Adam", 0.05), 4)
     callback = AccumulationCallback(partial_window)
-    kwargs = {"callbacks": [callback]}
-    if partial_window == "apply_every_epoch":
-        kwargs["validation_data"] = data
-    history = fit(model, optimizer, data, 8, 3, **kwargs).history
+    is_every_epoch = partial_window == "apply_every_epoch"
+    kwargs = {"validation_data": data} if is_every_epoch else {}
+    history = fit(model, optimizer, data, 8, 3, callbacks=[callback], **kwargs).history
     assert history["updates"] == updates
-    left = {"keep": 3, "apply": 0, "apply_every_epoch": 0}[partial_window]
+    left = 3 if partial_window == "keep" else 0
     assert int(optimizer.micro_steps.numpy()) == left
     if partial_window == "keep":
         return
     expected = kind.dense_model("float64")
     expected.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)
     x, y = (np.concatenate([part] * 3) for part in data)
-    cuts = {
-        "apply": [32, 64, 96, 120],
-        "apply_every_epoch": [32, 40, 72, 80, 112, 120],
-    }[partial_window]
+    cuts = [32, 40, 72, 80, 112, 120] if is_every_epoch else [32, 64, 96, 120]
     for start, end in zip([0, *cuts], cuts):
         loss = expected.train_on_batch(x[start:end], y[start:end])
     assert difference(expected, model) < 1e-12
-    if partial_window == "apply_every_epoch":
+    if is_every_epoch:
         np.testing.assert_allclose(history["window_loss"][-1], loss, rtol=1e-6)
         validated = expected.evaluate(*data, batch_size=40, verbose=0)
         np.testing.assert_allclose(history["val_loss"][-1], validated, rtol=1e-6)

@@ -40,9 +40,8 @@ def test_a_loss_that_is_not_finite_is_skipped(kind, policy, weight):
 def test_a_loss_that_is_not_finite_is_named(kind):
     model = _model(kind, on_nonfinite="raise")
     _train(model, (1.0, 0.0))
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="NaN or infinity in the loss"
-    ):
+    sentence = "NaN or infinity in the loss"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
         _train(model, (9.0, np.inf))
     assert _train(model, (3.0, 0.0)) == -2.0
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_kinds import dense_data, difference, fit
+from keras_kinds import apply_each, dense_data, difference, fit
 
 from estimator_accum.keras import accumulate
 
@@ -55,9 +55,8 @@ def test_mixed_float16_puts_the_loss_scale_inside(kind):
     precision = kind.keras.mixed_precision
     precision.set_global_policy("mixed_float16")
     try:
-        model = kind.keras.Sequential(
-            [kind.keras.Input((5,)), kind.keras.layers.Dense(1)]
-        )
+        layers = [kind.keras.Input((5,)), kind.keras.layers.Dense(1)]
+        model = kind.keras.Sequential(layers)
         optimizer = accumulate(kind.optimizer("SGD", 0.01), 2)
         fit(model, optimizer, dense_data(32), 8)
         assert model.optimizer is optimizer
@@ -82,9 +81,7 @@ def test_a_fixed_loss_scale_is_taken_out_again(kind):
         scaled = [optimizer.get_scaled_loss(tf.constant(g)) for g in (1.0, 3.0)]
         assert [s.numpy() for s in scaled] == [8.0, 24.0]
         scaled = optimizer.get_unscaled_gradients(scaled)
-    for gradient in scaled:
-        optimizer.apply_gradients([(gradient, variable)])
-    assert variable.numpy() == -1.0
+    assert apply_each(optimizer, variable, scaled)[-1] == -1.0
 
 
 def test_skipping_a_micro_batch_would_hide_it_from_the_loss_scale(kind):

@@ -23,9 +23,8 @@ def _save_and_load(kind, model, path, make):
     """Returns another model, which accumulates, with the state that the file has."""
     if path.name.startswith("model"):
         model.save(path)
-        return kind.keras.models.load_model(
-            path, custom_objects={"Summing": type(model)}
-        )
+        custom = {"Summing": type(model)}
+        return kind.keras.models.load_model(path, custom_objects=custom)
     loaded = make()
     loaded.compile(_adam(kind), "mse", jit_compile=False)
     loaded.optimizer.build(loaded.trainable_variables)
@@ -109,9 +108,8 @@ def test_model_to_estimator_counts_micro_steps_and_updates_by_windows(kind, tmp_
     if not kind.is_legacy:
         pytest.skip("model_to_estimator takes optimizers.legacy only")
     enable_estimator()
-    keras_lib = importlib.import_module(
-        "tensorflow_estimator.python.estimator.keras_lib"
-    )
+    name = "tensorflow_estimator.python.estimator.keras_lib"
+    keras_lib = importlib.import_module(name)
     x, y = dense_data(96)
 
     def train(optimizer, name, batch, calls):
@@ -120,17 +118,14 @@ def test_model_to_estimator_counts_micro_steps_and_updates_by_windows(kind, tmp_
         config = tf.estimator.RunConfig(log_step_count_steps=None)
         folder = str(tmp_path / name)
         estimator = keras_lib.model_to_estimator(model, model_dir=folder, config=config)
-        skip = 0
-        for steps in calls:
-            estimator.train(
-                lambda skip=skip: (
-                    tf.data.Dataset.from_tensor_slices(({model.input_names[0]: x}, y))
-                    .batch(batch)
-                    .skip(skip)
-                ),
-                steps=steps,
-            )
-            skip += steps
+        features = {model.input_names[0]: x}
+
+        def input_fn(first):
+            data = tf.data.Dataset.from_tensor_slices((features, y))
+            return data.batch(batch).skip(first)
+
+        for first, steps in enumerate(calls):
+            estimator.train(functools.partial(input_fn, first * steps), steps=steps)
         return estimator
 
     whole = train(kind.optimizer("Adam", 0.05), "whole", 32, [3])
@@ -138,11 +133,7 @@ def test_model_to_estimator_counts_micro_steps_and_updates_by_windows(kind, tmp_
     names = [n for n in whole.get_variable_names() if "layer_with_weights" in n]
     assert len(names) == 12  # four variables, two slots each
     for name in names:
-        np.testing.assert_allclose(
-            ours.get_variable_value(name),
-            whole.get_variable_value(name),
-            rtol=1e-5,
-            atol=1e-7,
-        )
+        values = [each.get_variable_value(name) for each in (ours, whole)]
+        np.testing.assert_allclose(*values, rtol=1e-5, atol=1e-7)
     step = "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE"
     assert ours.get_variable_value(step) == 12

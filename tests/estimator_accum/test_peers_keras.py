@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_kinds import apply_each
 
 from estimator_accum.keras import accumulate
 
@@ -20,12 +21,8 @@ def test_gradient_accumulation_with_weight_decay(kind, name):
     start = [[1.0, 2.0], [3.0, 4.0]]
     optimizers = [kind.optimizer(name, 0.1, weight_decay=0.05) for _ in range(2)]
     ours, theirs = tf.Variable(start), tf.Variable(start)
-    for optimizer, variable, gradients in (
-        (accumulate(optimizers[0], 3), ours, windows.reshape([24, 2, 2])),
-        (optimizers[1], theirs, windows.mean(1)),
-    ):
-        for gradient in gradients:
-            optimizer.apply_gradients([(tf.constant(gradient), variable)])
+    apply_each(accumulate(optimizers[0], 3), ours, windows.reshape([24, 2, 2]))
+    apply_each(optimizers[1], theirs, windows.mean(1))
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
     assert np.all(np.abs(ours - start) > 1e-3)
 
