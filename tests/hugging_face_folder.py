@@ -6,21 +6,13 @@ import pathlib
 import numpy as np
 from safetensors.numpy import save_file
 
-CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 32,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 20,
-    "type_vocab_size": 2,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-}
+CONFIG = json.loads("""{
+    "model_type": "bert", "vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "intermediate_size": 32, "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 20, "type_vocab_size": 2, "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12
+}""")
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{i}" for i in range(36))]
 
 

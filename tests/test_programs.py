@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import sys
 import programs
 import psutil
 import pytest
+import running
 
 _FACTS = """
 import atexit, json, logging, os, signal, sys, threading, warnings
@@ -40,24 +40,16 @@ threading.Timer(0.05, print, ["a thread"]).start()
 @pytest.fixture(params=["forked", "started"])
 def kind(request):
     """Runs the test with a forked program and with one that is really started."""
-    with programs.real_starts() if request.param == "started" else _nothing():
+    is_started = request.param == "started"
+    with programs.real_starts() if is_started else contextlib.nullcontext():
         yield request.param
 
 
-_nothing = contextlib.nullcontext
-
-
 def _facts(folder, arguments, **options) -> tuple[list, str, str]:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        input="some input",
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "OWN": "1", "PYTHONPATH": f"{folder}/a{os.pathsep}/b"},
-        **options,
-    )
+    options |= {"input": "some input", "capture_output": True, "text": True}
+    own = {"OWN": "1", "PYTHONPATH": f"{folder}/a{os.pathsep}/b"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, check=True, env=os.environ | own, **options)
     first, *rest = done.stdout.splitlines()
     return json.loads(first), rest, done.stderr
 
@@ -94,21 +86,15 @@ def test_forked_program_finds_what_a_started_one_finds(tmp_path, form, has_sessi
 def test_exit_codes_and_tracebacks(kind, tmp_path, code, expected, said):
     script = tmp_path / "script.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False
-    )
+    done = running.run(script)
     assert done.returncode == expected
     assert done.stderr.endswith(said) and bool(done.stderr) == bool(said)
-    assert str(pathlib.Path(programs.__file__).name) not in done.stderr
+    assert os.path.basename(programs.__file__) not in done.stderr
 
 
 def test_signals_reach_the_program_alone(kind):
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(600)"
-    )
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+    code += "print('ready', flush=True); signal.pause()"
     for number, expected in ((signal.SIGTERM, 5), (signal.SIGKILL, -9)):
         with subprocess.Popen([sys.executable, "-c", code], stdout=-1) as process:
             process.stdout.readline()
@@ -163,8 +149,5 @@ def test_what_cannot_be_as_started_is_really_started(monkeypatch, command, optio
 
 
 def test_program_does_not_import_tensorflow_again():
-    code = (
-        "import sys, time; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert done.stdout.startswith(b"True")
+    code = "import sys; print('tensorflow' in sys.modules)"
+    assert running.run("-c", code).stdout == "True\n"

@@ -23,10 +23,8 @@ def _code_with(words: str) -> str:
 
 
 def _network(features):
-    weights = tf.compat.v1.get_variable(
-        "weights", [3, 1], initializer=tf.compat.v1.zeros_initializer()
-    )
-    return tf.matmul(features, weights)
+    zeros = tf.compat.v1.zeros_initializer()
+    return tf.matmul(features, tf.compat.v1.get_variable("weights", [3, 1], None, zeros))
 
 
 def _train_ten_lines(estimator, batch):
@@ -52,10 +50,8 @@ def test_the_ten_lines_train_like_the_big_batch(tmp_path):
 
 
 def _without_accumulation(code):
-    assert "gradient_accumulation_steps=4" in code
-    return code.replace(
-        "gradient_accumulation_steps=4", "gradient_accumulation_steps=1"
-    )
+    before, after = code.split("gradient_accumulation_steps=4")
+    return f"{before}gradient_accumulation_steps=1{after}"
 
 
 def test_the_ten_lines_train_in_micro_batches_too(tmp_path):
@@ -73,62 +69,47 @@ def test_the_ten_lines_train_in_micro_batches_too(tmp_path):
     np.testing.assert_array_equal(train(wrapped, tmp_path / "ours"), theirs)
 
 
-def _regression_data():
-    random = np.random.default_rng(0)
-    inputs = random.normal(size=[64, 3]).astype(np.float32)
-    return {"x": inputs}, inputs.sum(axis=1, keepdims=True)
+def _names_of(code) -> dict:
+    names = {"tf": tf} | {n: getattr(estimator_accum, n) for n in estimator_accum.__all__}
+    names["feature_columns"] = [tf.feature_column.numeric_column("x", [3])]
+    exec(code, names)  # noqa: S102
+    return names
 
 
-def _train(estimator, batch):
-    data = _regression_data()
-    estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(batch))
-    return estimator
-
-
-def _head_model_fn(code):
+def _estimator_with_head(code):
     def model_fn(features, labels, mode):
-        names = {
-            "tf": tf,
-            "make_accumulating_train_op": estimator_accum.make_accumulating_train_op,
-        }
-        exec(code, names)  # noqa: S102
+        names, logits = _names_of(code), _network(features["x"])
+        variables = tf.compat.v1.trainable_variables()
+        options = {"trainable_variables": variables, "train_op_fn": names["train_op_fn"]}
         return names["head"].create_estimator_spec(
-            features,
-            mode,
-            _network(features["x"]),
-            labels,
-            trainable_variables=tf.compat.v1.trainable_variables(),
-            train_op_fn=names["train_op_fn"],
+            features, mode, logits, labels, **options
         )
 
-    return model_fn
+    return tf.estimator.Estimator(model_fn)
 
 
-def test_the_lines_for_a_head_train_like_the_big_batch(tmp_path):
-    def train(code, batch, folder):
-        estimator = tf.estimator.Estimator(_head_model_fn(code), str(folder))
-        return _train(estimator, batch).get_variable_value("weights")
+@pytest.mark.parametrize(
+    ("words", "make", "name"),
+    [
+        ("RegressionHead", _estimator_with_head, "weights"),
+        (
+            "LinearRegressor",
+            lambda code: _names_of(code)["estimator"],
+            "linear/linear_model/x/weights",
+        ),
+    ],
+    ids=["a head", "a canned estimator"],
+)
+def test_the_lines_for_an_estimator_train_like_the_big_batch(words, make, name):
+    inputs = np.random.default_rng(0).normal(size=[64, 3]).astype(np.float32)
+    data = {"x": inputs}, inputs.sum(axis=1, keepdims=True)
 
-    code = _code_with("RegressionHead")
-    ours = train(code, 4, tmp_path / "ours")
-    whole = train(_without_accumulation(code), 16, tmp_path / "whole")
-    np.testing.assert_allclose(ours, whole, rtol=1e-5)
-    assert np.all(ours != 0)
-
-
-def test_the_lines_for_a_canned_estimator_train_like_the_big_batch():
     def train(code, batch):
-        names = {
-            "tf": tf,
-            "AccumulatingOptimizer": estimator_accum.AccumulatingOptimizer,
-            "feature_columns": [tf.feature_column.numeric_column("x", [3])],
-        }
-        exec(code, names)  # noqa: S102
-        estimator = _train(names["estimator"], batch)
-        name = "linear/linear_model/x/weights"
+        estimator = make(code)
+        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(batch))
         return estimator.get_variable_value(name)
 
-    code = _code_with("LinearRegressor")
+    code = _code_with(words)
     ours = train(code, 4)
     np.testing.assert_allclose(ours, train(_without_accumulation(code), 16), rtol=1e-5)
     assert np.all(ours != 0)
@@ -153,11 +134,8 @@ _OUR_LINES = re.sub("(?m)^#SBATCH .*", "", _README)  # those are Slurm's
 
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"--([a-z_]+)=", _OUR_LINES))))
 def test_every_flag_in_the_readme_exists(flag):
-    repository = pathlib.Path(__file__).parent.parent
-    scripts = [
-        *repository.glob("scripts/**/*.py"),
-        repository / "estimator_accum/plan.py",
-    ]
+    folder = pathlib.Path(estimator_accum.__file__).parent
+    scripts = [*folder.parent.glob("scripts/**/*.py"), folder / "plan.py"]
     texts = [path.read_text() for path in scripts]
     rooms = (run_classifier.FLAGS, launch_local.FLAGS)
     is_known = any(flag in flags for flags in rooms)

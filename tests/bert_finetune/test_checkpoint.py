@@ -7,20 +7,13 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_bert
 
 from bert_finetune import checkpoint
-from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint, encoder_shapes
 from bert_finetune.modeling import classifier_logits, encode
 
-_CONFIG = BertConfig(
-    vocab_size=20,
-    hidden_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=12,
-    max_position_embeddings=6,
-)
+_CONFIG = dataclasses.replace(tiny_bert.CONFIG, num_hidden_layers=2)
 _WORDS = "bert/embeddings/word_embeddings"
 _QUERY = "bert/encoder/layer_1/attention/self/query/kernel"
 
@@ -61,7 +54,7 @@ def test_shapes_of_the_encoder_leave_the_current_graph_alone():
     with tf.Graph().as_default() as graph:
         shapes = encoder_shapes(_CONFIG)
         assert not graph.get_operations()
-    assert (len(shapes), shapes[_WORDS]) == (5 + 2 * 16 + 2, (20, 8))
+    assert (len(shapes), shapes[_WORDS]) == (5 + 2 * 16 + 2, (25, 16))
 
 
 def test_written_arrays_are_read_back(tmp_path):
@@ -75,9 +68,9 @@ def test_written_arrays_are_read_back(tmp_path):
 
 
 def test_checkpoint_with_slots_and_a_classifier_of_the_right_classes_passes(tmp_path):
-    arrays = _arrays() | {"output_weights": np.zeros([3, 8], np.float32)}
-    arrays["cls/predictions/output_bias"] = np.zeros([20], np.float32)
-    arrays[f"{_WORDS}/adam_m"] = np.zeros([20, 8], np.float32)
+    arrays = _arrays() | {"output_weights": np.zeros([3, 16], np.float32)}
+    arrays["cls/predictions/output_bias"] = np.zeros([25], np.float32)
+    arrays[f"{_WORDS}/adam_m"] = np.zeros([25, 16], np.float32)
     path = _write(tmp_path, arrays)
     check_checkpoint(path, _CONFIG)
     check_checkpoint(path, _CONFIG, num_labels=3)
@@ -87,7 +80,7 @@ def test_checkpoint_with_slots_and_a_classifier_of_the_right_classes_passes(tmp_
 def test_a_classifier_of_other_classes_or_none_is_refused(tmp_path, classes, received):
     arrays = _arrays()
     if classes:
-        arrays["output_weights"] = np.zeros([classes, 8], np.float32)
+        arrays["output_weights"] = np.zeros([classes, 16], np.float32)
     path = _write(tmp_path, arrays)
     sentence = f"{path} must hold a trained classifier of 3 classes. Received: {received}"
     with pytest.raises(ValueError, match=re.escape(sentence)):
@@ -98,8 +91,8 @@ def test_a_classifier_of_other_classes_or_none_is_refused(tmp_path, classes, rec
     ("changes", "sentence"),
     [
         ({"num_hidden_layers": 1}, "`num_hidden_layers` must be that of {path}, 2. R.*: 1"),
-        ({"num_hidden_layers": 3}, r"2/attention/self/query/kernel` .* \[8, 8\]. Received: 39 .*, 39 in `bert/"),
-        ({"vocab_size": 21}, r"`{words}` in {path} .* \[21, 8\] .* \[20, 8\], float32. Use"),
+        ({"num_hidden_layers": 3}, r"2/attention/self/query/kernel` .* \[16, 16\]. Received: 39 .*, 39 in `bert/"),
+        ({ "vocab_size": 26}, r"`{words}` in {path} .* \[26, 16\] .* \[25, 16\], float32. Use"),
     ],
 )
 def test_a_checkpoint_of_another_config_is_refused(tmp_path, changes, sentence):
@@ -128,7 +121,7 @@ def test_a_checkpoint_of_far_fewer_layers_is_refused_without_building_them(
 
 
 def test_a_head_that_is_cut_short_is_found(tmp_path):
-    arrays = _arrays() | {"output_weights": np.ones([3, 8], np.float32)}
+    arrays = _arrays() | {"output_weights": np.ones([3, 16], np.float32)}
     path = _write(tmp_path, arrays)
     (data,) = tmp_path.glob("*.data-*")
     data.write_bytes(data.read_bytes()[:-20])
@@ -181,14 +174,14 @@ def test_checkpoint_of_another_model_is_described(tmp_path):
 def test_other_type_is_refused(tmp_path):
     arrays = _arrays()
     arrays[_QUERY] = arrays[_QUERY].astype(np.float64)
-    with pytest.raises(ValueError, match=r"Received: \[8, 8\], float64"):
+    with pytest.raises(ValueError, match=r"Received: \[16, 16\], float64"):
         check_checkpoint(_write(tmp_path, arrays), _CONFIG)
 
 
 def test_encoder_starts_from_the_checkpoint_and_the_head_does_not(tmp_path):
     arrays = _arrays()
     slots = {f"{name}/adam_m": array for name, array in arrays.items()}
-    head = {"output_weights": np.full([2, 8], 9.0, np.float32)}
+    head = {"output_weights": np.full([2, 16], 9.0, np.float32)}
     path = _write(tmp_path, {**arrays, **slots, **head})
     with tf.Graph().as_default():
         _build_classifier()

@@ -5,6 +5,7 @@ import shutil
 
 import fuzzing
 import pytest
+import tiny_bert
 from absl.testing import flagsaver
 
 from bert_finetune import jobs, run_classifier
@@ -25,18 +26,8 @@ def run(bert_dir, cola_dir, trained, tmp_path, monkeypatch):
     numbers = itertools.count()
 
     def main(**more) -> None:
-        flags = {
-            "task_name": "CoLA",
-            "do_train": "true",
-            "do_eval": "true",
-            "data_dir": data,
-            "vocab_file": bert / "vocab.txt",
-            "bert_config_file": bert / "bert_config.json",
-            "init_checkpoint": bert / "bert_model.ckpt",
-            "max_seq_length": 16,
-            "output_dir": tmp_path / "new" / str(next(numbers)),
-            **more,
-        }
+        flags = tiny_bert.command_line(bert, data, tmp_path / "new" / str(next(numbers)))
+        flags |= {"do_eval": "true", **more}
         with flagsaver.flagsaver():
             run_classifier.main(["", *(f"--{k}={v}" for k, v in flags.items())])
 
@@ -45,14 +36,8 @@ def run(bert_dir, cola_dir, trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "data/train.tsv",
-        "data/dev.tsv",
-        "bert/vocab.txt",
-        "bert/bert_config.json",
-        "bert/bert_model.ckpt.index",
-        "bert/bert_model.ckpt.data-00000-of-00001",
-    ],
+    ["data/train.tsv", "data/dev.tsv", "bert/vocab.txt", "bert/bert_config.json"]
+    + [f"bert/bert_model.ckpt.{end}" for end in ("index", "data-00000-of-00001")],
 )
 def test_damaged_file_is_used_or_refused(name, run, tmp_path):
     path = tmp_path / name

@@ -1,27 +1,20 @@
 """bert_finetune/masked_lm.py: what is masked, what is learned, what is saved."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_bert
 
 from bert_finetune import masked_lm
-from bert_finetune.modeling import BertConfig
 
 # Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, two words 5 and 6, two unused.
 _ALTERNATING = [[2, 5, 6, 5, 6, 5, 6, 3], [2, 6, 5, 6, 5, 3]] * 8
-_TINY = BertConfig(
-    vocab_size=9,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    max_position_embeddings=8,
-    initializer_range=0.1,
-)
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_SIZES = {"vocab_size": 9, "max_position_embeddings": 8, "initializer_range": 0.1}
+_TINY = dataclasses.replace(tiny_bert.CONFIG, **_SIZES, **_NO_DROPOUT)
 _TRAINING = {"special_ids": range(5), "pad_id": 0, "mask_id": 4}
 _TRAINING |= {"batch_size": 16, "peak_learning_rate": 5e-3}
 

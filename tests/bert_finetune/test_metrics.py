@@ -14,9 +14,8 @@ def _evaluate(labels, predicted, batch=7):
     with tf.Graph().as_default(), v1.Session() as session:
         label = v1.placeholder(tf.int32, [None])
         prediction = v1.placeholder(tf.int32, [None])
-        ops = metrics.eval_metric_ops(
-            NAMES, label, tf.one_hot(prediction, 2), tf.cast(label, tf.float32)
-        )
+        logits, losses = tf.one_hot(prediction, 2), tf.cast(label, tf.float32)
+        ops = metrics.eval_metric_ops(NAMES, label, logits, losses)
         session.run(v1.local_variables_initializer())
         for start in range(0, len(labels), batch):
             part = slice(start, start + batch)
@@ -33,11 +32,8 @@ def test_metrics_equal_their_definitions():
     tp = np.sum((labels == 1) & (predicted == 1))
     fp = np.sum((labels == 0) & (predicted == 1))
     fn = np.sum((labels == 1) & (predicted == 0))
-    np.testing.assert_allclose(
-        found["matthews_correlation"],
-        np.corrcoef(labels, predicted)[0, 1],  # the same number for two classes
-        rtol=1e-5,
-    )
+    correlation = np.corrcoef(labels, predicted)[0, 1]  # the same for two classes
+    np.testing.assert_allclose(found["matthews_correlation"], correlation, rtol=1e-5)
     np.testing.assert_allclose(found["f1"], 2 * tp / (2 * tp + fp + fn), rtol=1e-6)
     accuracy = np.mean(labels == predicted)
     np.testing.assert_allclose(found["eval_accuracy"], accuracy, rtol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 import running
 import tensorflow as tf
 from absl.testing import flagsaver
-from tiny_bert import all_variables, metrics, write_bert
+from tiny_bert import all_variables, command_line, metrics, write_bert
 
 from bert_finetune import run_classifier
 from bert_finetune.progress import read_progress
@@ -26,16 +26,7 @@ _MACHINE = pathlib.Path(__file__).with_name("other_machine.py")
 @pytest.fixture
 def flags(bert_dir, cola_dir, tmp_path) -> dict:
     """A complete command line, by flag."""
-    return {
-        "task_name": "CoLA",
-        "do_train": "true",
-        "data_dir": cola_dir,
-        "vocab_file": bert_dir / "vocab.txt",
-        "bert_config_file": bert_dir / "bert_config.json",
-        "init_checkpoint": bert_dir / "bert_model.ckpt",
-        "max_seq_length": 16,
-        "output_dir": tmp_path / "output",
-    }
+    return command_line(bert_dir, cola_dir, tmp_path / "output")
 
 
 def _arguments(flags):

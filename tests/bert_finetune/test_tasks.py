@@ -12,7 +12,13 @@ _MNLI_TEXT = "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\t" + (
     "sentence2_binary_parse\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"
 )
 _MNLI_ROW = "1\t1\tfiction\t( a )\t( b )\t(A)\t(B)\t{a}\t{b}"
-_PAIR = "index\tsentence1\tsentence2"
+
+
+def _pair(first, second):
+    header = f"index\t{first}\t{second}"
+    return f"{header}\tlabel", "0\t{a}\t{b}\t{label}", header, "3\t{a}\t{b}"
+
+
 # The header of each task's labelled files, their rows, and those of its test files.
 _LAYOUTS = {
     "CoLA": (None, "gj04\t{label}\t*\t{a}", "index\tsentence", "3\t{a}"),
@@ -35,14 +41,9 @@ _LAYOUTS = {
         _MNLI_TEXT,
         f"3\t{_MNLI_ROW}",
     ),
-    "QNLI": (
-        "index\tquestion\tsentence\tlabel",
-        "0\t{a}\t{b}\t{label}",
-        "index\tquestion\tsentence",
-        "3\t{a}\t{b}",
-    ),
-    "RTE": (f"{_PAIR}\tlabel", "0\t{a}\t{b}\t{label}", _PAIR, "3\t{a}\t{b}"),
-    "WNLI": (f"{_PAIR}\tlabel", "0\t{a}\t{b}\t{label}", _PAIR, "3\t{a}\t{b}"),
+    "QNLI": _pair("question", "sentence"),
+    "RTE": _pair("sentence1", "sentence2"),
+    "WNLI": _pair("sentence1", "sentence2"),
 }
 _ALL = [task.name for task in TASKS]
 
@@ -78,12 +79,10 @@ def test_labelled_files_are_read_in_glues_layout(tmp_path, name):
     first_line = 1 if header is None else 2
     for file in (task.train_file, *task.dev_files.values()):
         _write(tmp_path, file, *([] if header is None else [header]), *rows)
-        assert _read(tmp_path, name, file) == [
-            Example(
-                f"{file[:-4]}-{first_line + i}", *_texts(label, _LAYOUTS[name][1]), i
-            )
-            for i, label in enumerate(task.labels)
-        ]
+        for i, found in enumerate(_read(tmp_path, name, file)):
+            texts = _texts(task.labels[i], _LAYOUTS[name][1])
+            assert found == Example(f"{file[:-4]}-{first_line + i}", *texts, i)
+        assert i == len(task.labels) - 1
 
 
 @pytest.mark.parametrize("name", _ALL)

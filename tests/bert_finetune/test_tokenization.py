@@ -60,9 +60,7 @@ def _learned_words(texts):
     """Frequent words and word ends of texts, and all their characters."""
     words = collections.Counter(w for text in texts for w in re.findall(r"\w+", text))
     ends = collections.Counter(f"##{word[-3:]}" for word in words)
-    characters = sorted(
-        {character for text in texts for character in text if character.strip()}
-    )
+    characters = sorted({c for text in texts for c in text if c.strip()})
     learned = [word for word, _ in words.most_common(1500)]
     learned += [end for end, _ in ends.most_common(300)]
     return [*dict.fromkeys([*characters, *(f"##{c}" for c in characters), *learned])]
@@ -86,13 +84,10 @@ def _assert_ids_of_transformers(vocab_file, do_lower_case, texts):
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_ids_of_real_cola_are_those_of_transformers(real_data, tmp_path, do_lower_case):
-    texts = [
-        example.text_a
-        for name in ("train.tsv", "dev.tsv", "test.tsv")
-        for example in read_examples(
-            get_task("cola"), real_data / "cola", name, labelled=name != "test.tsv"
-        )
-    ]
+    cola, texts = get_task("cola"), []
+    for name, labelled in (("train.tsv", True), ("dev.tsv", True), ("test.tsv", False)):
+        examples = read_examples(cola, real_data / "cola", name, labelled=labelled)
+        texts += [example.text_a for example in examples]
     learned = _learned_words([t.lower() if do_lower_case else t for t in texts])
     vocab_file = _write_vocabulary(tmp_path, learned)
     # Every fourth: transformers is slow.
@@ -109,9 +104,8 @@ def _generated_texts(first, last, do_lower_case):
         if unicodedata.category(character) not in ("Cn", "Co")
     ]
     texts = [f"ab{c}cd Xy{c} {c} {c}{c}Z." for c in characters]
-    texts += [
-        "".join(generator.choices([*characters, *"abC .,"], k=40)) for _ in range(20)
-    ]
+    pool = [*characters, *"abC .,"]
+    texts += ["".join(generator.choices(pool, k=40)) for _ in range(20)]
     if do_lower_case:
         return texts
     # transformers composes characters first, google-research/bert does not.
@@ -128,10 +122,8 @@ def test_ids_of_generated_text_are_those_of_transformers(
     variants = [*texts]
     if do_lower_case:
         variants += [unicodedata.normalize("NFD", text.lower()) for text in texts]
-    learned = _learned_words(variants)
-    vocab_file = _write_vocabulary(
-        tmp_path, [word for word in learned if "\n" not in word and "\r" not in word]
-    )
+    learned = [w for w in _learned_words(variants) if not {"\n", "\r"} & {*w}]
+    vocab_file = _write_vocabulary(tmp_path, learned)
     _assert_ids_of_transformers(vocab_file, do_lower_case, texts)
 
 
@@ -180,9 +172,8 @@ def test_pair_is_cut_from_the_longer_text_token_by_token(tokenizer):
                 encoding = tokenizer.encode(" ".join(a), " ".join(b), max_seq_length)
                 while len(a) + len(b) > max_seq_length - 3:
                     (a if len(a) > len(b) else b).pop()
-                assert _tokens(tokenizer, encoding.input_ids) == [
-                    *("[CLS]", *a, "[SEP]", *b, "[SEP]")
-                ]
+                expected = ["[CLS]", *a, "[SEP]", *b, "[SEP]"]
+                assert _tokens(tokenizer, encoding.input_ids) == expected
                 assert encoding.segment_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
 
 

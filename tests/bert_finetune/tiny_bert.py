@@ -102,6 +102,20 @@ def make_settings(
     )
 
 
+def command_line(bert_dir, data_dir, output_dir) -> dict:
+    """Flags of `run_classifier.py` that suffice for training, by name."""
+    return {
+        "task_name": "CoLA",
+        "do_train": "true",
+        "data_dir": data_dir,
+        "vocab_file": bert_dir / "vocab.txt",
+        "bert_config_file": bert_dir / "bert_config.json",
+        "init_checkpoint": bert_dir / "bert_model.ckpt",
+        "max_seq_length": 16,
+        "output_dir": output_dir,
+    }
+
+
 def run(settings: Settings, **changes) -> pathlib.Path:
     """Does a run in this process; returns its output folder."""
     settings = dataclasses.replace(settings, **changes)
