@@ -69,15 +69,9 @@ def interpreter(
     path: pathlib.Path, version: str, has_venv: bool = True
 ) -> pathlib.Path:
     """Writes a fake Python of that version."""
-    return executable(
-        path,
-        _INTERPRETER.format(
-            version=version,
-            venv_code=0 if has_venv else 1,
-            path=path,
-            real=sys.executable,
-        ),
-    )
+    facts = {"version": version, "venv_code": 0 if has_venv else 1}
+    text = _INTERPRETER.format(path=path, real=sys.executable, **facts)
+    return executable(path, text)
 
 
 class Machine:
@@ -124,13 +118,10 @@ class Machine:
         self, *command: str, stderr=subprocess.PIPE, **variables: str
     ) -> subprocess.Popen:
         """Starts a program with the machine's PATH and these variables."""
+        command = [shutil.which("sh"), "-c", 'exec "$@"', "sh", *command]
+        options = {"env": self._environment | variables, "cwd": self.home}
         return subprocess.Popen(
-            [shutil.which("sh"), "-c", 'exec "$@"', "sh", *command],
-            env=self._environment | variables,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            cwd=self.home,
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, **options
         )
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess:
@@ -141,9 +132,11 @@ class Machine:
 
     def test(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
         """Runs scripts/test."""
-        return self.run(
-            str(self.repository / "scripts" / "test"), *arguments, **variables
-        )
+        return self.script("scripts/test", *arguments, **variables)
+
+    def script(self, name: str, *arguments, **variables) -> subprocess.CompletedProcess:
+        """Runs one of the repository's scripts."""
+        return self.run(str(self.repository / name), *arguments, **variables)
 
     def pick(self, **variables: str) -> subprocess.CompletedProcess:
         """Prints the interpreter that the scripts take."""

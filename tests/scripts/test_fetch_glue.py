@@ -57,9 +57,8 @@ def test_glue_zip_becomes_the_tasks_folder(glue, server, tmp_path):
     assert "CoLA: Warstadt et al. 2018; research use; https://nyu-mll" in done.stdout
     assert content_of(tmp_path / "glue" / "CoLA") == _COLA
     assert [path.name for path in (tmp_path / "glue").iterdir()] == ["CoLA"]
-    examples = read_examples(
-        get_task("cola"), tmp_path / "glue" / "CoLA", "train.tsv", labelled=True
-    )
+    folder = tmp_path / "glue" / "CoLA"
+    examples = read_examples(get_task("cola"), folder, "train.tsv", labelled=True)
     assert [example.label for example in examples] == [1, 0]
     done = glue("--tasks=CoLA")
     assert done.output == f"CoLA: already in {tmp_path / 'glue' / 'CoLA'}\n"
@@ -76,9 +75,8 @@ def test_every_task_is_fetched_from_its_own_address(glue, server, tmp_path):
         server.files[f"/glue/data/{zip_name}"] = make_zip(files, f"{name}/")
     _serve_mrpc(server)
     assert glue().returncode == 0
-    assert {path.name for path in (tmp_path / "glue").iterdir()} == {
-        task.name for task in TASKS
-    }
+    folders = {path.name for path in (tmp_path / "glue").iterdir()}
+    assert folders == {task.name for task in TASKS}
     pairs = [f"{part}_{kind}" for part in ("dev", "test") for kind in _KINDS]
     names = {f"{name}.tsv" for name in ["train", *pairs]}
     assert set(content_of(tmp_path / "glue" / "MNLI")) == names
@@ -120,7 +118,9 @@ def test_incomplete_folder_is_left_alone(refused, server, tmp_path):
 
 def test_other_checksum_than_the_published_one_is_refused(refused, server):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    sentence = r"/CoLA.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: \w{64}\. It"
+    sentence = (
+        r"/CoLA.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: \w{64}\. It"
+    )
     refused(1, sentence, "--tasks=CoLA")
 
 
@@ -153,7 +153,9 @@ def test_damaged_zip_leaves_nothing_behind(
 def test_missing_page_names_address_and_what_to_do(refused, server):
     address = f"{server.url}/glue/data/CoLA.zip"
     by_hand = f"By hand: download {address} anywhere and run .* --archive CoLA.zip"
-    sentence = f"{address} could not be downloaded: HTTP Error 404: Not Found. {by_hand}"
+    sentence = (
+        f"{address} could not be downloaded: HTTP Error 404: Not Found. {by_hand}"
+    )
     refused(1, sentence, "--tasks=CoLA")
 
 
@@ -207,7 +209,9 @@ def test_archive_of_another_checksum_is_refused(refused, server, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(make_zip(_COLA, "CoLA/"))
     address = f"{server.url}/glue/data/CoLA.zip"
-    sentence = rf"what is published at {address}, .* f212\w{{60}}\. Rec.* with \w{{64}}\."
+    sentence = (
+        rf"what is published at {address}, .* f212\w{{60}}\. Rec.* with \w{{64}}\."
+    )
     refused(2, sentence, "--tasks=CoLA", f"--archive={archive}")
 
 

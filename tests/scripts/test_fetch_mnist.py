@@ -40,9 +40,8 @@ def test_four_files_make_the_folder(mnist, server, tmp_path):
     done = mnist()
     assert (done.returncode, done.stderr) == (0, "")
     assert "MNIST: LeCun et al. 1998" in done.stdout
-    assert content_of(tmp_path / "mnist") == {
-        name: f"content of {name}" for name in _NAMES
-    }
+    expected = {name: f"content of {name}" for name in _NAMES}
+    assert content_of(tmp_path / "mnist") == expected
     assert [path.name for path in tmp_path.iterdir()] == ["mnist"]
     assert "already in" in mnist().stdout
     assert len(server.requests) == 4

@@ -21,8 +21,7 @@ def test_table_holds_its_bounds_and_shows_the_others(keras, capsys, monkeypatch)
     rows = re.findall(r"^\| Adam \|(.*)\|$", printed, re.MULTILINE)
     assert len(rows[0].split("|")) == 5
     if len(rows) > 1:  # Keras 3's own moves averages and schedules per micro-step
-        plain, average, schedule, *_ = [
-            float(cell.split(",")[0]) for cell in rows[1].split("|")
-        ]
+        cells = [cell.split(",")[0] for cell in rows[1].split("|")]
+        plain, average, schedule, *_ = map(float, cells)
         assert plain < 1e-6
         assert min(average, schedule) > 1e-3

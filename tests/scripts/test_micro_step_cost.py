@@ -36,9 +36,8 @@ def test_the_ratios_are_printed_and_held_to_their_bound(monkeypatch, capsys):
     monkeypatch.setattr(micro_step_cost, "_micro_step", made)
     monkeypatch.setattr(micro_step_cost, "_timed", timed)
     assert _exit_code(monkeypatch, largest_ratio=1.26) == 0
-    ratios = re.findall(
-        r"^(\S+) +(\d\.\d{3}) of a micro-step", capsys.readouterr().out, re.MULTILINE
-    )
+    row = r"(?m)^(\S+) +(\d\.\d{3}) of a micro-step"
+    ratios = re.findall(row, capsys.readouterr().out)
     assert ratios == [('on_nonfinite="raise"', "1.250"), ("noise_scale=True", "1.100")]
     assert _exit_code(monkeypatch, largest_ratio=1.2) == 1
     assert _exit_code(monkeypatch, largest_ratio=1.05) == 1

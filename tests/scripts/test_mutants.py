@@ -22,11 +22,9 @@ _TWO_LINES = "def f():\n    '''Text.'''\n    a()\n    "
 
 
 def _mutated(source: str, kind: str) -> list[str]:
-    return [
-        place.applied_to(source.encode()).decode()
-        for place in places_of("a.py", source.encode())
-        if place.mutant.kind == kind
-    ]
+    source = source.encode()
+    found = [each for each in places_of("a.py", source) if each.mutant.kind == kind]
+    return [place.applied_to(source).decode() for place in found]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +83,8 @@ def test_text_imports_logs_errors_and_flags_are_left_alone(source):
 
 def test_every_mutant_of_a_file_is_another_program():
     source = (_REPOSITORY / "estimator_accum" / "update.py").read_bytes()
-    programs = [
-        ast.dump(ast.parse(p.applied_to(source))) for p in places_of("", source)
-    ]
+    mutated = [place.applied_to(source) for place in places_of("", source)]
+    programs = [ast.dump(ast.parse(each)) for each in mutated]
     assert len(programs) > 50
     assert ast.dump(ast.parse(source)) not in programs
 
@@ -95,9 +92,7 @@ def test_every_mutant_of_a_file_is_another_program():
 def test_mutant_is_found_again_after_edits_elsewhere_in_the_file():
     source = b"def f(a):\n    return a + 1 + (a + 1)\n"
     before = {place.mutant for place in places_of("a.py", source)}
-    edited = b"# New.\ndef g(b):\n    return b + 1\n\n\n" + source.replace(
-        b"    ", b"  "
-    )
+    edited = b"# New.\ndef g(b):\n    return b + 1\n" + source.replace(b"    ", b"  ")
     after = {place.mutant: place for place in places_of("a.py", edited)}
     assert before < after.keys()
     twice = [m for m in before if m.original == "a + 1" and m.kind == "number"]
@@ -215,28 +210,22 @@ def test_forked_run_keeps_the_order_and_leaves_no_process(tmp_path):
     def test(name):
         return f"test_a.py::test_{name}"
 
-    requests = [
-        [[test("green"), test("red"), test("end")], 60, True],
-        [[test("red"), test("green")], 60, False],
-        [[test("gone"), test("green")], 60, False],
-        [[test("end")], 60, True],
-        [[test("green"), test("hang")], 3, True],
+    green = [test("green")]
+    asked_and_expected = [
+        ([["green", "red", "end"], 60, True], (green, test("red"), "call fails")),
+        ([["red", "green"], 60, False], (green, test("red"), "call fails")),
+        ([["gone", "green"], 60, False], (green, test("gone"), "not collected")),
+        ([["end"], 60, True], ([], test("end"), "exit code 3")),
+        ([["green", "hang"], 3, True], (green, test("hang"), "timeout")),
     ]
+    requests = [[[*map(test, a)], *rest] for (a, *rest), _ in asked_and_expected]
     path = tmp_path / "requests.jsonl"
     path.write_text("\n".join(map(json.dumps, requests)))
     with path.open() as stdin:
         arguments, options = ["-c", _FORK, tmp_path], {"cwd": tmp_path, "stdin": stdin}
         done = running.run(*arguments, **options, PYTHONPATH=str(_REPOSITORY))
-    green = [test("green")]
-    expected = [
-        (green, test("red"), "call fails"),
-        (green, test("red"), "call fails"),
-        (green, test("gone"), "not collected"),
-        ([], test("end"), "exit code 3"),
-        (green, test("hang"), "timeout"),
-    ]
     answers = [tuple(json.loads(line).values()) for line in done.stdout.splitlines()]
-    assert answers == expected, done.stderr
+    assert answers == [expected for _, expected in asked_and_expected], done.stderr
     pid = (tmp_path / "pid").read_text().strip()
     assert not pathlib.Path("/proc", pid).exists()
 
@@ -270,13 +259,10 @@ def test_check_names_each_mutant_that_survives(
     (tmp_path / "estimator_accum").mkdir()
     source = tmp_path / "estimator_accum" / "a.py"
     source.write_text("def f(a):\n    return a + 1\n")
-    place = next(
-        place
-        for mutant, place in places(tmp_path, "estimator_accum").items()
-        if mutant.kind == "arithmetic"
-    )
+    mutants_of_a = places(tmp_path, "estimator_accum")
+    [mutant] = (each for each in mutants_of_a if each.kind == "arithmetic")
     floor = tmp_path / "floor.jsonl"
-    rows = [place.mutant, place.mutant._replace(original="a + 2")]
+    rows = [mutant, mutant._replace(original="a + 2")]
     floor.write_text("\n".join(mutants._line(row, {"test": test}) for row in rows))
     flags = ["--check", f"--root={tmp_path}", f"--floor={floor}"]
     assert mutants.main(flags) == code
@@ -297,9 +283,8 @@ def test_kept_files_move_a_mutant_and_keep_its_reason(tmp_path):
     source = b"f(a + 1)\n"
     killed, equivalent, new = [p.mutant for p in places_of("a.py", source)][:3]
     paths = [tmp_path / name for name in ("floor.jsonl", "survivors.jsonl")]
-    flags = mutants._parser().parse_args(
-        [f"--floor={paths[0]}", f"--survivors={paths[1]}"]
-    )
+    flags = [f"--floor={paths[0]}", f"--survivors={paths[1]}"]
+    flags = mutants._parser().parse_args(flags)
     paths[0].write_text(mutants._line(new, {"test": "tests/old.py::test"}))
     reason = {"reason": "equivalent: a is 0"}
     paths[1].write_text(mutants._line(equivalent, reason))

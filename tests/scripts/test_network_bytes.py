@@ -27,9 +27,8 @@ sys.exit(network_bytes.main(sys.argv[1:]))
 @pytest.mark.once
 def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
     # A process of its own: it moves to another network.
-    result = running.run(
-        "-c", _IN_ITS_NETWORK, "--updates=20", "--effective_batch_size=16"
-    )
+    flags = ["--updates=20", "--effective_batch_size=16"]
+    result = running.run("-c", _IN_ITS_NETWORK, *flags)
     print(result.stdout, result.stderr)
     if result.stdout.startswith("shared"):
         pytest.skip("no network namespace here: other tests send over this loopback")
@@ -49,9 +48,5 @@ def test_more_bytes_than_allowed_is_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(network_bytes, "_IDLE_SECS", 0.01)
     monkeypatch.setattr(network_bytes, "_bytes_per_update", lambda *_: next(sizes))
     assert network_bytes.main([]) == 1
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert rows == [
-        ["K=1", "1,000", "1.00"],
-        ["K=8", "1,200", "1.20"],
-        ["8", "reductions", "8,000", "8.00"],
-    ]
+    rows = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["1,000", "1.00"], ["1,200", "1.20"], ["8,000", "8.00"]]

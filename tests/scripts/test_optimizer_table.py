@@ -24,11 +24,8 @@ def one_k(monkeypatch):
 
 
 def test_the_table_has_every_optimizer_of_v1_train():
-    public = {
-        value
-        for value in vars(v1.train).values()
-        if inspect.isclass(value) and issubclass(value, v1.train.Optimizer)
-    }
+    classes = filter(inspect.isclass, vars(v1.train).values())
+    public = {each for each in classes if issubclass(each, v1.train.Optimizer)}
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         rate = tf.constant(0.1)
@@ -54,19 +51,13 @@ def test_every_run_is_in_the_csv_and_the_largest_in_the_table(
     assert name == "Momentum"
     for column, cell in zip(columns, cells, strict=True):
         dtype, variable = column.split(", ")
-        largest = max(
-            float(row["relative_difference"])
-            for row in rows
-            if (row["dtype"], row["variable"]) == (dtype, variable)
-        )
+        of_it = [r for r in rows if (r["dtype"], r["variable"]) == (dtype, variable)]
+        largest = max(float(row["relative_difference"]) for row in of_it)
         assert cell == f"{largest:.1e}"
         assert largest < (2e-5 if dtype == "float32" else 1e-12)
-        for_one_step = [
-            float(row["relative_difference"])
-            for row in rows
-            if row["gradient_accumulation_steps"] == "1" and not row["clip_norm"]
-        ]
-        assert set(for_one_step) == {0.0}  # the plain optimizer, bit for bit
+    for row in rows:  # the plain optimizer, bit for bit
+        is_plain = row["gradient_accumulation_steps"] == "1" and not row["clip_norm"]
+        assert not is_plain or float(row["relative_difference"]) == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

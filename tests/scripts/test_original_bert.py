@@ -9,15 +9,10 @@ from bert_finetune.optimization import AdamWeightDecayOptimizer
 from scripts.benchmarks import original_bert
 
 v1 = tf.compat.v1
-_CONFIG = modeling.BertConfig(
-    vocab_size=30,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=8,
-    initializer_range=0.5,  # so that attention matters
-)
+_SIZES = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 32}
+_SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+_RANGE = {"max_position_embeddings": 8, "initializer_range": 0.5}  # attention matters
+_CONFIG = modeling.BertConfig(**_SIZES, **_RANGE)
 
 
 def test_restated_encoder_has_the_loss_and_gradients_of_ours():
@@ -30,9 +25,8 @@ def test_restated_encoder_has_the_loss_and_gradients_of_ours():
         labels = tf.constant([0, 1, 1])
         pooled = modeling.encode(_CONFIG, ids, mask, segments, is_training=False).pooled
         logits = modeling.classifier_logits(pooled, 2, is_training=False)
-        ours = tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        )
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        ours = tf.reduce_mean(losses)
         names = {variable.name for variable in v1.trainable_variables()}
         with v1.variable_scope(v1.get_variable_scope(), reuse=True):
             restated = original_bert.classification_loss(

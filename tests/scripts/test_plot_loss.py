@@ -52,8 +52,7 @@ def test_picture_is_written_without_a_display(tmp_path, two_runs, monkeypatch):
 
 def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs):
     runs = [
-        pd.read_csv(pathlib.Path(folder) / "train_metrics.csv")
-        for folder in two_runs.split(",")
+        pd.read_csv(f"{folder}/train_metrics.csv") for folder in two_runs.split(",")
     ]
     figure = plot_loss.draw(runs, ["with accumulation (8 x 4)", "without (32)"])
     by_updates, by_examples = figure.axes
@@ -68,9 +67,8 @@ def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs)
         assert smoothed.get_linewidth() > 3 * raw.get_linewidth()
         names = [text.get_text() for text in axes.get_legend().get_texts()]
         assert names == ["with accumulation (8 x 4)", "without (32)"]
-        assert axes.get_legend().get_title().get_text() == (
-            "bold: centred mean of 5 updates; thin: each"
-        )
+        title = axes.get_legend().get_title().get_text()
+        assert title == "bold: centred mean of 5 updates; thin: each"
         assert axes.xaxis.get_gridlines()[0].get_visible()
 
 

@@ -84,12 +84,8 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
         assert (batch, updates) == ("32", "75")
         assert float(accuracy) > 0.85
         assert float(correlation) > 0.6
-    with_accumulation, without = (
-        pd.read_csv(demo / run.folder / "train_metrics.csv")
-        for run in quickstart_demo.RUNS
-    )
-    np.testing.assert_array_equal(with_accumulation["examples"], without["examples"])
+    folders = [demo / run.folder for run in quickstart_demo.RUNS]
+    ours, theirs = (pd.read_csv(each / "train_metrics.csv") for each in folders)
+    np.testing.assert_array_equal(ours["examples"], theirs["examples"])
     # Afterwards the loss falls, and rounding grows about fivefold in ten updates.
-    np.testing.assert_allclose(
-        with_accumulation["loss"][:40], without["loss"][:40], atol=1e-5
-    )
+    np.testing.assert_allclose(ours["loss"][:40], theirs["loss"][:40], atol=1e-5)
