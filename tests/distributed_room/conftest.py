@@ -9,8 +9,6 @@ import pytest
 import short_run
 
 from distributed import command_line, jobs, launch_local, main
-from distributed.settings import Settings
-from estimator_accum.batches import micro_batch_size_of
 from estimator_accum.cluster import Cluster
 
 
@@ -47,10 +45,5 @@ def run_main(
 def one_worker(tmp_path_factory) -> pathlib.Path:
     """Output folder of one process alone that takes each batch at once."""
     folder = tmp_path_factory.mktemp("alone") / "output"
-    values = {
-        name: command_line.FLAGS[name].default for name in Settings.__dataclass_fields__
-    }
-    values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
-    values |= short_run.SETTINGS | {"output_dir": str(folder)}
-    jobs.execute(jobs.prepare(Settings(**values), Cluster()))
+    jobs.execute(jobs.prepare(short_run.short_settings(folder), Cluster()))
     return folder

@@ -5,9 +5,26 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-SETTINGS = {"train_updates": 6, "effective_batch_size": 203, "shuffle": False}
+from distributed import command_line
+from distributed.settings import Settings
+from estimator_accum.batches import micro_batch_size_of
+
+_SETTINGS = {"train_updates": 6, "effective_batch_size": 203, "shuffle": False}
 # No clock decides: who waits for a lost task is ended by the test's deadline.
-FLAGS = [f"--{k}={v}" for k, v in SETTINGS.items()] + ["--watchdog_secs=1000000"]
+FLAGS = [f"--{k}={v}" for k, v in _SETTINGS.items()] + ["--watchdog_secs=1000000"]
+
+
+def settings(**changes) -> Settings:
+    """Returns the flags' defaults but for these."""
+    values = {
+        name: command_line.FLAGS[name].default for name in Settings.__dataclass_fields__
+    }
+    values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
+    return Settings(**values | changes)
+
+
+def short_settings(output_dir: pathlib.Path) -> Settings:
+    return settings(**_SETTINGS, output_dir=str(output_dir))
 
 
 def values(output_dir: pathlib.Path) -> dict[str, np.ndarray]:

@@ -37,21 +37,13 @@ def test_flag_that_does_not_fit_is_refused_in_one_sentence(run_main, flag, sente
 def test_folder_that_cannot_be_made_is_refused(run_main, tmp_path):
     (tmp_path / "file").write_text("")
     sentence = _refused(run_main, f"--output_dir={tmp_path}/file/run")
-    assert (
-        "`--output_dir` must be a folder, or a path where one can be made." in sentence
-    )
+    assert "`--output_dir` must be a folder, or a path where one can" in sentence
 
 
 def test_folder_in_use_is_refused(run_main, tmp_path):
     with locked(tmp_path):
         sentence = _refused(run_main, f"--output_dir={tmp_path}")
     assert "must be of one run at a time" in sentence
-
-
-def test_micro_steps_with_auto_are_refused(run_main):
-    flags = ("--micro_batch_size=auto", "--gradient_accumulation_steps=2")
-    sentence = "must find the number of micro-batches itself"
-    assert sentence in _refused(run_main, *flags)
 
 
 def test_malformed_cluster_is_refused_in_one_sentence(run_main, monkeypatch):
@@ -73,10 +65,8 @@ def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main, real_starts):
     assert done.returncode == 0
     sizes = "effective batch 200 = 100 examples x 2 micro-steps x 1 replica; "
     assert sizes in done.output
-    results = dict(
-        line.split(" = ")
-        for line in (output_dir / "eval_results.txt").read_text().splitlines()
-    )
+    lines = (output_dir / "eval_results.txt").read_text().splitlines()
+    results = dict(line.split(" = ") for line in lines)
     assert float(results["accuracy"]) > 0.8
     assert results["global_step"] == "120"
     rows = (output_dir / "train_metrics.csv").read_text().splitlines()
@@ -99,12 +89,8 @@ def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main, real_starts):
 def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
     assert not list(one_worker.glob("*.log"))
     folder = tmp_path / "output"
-    flags = [
-        f"--output_dir={folder}",
-        "--save_checkpoints_updates=3",
-        "--log_examples",
-        *short_run.FLAGS,
-    ]
+    flags = [f"--output_dir={folder}", "--save_checkpoints_updates=3", "--log_examples"]
+    flags += short_run.FLAGS
     code, _ = run_main(*flags, "--micro_batch_size=51")
     assert code == 0
     # As if it had been killed after update 3.

@@ -76,19 +76,14 @@ def test_sbatch_script_is_bash_and_starts_the_tasks_with_srun():
 
 def test_sbatch_script_starts_again_until_the_tasks_are_done(tmp_path):
     srun = tmp_path / "srun"
-    srun.write_text(
-        '#!/bin/bash\necho >> starts\n[ "$(wc -l < starts)" -ge 3 ] && exit $LAST\nexit 75\n'
-    )
+    lines = "echo >> starts", '[ "$(wc -l < starts)" -ge 3 ] && exit $LAST', "exit 75"
+    srun.write_text("\n".join(["#!/bin/bash", *lines]))
     srun.chmod(0o755)
     for last in ("0", "2"):
         (tmp_path / "starts").unlink(missing_ok=True)
-        environment = {
-            "PATH": f"{tmp_path}:/usr/bin:/bin",
-            "SLURM_SUBMIT_DIR": str(tmp_path),
-            "LAST": last,
-        }
-        done = subprocess.run(
-            ["bash", "-c", _block("bash")], env=environment, check=False
-        )
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LAST": last}
+        environment["SLURM_SUBMIT_DIR"] = str(tmp_path)
+        command = ["bash", "-c", _block("bash")]
+        done = subprocess.run(command, env=environment, check=False)
         assert done.returncode == int(last)
         assert (tmp_path / "starts").read_text().count("\n") == 3

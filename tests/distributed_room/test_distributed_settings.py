@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+from short_run import settings
 
 from distributed import settings as settings_module
 from distributed.settings import Settings, batches_of, check_settings
@@ -11,21 +12,7 @@ from estimator_accum.batches import AUTO, Batches
 
 pytestmark = pytest.mark.once
 
-_SETTINGS = Settings(
-    data_dir=None,
-    output_dir="output",
-    effective_batch_size=None,
-    micro_batch_size=None,
-    gradient_accumulation_steps=None,
-    train_updates=10,
-    learning_rate=0.1,
-    hidden_units=64,
-    shuffle=False,
-    seed=0,
-    save_checkpoints_updates=5,
-    watchdog_secs=300,
-    log_examples=False,
-)
+_SETTINGS = settings(output_dir="output")
 
 
 def _with(**values) -> Settings:
@@ -57,25 +44,6 @@ def test_original_runs_have_one_effective_batch():
     assert batches_of(agreeing, 2) == batches
 
 
-def test_micro_batch_is_the_largest_where_it_does_not_divide():
-    batches = batches_of(_with(micro_batch_size=30), 2)
-    assert batches == Batches(200, 4, 2)
-    assert batches.largest_share == 25
-
-
-@pytest.mark.parametrize(
-    ("sizes", "workers", "sentence"),
-    [
-        ((200, 50, 2), 1, r"Received: 200, not 50 \* 2 \* 1 = 100\. "),
-        ((3, None, 2), 2, r"Received: 3 for 2 micro-steps of 2 replicas"),
-    ],
-)
-def test_sizes_that_disagree_are_refused(sizes, workers, sentence):
-    names = ("effective_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-    with pytest.raises(ValueError, match=sentence):
-        batches_of(_with(**dict(zip(names, sizes, strict=True))), workers)
-
-
 def test_log_of_micro_batches_that_may_be_run_again_is_refused():
     check_settings(_with(micro_batch_size=AUTO))
     check_settings(_with(micro_batch_size=5, log_examples=True))
@@ -86,16 +54,10 @@ def test_log_of_micro_batches_that_may_be_run_again_is_refused():
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("effective_batch_size", 0),
-        ("micro_batch_size", 0),
-        ("gradient_accumulation_steps", -1),
-        ("train_updates", 0),
-        ("save_checkpoints_updates", 0),
-        ("watchdog_secs", 2**31),
-        ("hidden_units", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", float("nan")),
-        ("seed", -1),
+        *[("effective_batch_size", 0), ("gradient_accumulation_steps", -1)],
+        *[("micro_batch_size", 0), ("train_updates", 0), ("hidden_units", 0)],
+        *[("save_checkpoints_updates", 0), ("watchdog_secs", 2**31), ("seed", -1)],
+        *[("learning_rate", 0.0), ("learning_rate", float("nan"))],
     ],
 )
 def test_values_out_of_range_are_refused(field, value):

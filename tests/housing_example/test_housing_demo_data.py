@@ -29,23 +29,9 @@ def test_data_passes_the_checks_of_a_csv_file(tmp_path):
 
 def test_ranges_are_those_of_the_boston_housing_data():
     table = demo_data.generate()
-    ranges = {
-        "CRIM": (0.006, 89),
-        "ZN": (0, 100),
-        "INDUS": (0.4, 28),
-        "CHAS": (0, 1),
-        "NOX": (0.38, 0.88),
-        "RM": (3.5, 8.8),
-        "AGE": (2.9, 100),
-        "DIS": (1.1, 12.2),
-        "RAD": (1, 24),
-        "TAX": (187, 711),
-        "PTRATIO": (12.6, 22),
-        "B": (0.3, 396.9),
-        "LSTAT": (1.7, 38),
-        "MEDV": (5, 50),
-    }
-    for name, (low, high) in ranges.items():
+    lows = [0.006, 0, 0.4, 0, 0.38, 3.5, 2.9, 1.1, 1, 187, 12.6, 0.3, 1.7, 5]
+    highs = [89, 100, 28, 1, 0.88, 8.8, 100, 12.2, 24, 711, 22, 396.9, 38, 50]
+    for name, low, high in zip(COLUMNS, lows, highs, strict=True):
         values = table[name]
         assert low <= values.min() < values.max() <= high, name
         assert values.nunique() > 1, name
