@@ -257,7 +257,7 @@ def _rows(folder):
         return list(csv.DictReader(file))
 
 
-def test_metrics_have_a_row_an_update_with_the_windowsvariables_of(applied):
+def test_metrics_have_a_row_an_update_with_the_windows_values(applied):
     rows = _rows(applied.model_dir)
     columns = {name: [float(row[name]) for row in rows] for name in rows[0]}
     assert columns["update_step"] == [1, 2, 3, 4, 5, 6]
