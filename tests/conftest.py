@@ -54,16 +54,14 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.line(f"{sum(spent.values()):.0f} in {len(spent)} tests")
     for test, secs in spent.most_common():
         if secs > _BUDGET_CPU_SECS:
-            terminalreporter.line(
-                f"{secs:.0f} in {test}: more than the budget of {_BUDGET_CPU_SECS}"
-            )
+            said = f"{secs:.0f} in {test}: more than the budget of {_BUDGET_CPU_SECS}"
+            terminalreporter.line(said)
 
 
 def pytest_collection_modifyitems(items):
     """Files of many slow tests first: begun last, one of them has a core to itself."""
-    slow = collections.Counter(
-        item.path for item in items if item.get_closest_marker("slow")
-    )
+    marked = [item.path for item in items if item.get_closest_marker("slow")]
+    slow = collections.Counter(marked)
     items.sort(key=lambda item: -slow[item.path])
 
 

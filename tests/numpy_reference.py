@@ -37,11 +37,10 @@ class Adam:
         self.updates += 1
         self.m = self.beta1 * self.m + (1 - self.beta1) * gradient
         self.v = self.beta2 * self.v + (1 - self.beta2) * gradient**2
-        rate = (
-            self.learning_rate
-            * np.sqrt(1 - self.beta2**self.updates)
-            / (1 - self.beta1**self.updates)
+        correction = np.sqrt(1 - self.beta2**self.updates) / (
+            1 - self.beta1**self.updates
         )
+        rate = self.learning_rate * correction
         return parameter - rate * self.m / (np.sqrt(self.v) + self.epsilon)
 
 

@@ -47,9 +47,12 @@ def kind(request):
 
 def _facts(folder, arguments, **options) -> tuple[list, str, str]:
     options |= {"input": "some input", "capture_output": True, "text": True}
-    own = {"OWN": "1", "PYTHONPATH": f"{folder}/a{os.pathsep}/b"}
+    options["env"] = os.environ | {
+        "OWN": "1",
+        "PYTHONPATH": f"{folder}/a{os.pathsep}/b",
+    }
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=folder, check=True, env=os.environ | own, **options)
+    done = subprocess.run(command, cwd=folder, check=True, **options)
     first, *rest = done.stdout.splitlines()
     return json.loads(first), rest, done.stderr
 

@@ -24,7 +24,8 @@ def _code_with(words: str) -> str:
 
 def _network(features):
     zeros = tf.compat.v1.zeros_initializer()
-    return tf.matmul(features, tf.compat.v1.get_variable("weights", [3, 1], None, zeros))
+    weights = tf.compat.v1.get_variable("weights", [3, 1], initializer=zeros)
+    return tf.matmul(features, weights)
 
 
 def _train_ten_lines(estimator, batch):
@@ -70,7 +71,8 @@ def test_the_ten_lines_train_in_micro_batches_too(tmp_path):
 
 
 def _names_of(code) -> dict:
-    names = {"tf": tf} | {n: getattr(estimator_accum, n) for n in estimator_accum.__all__}
+    public = {n: getattr(estimator_accum, n) for n in estimator_accum.__all__}
+    names = {"tf": tf, **public}
     names["feature_columns"] = [tf.feature_column.numeric_column("x", [3])]
     exec(code, names)  # noqa: S102
     return names
@@ -80,10 +82,10 @@ def _estimator_with_head(code):
     def model_fn(features, labels, mode):
         names, logits = _names_of(code), _network(features["x"])
         variables = tf.compat.v1.trainable_variables()
-        options = {"trainable_variables": variables, "train_op_fn": names["train_op_fn"]}
-        return names["head"].create_estimator_spec(
-            features, mode, logits, labels, **options
-        )
+        options = {"trainable_variables": variables}
+        options["train_op_fn"] = names["train_op_fn"]
+        make_spec = names["head"].create_estimator_spec
+        return make_spec(features, mode, logits, labels, **options)
 
     return tf.estimator.Estimator(model_fn)
 

@@ -48,10 +48,9 @@ def _main(program: str, *arguments: str) -> None:
     flags = [each for each in arguments if each.startswith("--")]
     machine = dict(each.split("=") for each in arguments if each not in flags)
     if cpus := machine.get("logical_cpus"):
-        tf.config.set_logical_device_configuration(
-            tf.config.list_physical_devices("CPU")[0],
-            [tf.config.LogicalDeviceConfiguration()] * int(cpus),
-        )
+        [device] = tf.config.list_physical_devices("CPU")
+        logical = [tf.config.LogicalDeviceConfiguration()] * int(cpus)
+        tf.config.set_logical_device_configuration(device, logical)
     if micro_steps := machine.get("dies_after"):
         hook, make_hooks = _DyingHook(int(micro_steps)), model_fn.make_saver_hooks
         model_fn.make_saver_hooks = lambda config: [*make_hooks(config), hook]

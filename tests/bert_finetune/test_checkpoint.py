@@ -82,17 +82,17 @@ def test_a_classifier_of_other_classes_or_none_is_refused(tmp_path, classes, rec
     if classes:
         arrays["output_weights"] = np.zeros([classes, 16], np.float32)
     path = _write(tmp_path, arrays)
-    sentence = f"{path} must hold a trained classifier of 3 classes. Received: {received}"
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    sentence = f"{path} must hold a trained classifier of 3 classes. Rec.*: {received}"
+    with pytest.raises(ValueError, match=sentence):
         check_checkpoint(path, _CONFIG, num_labels=3)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_hidden_layers": 1}, "`num_hidden_layers` must be that of {path}, 2. R.*: 1"),
-        ({"num_hidden_layers": 3}, r"2/attention/self/query/kernel` .* \[16, 16\]. Received: 39 .*, 39 in `bert/"),
-        ({ "vocab_size": 26}, r"`{words}` in {path} .* \[26, 16\] .* \[25, 16\], float32. Use"),
+        ({"num_hidden_layers": 1}, "`num_hidden_layers` must be that of {path}, 2. Re"),
+        ({"num_hidden_layers": 3}, r"2/.*query/kernel` .* \[16, 16\]. R.*, 39 in `b"),
+        ({"vocab_size": 26}, r"`{words}` in {path} .* \[26, 16\] .* \[25, 16\], fl"),
     ],
 )
 def test_a_checkpoint_of_another_config_is_refused(tmp_path, changes, sentence):
@@ -115,7 +115,9 @@ def test_a_checkpoint_of_far_fewer_layers_is_refused_without_building_them(
         return encoder_shapes(config)
 
     monkeypatch.setattr(checkpoint, "encoder_shapes", noted)
-    with pytest.raises(ValueError, match="must hold the variable `bert/encoder/layer_2/"):
+    with pytest.raises(
+        ValueError, match="must hold the variable `bert/encoder/layer_2"
+    ):
         check_checkpoint(path, config)
     assert built == [3]
 
@@ -131,7 +133,7 @@ def test_a_head_that_is_cut_short_is_found(tmp_path):
 
 def test_missing_checkpoint_names_its_index_file(tmp_path):
     path = f"{tmp_path}/model.ckpt"
-    sentence = f"must have an index file. Received: {path}, but there is no {path}.index."
+    sentence = f"an index file. Received: {path}, but there is no {path}.index."
     with pytest.raises(ValueError, match=re.escape(sentence)):
         check_checkpoint(path, _CONFIG)
 
@@ -167,7 +169,7 @@ def test_damaged_checkpoint_is_refused(file, damage, tmp_path):
 
 def test_checkpoint_of_another_model_is_described(tmp_path):
     path = _write(tmp_path, {"dense/kernel": np.zeros([2, 2], np.float32)})
-    with pytest.raises(ValueError, match="1 variables, 0 in `bert/`, such as dense/ker"):
+    with pytest.raises(ValueError, match="1 variables, 0 in `bert/`, such as dense/"):
         check_checkpoint(path, _CONFIG)
 
 

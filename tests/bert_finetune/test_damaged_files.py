@@ -26,7 +26,8 @@ def run(bert_dir, cola_dir, trained, tmp_path, monkeypatch):
     numbers = itertools.count()
 
     def main(**more) -> None:
-        flags = tiny_bert.command_line(bert, data, tmp_path / "new" / str(next(numbers)))
+        folder = tmp_path / "new" / str(next(numbers))
+        flags = tiny_bert.command_line(bert, data, folder)
         flags |= {"do_eval": "true", **more}
         with flagsaver.flagsaver():
             run_classifier.main(["", *(f"--{k}={v}" for k, v in flags.items())])

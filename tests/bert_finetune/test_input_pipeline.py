@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from bert_finetune import input_pipeline
 from bert_finetune.encoding import encode_examples
-from bert_finetune.input_pipeline import eval_input_fn, order
+from bert_finetune.input_pipeline import eval_input_fn, order, predict_input_fn
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
 from bert_finetune.windows import epoch_order, make_windows
@@ -58,9 +58,8 @@ def _batches(input_fn):
 
 def _train_batches(encoded, windows=None, padded_length=_MAX_SEQ_LENGTH, **options):
     windows = windows or _windows(num_examples=len(encoded))
-    return _batches(
-        input_pipeline.train_input_fn(encoded, windows, padded_length=padded_length, **options)
-    )
+    options["padded_length"] = padded_length
+    return _batches(input_pipeline.train_input_fn(encoded, windows, **options))
 
 
 _BATCHES = Batches(8, 2, 1)
@@ -93,10 +92,8 @@ def test_batches_from_a_micro_step_on_are_the_tail_of_the_run(encoded, done):
 def test_replicas_of_a_process_take_turns_and_an_empty_share_is_not_real(encoded):
     """23 examples in windows of 2 x 3 x 3, the last 1: it is for the first replica."""
     windows = _windows(Batches(18, 2, 3), num_train_epochs=19.5 / 23)
-    alone, pair = (
-        _train_batches(encoded, windows=windows, replicas=replicas)
-        for replicas in ([0], [1, 2])
-    )
+    alone = _train_batches(encoded, windows=windows, replicas=[0])
+    pair = _train_batches(encoded, windows=windows, replicas=[1, 2])
     assert (len(alone), len(pair)) == (3, 6)
     stream = epoch_order(23, 1, 0)
     ids = _flat(_ids(features) for features, _ in alone + pair[:4])
@@ -152,7 +149,7 @@ def test_evaluation_goes_by_file_or_by_length_and_adds_no_examples(
 def test_prediction_yields_features_without_labels(tokenizer):
     encoded = encode_examples(_examples(6, label=False), tokenizer, _MAX_SEQ_LENGTH)
     assert encoded.labels is None
-    batches = _batches(input_pipeline.predict_input_fn(encoded, batch_size=4))
+    batches = _batches(predict_input_fn(encoded, batch_size=4))
     names = ["input_ids", "input_mask", "segment_ids"]
     assert [sorted(batch) for batch in batches] == [names] * 2
     assert _flat(_ids(batch) for batch in batches) == [14 + i for i in range(6)]
@@ -191,24 +188,22 @@ def test_estimator_trains_evaluates_and_predicts_on_the_input_fns(encoded, tmp_p
     settings = {"batch_size": 4}
     metrics = estimator.evaluate(eval_input_fn(encoded, **settings))
     assert metrics["label"] == pytest.approx(np.mean([i % 3 for i in range(23)]))
-    predictions = estimator.predict(input_pipeline.predict_input_fn(encoded, **settings))
+    predictions = estimator.predict(predict_input_fn(encoded, **settings))
     firsts = [p["first"] for p in predictions]
     assert firsts == [14 + i for i in order(encoded)] != sorted(firsts)
 
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_batch_sizes_below_one_are_refused(encoded, size):
-    for flag, make in (("eval", eval_input_fn), ("predict", input_pipeline.predict_input_fn)):
+    for flag, make in (("eval", eval_input_fn), ("predict", predict_input_fn)):
         message = rf"`--{flag}_batch_size` must be an integer >= 1\. Received: {size}\."
         with pytest.raises(ValueError, match=message):
             make(encoded, batch_size=size)
 
 
 def test_training_pads_each_micro_batch_to_its_longest(encoded):
-    padded, trimmed = (
-        _train_batches(encoded, padded_length=length)
-        for length in (_MAX_SEQ_LENGTH, None)
-    )
+    padded = _train_batches(encoded)
+    trimmed = _train_batches(encoded, padded_length=None)
     widths = set()
     for (wide, labels), (narrow, same_labels) in zip(padded, trimmed, strict=True):
         np.testing.assert_array_equal(labels, same_labels)

@@ -113,8 +113,8 @@ def _numpy_encode(config, values, ids, segments):
     def norm(x, scope):
         x = x - x.mean(axis=-1, keepdims=True)
         x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config.layer_norm_eps)
-        gamma, beta = (values[f"{scope}/LayerNorm/{name}"] for name in ("gamma", "beta"))
-        return x * gamma + beta
+        scope = f"{scope}/LayerNorm"
+        return x * values[f"{scope}/gamma"] + values[f"{scope}/beta"]
 
     def attention(x, scope):
         heads = np.split(np.arange(config.hidden_size), config.num_attention_heads)
@@ -228,9 +228,6 @@ def test_static_shapes_are_known_as_far_as_those_of_the_input(shape):
     for layer in model.output.layers:
         assert layer.shape.as_list() == [*shape, 24]
     assert model.output.pooled.shape.as_list()[1] == 24
-    layers, _, pooled = model.run(model.output)
-    assert layers[0].shape == (3, 7, 24)
-    assert pooled.shape == (3, 24)
 
 
 def test_one_graph_takes_batches_of_every_size(model):

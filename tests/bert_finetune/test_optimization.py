@@ -88,20 +88,18 @@ def test_slots_are_named_as_in_checkpoints_of_bert():
 
 
 @pytest.mark.parametrize(
-    ("num_updates", "num_warmup_updates", "expected"),
+    ("updates", "warm_up", "expected"),
     [
         (10, 4, [0, 0.25, 0.5, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]),
         (4, 0, [1, 0.75, 0.5, 0.25]),
     ],
 )
 def test_the_rate_rises_in_warm_up_then_falls_on_the_line_to_zero(
-    num_updates, num_warmup_updates, expected
+    updates, warm_up, expected
 ):
     with tf.Graph().as_default(), v1.Session() as session:
         update_step = get_or_create_update_step()
-        rate = optimization.learning_rate(
-            1.0, update_step, num_updates, num_warmup_updates
-        )
+        rate = optimization.learning_rate(1.0, update_step, updates, warm_up)
         session.run(v1.global_variables_initializer())
         for step, value in enumerate(expected):
             update_step.load(step, session)
@@ -116,12 +114,9 @@ def test_accumulating_over_a_window_equals_the_big_batch():
             gradient = v1.placeholder(tf.float32, [3])
             variable = v1.get_variable("kernel", initializer=np.ones(3, np.float32))
             rate = optimization.learning_rate(0.1, get_or_create_update_step(), 10, 2)
-            train_op = make_accumulating_train_op(
-                tf.reduce_sum(variable * gradient),
-                optimization.AdamWeightDecayOptimizer(rate),
-                steps,
-                clip_norm=1.0,
-            )
+            loss = tf.reduce_sum(variable * gradient)
+            optimizer = optimization.AdamWeightDecayOptimizer(rate)
+            train_op = make_accumulating_train_op(loss, optimizer, steps, clip_norm=1.0)
             session.run(v1.global_variables_initializer())
             for value in windows:
                 session.run(train_op, {gradient: value})

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 def _stack(python) -> tuple[str, ...]:
-    """Returns TensorFlow's version; empty where the interpreter has none."""
+    """Returns TensorFlow's version; ("",) where the interpreter has none."""
     code = "import importlib.metadata as m; print(m.version('tensorflow'))"
     return tuple(running.run("-c", code, python=python).stdout.strip().split(".")[:2])
 
@@ -26,7 +26,7 @@ def other_python() -> str:
     folders = [running.ROOT / f".venv-{version}" for version in ("3.11", "3.12")]
     candidates = [named] if named else [str(f / "bin" / "python") for f in folders]
     for python in candidates:
-        unfit = ((), _stack(sys.executable))
+        unfit = (("",), _stack(sys.executable))
         if os.path.exists(python) and _stack(python) not in unfit:
             return python
     pytest.skip(
@@ -59,10 +59,8 @@ def runs(tmp_path_factory, settings, other_python):
     folder = tmp_path_factory.mktemp("stacks")
     run(settings, output_dir=str(folder / "this"))
     copy_at_step(folder / "this", folder / "moved_from_this", 15)
-    commands = [
-        flags_of(settings, output_dir=str(folder / name))
-        for name in ("other", "moved_from_this")
-    ]
+    folders = [str(folder / name) for name in ("other", "moved_from_this")]
+    commands = [flags_of(settings, output_dir=each) for each in folders]
     script = ("-c", _TRAIN_EACH, json.dumps(commands))
     done = running.run(*script, python=other_python, PYTHONPATH=str(running.ROOT))
     assert done.returncode == 0
@@ -73,10 +71,8 @@ def runs(tmp_path_factory, settings, other_python):
 
 
 def test_same_seed_gives_the_same_losses_on_both_stacks(runs):
-    ours, theirs = (
-        np.array([float(row["loss"]) for row in metrics(runs / name)])
-        for name in ("this", "other")
-    )
+    rows = [metrics(runs / name) for name in ("this", "other")]
+    ours, theirs = (np.array([float(row["loss"]) for row in each]) for each in rows)
     assert len(ours) == len(theirs) >= 20
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
@@ -88,6 +84,5 @@ def test_run_of_one_stack_goes_on_on_the_other(runs, beginning, ending):
     assert moved["update_step"] == whole["update_step"] >= 20
     for name, value in whole.items():
         scale = np.max(np.abs(value), initial=1e-3)
-        np.testing.assert_allclose(
-            moved[name] / scale, value / scale, rtol=0, atol=1e-3, err_msg=name
-        )
+        ours, theirs = moved[name] / scale, value / scale
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-3, err_msg=name)

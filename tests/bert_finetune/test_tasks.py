@@ -103,10 +103,8 @@ def test_table_names_glues_files_labels_and_metrics():
     assert labels.pop("MNLI") == ("contradiction", "entailment", "neutral")
     assert labels.pop("QNLI") == labels.pop("RTE") == ("entailment", "not_entailment")
     assert set(labels.values()) == {("0", "1")}
-    assert get_task("mnli").dev_files == {
-        "": "dev_matched.tsv",
-        "_mismatched": "dev_mismatched.tsv",
-    }
+    files = {"": "dev_matched.tsv", "_mismatched": "dev_mismatched.tsv"}
+    assert get_task("mnli").dev_files == files
     assert get_task("mnli").test_files["MNLI-mm.tsv"] == "test_mismatched.tsv"
     assert get_task("cola").metrics == ("accuracy", "matthews_correlation")
     assert {t.name for t in TASKS if "f1" in t.metrics} == {"MRPC", "QQP"}
@@ -137,17 +135,13 @@ def test_byte_order_mark_and_crlf_are_accepted(tmp_path):
     assert [(e.text_a, e.label) for e in examples] == [("A 0. ", 0), ("A 1. ", 1)]
 
 
-def test_empty_lines_are_skipped_and_counted(tmp_path):
+def test_empty_lines_and_rows_of_mnli_without_a_gold_label_are_skipped(tmp_path):
     _write(tmp_path, "train.tsv", "x\t1\t\tA.", "", "x\t0\t\tB.", "")
     examples = _read(tmp_path, "cola", "train.tsv")
-    assert [example.guid for example in examples] == ["train-1", "train-3"]
-
-
-def test_mnli_rows_without_a_gold_label_are_skipped(tmp_path):
     header, (*_, row) = _labelled("MNLI")
     _write(tmp_path, "train.tsv", header, row.removesuffix("neutral") + "-", row)
-    examples = _read(tmp_path, "mnli", "train.tsv")
-    assert [example.guid for example in examples] == ["train-3"]
+    examples += _read(tmp_path, "mnli", "train.tsv")
+    assert [each.guid for each in examples] == ["train-1", "train-3", "train-3"]
 
 
 def test_broken_rows_of_qqp_are_skipped_and_counted(tmp_path, caplog):
@@ -205,7 +199,9 @@ def test_unfit_file_is_refused_with_file_and_line(tmp_path, given, lines, senten
 @pytest.mark.parametrize("lines", [[], [""], ["sentence\tlabel"]])
 def test_file_without_examples_is_refused(tmp_path, lines):
     _write(tmp_path, "train.tsv", *lines)
-    with pytest.raises(ValueError, match="train.tsv must hold at least one example of S"):
+    with pytest.raises(
+        ValueError, match="train.tsv must hold at least one example of S"
+    ):
         _read(tmp_path, "sst-2", "train.tsv")
 
 
@@ -234,6 +230,5 @@ def test_real_cola_has_its_published_number_of_examples(real_data):
     assert [len(train), len(dev), len(test)] == [7250, 1043, 1063]
     assert {example.label for example in train} == {0, 1}
     assert [example.guid for example in test] == [str(i) for i in range(1063)]
-    assert dev[0] == Example(
-        "dev-1", "The sailors rode the breeze clear of the rocks.", None, 1
-    )
+    text = "The sailors rode the breeze clear of the rocks."
+    assert dev[0] == Example("dev-1", text, None, 1)

@@ -72,10 +72,8 @@ def test_micro_batches_cross_epochs_and_only_the_last_is_short():
 @pytest.mark.parametrize(("steps", "replicas"), _CUTS)
 def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, replicas):
     """301 examples, windows of 42: they do not divide, nor do most cuts of them."""
-    whole, cut = (
-        make_windows(301, num_train_epochs, Batches(42, *shares), seed=5)
-        for shares in ((1, 1), (steps, replicas))
-    )
+    whole = make_windows(301, num_train_epochs, Batches(42, 1, 1), seed=5)
+    cut = make_windows(301, num_train_epochs, Batches(42, steps, replicas), seed=5)
     assert whole.num_updates == cut.num_updates == -(-int(301 * num_train_epochs) // 42)
     micro_steps = 0
     for update in range(cut.num_updates):
@@ -139,14 +137,15 @@ def test_micro_batches_hold_as_many_examples_as_tokens_allow(tokens, replicas):
 
 
 def test_tokens_that_do_not_hold_the_longest_example_are_refused():
-    message = "must hold the longest example. Received: 15, for examples of up to 16 tok"
+    message = "hold the longest example. Received: 15, for examples of up to 16 tokens"
     with pytest.raises(ValueError, match=message):
         _sorted_windows(15)
 
 
 def test_cola_needs_a_fifth_more_tokens_than_there_are(real_data):
     """8 x 4: sorted 1.21 tokens for each real one, in the stream's order 1.61."""
-    rows = read_examples(get_task("CoLA"), real_data / "cola", "train.tsv", labelled=True)
+    cola = real_data / "cola"
+    rows = read_examples(get_task("CoLA"), cola, "train.tsv", labelled=True)
     # As long as WordPiece with BERT's vocabulary makes them, within a token or so.
     words = [len(re.findall(r"\w+|[^\w\s]", row.text_a)) for row in rows]
     lengths = np.minimum(np.array(words) + 2, 128)
@@ -171,10 +170,8 @@ def test_replicas_read_the_parts_of_one_alone():
 @pytest.mark.parametrize(("update", "micro_step"), [(0, 0), (0, 2), (2, 1), (5, 0)])
 def test_stream_from_a_micro_step_on_is_the_tail_of_the_run(update, micro_step):
     windows = _windows(4, steps=3)
-    full, tail = (
-        [rows.tolist() for rows in windows.stream((0,), *done)]
-        for done in ((0, 0), (update, micro_step))
-    )
+    full = [rows.tolist() for rows in windows.stream((0,))]
+    tail = [rows.tolist() for rows in windows.stream((0,), update, micro_step)]
     assert tail == full[3 * update + micro_step :]
     assert len(tail) == windows.num_micro_steps(update, micro_step)
 

@@ -17,14 +17,9 @@ from bert_finetune.settings import Settings
 from estimator_accum.batches import AUTO
 
 WORDS = [f"w{number}" for number in range(20)]
-CONFIG = BertConfig(
-    vocab_size=5 + len(WORDS),
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=24,
-)
+_SIZES = {"vocab_size": 5 + len(WORDS), "hidden_size": 16, "num_hidden_layers": 1}
+_SIZES |= {"num_attention_heads": 2, "intermediate_size": 32}
+CONFIG = BertConfig(**_SIZES, max_position_embeddings=24)
 
 
 def write_rows(path: pathlib.Path, count: int, seed: int, make_row) -> None:

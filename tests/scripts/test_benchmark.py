@@ -87,12 +87,9 @@ def test_first_fifth_of_noted_times_is_not_timed():
     assert examples_per_sec(times, 32) == 16.0
 
 
-def test_script_that_fails_says_why():
+def test_script_or_contender_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"-m housing_example.main failed \(2\).*no"):
         run(["-m", "housing_example.main", "--no_such_flag=1"])
-
-
-def test_contender_that_fails_says_why():
     with pytest.raises(RuntimeError, match="bandwidth many failed: (.|\n)*ValueError"):
         Contender("bandwidth", "many")
 

@@ -140,9 +140,8 @@ def _bags(sentences, columns) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ridge_regression(bags: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return np.linalg.solve(
-        bags.T @ bags + np.eye(bags.shape[1]), bags.T @ (2 * labels - 1)
-    )
+    products = bags.T @ bags + np.eye(bags.shape[1])
+    return np.linalg.solve(products, bags.T @ (2 * labels - 1))
 
 
 def _matthews_correlation(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -157,25 +156,18 @@ def test_bag_of_words_baseline_can_learn_what_words_do_tell(corpus):
     assert _matthews_correlation(bags[2500:] @ weights > 0, labels[2500:]) > 0.95
 
 
-@pytest.fixture(scope="module")
-def small_output(tmp_path_factory) -> pathlib.Path:
-    """The script's output, with a short pre-training."""
-    output = tmp_path_factory.mktemp("made") / "new" / "data"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(make_demo_data.PRETRAINING, "num_updates", 2)
-        assert make_demo_data.main(["--output_dir", str(output)]) == 0
-    return output
-
-
-def test_folder_holds_what_run_classifier_takes(small_output, folder):
+def test_folder_holds_what_run_classifier_takes(tmp_path, monkeypatch, folder):
+    monkeypatch.setitem(make_demo_data.PRETRAINING, "num_updates", 2)
+    output = tmp_path / "new" / "data"
+    assert make_demo_data.main(["--output_dir", str(output)]) == 0
     checkpoint = [f"bert_model.ckpt.{end}" for end in ("index", "data-00000-of-00001")]
     names = sorted([*_FILES, "bert_config.json", *checkpoint])
-    assert sorted(os.listdir(small_output)) == names
-    assert os.listdir(small_output.parent) == ["data"]
-    assert _digest(small_output) == _digest(folder)
-    config = BertConfig.from_json_file(str(small_output / "bert_config.json"))
+    assert sorted(os.listdir(output)) == names
+    assert os.listdir(output.parent) == ["data"]
+    assert _digest(output) == _digest(folder)
+    config = BertConfig.from_json_file(str(output / "bert_config.json"))
     assert config.vocab_size == len(vocabulary())
-    shapes = dict(tf.train.list_variables(str(small_output / "bert_model.ckpt")))
+    shapes = dict(tf.train.list_variables(str(output / "bert_model.ckpt")))
     embeddings = [config.vocab_size, config.hidden_size]
     assert shapes["bert/embeddings/word_embeddings"] == embeddings
     assert shapes["cls/predictions/output_bias"] == [config.vocab_size]
