@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.branches import either, run_either
 from estimator_accum.gradients import Gradient, cast, sum_over_replicas
-from estimator_accum.window import create_variable, zeros
+from estimator_accum.graph import either, run_either
+from estimator_accum.variables import create_variable, read, zeros
 
 
 class Accumulator(NamedTuple):
@@ -223,13 +223,6 @@ def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
         for total, touched in accumulators
         if touched is None
     ]
-
-
-def read(variable: tf.Variable) -> tf.Tensor:
-    """Reads this replica's copy."""
-    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-    value.set_shape(variable.shape)
-    return value
 
 
 def _touched_rows(touched: tf.Tensor) -> tf.Tensor:

@@ -10,17 +10,17 @@ import tensorflow as tf
 from estimator_accum.gradients import Gradient, scaled
 from estimator_accum.graph import data_ancestors
 from estimator_accum.loss_scaling import innermost, is_loss_scaling
-from estimator_accum.micro_step_plan import Plan
+from estimator_accum.state import State
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def apply(strategy, plan: Plan, gradients, loss) -> list[tf.Operation]:
+def apply(strategy, state: State, gradients, loss) -> list[tf.Operation]:
     """Cross-replica: applies the replicas' gradients, which are reduced already.
 
     Args:
         strategy: The strategy in force.
-        plan: The train op's plan.
+        state: The train op's.
         gradients: For each variable, scaled and clipped.
         loss: The window's; nothing is written before it is there.
 
@@ -30,32 +30,32 @@ def apply(strategy, plan: Plan, gradients, loss) -> list[tf.Operation]:
     call = strategy.extended.call_for_each_replica
     graph = tf.compat.v1.get_default_graph()
     number = len(graph.get_operations())
-    with _finding_variables(innermost(plan.rule.optimizer)):
-        applied = call(_apply, args=(plan, gradients, loss))
+    with _finding_variables(innermost(state.rule.optimizer)):
+        applied = call(_apply, args=(state, gradients, loss))
     done = strategy.experimental_local_results(applied)
-    if plan.rule.gradient_accumulation_steps != 1 and plan.micro_steps is not None:
-        _warn_of_clock(strategy, plan, graph.get_operations()[number:])
-    if plan.rule.after_update_ops is not None:
+    if state.kind.spans_runs:
+        _warn_of_clock(strategy, state, graph.get_operations()[number:])
+    if state.rule.after_update_ops is not None:
         with tf.control_dependencies(done):
-            after = call(_after_update, args=(plan.rule.after_update_ops,))
+            after = call(_after_update, args=(state.rule.after_update_ops,))
         done = [*done, *strategy.experimental_local_results(after)]
     return done
 
 
-def _apply(plan: Plan, gradients: list[Gradient], loss: tf.Tensor):
+def _apply(state: State, gradients: list[Gradient], loss: tf.Tensor):
     """Replica context: the optimizer, which must not reduce a second time."""
-    optimizer, options = plan.rule.optimizer, {}
+    optimizer, options = state.rule.optimizer, {}
     if is_loss_scaling(optimizer):  # cannot be told
-        gradients = [scaled(g, 1.0 / plan.num_replicas) for g in gradients]
+        gradients = [scaled(g, 1.0 / state.num_replicas) for g in gradients]
     elif tf.distribute.has_strategy():
         options["skip_gradients_aggregation"] = True
     # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
     # as the one does that finds the end of the data, must not move even that.
     with tf.control_dependencies([loss]):
         if _requires_global_step(innermost(optimizer)):
-            options["global_step"] = plan.update_step + 1
+            options["global_step"] = state.update_step + 1
         return optimizer.apply_gradients(
-            list(zip(gradients, plan.variables, strict=True)), **options
+            list(zip(gradients, state.variables, strict=True)), **options
         )
 
 
@@ -104,9 +104,9 @@ class _OfOuterGraphs(dict):
         return self[name, graph]
 
 
-def _warn_of_clock(strategy, plan: Plan, operations: list[tf.Operation]) -> None:
+def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> None:
     """Warns where the optimizer's `operations` are computed from global_step."""
-    clock = plan.global_step
+    clock = state.global_step
     if clock is None and (clock := tf.compat.v1.train.get_global_step()) is None:
         return
     parts = strategy.experimental_local_results(clock)
@@ -122,7 +122,7 @@ def _warn_of_clock(strategy, plan: Plan, operations: list[tf.Operation]) -> None
         if reader.graph is graph and reader not in inside and reader.type != "Switch":
             path.append(reader)
         reader = found[reader]
-    what = type(innermost(plan.rule.optimizer)).__name__
+    what = type(innermost(state.rule.optimizer)).__name__
     if path[-1] not in clocks and path[-1].type != "ReadVariableOp":
         what = f"{path[-1].name}, from which {what} computes,"
     _logger.warning(

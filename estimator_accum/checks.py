@@ -1,184 +1,17 @@
-"""What the train op refuses: a function a rule, a sentence an error."""
+"""Checks of what a train op is given: one function a rule, one sentence an error."""
 
 import inspect
-import math
-import numbers
 
 import tensorflow as tf
 
-from estimator_accum.batch_window import current_batch
 from estimator_accum.gradients import Gradient, are_cpus_of_one_process
-from estimator_accum.loss_scaling import innermost, is_dynamic, is_loss_scaling
-from estimator_accum.micro_step_plan import Rule
-from estimator_accum.nonfinite import check_on_nonfinite
-from estimator_accum.window import check_accumulation_steps, window_name
+from estimator_accum.loss_scaling import is_loss_scaling
 
 _FOR_EACH_EXAMPLE = (
     "; if the optimizer needs one for each example, for privacy say, call its "
     "compute_gradients, outside of this library, and give what that returns to "
     "AccumulatingOptimizer(optimizer, K).apply_gradients"
 )
-
-
-def checked_rule(
-    *,
-    optimizer,
-    gradient_accumulation_steps,
-    clip_norm,
-    weight,
-    reduction,
-    sparse_norm,
-    on_nonfinite,
-    accumulator_dtype,
-    accumulator_device,
-    noise_scale,
-    update_ops,
-    after_update_ops,
-    name,
-) -> Rule:
-    """Returns the arguments of `make_accumulating_train_op` as a rule, or raises."""
-    check_accumulation_steps(gradient_accumulation_steps)
-    _check_optimizer(optimizer)
-    _check_clip_norm(clip_norm)
-    if current_batch() is not None:
-        _check_no_branch()
-        taken = current_batch().take_over(reduction)
-        gradient_accumulation_steps, reduction = taken
-    _check_reduction(reduction, weight, noise_scale)
-    _check_sparse_norm(sparse_norm, noise_scale)
-    check_on_nonfinite(on_nonfinite, is_dynamic(optimizer))
-    _check_device(accumulator_device)
-    _check_after_update_ops(after_update_ops)
-    if noise_scale and gradient_accumulation_steps == 1:
-        _check_replicas_for_noise_scale()
-    return Rule(
-        optimizer=optimizer,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        clip_norm=clip_norm,
-        reduction=reduction,
-        sparse_norm=sparse_norm,
-        on_nonfinite=on_nonfinite,
-        accumulator_dtype=_checked_accumulator_dtype(accumulator_dtype),
-        accumulator_device=accumulator_device,
-        noise_scale=bool(noise_scale),
-        update_ops=update_ops,
-        after_update_ops=after_update_ops,
-        name=window_name(name),
-    )
-
-
-def _check_no_branch() -> None:
-    graph = tf.compat.v1.get_default_graph()
-    if graph.building_function or graph._get_control_flow_context() is not None:
-        raise ValueError(
-            "Inside `microbatch_model_fn` a train op must not be made inside a tf.cond: "
-            "its parts run at different times. Received: a branch, such as those of "
-            "loss scaling. Put the loss-scaling optimizer inside AccumulatingOptimizer."
-        )
-
-
-def _check_optimizer(optimizer) -> None:
-    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise TypeError(
-            "`optimizer` must be a tf.compat.v1.train.Optimizer. Received: "
-            f"{optimizer!r}. Keras optimizers have no place in a v1 train op."
-        )
-    if isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
-        raise TypeError(
-            "`optimizer` must not be a SyncReplicasOptimizer, which accumulates over "
-            f"workers by itself. Received: {optimizer!r}. Use a tf.distribute strategy."
-        )
-    if hasattr(innermost(optimizer), "gradient_accumulation_steps"):
-        raise TypeError(
-            "`optimizer` must not accumulate already. Received: "
-            f"{type(innermost(optimizer)).__name__}. Pass the optimizer inside of it."
-        )
-
-
-def _check_clip_norm(clip_norm) -> None:
-    if clip_norm is None:
-        return
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, numbers.Real):
-        raise TypeError(
-            "`clip_norm` must be a number > 0 or None. "
-            f"Received: {clip_norm!r}. Use None to turn clipping off."
-        )
-    if not 0 < clip_norm < math.inf:
-        raise ValueError(
-            "`clip_norm` must be a finite number > 0 or None. "
-            f"Received: {clip_norm}. Use None to turn clipping off."
-        )
-
-
-def _check_reduction(reduction, weight, noise_scale) -> None:
-    if reduction not in ("mean", "sum"):
-        raise ValueError(
-            "`reduction` must be one of 'mean' and 'sum'. "
-            f"Received: {reduction!r}. Use 'mean' unless the loss sums over examples."
-        )
-    if reduction == "sum" and (weight is not None or noise_scale):
-        raise ValueError(
-            "`reduction='sum'` adds gradients as they are, so it takes neither `weight` "
-            "nor `noise_scale`. Received: one of them. Make the loss a mean."
-        )
-
-
-def _check_sparse_norm(sparse_norm, noise_scale) -> None:
-    if sparse_norm not in ("rows", "slices"):
-        raise ValueError(
-            "`sparse_norm` must be one of 'rows' and 'slices'. "
-            f"Received: {sparse_norm!r}. Use 'slices' to clip as "
-            "tf.clip_by_global_norm does."
-        )
-    if sparse_norm == "slices" and noise_scale:
-        raise ValueError(
-            "`noise_scale` is made of true norms, so `sparse_norm` must be 'rows'. "
-            "Received: 'slices'. Leave one of them out."
-        )
-
-
-def _checked_accumulator_dtype(dtype) -> tf.DType | None:
-    if dtype is None:
-        return None
-    try:
-        known = tf.as_dtype(dtype)
-    except TypeError:
-        known = None
-    if known is None or not known.is_floating:
-        raise ValueError(
-            "`accumulator_dtype` must be a floating-point dtype or None. "
-            f"Received: {dtype!r}. Use tf.float32 for float16 variables."
-        )
-    return known
-
-
-def _check_device(device) -> None:
-    try:
-        tf.DeviceSpec.from_string("" if device is None else device)
-    except (AttributeError, ValueError) as error:
-        raise ValueError(
-            "`accumulator_device` must be the name of a device or None. "
-            f"Received: {device!r}. Use '/cpu:0' to spare the accelerator's memory."
-        ) from error
-
-
-def _check_after_update_ops(make) -> None:
-    if make is not None and not callable(make):
-        raise TypeError(
-            "`after_update_ops` must be a function that makes operations, or None. "
-            f"Received: {make!r}, which exists already and would run with every "
-            "micro-step. Pass a function, e.g. lambda: [ema.apply(variables)]."
-        )
-
-
-def _check_replicas_for_noise_scale() -> None:
-    replica = tf.distribute.get_replica_context()
-    if replica is not None and replica.num_replicas_in_sync == 1:
-        raise ValueError(
-            "`noise_scale` compares the micro-batches of a window, so there must be "
-            "two. Received: gradient_accumulation_steps=1 on one replica. Accumulate, "
-            "or leave `noise_scale` out."
-        )
 
 
 def check_graph() -> None:
@@ -253,24 +86,6 @@ def check_weight(weight) -> tf.Tensor:
         f"Received: {known} for every micro-batch. Pass the number of its examples or "
         "tokens, or leave `weight` out."
     )
-
-
-def weight_and_scale(weight, rule: Rule) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns what a micro-batch counts for, and the factor of its loss and gradients.
-
-    Args:
-        weight: As the caller gave it; None where nobody says.
-        rule: What the micro-batch is for.
-    """
-    batch = current_batch()
-    if weight is not None:
-        weight = check_weight(weight)
-    elif batch is None:
-        weight = tf.constant(1.0)
-    else:
-        weight = batch.default_weight(rule.reduction)
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    return weight, weight if batch is None or replicas > 1 else batch.scale(weight)
 
 
 def check_replica_context(optimizer) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.batch_window import BatchWindow, current_batch
 from estimator_accum.checks import check_scalar
+from estimator_accum.kinds import WholeBatch, current_batch
 from estimator_accum.microbatch_count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch_graph import (
     Snapshot,
@@ -111,7 +111,7 @@ def microbatch_model_fn(
         if mode != tf.estimator.ModeKeys.TRAIN:
             return build(features, labels)
 
-        batch = BatchWindow(reduction)
+        batch = WholeBatch(reduction)
         staged, spec = _build_on_micro_batches(batch, build, features, labels)
         path = None if config is None else _count_path(config)
         count = (
@@ -159,7 +159,7 @@ def batch_mean(
     return _mean_over_batch(batch, tensor, weight, reduction)
 
 
-def _mean_over_batch(batch: BatchWindow, tensor, weight, reduction: str) -> tf.Tensor:
+def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Tensor:
     if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
         return tensor  # a window's, say: the same for every micro-batch
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
@@ -182,7 +182,7 @@ def _mean_over_batch(batch: BatchWindow, tensor, weight, reduction: str) -> tf.T
         return tf.where(batch.is_whole, total, mean)
 
 
-def _build_on_micro_batches(batch: BatchWindow, build, features, labels):
+def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
     """Returns the staged batch, and a spec whose train op is the update alone."""
     whole = {"features": features, "labels": labels}
     check_input_summaries(whole)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.batch_window import BatchWindow
 from estimator_accum.checkpoints import WindowlessRestore, get_or_add_saver
+from estimator_accum.kinds import WholeBatch
 from estimator_accum.memory import is_out_of_memory
 from estimator_accum.microbatch_count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch_graph import Snapshot
@@ -31,7 +31,7 @@ class ReplicaBatch(NamedTuple):
         snapshot: What micro-batches write; None if they are never repeated.
     """
 
-    window: BatchWindow
+    window: WholeBatch
     staged: StagedBatch
     snapshot: Snapshot | None
 

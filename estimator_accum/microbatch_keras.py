@@ -13,7 +13,7 @@ import contextlib
 
 import tensorflow as tf
 
-from estimator_accum.batch_window import current_batch
+from estimator_accum.kinds import current_batch
 from estimator_accum.optimizer import AccumulatingOptimizer
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.batch_window import BatchWindow
+from estimator_accum.kinds import WholeBatch
 
 
 class Slot:
@@ -54,7 +54,7 @@ class StagedBatch(NamedTuple):
     sliced: Any
 
 
-def stage(batch: dict, window: BatchWindow) -> StagedBatch:
+def stage(batch: dict, window: WholeBatch) -> StagedBatch:
     """Stages `batch` and slices the micro-batches out of it.
 
     Args:
@@ -190,7 +190,7 @@ def _shape_of(value) -> tf.Tensor:
     return tf.shape(value, out_type=tf.int64)
 
 
-def _slice(value, window: BatchWindow):
+def _slice(value, window: WholeBatch):
     """The micro-batch's examples of one part."""
     end = window.begin + window.size
     if isinstance(value, tf.SparseTensor):
@@ -202,7 +202,7 @@ def _slice(value, window: BatchWindow):
     return value[window.begin : end]
 
 
-def _slice_sparse(value: tf.SparseTensor, window: BatchWindow) -> tf.SparseTensor:
+def _slice_sparse(value: tf.SparseTensor, window: WholeBatch) -> tf.SparseTensor:
     rest = value.dense_shape[1:]
     begin = tf.concat([[window.begin], tf.zeros_like(rest)], 0)
     return tf.sparse.slice(value, begin, tf.concat([[window.size], rest], 0))

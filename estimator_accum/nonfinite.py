@@ -11,8 +11,8 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum.branches import either, run_either
 from estimator_accum.gradients import Gradient, values_of
+from estimator_accum.graph import either, run_either
 
 POLICIES = ("raise", "skip_micro_batch", "skip_window")
 

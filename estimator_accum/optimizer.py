@@ -4,17 +4,16 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.batch_window import current_batch
 from estimator_accum.checks import (
     check_graph,
     check_loss,
     check_replica_context,
     check_trained,
-    checked_rule,
-    weight_and_scale,
+    check_weight,
 )
-from estimator_accum.micro_step import make_micro_step
-from estimator_accum.micro_step_plan import MicroBatch
+from estimator_accum.rule import Rule
+from estimator_accum.state import Computed
+from estimator_accum.train_op import make_train_op
 from estimator_accum.window import AccumulationSteps, get_windows
 
 
@@ -77,26 +76,24 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         update_ops: list[tf.Operation] | None = None,
         after_update_ops: Callable[[], list[tf.Operation]] | None = None,
     ):
-        self._arguments = {
-            "optimizer": optimizer,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "clip_norm": clip_norm,
-            "weight": weight,
-            "reduction": reduction,
-            "sparse_norm": sparse_norm,
-            "on_nonfinite": on_nonfinite,
-            "accumulator_dtype": accumulator_dtype,
-            "accumulator_device": accumulator_device,
-            "noise_scale": noise_scale,
-            "update_ops": update_ops,
-            "after_update_ops": after_update_ops,
-            "name": name,
-        }
-        checked_rule(**self._arguments)
+        self._rule = Rule(
+            optimizer=optimizer,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            weight=weight,
+            name=name,
+            reduction=reduction,
+            sparse_norm=sparse_norm,
+            on_nonfinite=on_nonfinite,
+            accumulator_dtype=accumulator_dtype,
+            accumulator_device=accumulator_device,
+            noise_scale=noise_scale,
+            update_ops=update_ops,
+            after_update_ops=after_update_ops,
+        )
         super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._optimizer = optimizer
-        self._weight = weight
         self._loss = None
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
@@ -121,19 +118,17 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         """
         del name
         check_graph()
-        rule = checked_rule(**self._arguments)
+        rule, kind = self._rule.of_train_op()
         check_replica_context(rule.optimizer)
         loss = self._loss_of_this_graph()
         gradients, variables = check_trained(grads_and_vars, loss)
-        weight = self._weight() if callable(self._weight) else self._weight
-        batch = current_batch()
-        is_by_one = batch is None or rule.reduction == "sum"
-        is_weighted = weight is None and is_by_one
-        weight, scale = weight_and_scale(weight, rule)
-        micro_batch = MicroBatch(
-            gradients, variables, loss, weight, scale, is_weighted, batch
-        )
-        return make_micro_step(rule, micro_batch, global_step)
+        given = rule.weight() if callable(rule.weight) else rule.weight
+        if given is not None:
+            given = check_weight(given)
+        weight, scale = kind.weigh(given, rule.reduction)
+        is_weighted = given is None and tf.get_static_value(scale) == 1.0
+        computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
+        return make_train_op(rule, kind, computed, global_step)
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:
         """The loss to report; None if somebody else computed the gradients."""

@@ -4,21 +4,30 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.batch_window import current_batch
+from estimator_accum.applying import apply
 from estimator_accum.checks import (
     check_loss,
     check_replica_context,
     check_trained,
-    checked_rule,
+    check_weight,
     checked_var_list,
     no_gradient,
-    weight_and_scale,
 )
-from estimator_accum.graph import ancestors
+from estimator_accum.graph import ancestors, first_of, flatten, nan
+from estimator_accum.kinds import Kind
 from estimator_accum.loss_scaling import is_loss_scaling
-from estimator_accum.micro_step import make_micro_step
-from estimator_accum.micro_step_plan import MicroBatch, Rule, is_plain
-from estimator_accum.window import AccumulationSteps
+from estimator_accum.micro_step import Closed, close_window
+from estimator_accum.noise_scale import update_noise_scale
+from estimator_accum.rule import Rule
+from estimator_accum.state import (
+    Computed,
+    State,
+    create_state,
+    loss_divisor_of,
+    micro_batch_of,
+)
+from estimator_accum.variables import add_to
+from estimator_accum.window import AccumulationSteps, Window, register
 
 
 # Under a strategy TensorFlow would rewrite all of the library's Python, for seconds,
@@ -114,11 +123,12 @@ def make_accumulating_train_op(
             variable gets a gradient, a name is taken, or the context does not fit.
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
     """
-    rule = checked_rule(
+    rule, kind = Rule(
         optimizer=optimizer,
         gradient_accumulation_steps=gradient_accumulation_steps,
         clip_norm=clip_norm,
         weight=weight,
+        name=name,
         reduction=reduction,
         sparse_norm=sparse_norm,
         on_nonfinite=on_nonfinite,
@@ -127,42 +137,33 @@ def make_accumulating_train_op(
         noise_scale=noise_scale,
         update_ops=update_ops,
         after_update_ops=after_update_ops,
-        name=name,
-    )
+    ).of_train_op()
     check_replica_context(optimizer)
     loss = check_loss(loss)
-    weight, scale = weight_and_scale(weight, rule)
+    if weight is not None:
+        weight = check_weight(weight)
+    weight, scale = kind.weigh(weight, rule.reduction)
     if var_list is None:
         var_list = tf.compat.v1.trainable_variables()
     var_list = checked_var_list(var_list)
     if not var_list:
         raise ValueError(no_gradient(loss))
     # Weighting the loss costs nothing; but what is float16 would leave its range.
-    is_weighted = not is_plain(rule) and not _has_half_precision(loss, optimizer)
+    is_weighted = kind.needs_weight and not _has_half_precision(loss, optimizer)
+    # By default gradients are held back until all of their operation's are there, lest a
+    # variable changes before the last one has read it. That is what a window does by
+    # itself, and a third of the gradients' graph.
+    gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
     pairs = optimizer.compute_gradients(
         loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
         var_list=var_list,
-        **_gating(rule),
+        **(gate_none if kind.keeps_sums else {}),
     )
     gradients, variables = check_trained(pairs, loss)
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
-    micro_batch = MicroBatch(
-        gradients, variables, loss, weight, scale, is_weighted, current_batch()
-    )
-    return make_micro_step(rule, micro_batch, global_step)
-
-
-def _gating(rule: Rule) -> dict:
-    """How `compute_gradients` is to hold back gradients.
-
-    By default until all of their operation's are there, lest a variable changes before
-    the last gradient has read it. That is what a window does by itself, and a third of
-    the gradients' graph.
-    """
-    if rule.gradient_accumulation_steps == 1:
-        return {}
-    return {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
+    computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
+    return make_train_op(rule, kind, computed, global_step)
 
 
 def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
@@ -175,3 +176,157 @@ def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
         for operation in ancestors([loss.op])
         for tensor in operation.outputs
     )
+
+
+def make_train_op(
+    rule: Rule, kind: Kind, computed: Computed, global_step: tf.Variable | None
+) -> tf.Operation:
+    """Makes the train op, in replica context.
+
+    Args:
+        rule: The caller's options.
+        kind: The kind of window.
+        computed: What this replica computed of its micro-batch.
+        global_step: Moves by 1 every micro-step; None leaves that to the caller.
+    """
+    replica = tf.distribute.get_replica_context()
+    divisor = loss_divisor_of(computed.gradients)
+    micro_batch = micro_batch_of(rule, computed, divisor)
+    state = replica.merge_call(
+        lambda strategy: create_state(
+            strategy, rule, kind, computed, micro_batch, global_step, divisor
+        )
+    )
+    with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
+        steps = kind.steps(state.update_step)
+    added = kind.add(state.terms, state.micro_steps, micro_batch, _update_ops(rule))
+    with kind.at_the_boundary():
+        return replica.merge_call(_finish, args=(state, *added, steps))
+
+
+def _update_ops(rule: Rule) -> list[tf.Operation]:
+    """What has to run once a micro-step: the moving averages of batch normalization."""
+    if rule.update_ops is not None:
+        return rule.update_ops
+    if tf.compat.v1.get_default_graph().building_function:
+        return []  # inside somebody's tf.cond; they belong outside
+    return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+
+
+def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
+    """Cross-replica: the `tf.cond` on the boundary, then global_step += 1.
+
+    Args:
+        strategy: The strategy in force, TensorFlow's default one included.
+        state: The train op's variables.
+        gradients: The replicas' gradients and scalars, where none are accumulated.
+        counted: What the window counts each replica's micro-batch for, 0 or 1.
+        mean_loss: The replicas' mean losses of the window so far.
+        steps: K.
+    """
+    steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
+    counted = flatten(strategy, counted)
+    kind, name = state.kind, state.rule.name
+    train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    known_train_ops = list(train_ops)
+    is_boundary, done = kind.count(state.micro_steps, counted, steps)
+
+    def update() -> tuple[Closed, tf.Tensor]:
+        closed, noise_scale = close_window(
+            strategy, state.terms, apply_and_observe, gradients
+        )
+        return closed._replace(more=[]), noise_scale  # nobody else asks for them
+
+    def apply_and_observe(mean, closed: Closed) -> tf.Tensor:
+        with tf.control_dependencies(apply(strategy, state, mean, closed.loss)):
+            return _observe(state, closed)
+
+    # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
+    # outside of them, feeding `is_boundary` is enough to apply a partial window.
+    with tf.control_dependencies(None):
+        closed, noise_scale = kind.close(
+            state.micro_steps, is_boundary, update, lambda: _nothing_closed(state)
+        )
+        # Whoever computes a learning rate in this micro-step has read its clock before.
+        with tf.control_dependencies(_reads(strategy, state.update_step)):
+            updates, clipped_share = _count_update(state, closed.is_good)
+        of_partial = _count_update(state, closed.is_good)
+        loss = closed.loss if state.terms.has_loss else nan(closed.loss.dtype)
+    with tf.control_dependencies([updates, *counted]):
+        if state.global_step is None:
+            global_step_after, train_op = None, tf.no_op(f"{name}_train")
+        else:
+            global_step_after = add_to(state.global_step, 1)
+            train_op = tf.group(global_step_after, name=f"{name}_train")
+    # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
+    train_ops[:] = [*known_train_ops, train_op]
+    (stop_request,) = state.terms.requests or (None,)
+    register(
+        Window(
+            name=name,
+            is_boundary=is_boundary,
+            has_updated=closed.is_good,
+            loss=loss,
+            gradient_norm=closed.gradient_norm,
+            weight=closed.weight,
+            noise_scale=noise_scale,
+            mean_loss=mean_loss,
+            micro_steps=state.micro_steps,
+            micro_steps_after=done,
+            gradient_accumulation_steps=steps,
+            num_replicas=state.num_replicas,
+            clipped_share=clipped_share,
+            update_step=state.update_step,
+            update_step_after=updates,
+            of_partial=of_partial,
+            global_step=state.global_step,
+            global_step_after=global_step_after,
+            stop_request=stop_request,
+            stop_requests=closed.requests,
+            state=state.saved,
+            statistics=state.statistics,
+        )
+    )
+    return train_op
+
+
+def _nothing_closed(state: State) -> tuple[Closed, tf.Tensor]:
+    """Between boundaries: there is nothing to report."""
+    *_, last = state.terms.accumulators
+    nothing = nan(last.total.dtype)
+    is_good = tf.constant(False)
+    return Closed(is_good, nothing, nothing, nothing, [], nan()), nan()
+
+
+def _observe(state: State, closed: Closed) -> tf.Tensor:
+    """Cross-replica, after an update: returns the noise scale, NaN without one."""
+    counted, norm = [], closed.gradient_norm
+    if state.clipped_updates is not None:
+        is_clipped = tf.cast(norm > state.rule.clip_norm, tf.int64)
+        counted = [state.clipped_updates.assign_add(is_clipped, read_value=False)]
+    with tf.control_dependencies(counted):
+        if state.noise_scale is None:
+            return nan()
+        return update_noise_scale(state.noise_scale, *closed.more, closed.weight, norm)
+
+
+def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
+    """The operations of this graph that read `variable`, so far."""
+    if tf.compat.v1.get_default_graph().building_function:
+        return []
+    return [
+        operation
+        for component in strategy.experimental_local_results(variable)
+        for operation in component.handle.consumers()
+        if operation.type == "ReadVariableOp"
+    ]
+
+
+def _count_update(state: State, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (updates, the share of them that were clipped), after this one."""
+    updates = add_to(state.update_step, tf.cast(has_updated, tf.int64))
+    if state.clipped_updates is None:
+        return updates, tf.constant(0.0)
+    with tf.control_dependencies([updates]):
+        clipped = tf.cast(state.clipped_updates.read_value(), tf.float32)
+        return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))

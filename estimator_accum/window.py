@@ -18,13 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.branches import either
+from estimator_accum.variables import create_shared_scalar
 
 _SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
-# Of a variable: its first initializer, which a warm start may replace.
-INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 
 AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 
@@ -48,87 +46,6 @@ def get_or_create_update_step() -> tf.Variable:
             return found[0]
         keys = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, _UPDATE_STEP_KEY]
         return create_shared_scalar("update_step", tf.int64, keys)
-
-
-def create_shared_scalar(
-    name: str, dtype: tf.DType = tf.int64, collections: list[str] | None = None
-) -> tf.Variable:
-    """Creates a scalar, 0, that every replica sees with the same value.
-
-    Args:
-        name: Its name from the graph's root, whatever scope is open.
-        dtype: Its dtype.
-        collections: Graph collections; None is GLOBAL_VARIABLES.
-    """
-    return create_variable(
-        name,
-        [],
-        dtype,
-        collections=collections,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
-def create_variable(
-    name: str, shape, dtype: tf.DType, has_idle_rows: bool = False, **options
-) -> tf.Variable:
-    """Creates a variable of zeros that is saved and not trained.
-
-    Args:
-        name: Its name from the graph's root, whatever scope is open.
-        shape: Its static shape.
-        dtype: Its dtype.
-        has_idle_rows: Whether rows that are never written to should take no memory.
-        **options: Of tf.compat.v1.Variable.
-    """
-    # Not by get_variable: what users do to all variables of a scope (partitioners,
-    # init_from_checkpoint) is not meant for these.
-    make_zeros = idle_zeros if has_idle_rows else zeros
-    with tf.init_scope(), tf.compat.v1.name_scope(None):
-        variable = tf.compat.v1.Variable(
-            lambda: make_zeros(shape, dtype),
-            name=name,
-            shape=shape,
-            trainable=False,
-            use_resource=True,  # a reference variable's read races its increment
-            **options,
-        )
-        if not tf.executing_eagerly():
-            setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
-    return variable
-
-
-def zeros(shape, dtype: tf.DType) -> tf.Tensor:
-    """Makes the zeros that a variable is to begin with, or is assigned later.
-
-    Of tf.zeros the session would make a constant when the graph is optimized, and keep
-    it for as long as it lives: the variables' bytes once more.
-
-    Args:
-        shape: The variable's, static.
-        dtype: Its dtype.
-    """
-    shape = tf.TensorShape(shape).as_list()
-    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
-
-
-def idle_zeros(shape, dtype: tf.DType) -> tf.Tensor:
-    """Makes `zeros` whose rows take no memory until they are written to, on a CPU.
-
-    What is allocated there in a large piece are the operating system's pages, zeros that
-    exist from their first write on. Only what has been in use before is made zeros.
-
-    Args:
-        shape: The variable's, static.
-        dtype: Its dtype.
-    """
-    allocated = tf.raw_ops.Empty(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
-    # Of the bits: to TensorFlow's kernels the smallest numbers, denormal ones, equal 0.
-    are_zeros = tf.equal(tf.reduce_max(tf.bitcast(allocated, tf.uint8)), 0)
-    (value,) = either(
-        are_zeros, lambda: [tf.identity(allocated)], lambda: [zeros(shape, dtype)]
-    )
-    return value
 
 
 def check_accumulation_steps(steps: AccumulationSteps) -> None:

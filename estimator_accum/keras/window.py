@@ -1,11 +1,10 @@
-"""The window of Keras optimizers: when it closes, and what it hands on.
+"""The window of Keras optimizers: its variables, and when it closes.
 
     mean = replicas * sum_i w_i * g_i / sum_i w_i
 
 over all micro-batches i of the window and all replicas: Keras divides the loss by the
 number of replicas and sums gradients. One implementation for every Keras, in eager
-execution, in tf.function and in graphs; what is summed, and how, is in
-estimator_accum/accumulators.py.
+execution, in tf.function and in graphs, by the rule of estimator_accum/micro_step.py.
 """
 
 import zlib
@@ -16,16 +15,22 @@ import tensorflow as tf
 
 from estimator_accum.accumulators import (
     Accumulator,
-    add,
-    commit,
     create_accumulator,
-    take_window,
     variables_of,
 )
-from estimator_accum.clipping import half_squared_norms
-from estimator_accum.gradients import Gradient, cast, scaled, values_of
-from estimator_accum.nonfinite import all_finite, assert_finite
-from estimator_accum.window import create_shared_scalar
+from estimator_accum.gradients import Gradient
+from estimator_accum.graph import first_of, nan
+from estimator_accum.kinds import MicroSteps
+from estimator_accum.micro_step import (
+    Closed,
+    MicroBatch,
+    Terms,
+    accumulate,
+    close_window,
+)
+from estimator_accum.variables import create_shared_scalar, set_to
+
+_KIND = MicroSteps(None)  # K is a tensor here
 
 
 class Rule(NamedTuple):
@@ -116,52 +121,29 @@ def run_micro_step(
     """
     gradients = _of_known_kinds(window, gradients)
     dtype = window.weight.total.dtype
-    values = list(gradients.values())
-    unknown = tf.constant(float("nan"), dtype)
     loss = None if loss is None else tf.cast(loss, dtype)
-    scalars = [tf.ones([], dtype), unknown if loss is None else loss]
-    accumulators = _open(window)
+    counts_for, has_weight = tf.ones([], dtype), None
     if weight is not None:
-        weight = tf.cast(weight, dtype)
-        scalars = [weight, weight * scalars[1]]
-        values = [
-            scaled(cast(value, accumulator.total.dtype), weight)
-            for value, accumulator in zip(values, accumulators)
-        ]
-    is_first = tf.equal(window.micro_steps.read_value(), 0)
-    with tf.control_dependencies(_check_owner(window, is_first)):
-        is_first = tf.identity(is_first)
+        weight = counts_for = tf.cast(weight, dtype)
+        has_weight = tf.not_equal(weight, 0.0)
+    term = nan(dtype) if loss is None else counts_for * loss
     if rule.on_nonfinite == "skip_window" and loss is not None:
         # The boundary looks at the weight; the losses before may be unknown.
-        scalars[0] = tf.where(tf.math.is_finite(loss), scalars[0], unknown)
-    sums = add(accumulators, [*values, *scalars], is_first, has_same_shapes=True)
-    checked, is_good = [values_of(value) for value in sums], None
-    if rule.on_nonfinite in ("raise", "skip_micro_batch"):
-        trained, names = sums[: len(values)], _names(window)
-        halves = half_squared_norms(trained, dtype, has_unique_rows=True)
-        if loss is not None:
-            trained, names = [*trained, loss], [*names, "the loss"]
-            halves = tf.concat([halves, [loss]], 0)
-        if weight is not None:
-            halves = tf.where(tf.not_equal(weight, 0.0), halves, tf.zeros_like(halves))
-        if rule.on_nonfinite == "raise":
-            checked = [assert_finite(trained, halves, names, None)]
-        else:
-            is_good = all_finite(trained, halves)
-    is_added = is_good
-    if weight is not None:  # what weighs nothing adds nothing, not even 0 / 0
-        has_weight = tf.not_equal(weight, 0.0)
-        is_added = has_weight if is_good is None else is_good & has_weight
-    with tf.control_dependencies([c for c in checked if c is not None]):
-        written = commit(accumulators, sums, is_first, is_added)
-    replica = tf.distribute.get_replica_context()
-    with tf.control_dependencies([w for w in written if w is not None]):
-        if is_good is None or replica.num_replicas_in_sync > 1:
-            counted = tf.constant(1, tf.int64)
-        else:  # the window then takes another micro-batch instead
-            counted = tf.cast(is_good, tf.int64)
-        counted, steps = tf.identity(counted), tf.identity(steps)
-    return _close_if_done(window, rule, counted, steps)
+        counts_for = tf.where(tf.math.is_finite(loss), counts_for, nan(dtype))
+    micro_batch = MicroBatch(
+        gradients=list(gradients.values()),
+        scale=weight,
+        scalars=[counts_for, term],
+        loss=loss,
+        has_weight=has_weight,
+    )
+    counted = accumulate(
+        _terms(window, rule),
+        micro_batch,
+        lambda: _is_first(window),
+        has_same_shapes=True,  # as XLA asks
+    )
+    return _close_if_done(window, rule, counted, tf.identity(steps))
 
 
 def close_partial_window(window: Window, rule: Rule) -> tf.Tensor:
@@ -175,6 +157,57 @@ def _close_if_done(window: Window, rule: Rule, counted, steps) -> tf.Tensor:
         lambda strategy, *args: _finish(strategy, window, rule, *args),
         args=(counted, steps),
     )
+
+
+def _terms(window: Window, rule: Rule) -> Terms:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    *sums, _, _ = accumulators = _open(window)
+    return Terms(
+        names=_names(window),
+        dtypes=[accumulator.total.dtype for accumulator in sums],
+        accumulators=accumulators,
+        num_replicas=replicas,
+        gradient_divisor=1 if rule.is_reduced else replicas,
+        loss_divisor=replicas,
+        on_nonfinite=rule.on_nonfinite,
+        has_loss=False,  # of some micro-steps, perhaps
+        is_reported=False,
+    )
+
+
+def _finish(strategy, window: Window, rule: Rule, counted, steps) -> tf.Tensor:
+    """Cross-replica: the tf.cond on the boundary."""
+    counted = strategy.experimental_local_results(counted)
+    is_boundary, _ = _KIND.count(window.micro_steps, counted, first_of(strategy, steps))
+    with tf.control_dependencies(counted):  # what has failed is nobody's
+        owned = []
+        if window.owner is not None and window.trained is not None:
+            owned = [set_to(window.owner, _owner_of(window))]
+
+    def apply(mean, closed: Closed) -> tf.Tensor:
+        del closed
+        applied = strategy.extended.call_for_each_replica(
+            lambda gradients: _run(rule.apply(gradients, window.trained)), args=(mean,)
+        )
+        with tf.control_dependencies(strategy.experimental_local_results(applied)):
+            return nan()
+
+    def update() -> tf.Tensor:
+        closed, _ = close_window(strategy, _terms(window, rule), apply)
+        with tf.control_dependencies([set_to(window.window_loss, closed.loss)]):
+            return tf.constant(True)
+
+    with tf.control_dependencies(owned):
+        is_boundary = tf.identity(is_boundary)
+    return _KIND.close(
+        window.micro_steps, is_boundary, update, lambda: tf.constant(False)
+    )
+
+
+def _is_first(window: Window) -> tf.Tensor:
+    is_first = tf.equal(window.micro_steps.read_value(), 0)
+    with tf.control_dependencies(_check_owner(window, is_first)):
+        return tf.identity(is_first)
 
 
 def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
@@ -258,82 +291,7 @@ def _open(window: Window) -> list[Accumulator]:
     return [*(made[i] for i in window.trained), window.weight, window.loss]
 
 
-def _finish(strategy, window: Window, rule: Rule, counted, steps) -> tf.Tensor:
-    """Cross-replica: the tf.cond on the boundary."""
-    counted = strategy.experimental_local_results(counted)
-    with tf.control_dependencies(counted):
-        done = _set(tf.compat.v1.assign_add, window.micro_steps, counted[0])
-        owned = []
-        if window.owner is not None and window.trained is not None:
-            owned = [_set(tf.compat.v1.assign, window.owner, _owner_of(window))]
-    with tf.control_dependencies(owned):
-        steps = tf.identity(strategy.experimental_local_results(steps)[0])
-    return tf.cond(
-        done >= steps,
-        lambda: _update(strategy, window, rule),
-        lambda: tf.constant(False),
-    )
-
-
-def _update(strategy, window: Window, rule: Rule) -> tf.Tensor:
-    """Cross-replica, at a boundary: the window's mean, then the optimizer."""
-    extended = strategy.extended
-    mean, loss, is_good = extended.call_for_each_replica(
-        _take_mean, args=(window, rule)
-    )
-    is_good = strategy.experimental_local_results(is_good)
-
-    def apply() -> tf.Tensor:
-        applied = extended.call_for_each_replica(
-            lambda gradients: _run(rule.apply(gradients, window.trained)), args=(mean,)
-        )
-        with tf.control_dependencies(strategy.experimental_local_results(applied)):
-            return tf.constant(True)
-
-    if rule.on_nonfinite in (None, "raise"):
-        has_updated = apply()
-    else:
-        has_updated = tf.cond(is_good[0], apply, lambda: tf.constant(False))
-    loss = strategy.experimental_local_results(loss)
-    with tf.control_dependencies([has_updated, *is_good, *loss]):
-        kept = _set(tf.compat.v1.assign, window.window_loss, loss[0])
-        reset = _set(tf.compat.v1.assign, window.micro_steps, tf.constant(0, tf.int64))
-    with tf.control_dependencies([kept, reset]):
-        return tf.constant(True)
-
-
-def _take_mean(window: Window, rule: Rule):
-    """Replica context: returns the window's (mean, loss, whether to apply it)."""
-    sums, cleared = take_window(_open(window))
-    *sums, weight, loss = sums
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    total = tf.constant(1 if rule.is_reduced else replicas, weight.dtype)
-    factor = tf.math.divide_no_nan(total, weight)
-    loss = loss * tf.math.divide_no_nan(tf.cast(replicas, weight.dtype), weight)
-    done, is_good = cleared, weight > 0  # every micro-batch left out
-    if rule.on_nonfinite is not None:
-        halves = half_squared_norms(sums, weight.dtype, has_unique_rows=True)
-        halves, values = tf.concat([halves, [weight]], 0), [*sums, weight]
-        if rule.on_nonfinite == "raise":
-            names = [*_names(window), "the weight"]
-            done = [*cleared, assert_finite(values, halves, names, None)]
-        else:
-            is_good = tf.logical_and(is_good, all_finite(values, halves))
-    with tf.control_dependencies([d for d in done if d is not None]):
-        return (
-            [scaled(value, factor) for value in sums],
-            tf.identity(loss),
-            tf.identity(is_good),
-        )
-
-
 def _run(operations) -> tf.Tensor:
     """A tensor that needs them; in eager execution they have run."""
     with tf.control_dependencies([o for o in operations if o is not None]):
         return tf.constant(True)
-
-
-def _set(assign, variable: tf.Variable, value) -> tf.Tensor:
-    """Returns the variable's value after it."""
-    with tf.control_dependencies([assign(variable, value)]):
-        return tf.identity(variable.read_value())
