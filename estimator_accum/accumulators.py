@@ -21,8 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.gradients import Gradient, cast, sum_over_replicas
-from estimator_accum.graph import either, run_either
-from estimator_accum.variables import create_variable, read, zeros
+from estimator_accum.graph import create_variable, either, read, run_either, zeros
 
 
 class Accumulator(NamedTuple):

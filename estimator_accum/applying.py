@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from estimator_accum.gradients import Gradient, scaled
 from estimator_accum.graph import data_ancestors
-from estimator_accum.loss_scaling import innermost, is_loss_scaling
+from estimator_accum.rule import innermost, is_loss_scaling
 from estimator_accum.state import State
 
 _logger = logging.getLogger("tensorflow.estimator_accum")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from estimator_accum.disk import DiskSpaceHook
-from estimator_accum.variables import INITIALIZER_ATTRIBUTE
+from estimator_accum.graph import INITIALIZER_ATTRIBUTE
 from estimator_accum.window import Window
 
 _logger = logging.getLogger("tensorflow.estimator_accum")

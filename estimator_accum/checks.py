@@ -5,7 +5,7 @@ import inspect
 import tensorflow as tf
 
 from estimator_accum.gradients import Gradient, are_cpus_of_one_process
-from estimator_accum.loss_scaling import is_loss_scaling
+from estimator_accum.rule import is_loss_scaling
 
 _FOR_EACH_EXAMPLE = (
     "; if the optimizer needs one for each example, for privacy say, call its "

@@ -1,8 +1,11 @@
-"""Graphs: walks over them, branches without captures, values of replicas."""
+"""Graphs: the library's own variables, branches without captures, walks, replicas."""
 
 from collections.abc import Callable
 
 import tensorflow as tf
+
+# Of a variable: its first initializer, which a warm start may replace.
+INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 
 
 def ancestors(
@@ -138,3 +141,105 @@ def flatten(strategy, values) -> list:
     """Returns every replica's values, of any structure."""
     per_value = tf.nest.map_structure(strategy.experimental_local_results, values)
     return tf.nest.flatten(per_value)
+
+
+def create_shared_scalar(
+    name: str, dtype: tf.DType = tf.int64, collections: list[str] | None = None
+) -> tf.Variable:
+    """Creates a scalar, 0, that every replica sees with the same value.
+
+    Args:
+        name: Its name from the graph's root, whatever scope is open.
+        dtype: Its dtype.
+        collections: Graph collections; None is GLOBAL_VARIABLES.
+    """
+    return create_variable(
+        name,
+        [],
+        dtype,
+        collections=collections,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def create_variable(
+    name: str, shape, dtype: tf.DType, has_idle_rows: bool = False, **options
+) -> tf.Variable:
+    """Creates a variable of zeros that is saved and not trained.
+
+    Args:
+        name: Its name from the graph's root, whatever scope is open.
+        shape: Its static shape.
+        dtype: Its dtype.
+        has_idle_rows: Whether rows that are never written to should take no memory.
+        **options: Of tf.compat.v1.Variable.
+    """
+    # Not by get_variable: what users do to all variables of a scope (partitioners,
+    # init_from_checkpoint) is not meant for these.
+    make_zeros = idle_zeros if has_idle_rows else zeros
+    with tf.init_scope(), tf.compat.v1.name_scope(None):
+        variable = tf.compat.v1.Variable(
+            lambda: make_zeros(shape, dtype),
+            name=name,
+            shape=shape,
+            trainable=False,
+            use_resource=True,  # a reference variable's read races its increment
+            **options,
+        )
+        if not tf.executing_eagerly():
+            setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
+    return variable
+
+
+def zeros(shape, dtype: tf.DType) -> tf.Tensor:
+    """Makes the zeros that a variable is to begin with, or is assigned later.
+
+    Of tf.zeros the session would make a constant when the graph is optimized, and keep
+    it for as long as it lives: the variables' bytes once more.
+
+    Args:
+        shape: The variable's, static.
+        dtype: Its dtype.
+    """
+    shape = tf.TensorShape(shape).as_list()
+    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
+
+
+def idle_zeros(shape, dtype: tf.DType) -> tf.Tensor:
+    """Makes `zeros` whose rows take no memory until they are written to, on a CPU.
+
+    What is allocated there in a large piece are the operating system's pages, zeros that
+    exist from their first write on. Only what has been in use before is made zeros.
+
+    Args:
+        shape: The variable's, static.
+        dtype: Its dtype.
+    """
+    allocated = tf.raw_ops.Empty(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
+    # Of the bits: to TensorFlow's kernels the smallest numbers, denormal ones, equal 0.
+    are_zeros = tf.equal(tf.reduce_max(tf.bitcast(allocated, tf.uint8)), 0)
+    (value,) = either(
+        are_zeros, lambda: [tf.identity(allocated)], lambda: [zeros(shape, dtype)]
+    )
+    return value
+
+
+def read(variable: tf.Variable) -> tf.Tensor:
+    """Reads this replica's copy."""
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    value.set_shape(variable.shape)
+    return value
+
+
+def add_to(counter: tf.Variable, value) -> tf.Tensor:
+    """Adds to a variable; returns its value afterwards."""
+    value = tf.cast(value, counter.dtype.base_dtype)
+    with tf.control_dependencies([tf.compat.v1.assign_add(counter, value)]):
+        return tf.identity(counter.read_value())
+
+
+def set_to(variable: tf.Variable, value) -> tf.Tensor:
+    """Assigns to a variable; returns its value afterwards."""
+    value = tf.cast(value, variable.dtype.base_dtype)
+    with tf.control_dependencies([tf.compat.v1.assign(variable, value)]):
+        return tf.identity(variable.read_value())

@@ -17,9 +17,8 @@ import tensorflow as tf
 
 from estimator_accum.accumulators import assign_zeros, clear, variables_of
 from estimator_accum.gradients import scaled
-from estimator_accum.graph import nan
+from estimator_accum.graph import add_to, nan, set_to
 from estimator_accum.micro_step import MicroBatch, Terms, accumulate, mean_loss
-from estimator_accum.variables import add_to, set_to
 from estimator_accum.window import AccumulationSteps, accumulation_steps_tensor
 
 _current = threading.local()  # replicas build their graphs in threads of their own

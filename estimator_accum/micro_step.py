@@ -31,9 +31,8 @@ from estimator_accum.gradients import (
     sum_over_replicas,
     values_of,
 )
-from estimator_accum.graph import first_of, flatten, nan
+from estimator_accum.graph import first_of, flatten, nan, read
 from estimator_accum.nonfinite import all_finite, assert_finite
-from estimator_accum.variables import read
 
 
 class Terms(NamedTuple):

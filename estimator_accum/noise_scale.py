@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.variables import create_shared_scalar
+from estimator_accum.graph import create_shared_scalar
 
 # The share of one update in the running means: of about a hundred updates.
 _SHARE = 0.01

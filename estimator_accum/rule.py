@@ -8,7 +8,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from estimator_accum.kinds import Kind, MicroSteps, Plain, current_batch
-from estimator_accum.loss_scaling import innermost, is_dynamic
 from estimator_accum.nonfinite import check_on_nonfinite
 from estimator_accum.window import (
     AccumulationSteps,
@@ -186,3 +185,24 @@ def _check_window_for_noise_scale() -> None:
             "two. Received: gradient_accumulation_steps=1 on one replica. Accumulate, "
             "or leave `noise_scale` out."
         )
+
+
+def is_loss_scaling(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Whether `optimizer` scales the loss and unscales the gradients."""
+    return isinstance(
+        optimizer, tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    )
+
+
+def is_dynamic(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Whether `optimizer` expects gradients that are not finite, and handles them."""
+    return is_loss_scaling(optimizer) and isinstance(
+        optimizer._loss_scale, tf.compat.v1.mixed_precision.DynamicLossScale
+    )
+
+
+def innermost(
+    optimizer: tf.compat.v1.train.Optimizer,
+) -> tf.compat.v1.train.Optimizer:
+    """Returns the optimizer that has the slots."""
+    return innermost(optimizer._optimizer) if is_loss_scaling(optimizer) else optimizer

@@ -6,13 +6,11 @@ import tensorflow as tf
 
 from estimator_accum.accumulators import Accumulator, create_accumulator, variables_of
 from estimator_accum.gradients import Gradient, half_squared_norms, values_of
-from estimator_accum.graph import ancestors
+from estimator_accum.graph import ancestors, create_shared_scalar
 from estimator_accum.kinds import Kind
-from estimator_accum.loss_scaling import innermost, is_dynamic
 from estimator_accum.micro_step import MicroBatch, Terms
 from estimator_accum.noise_scale import NoiseScale, create_noise_scale
-from estimator_accum.rule import Rule
-from estimator_accum.variables import create_shared_scalar
+from estimator_accum.rule import Rule, innermost, is_dynamic
 from estimator_accum.window import get_or_create_update_step, get_windows
 
 

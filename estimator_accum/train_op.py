@@ -13,12 +13,11 @@ from estimator_accum.checks import (
     checked_var_list,
     no_gradient,
 )
-from estimator_accum.graph import ancestors, first_of, flatten, nan
+from estimator_accum.graph import add_to, ancestors, first_of, flatten, nan
 from estimator_accum.kinds import Kind
-from estimator_accum.loss_scaling import is_loss_scaling
 from estimator_accum.micro_step import Closed, close_window
 from estimator_accum.noise_scale import update_noise_scale
-from estimator_accum.rule import Rule
+from estimator_accum.rule import Rule, is_loss_scaling
 from estimator_accum.state import (
     Computed,
     State,
@@ -26,7 +25,6 @@ from estimator_accum.state import (
     loss_divisor_of,
     micro_batch_of,
 )
-from estimator_accum.variables import add_to
 from estimator_accum.window import AccumulationSteps, Window, register
 
 

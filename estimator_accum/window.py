@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.variables import create_shared_scalar
+from estimator_accum.graph import create_shared_scalar
 
 _SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _UPDATE_STEP_KEY = "estimator_accum_update_step"

@@ -19,7 +19,7 @@ from estimator_accum.accumulators import (
     variables_of,
 )
 from estimator_accum.gradients import Gradient
-from estimator_accum.graph import first_of, nan
+from estimator_accum.graph import create_shared_scalar, first_of, nan, set_to
 from estimator_accum.kinds import MicroSteps
 from estimator_accum.micro_step import (
     Closed,
@@ -28,7 +28,6 @@ from estimator_accum.micro_step import (
     accumulate,
     close_window,
 )
-from estimator_accum.variables import create_shared_scalar, set_to
 
 _KIND = MicroSteps(None)  # K is a tensor here
 
