@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from bert_finetune.command_line import FetchError
+from estimator_accum.runs.command_line import FetchError
 
 _CHUNK_BYTES = 1 << 18
 _TIMEOUT_SECS = 60

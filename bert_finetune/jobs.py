@@ -17,7 +17,6 @@ from bert_finetune.output_dir import (
     describe_run,
     describe_training,
 )
-from bert_finetune.progress import latest_checkpoint
 from bert_finetune.settings import Settings, batches_of, check_settings
 from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
@@ -29,10 +28,11 @@ from bert_finetune.tokenization import (
 )
 from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
-from estimator_accum.cluster import Cluster, enter
-from estimator_accum.reporting import MetricsFile
-from estimator_accum.run_folder import SETTINGS_FILE
-from estimator_accum.strategies import count_replicas
+from estimator_accum.hooks._reporting import MetricsFile
+from estimator_accum.runs.cluster import Cluster, enter
+from estimator_accum.runs.folder import SETTINGS_FILE
+from estimator_accum.runs.progress import latest_checkpoint
+from estimator_accum.runs.strategies import count_replicas
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 

@@ -18,9 +18,9 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from estimator_accum.batches import AUTO
-from estimator_accum.checkpoints import make_saver_hooks
-from estimator_accum.window import AccumulationSteps
+from estimator_accum._window import AccumulationSteps
+from estimator_accum.runs.batches import AUTO
+from estimator_accum.runs.saving import make_saver_hooks
 
 WEIGHT_UNIT = "examples"  # what a micro-batch counts for in its window's mean
 

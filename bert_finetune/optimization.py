@@ -15,7 +15,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph import zeros
+from estimator_accum._graph import zeros
 
 _NOT_DECAYED = re.compile("LayerNorm|layer_norm|bias")
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.progress import latest_checkpoint, read_progress
 from bert_finetune.settings import Settings
 from bert_finetune.tokenization import WordPieceTokenizer
-from estimator_accum.batches import AUTO, Batches
-from estimator_accum.run_folder import SETTINGS_FILE, read_settings, write_settings
+from estimator_accum.runs.batches import AUTO, Batches
+from estimator_accum.runs.folder import SETTINGS_FILE, read_settings, write_settings
+from estimator_accum.runs.progress import latest_checkpoint, read_progress
 
 # What decides the weights of a trained model, and what it takes to use one.
 _TRAINING_FIELDS = (

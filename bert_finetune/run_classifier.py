@@ -24,9 +24,9 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
 from bert_finetune.settings import Settings, check_settings
-from estimator_accum.batches import micro_batch_size_of
-from estimator_accum.cluster import STRATEGIES, read_cluster_of
-from estimator_accum.program import (
+from estimator_accum.runs.batches import micro_batch_size_of
+from estimator_accum.runs.cluster import STRATEGIES, read_cluster_of
+from estimator_accum.runs.program import (
     asks_for_help,
     quiet_import,
     read_flags,
@@ -212,8 +212,8 @@ def main(argv: list[str]) -> None:
         from bert_finetune import jobs
         from bert_finetune.output_dir import make_output_dir
         from estimator_accum.compat import enable_estimator
-        from estimator_accum.ending import ended_in_words
-        from estimator_accum.run_lock import locked
+        from estimator_accum.runs.ending import ended_in_words
+        from estimator_accum.runs.lock import locked
     try:
         set_verbosity(FLAGS.verbosity, "bert_finetune")
         enable_estimator()

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from estimator_accum.batches import AUTO, Batches, share_out
+from estimator_accum.runs.batches import AUTO, Batches, share_out
 
 _DEFAULT_TRAIN_BATCH_SIZE = 32
 

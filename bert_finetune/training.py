@@ -12,19 +12,19 @@ from bert_finetune.encoding import EncodedExamples
 from bert_finetune.input_pipeline import InputFn, train_input_fn
 from bert_finetune.model_fn import make_model_fn
 from bert_finetune.output_dir import RememberingHook
-from bert_finetune.progress import Progress, latest_checkpoint, read_progress
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
 from estimator_accum import microbatch_model_fn
-from estimator_accum.cluster import Cluster
-from estimator_accum.strategies import (
+from estimator_accum._window import AccumulationSteps
+from estimator_accum.runs.cluster import Cluster
+from estimator_accum.runs.progress import Progress, latest_checkpoint, read_progress
+from estimator_accum.runs.strategies import (
     count_local_replicas,
     make_session_config,
     make_strategy,
 )
-from estimator_accum.watchdog import ProgressHook, Watchdog
-from estimator_accum.window import AccumulationSteps
+from estimator_accum.runs.watchdog import ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 

@@ -6,7 +6,7 @@ import sys
 from absl import flags
 
 from distributed.settings import Settings
-from estimator_accum.batches import micro_batch_size_of
+from estimator_accum.runs.batches import micro_batch_size_of
 
 # Its own: other examples have flags of the same names.
 FLAGS = flags.FlagValues()

@@ -19,10 +19,11 @@ from distributed.settings import (
     remember_settings,
 )
 from estimator_accum import microbatch_model_fn
-from estimator_accum.batches import Batches
-from estimator_accum.cluster import Cluster, enter
-from estimator_accum.run_folder import write_text
-from estimator_accum.watchdog import EvaluationHook, ProgressHook, Watchdog
+from estimator_accum.runs.batches import Batches
+from estimator_accum.runs.cluster import Cluster, enter
+from estimator_accum.runs.folder import write_text
+from estimator_accum.runs.progress import read_progress
+from estimator_accum.runs.watchdog import EvaluationHook, ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.distributed")
 
@@ -97,7 +98,7 @@ def train(job: Job, watchdog: Watchdog) -> None:
     """
     settings, batches = job.settings, job.batches
     model_dir = pathlib.Path(settings.output_dir)
-    global_step, first_update = _progress(model_dir)
+    global_step, first_update, _ = read_progress(str(model_dir))
     _log_plan(job)
     if first_update >= settings.train_updates and not job.cluster.is_evaluator:
         _logger.info("%s is trained already", model_dir)
@@ -184,15 +185,6 @@ def _receiver_fn(job: Job):
         )
 
     return receiver_fn
-
-
-def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
-    """Returns (micro-steps, updates) of the last checkpoint."""
-    path = tf.train.latest_checkpoint(str(model_dir))
-    if path is None:
-        return 0, 0
-    reader = tf.train.load_checkpoint(path)
-    return int(reader.get_tensor("global_step")), int(reader.get_tensor("update_step"))
 
 
 def _log_plan(job: Job) -> None:

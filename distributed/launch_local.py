@@ -33,7 +33,7 @@ from absl import flags
 from distributed import command_line
 from distributed.progress import METRICS, last_update
 from distributed.settings import Settings, batches_of, check_settings
-from estimator_accum.program import asks_for_help, read_flags, sentence
+from estimator_accum.runs.program import asks_for_help, read_flags, sentence
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", 2, "Tasks that train.", flag_values=FLAGS)

@@ -21,15 +21,15 @@ from absl import flags
 from distributed import command_line
 from distributed.command_line import FLAGS
 from distributed.settings import check_settings
-from estimator_accum.cluster import read_cluster
-from estimator_accum.program import (
+from estimator_accum.runs.cluster import read_cluster
+from estimator_accum.runs.folder import make_run_folder
+from estimator_accum.runs.program import (
     asks_for_help,
     quiet_import,
     read_flags,
     refuse,
     set_verbosity,
 )
-from estimator_accum.run_folder import make_run_folder
 
 
 def main(argv: list[str]) -> None:
@@ -47,8 +47,8 @@ def main(argv: list[str]) -> None:
     with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
         from distributed import jobs
         from estimator_accum.compat import enable_estimator
-        from estimator_accum.ending import ended_in_words
-        from estimator_accum.run_lock import locked
+        from estimator_accum.runs.ending import ended_in_words
+        from estimator_accum.runs.lock import locked
     try:
         set_verbosity(FLAGS.verbosity, "distributed")
         enable_estimator()

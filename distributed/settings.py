@@ -6,8 +6,8 @@ micro-batch and the micro-steps of an update are asked for.
 
 import dataclasses
 
-from estimator_accum.batches import AUTO, Batches, share_out
-from estimator_accum.run_folder import (
+from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.folder import (
     EXAMPLES_CHECKSUM,
     check_run_folder,
     make_run_folder,

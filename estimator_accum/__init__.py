@@ -4,12 +4,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from estimator_accum.hooks import make_accumulation_hooks
+    from estimator_accum._optimizer import AccumulatingOptimizer
+    from estimator_accum._train_op import make_accumulating_train_op
+    from estimator_accum._window import get_or_create_update_step, get_windows
+    from estimator_accum.hooks import make_accumulation_hooks, watch_signals
     from estimator_accum.microbatch import batch_mean, microbatch_model_fn
-    from estimator_accum.optimizer import AccumulatingOptimizer
-    from estimator_accum.signals import watch_signals
-    from estimator_accum.train_op import make_accumulating_train_op
-    from estimator_accum.window import get_or_create_update_step, get_windows
 
 __all__ = [
     "AccumulatingOptimizer",
@@ -23,14 +22,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AccumulatingOptimizer": "optimizer",
+    "AccumulatingOptimizer": "_optimizer",
     "batch_mean": "microbatch",
-    "get_or_create_update_step": "window",
-    "get_windows": "window",
-    "make_accumulating_train_op": "train_op",
+    "get_or_create_update_step": "_window",
+    "get_windows": "_window",
+    "make_accumulating_train_op": "_train_op",
     "make_accumulation_hooks": "hooks",
     "microbatch_model_fn": "microbatch",
-    "watch_signals": "signals",
+    "watch_signals": "hooks",
 }
 
 

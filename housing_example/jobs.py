@@ -11,16 +11,17 @@ import pandas as pd
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
-from estimator_accum.batches import Batches
-from estimator_accum.cluster import Cluster, enter
-from estimator_accum.run_folder import write_text
-from estimator_accum.strategies import (
+from estimator_accum.runs.batches import Batches
+from estimator_accum.runs.cluster import Cluster, enter
+from estimator_accum.runs.folder import write_text
+from estimator_accum.runs.progress import read_progress
+from estimator_accum.runs.strategies import (
     count_local_replicas,
     count_replicas,
     make_session_config,
     make_strategy,
 )
-from estimator_accum.watchdog import ProgressHook, Watchdog
+from estimator_accum.runs.watchdog import ProgressHook, Watchdog
 from housing_example import demo_data, input_pipeline
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn
@@ -185,7 +186,7 @@ def train(
 ) -> None:
     """Trains one model to the end; see `train_and_test`."""
     settings = job.settings
-    global_step, update = _progress(model_dir)
+    global_step, update, _ = read_progress(str(model_dir))
     steps = batches.gradient_accumulation_steps
     if job.cluster.is_chief:
         _logger.info(
@@ -250,12 +251,3 @@ def _make_estimator(job: Job, model_dir, batches: Batches, strategy=None):
 
 def _test_input_fn(model_dir: pathlib.Path) -> input_pipeline.InputFn:
     return input_pipeline.eval_input_fn(model_dir.parent / "test.csv", _EVAL_BATCH_SIZE)
-
-
-def _progress(model_dir: pathlib.Path) -> tuple[int, int]:
-    """Returns (micro-steps, updates) of the last checkpoint."""
-    path = tf.train.latest_checkpoint(str(model_dir))
-    if path is None:
-        return 0, 0
-    reader = tf.train.load_checkpoint(path)
-    return int(reader.get_tensor("global_step")), int(reader.get_tensor("update_step"))

@@ -23,16 +23,16 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from absl import flags
 
-from estimator_accum.batches import micro_batch_size_of
-from estimator_accum.cluster import read_cluster_of
-from estimator_accum.program import (
+from estimator_accum.runs.batches import micro_batch_size_of
+from estimator_accum.runs.cluster import read_cluster_of
+from estimator_accum.runs.folder import make_run_folder
+from estimator_accum.runs.program import (
     asks_for_help,
     quiet_import,
     read_flags,
     refuse,
     set_verbosity,
 )
-from estimator_accum.run_folder import make_run_folder
 from housing_example.settings import Settings, check_settings
 
 # Its own: other examples have flags of the same names.
@@ -141,8 +141,8 @@ def main(argv: list[str]) -> None:
         refuse("housing_example", error, FLAGS)
     with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
         from estimator_accum.compat import enable_estimator
-        from estimator_accum.ending import ended_in_words
-        from estimator_accum.run_lock import locked
+        from estimator_accum.runs.ending import ended_in_words
+        from estimator_accum.runs.lock import locked
         from housing_example import jobs
     try:
         set_verbosity(FLAGS.verbosity, "housing_example")

@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from estimator_accum.runs.folder import whole_file
+
 # Told apart by everybody, in print too; the second run is drawn over the first, thin
 # enough for both to be seen where they coincide.
 _COLORS = ("#56b4e9", "#b22222")
@@ -34,9 +36,8 @@ def write_plot(
         truth: The true ones, in the same order.
     """
     figure = draw(losses, predictions, truth)
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, format="png", dpi=150)
-    partial.replace(path)
+    with whole_file(path) as partial:
+        figure.savefig(partial, format="png", dpi=150)
 
 
 def draw(

@@ -7,8 +7,8 @@ same settings and the same examples.
 import dataclasses
 import pathlib
 
-from estimator_accum.batches import AUTO, Batches, share_out
-from estimator_accum.run_folder import (
+from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.folder import (
     EXAMPLES_CHECKSUM,
     SETTINGS_FILE,
     check_run_folder,

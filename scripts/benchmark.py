@@ -29,7 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 from scripts.benchmarks.cola import cola, why_not_hugging_face
 from scripts.benchmarks.fit import fit, kerases
 from scripts.benchmarks.housing import housing

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from bert_finetune.tasks import get_task, read_examples
-from estimator_accum.program import quiet_import
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf

@@ -14,9 +14,13 @@ import subprocess
 import sys
 
 from bert_finetune import download
-from bert_finetune.command_line import FetchError, OneSentenceParser, exit_code_of
 from bert_finetune.download import RemoteFile
-from estimator_accum.program import quiet_import
+from estimator_accum.runs.command_line import (
+    FetchError,
+    OneSentenceParser,
+    exit_code_of,
+)
+from estimator_accum.runs.program import quiet_import
 
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
 MINILM = "all-MiniLM-L6-v2"

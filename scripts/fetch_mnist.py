@@ -15,8 +15,8 @@ import sys
 from dataclasses import replace
 
 from bert_finetune import download
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from bert_finetune.download import RemoteFile
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
 # The copy that tensorflow/datasets downloads.
 OFFICIAL_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"

@@ -19,8 +19,8 @@ import numpy as np
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from distributed.local_clusters import command_of, environment
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 from scripts.plot_loss import plot_loss
 
 _PLOT = "four_runs.png"

@@ -28,7 +28,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 from matplotlib.figure import Figure
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
 _BATCH_SIZE = 64
 _MOST_MICRO_BATCHES = _BATCH_SIZE

@@ -12,8 +12,8 @@ does not fit or the output folder is not empty.
 import pathlib
 import sys
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.program import quiet_import
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.program import quiet_import
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,8 +28,12 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 
 import numpy as np
 
-from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
-from estimator_accum.program import quiet_import
+from estimator_accum.runs.command_line import (
+    OneSentenceParser,
+    check_counts,
+    exit_code_of,
+)
+from estimator_accum.runs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf

@@ -25,9 +25,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from distributed.local_clusters import launched
 from distributed.progress import METRICS, last_update
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
 _EFFECTIVE_BATCH = 200
 _STEPS = 2  # micro-steps per update

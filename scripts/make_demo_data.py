@@ -14,7 +14,6 @@ import json
 import pathlib
 import sys
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
 from bert_finetune.demo_grammar import (
     SPECIAL_TOKENS,
     Corpus,
@@ -23,7 +22,8 @@ from bert_finetune.demo_grammar import (
     vocabulary,
 )
 from bert_finetune.download import staging_folder
-from estimator_accum.program import quiet_import
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     from bert_finetune.masked_lm import pretrain

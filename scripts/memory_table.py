@@ -30,7 +30,7 @@ if __name__ == "__main__":  # a clone that is not installed runs as well
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from bert_finetune.command_line import OneSentenceParser
+from estimator_accum.runs.command_line import OneSentenceParser
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _UNTIMED_UPDATES = 2  # they compile, allocate and make slots

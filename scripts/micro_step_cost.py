@@ -26,9 +26,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_finetune import modeling
-from bert_finetune.command_line import OneSentenceParser
 from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import make_accumulating_train_op
+from estimator_accum.runs.command_line import OneSentenceParser
 
 # Never a boundary, so that every run is the same work.
 _MANY = 10**6

@@ -22,7 +22,11 @@ import sys
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
+from estimator_accum.runs.command_line import (
+    OneSentenceParser,
+    check_counts,
+    exit_code_of,
+)
 from scripts.mutation.coverage_map import CoverageMap, record
 from scripts.mutation.mutate import Mutant, Place, places, sample
 from scripts.mutation.run import workers

@@ -22,9 +22,13 @@ from typing import NamedTuple
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, check_counts, exit_code_of
 from distributed.local_clusters import launched, wait_for_update
 from distributed.progress import last_update
+from estimator_accum.runs.command_line import (
+    OneSentenceParser,
+    check_counts,
+    exit_code_of,
+)
 
 _WORKERS = 2
 _LARGEST_RATIO = 1.1

@@ -18,8 +18,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser, check_above_0, exit_code_of
-from estimator_accum.network import reduction_secs, steps_that_hide
+from bert_finetune.network import reduction_secs, steps_that_hide
+from estimator_accum.runs.command_line import (
+    OneSentenceParser,
+    check_above_0,
+    exit_code_of,
+)
 
 _WORKERS = (8, 64, 512)
 _GBITS_PER_SEC = (1, 10, 100)

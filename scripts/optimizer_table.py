@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_finetune.command_line import OneSentenceParser
-from estimator_accum.program import quiet_import
+from estimator_accum.runs.command_line import OneSentenceParser
+from estimator_accum.runs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf

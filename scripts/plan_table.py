@@ -23,8 +23,8 @@ import sys
 if __name__ == "__main__":  # a clone that is not installed runs as well
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from bert_finetune.command_line import OneSentenceParser
-from estimator_accum.bert_memory import BertSizes, memory_of
+from bert_finetune.plan_memory import BertSizes, memory_of
+from estimator_accum.runs.command_line import OneSentenceParser
 
 _ACCUMULATION_STEPS = 2
 _LARGEST_ERROR = 0.15

@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.folder import whole_file
 
 _METRICS_FILE = "train_metrics.csv"
 _COLUMNS = ("update_step", "examples", "loss")
@@ -81,9 +82,8 @@ def plot_loss(
     runs = [_read_metrics(folder / _METRICS_FILE) for folder in output_dirs]
     figure = draw(runs, labels)
     plot.parent.mkdir(parents=True, exist_ok=True)
-    partial = plot.with_name(f".{plot.name}.partial")
-    figure.savefig(partial, format=plot.suffix[1:], dpi=150)
-    partial.replace(plot)
+    with whole_file(plot) as partial:
+        figure.savefig(partial, format=plot.suffix[1:], dpi=150)
     print(plot)
 
 

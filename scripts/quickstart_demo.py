@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bert_finetune.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _PLOT = "loss.png"

@@ -137,7 +137,10 @@ _OUR_LINES = re.sub("(?m)^#SBATCH .*", "", _README)  # those are Slurm's
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"--([a-z_]+)=", _OUR_LINES))))
 def test_every_flag_in_the_readme_exists(flag):
     folder = pathlib.Path(estimator_accum.__file__).parent
-    scripts = [*folder.parent.glob("scripts/**/*.py"), folder / "plan.py"]
+    scripts = [
+        *folder.parent.glob("scripts/**/*.py"),
+        folder.parent / "bert_finetune/plan.py",
+    ]
     texts = [path.read_text() for path in scripts]
     rooms = (run_classifier.FLAGS, launch_local.FLAGS)
     is_known = any(flag in flags for flags in rooms)

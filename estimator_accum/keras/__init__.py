@@ -7,7 +7,7 @@ model.compile(optimizer, loss)
 model.fit(data)     # every batch is a micro-batch, every fourth one updates
 """
 
-from estimator_accum.keras.accumulate import accumulate
-from estimator_accum.keras.callback import AccumulationCallback
+from estimator_accum.keras._accumulate import accumulate
+from estimator_accum.keras._callback import AccumulationCallback
 
 __all__ = ["AccumulationCallback", "accumulate"]

@@ -15,9 +15,9 @@ from tiny_bert import copy_at_step, flags_of, metrics, results, run, variables
 
 from bert_finetune import jobs, modeling, training
 from bert_finetune.settings import Settings
-from estimator_accum.batches import AUTO
-from estimator_accum.cluster import Cluster
-from estimator_accum.watchdog import ProgressHook
+from estimator_accum.runs.batches import AUTO
+from estimator_accum.runs.cluster import Cluster
+from estimator_accum.runs.watchdog import ProgressHook
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from absl.testing import flagsaver
 from tiny_bert import all_variables, command_line, metrics, write_bert
 
 from bert_finetune import run_classifier
-from bert_finetune.progress import read_progress
-from estimator_accum.run_lock import locked
+from estimator_accum.runs.lock import locked
+from estimator_accum.runs.progress import read_progress
 
 pytestmark = pytest.mark.usefixtures("_loggers_as_before")
 

@@ -9,7 +9,7 @@ import pytest
 import short_run
 
 from distributed import command_line, jobs, launch_local, main
-from estimator_accum.cluster import Cluster
+from estimator_accum.runs.cluster import Cluster
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import fuzzing
 import pytest
 
 from distributed import jobs, main
-from estimator_accum.cluster import read_cluster
+from estimator_accum.runs.cluster import read_cluster
 
 pytestmark = [
     pytest.mark.once,

@@ -9,8 +9,8 @@ import short_run
 import tensorflow as tf
 
 from distributed import jobs
-from estimator_accum.run_lock import locked
-from estimator_accum.watchdog import LostTaskError
+from estimator_accum.runs.lock import locked
+from estimator_accum.runs.watchdog import LostTaskError
 
 
 def _refused(run_main, *flags) -> str:

@@ -8,7 +8,7 @@ from short_run import settings
 
 from distributed import settings as settings_module
 from distributed.settings import Settings, batches_of, check_settings
-from estimator_accum.batches import AUTO, Batches
+from estimator_accum.runs.batches import AUTO, Batches
 
 pytestmark = pytest.mark.once
 

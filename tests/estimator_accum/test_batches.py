@@ -2,7 +2,7 @@
 
 import pytest
 
-from estimator_accum.batches import AUTO, Batches, micro_batch_size_of, share_out
+from estimator_accum.runs.batches import AUTO, Batches, micro_batch_size_of, share_out
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import tensorflow as tf
 from interfaces import sgd, start_session
 
 from estimator_accum import make_accumulating_train_op
-from estimator_accum.graph import either, run_either
+from estimator_accum._graph import either, run_either
 
 v1 = tf.compat.v1
 

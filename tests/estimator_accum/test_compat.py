@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import compat
+from estimator_accum.compat import _training
 
 _IS_REFERENCE = tf.__version__.startswith("2.15.")
 later = pytest.mark.skipif(
@@ -246,4 +247,4 @@ def test_cluster_with_a_strategy_takes_train_and_evaluate_only(monkeypatch, meth
 def test_chief_is_first_and_parameter_servers_are_last(job, index, number):
     jobs = {"ps": ["d"], "worker": ["b", "c"], "chief": ["a"], "other": ["e"]}
     context = types.SimpleNamespace(task_type=job, task_id=index)
-    assert compat._global_id(jobs, context) == number
+    assert _training.global_id(jobs, context) == number

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from estimator_accum.graph import data_ancestors, fetched_operations
+from estimator_accum._graph import data_ancestors, fetched_operations
 
 v1 = tf.compat.v1
 

@@ -314,7 +314,9 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path, monkeypatch):
     def windows_of_two_replicas():
         return [window._replace(num_replicas=2) for window in get_windows()]
 
-    monkeypatch.setattr("estimator_accum.hooks.get_windows", windows_of_two_replicas)
+    monkeypatch.setattr(
+        "estimator_accum.hooks._accumulation.get_windows", windows_of_two_replicas
+    )
     with tf.Graph().as_default():
         slope = v1.placeholder(tf.float32, [])
         steps = v1.placeholder_with_default(np.int64(2), [])

@@ -8,7 +8,7 @@ import running
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
-from estimator_accum.graph import idle_zeros
+from estimator_accum._graph import idle_zeros
 
 v1 = tf.compat.v1
 _ROWS, _WIDTH = 30_000, 1_024

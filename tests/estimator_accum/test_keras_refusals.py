@@ -7,7 +7,7 @@ from keras_kinds import dense_data, fit
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.keras import accumulate
-from estimator_accum.keras.window import close_partial_window
+from estimator_accum.keras._window import close_partial_window
 
 _IN_A_GRAPH = """
 import numpy as np, tensorflow as tf
@@ -56,7 +56,7 @@ def test_partial_windows_are_applied_by_one_trace(kind, monkeypatch):
         traces.append(args)
         return close_partial_window(*args)
 
-    monkeypatch.setattr("estimator_accum.keras.optimizer.close_partial_window", noted)
+    monkeypatch.setattr("estimator_accum.keras._optimizer.close_partial_window", noted)
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 3)
     for _ in range(3):

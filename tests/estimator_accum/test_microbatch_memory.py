@@ -19,7 +19,7 @@ from microbatch_runs import (
 )
 
 from estimator_accum import batch_mean, make_accumulating_train_op, microbatch
-from estimator_accum.memory import is_out_of_memory
+from estimator_accum.microbatch._memory import is_out_of_memory
 
 v1 = tf.compat.v1
 _INPUT = input_fn_of(examples=10 * 16, batch_size=16)

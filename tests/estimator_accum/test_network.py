@@ -2,7 +2,7 @@
 
 import pytest
 
-from estimator_accum.network import reduction_secs, steps_that_hide, update_secs
+from bert_finetune.network import reduction_secs, steps_that_hide, update_secs
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
 )
-from estimator_accum.graph import ancestors
+from estimator_accum._graph import ancestors
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

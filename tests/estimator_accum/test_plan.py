@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from estimator_accum import plan
-from estimator_accum.bert_memory import memory_of, read_sizes
+from bert_finetune import plan
+from bert_finetune.plan_memory import memory_of, read_sizes
 
 _TINY = json.loads("""{
     "vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2,

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import reporting
-from estimator_accum.reporting import MetricsFile, Progress, Update
+from estimator_accum.hooks._reporting import MetricsFile, Progress, Update
 
 
 def _update(step):

@@ -5,11 +5,11 @@ import socket
 import pytest
 import running
 
-from estimator_accum.run_lock import LockedFolderError, locked
+from estimator_accum.runs.lock import LockedFolderError, locked
 
 _HOLD = """
 import pathlib, sys, time
-from estimator_accum.run_lock import locked
+from estimator_accum.runs.lock import locked
 with locked(sys.argv[1]):
     pathlib.Path(sys.argv[1], "held").touch()
     time.sleep(10_000)

@@ -18,7 +18,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
 )
-from estimator_accum.window import get_windows
+from estimator_accum._window import get_windows
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

@@ -8,11 +8,16 @@ import running
 import tensorflow as tf
 
 from estimator_accum import watchdog as watchdog_module
-from estimator_accum.watchdog import EXIT_CODE, LostTaskError, ProgressHook, Watchdog
+from estimator_accum.runs.watchdog import (
+    EXIT_CODE,
+    LostTaskError,
+    ProgressHook,
+    Watchdog,
+)
 
 _WAITER = """
 import time
-from estimator_accum.watchdog import Watchdog
+from estimator_accum.runs.watchdog import Watchdog
 Watchdog(0.1, "worker 1").start()
 while True: time.sleep(1)
 """

@@ -14,8 +14,8 @@ import running
 import tensorflow as tf
 from matplotlib import image
 
-from estimator_accum.run_lock import locked
-from estimator_accum.watchdog import LostTaskError
+from estimator_accum.runs.lock import locked
+from estimator_accum.runs.watchdog import LostTaskError
 from housing_example import jobs, main
 
 _SCRIPT = pathlib.Path(main.__file__)

@@ -13,8 +13,8 @@ import pytest
 import running
 import tensorflow as tf
 
-from estimator_accum.cluster import Cluster, enter
-from estimator_accum.watchdog import ProgressHook
+from estimator_accum.runs.cluster import Cluster, enter
+from estimator_accum.runs.watchdog import ProgressHook
 from housing_example import demo_data, input_pipeline, jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]

@@ -1,0 +1,242 @@
+"""What is accumulated: running gradient sums, dense and sparse.
+
+    first micro-step of a window:   accumulator = 0 + w * g
+    every later micro-step:         accumulator = accumulator + w * g
+
+A dense accumulator is never zeroed: it holds the old window's sum until the next window's
+first micro-step. The new sum is made as soon as its gradient is there, which is then
+still in a cache, and becomes the accumulator, without a copy, once all of them are made
+and found good: a micro-step that fails has added nothing. A sparse accumulator is
+scattered into, and only the rows that the window touched are read and cleared at the
+boundary; on a CPU a large one takes memory only for rows that some micro-batch touched,
+until a restore writes all of them.
+
+Accumulators are ON_READ variables: under a `tf.distribute` strategy every replica adds
+to its own copy and nothing crosses the network until the boundary.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._gradients import Gradient, cast, sum_over_replicas
+from estimator_accum._graph import create_variable, either, read, run_either, zeros
+
+
+class Accumulator(NamedTuple):
+    """The running sum of one variable's weighted gradients.
+
+    Attributes:
+        total: The sum, of the variable's shape.
+        touched: float32 [rows], 1 where the open window touched the row of a sparse
+            gradient's variable; None for dense gradients. A float, because a restore
+            splits ON_READ sums over replicas and an integer 1 would round to 0.
+    """
+
+    total: tf.Variable
+    touched: tf.Variable | None
+
+
+def create_accumulator(
+    name: str, shape, dtype: tf.DType, is_sparse: bool = False, **options
+) -> Accumulator:
+    """Creates `<name>` and, for sparse gradients, `<name>_rows`, all zeros.
+
+    Args:
+        name: From the graph's root.
+        shape: The variable's.
+        dtype: Of the sum.
+        is_sparse: Whether gradients are `IndexedSlices`.
+        **options: Of tf.compat.v1.Variable.
+    """
+
+    def create(name, shape, dtype, has_idle_rows=False):
+        return create_variable(
+            name,
+            shape,
+            dtype,
+            has_idle_rows,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+            **options,
+        )
+
+    total = create(name, shape, dtype, has_idle_rows=is_sparse)
+    return Accumulator(
+        total, create(f"{name}_rows", shape[:1], tf.float32) if is_sparse else None
+    )
+
+
+def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
+    """Returns all their variables."""
+    return [v for accumulator in accumulators for v in accumulator if v is not None]
+
+
+def add(
+    accumulators: list[Accumulator],
+    gradients: list[Gradient],
+    is_first: tf.Tensor,
+    has_same_shapes: bool = False,
+) -> list[Gradient]:
+    """Returns what `commit` makes of this replica's accumulators.
+
+    Args:
+        accumulators: One for each gradient.
+        gradients: Of this replica's micro-batch, weighted.
+        is_first: Scalar bool, whether this is the window's first micro-step.
+        has_same_shapes: Whether both branches of a tf.cond must return the same shapes,
+            as XLA asks; costs a pass over the accumulators.
+
+    Returns:
+        For each gradient the new sum, or the gradient itself where it is sparse; not
+        finite where the gradient is not.
+    """
+    dense = [a.total for a in accumulators if a.touched is None]
+
+    def nothing():
+        if has_same_shapes:
+            return [tf.zeros(total.shape, total.dtype) for total in dense]
+        zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
+        return [zero[total.dtype] for total in dense]
+
+    # No gradient goes through a branch: it would begin when all of them are there.
+    before = iter(either(is_first, nothing, lambda: [read(total) for total in dense]))
+    sums = []
+    for accumulator, gradient in zip(accumulators, gradients, strict=True):
+        total = accumulator.total
+        value = cast(gradient, total.dtype)
+        if accumulator.touched is None:
+            # The gradient's own buffer takes the sum, if nobody else needs it.
+            value = tf.raw_ops.AddV2(x=next(before), y=value)
+            value.set_shape(total.shape)
+        sums.append(value)
+    return sums
+
+
+def commit(
+    accumulators: list[Accumulator],
+    sums: list[Gradient],
+    is_first: tf.Tensor,
+    is_good: tf.Tensor | None = None,
+) -> list[tf.Operation]:
+    """Makes the accumulators hold what `add` has returned.
+
+    Args:
+        accumulators: As of `add`.
+        sums: What `add` has returned.
+        is_first: As of `add`.
+        is_good: Scalar bool, whether the micro-batch counts at all; None is True. One
+            that does not may still begin the window, where other replicas' do.
+
+    Returns:
+        The operations after which they do.
+    """
+
+    def write():
+        pairs = zip(accumulators, sums, strict=True)
+        return [op for accumulator, value in pairs for op in _write(accumulator, value)]
+
+    def begin():
+        return [run_either(is_first, lambda: assign_zeros(accumulators), list)]
+
+    return write() if is_good is None else [run_either(is_good, write, begin)]
+
+
+def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
+    # `.handle` is this replica's copy.
+    handle = accumulator.total.handle
+    if accumulator.touched is None:
+        return [tf.raw_ops.AssignVariableOp(resource=handle, value=value)]
+    # ON_READ variables refuse scatter_add().
+    touched = tf.raw_ops.ResourceScatterUpdate(
+        resource=accumulator.touched.handle, indices=value.indices, updates=1.0
+    )
+    # A run that fails in between leaves no row that `clear` would not find.
+    with tf.control_dependencies([touched]):
+        added = tf.raw_ops.ResourceScatterAdd(
+            resource=handle, indices=value.indices, updates=value.values
+        )
+    return [touched, added]
+
+
+def take_window(
+    accumulators: list[Accumulator], more: Sequence[tf.Tensor] = ()
+) -> tuple[list[Gradient], list[tf.Operation]]:
+    """Reads the window's sums over all replicas, in replica context, at a boundary.
+
+    This is the window's one reduction. A sparse sum comes back as `IndexedSlices` over
+    the rows that any replica touched, each row once. One replica alone reads those
+    rows and no others; several reduce the whole table, because a collective's shape
+    must be the same at every run.
+
+    Returns:
+        The sums, and the operations that clear the sparse accumulators.
+    """
+    is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
+    local = []
+    for accumulator in accumulators:
+        if accumulator.touched is None or not is_alone:
+            local.append(read(accumulator.total))
+        if accumulator.touched is not None:
+            local.append(read(accumulator.touched))
+    reduced = iter(sum_over_replicas([*local, *more]))
+    sums, cleared = [], []
+    for accumulator in accumulators:
+        total = accumulator.total
+        if accumulator.touched is None:
+            sums.append(next(reduced))
+            continue
+        table = None if is_alone else next(reduced)
+        rows = _touched_rows(next(reduced))
+        if is_alone:
+            values = tf.raw_ops.ResourceGather(
+                resource=total.handle, indices=rows, dtype=total.dtype
+            )
+        else:
+            values = tf.gather(table, rows)
+        shape = tf.constant(total.shape.as_list(), tf.int64)
+        sums.append(tf.IndexedSlices(values, rows, shape))
+        cleared.extend(_clear_rows(accumulator, rows, values))
+    return [*sums, *reduced], cleared
+
+
+def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Empties this replica's sparse accumulators; the dense ones are overwritten."""
+    cleared = []
+    for accumulator in accumulators:
+        if accumulator.touched is not None:
+            rows = _touched_rows(read(accumulator.touched))
+            shape = tf.concat([tf.shape(rows), tf.shape(accumulator.total)[1:]], 0)
+            values = tf.zeros(shape, accumulator.total.dtype)
+            cleared.extend(_clear_rows(accumulator, rows, values))
+    return cleared
+
+
+def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Makes this replica's dense sums 0."""
+    return [
+        tf.raw_ops.AssignVariableOp(
+            resource=total.handle, value=zeros(total.shape, total.dtype)
+        )
+        for total, touched in accumulators
+        if touched is None
+    ]
+
+
+def _touched_rows(touched: tf.Tensor) -> tf.Tensor:
+    return tf.where(touched > 0)[:, 0]
+
+
+def _clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
+    with tf.control_dependencies([values]):
+        return [
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=accumulator.total.handle,
+                indices=rows,
+                updates=tf.zeros_like(values),
+            ),
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=accumulator.touched.handle, indices=rows, updates=0.0
+            ),
+        ]

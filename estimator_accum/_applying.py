@@ -1,0 +1,134 @@
+"""The optimizer inside the branch that updates: what it is given, finds and reads there."""
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from estimator_accum._gradients import Gradient, scaled
+from estimator_accum._graph import data_ancestors
+from estimator_accum._rule import innermost, is_loss_scaling
+from estimator_accum._state import State
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def apply(strategy, state: State, gradients, loss) -> list[tf.Operation]:
+    """Cross-replica: applies the replicas' gradients, which are reduced already.
+
+    Args:
+        strategy: The strategy in force.
+        state: The train op's.
+        gradients: For each variable, scaled and clipped.
+        loss: The window's; nothing is written before it is there.
+
+    Returns:
+        What has then run: the update, and then what is to run once for each.
+    """
+    call = strategy.extended.call_for_each_replica
+    graph = tf.compat.v1.get_default_graph()
+    number = len(graph.get_operations())
+    with _finding_variables(innermost(state.rule.optimizer)):
+        applied = call(_apply, args=(state, gradients, loss))
+    done = strategy.experimental_local_results(applied)
+    if state.kind.spans_runs:
+        _warn_of_clock(strategy, state, graph.get_operations()[number:])
+    if state.rule.after_update_ops is not None:
+        with tf.control_dependencies(done):
+            after = call(_after_update, args=(state.rule.after_update_ops,))
+        done = [*done, *strategy.experimental_local_results(after)]
+    return done
+
+
+def _apply(state: State, gradients: list[Gradient], loss: tf.Tensor):
+    """Replica context: the optimizer, which must not reduce a second time."""
+    optimizer, options = state.rule.optimizer, {}
+    if is_loss_scaling(optimizer):  # cannot be told
+        gradients = [scaled(g, 1.0 / state.num_replicas) for g in gradients]
+    elif tf.distribute.has_strategy():
+        options["skip_gradients_aggregation"] = True
+    # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
+    # as the one does that finds the end of the data, must not move even that.
+    with tf.control_dependencies([loss]):
+        if _requires_global_step(innermost(optimizer)):
+            options["global_step"] = state.update_step + 1
+        return optimizer.apply_gradients(
+            list(zip(gradients, state.variables, strict=True)), **options
+        )
+
+
+def _requires_global_step(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Whether `apply_gradients` computes from the number of the update, as LAMB's do."""
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    parameter = parameters.get("global_step")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _after_update(make: Callable) -> tf.Operation:
+    """Replica context: what the caller wants to run once an update."""
+    graph = tf.compat.v1.get_default_graph()
+    known = set(graph.get_operations())
+    made = [each for each in tf.nest.flatten(make()) if each is not None]
+    for each in made:
+        operation = each if isinstance(each, tf.Operation) else each.op
+        if operation.graph is not graph or operation in known:
+            raise ValueError(
+                "`after_update_ops` must make its operations when it is called: others "
+                f"run with every micro-step. Received: {operation.name}, made before. "
+                "Pass a function, e.g. lambda: [ema.apply(variables)]."
+            )
+    return tf.group(*made)
+
+
+@contextlib.contextmanager
+def _finding_variables(optimizer: tf.compat.v1.train.Optimizer) -> Iterator[None]:
+    """Lets an optimizer find, in a branch's graph, what it has made in the outer one."""
+    made = optimizer._non_slot_dict
+    optimizer._non_slot_dict = _OfOuterGraphs(made)
+    try:
+        yield
+    finally:
+        optimizer._non_slot_dict = dict(optimizer._non_slot_dict)
+
+
+class _OfOuterGraphs(dict):
+    """Variables by (name, graph), also by those of the branches inside the graph."""
+
+    def get(self, key, default=None):
+        name, graph = key
+        while (name, graph) not in self:
+            if (graph := getattr(graph, "outer_graph", None)) is None:
+                return default
+        return self[name, graph]
+
+
+def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> None:
+    """Warns where the optimizer's `operations` are computed from global_step."""
+    clock = state.global_step
+    if clock is None and (clock := tf.compat.v1.train.get_global_step()) is None:
+        return
+    parts = strategy.experimental_local_results(clock)
+    clocks = {getattr(part, "handle", part).op for part in parts}
+    found = data_ancestors(operations)
+    reader = next(filter(found.__contains__, clocks), None)
+    if reader is None:
+        return
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+    inside, path = set(operations), []
+    while reader is not None:
+        if reader.graph is graph and reader not in inside and reader.type != "Switch":
+            path.append(reader)
+        reader = found[reader]
+    what = type(innermost(state.rule.optimizer)).__name__
+    if path[-1] not in clocks and path[-1].type != "ReadVariableOp":
+        what = f"{path[-1].name}, from which {what} computes,"
+    _logger.warning(
+        "%s reads global_step, which counts micro-steps and not updates: a schedule "
+        "will end K times too early. Compute schedules from get_or_create_update_step();"
+        " an optimizer that reads global_step by itself is right in microbatch_model_fn, "
+        "where that counts updates.",
+        what,
+    )

@@ -1,0 +1,215 @@
+"""Checks of what a train op is given: one function a rule, one sentence an error."""
+
+import inspect
+
+import tensorflow as tf
+
+from estimator_accum._gradients import Gradient, are_cpus_of_one_process
+from estimator_accum._rule import is_loss_scaling
+
+_FOR_EACH_EXAMPLE = (
+    "; if the optimizer needs one for each example, for privacy say, call its "
+    "compute_gradients, outside of this library, and give what that returns to "
+    "AccumulatingOptimizer(optimizer, K).apply_gradients"
+)
+
+
+def check_graph() -> None:
+    """Raises under eager execution, and in what is traced for it."""
+    with tf.init_scope():
+        is_outside_eager = tf.executing_eagerly()
+    if is_outside_eager:
+        received = "eager execution" if tf.executing_eagerly() else "a tf.function"
+        raise RuntimeError(
+            f"An accumulating train op needs a graph. Received: {received}. Call it in a "
+            "model_fn, or inside tf.Graph().as_default(); for Keras there is "
+            "estimator_accum.keras.accumulate()."
+        )
+
+
+def check_loss(loss) -> tf.Tensor:
+    """Returns the loss as a Tensor, or raises unless it is a floating-point scalar."""
+    check_graph()
+    loss = check_scalar("loss", loss, _FOR_EACH_EXAMPLE)
+    if not loss.dtype.is_floating:
+        raise TypeError(
+            "`loss` must be a floating-point scalar. Received: dtype "
+            f"{loss.dtype.name}. Cast what it is computed from."
+        )
+    return loss
+
+
+def check_scalar(argument: str, value, more: str = "") -> tf.Tensor:
+    """Returns `value` as a Tensor, or raises unless it is a scalar number."""
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`{argument}` must be a scalar Tensor. Received: {value!r}. Pass one."
+        ) from error
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise TypeError(
+            f"`{argument}` must be a number. Received: {value!r}, of dtype "
+            f"{tensor.dtype.name}. Pass a scalar Tensor of numbers."
+        )
+    if tensor.shape.rank != 0:
+        raise ValueError(
+            f"`{argument}` must be a scalar. Received: shape {tensor.shape} from "
+            f"{tensor.name}. Reduce it, e.g. with tf.reduce_mean{more}."
+        )
+    return tensor
+
+
+def check_weight(weight) -> tf.Tensor:
+    """Returns a micro-batch's weight as a Tensor that no gradient goes through.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is no scalar; if its value is known, and negative, or in a
+            graph, where every micro-batch would have it, 0.
+        tf.errors.InvalidArgumentError: From the session, if it is negative.
+    """
+    weight = tf.stop_gradient(check_scalar("weight", weight))
+    known = tf.get_static_value(weight)
+    if known is None:
+        is_negative = weight < tf.zeros([], weight.dtype)  # NaN is for `on_nonfinite`
+        words = "`weight` must be >= 0, 0 for a micro-batch that does not count."
+        refused = tf.raw_ops.Assert(
+            condition=tf.logical_not(is_negative), data=[f"{words} Received:", weight]
+        )
+        with tf.control_dependencies([refused]):
+            return tf.identity(weight)
+    if known > 0 or (known == 0 and tf.executing_eagerly()):
+        return weight
+    raise ValueError(
+        "`weight` must be > 0; 0 is for a single micro-batch that is not to count. "
+        f"Received: {known} for every micro-batch. Pass the number of its examples or "
+        "tokens, or leave `weight` out."
+    )
+
+
+def check_replica_context(optimizer) -> None:
+    """Raises where no micro-step can be made, for this optimizer or at all."""
+    if tf.distribute.get_replica_context() is None:
+        raise ValueError(
+            "An accumulating train op must be made in replica context. Received: "
+            "cross-replica context. Call it inside a model_fn or inside strategy.run."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    if is_loss_scaling(optimizer):
+        _check_no_collectives(tf.distribute.get_strategy())
+        return
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    if "skip_gradients_aggregation" not in parameters:
+        raise ValueError(
+            "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
+            "`skip_gradients_aggregation`, so that gradients are reduced once. "
+            f"Received: {type(optimizer).__name__}, which overrides it without. "
+            "Implement _resource_apply_dense and _resource_apply_sparse instead."
+        )
+
+
+def _check_no_collectives(strategy) -> None:
+    """Raises where a loss-scaling optimizer, which reduces by itself, may hang."""
+    reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
+    if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
+        raise ValueError(
+            "On several CPUs of one process a loss-scaling optimizer must not reduce "
+            "by collectives, which wait for ever in a Session with one CPU device. "
+            f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
+            "cross_device_ops=tf.distribute.ReductionToOneDevice()."
+        )
+
+
+def checked_var_list(var_list) -> list[tf.Variable]:
+    """Returns the variables of any structure, or raises unless all are variables."""
+    variables = tf.nest.flatten(var_list)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                "`var_list` must hold variables. Received: "
+                f"{variable!r}. Pass those to train, or None for all trainable ones."
+            )
+    return variables
+
+
+def check_trained(
+    pairs, loss: tf.Tensor | None
+) -> tuple[list[Gradient], list[tf.Variable]]:
+    """Returns (gradients, their variables) without those that have no gradient.
+
+    Raises:
+        ValueError: If none has, or a variable is one that no `tf.cond` can hold, or one
+            that replicas or workers share.
+    """
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+    if not pairs:
+        raise ValueError(no_gradient(loss))
+    gradients, variables = map(list, zip(*pairs, strict=True))
+    _check_resource_variables(variables)
+    check_own_copies(variables)
+    _check_own_job(variables)
+    for variable in variables:
+        if not variable.shape.is_fully_defined():
+            raise ValueError(
+                "Trained variables must have a static shape. Received: "
+                f"{variable.name} of shape {variable.shape}. Make it with its shape."
+            )
+    return gradients, variables
+
+
+def no_gradient(loss: tf.Tensor | None) -> str:
+    """What is wrong where there is nothing to train."""
+    return (
+        "`loss` must depend on a trained variable. Received: "
+        f"{'gradients' if loss is None else loss.name}, of which no variable has a "
+        "gradient. Check `var_list` and that nothing between the variables and the "
+        "loss stops gradients."
+    )
+
+
+def _check_resource_variables(variables: list[tf.Variable]) -> None:
+    if not tf.compat.v1.control_flow_v2_enabled():
+        return
+    for variable in variables:
+        if not hasattr(variable, "handle"):
+            raise ValueError(
+                "Trained variables must be resource variables. Received: reference "
+                f"variable {variable.name}. Make it with use_resource=True, or call "
+                "tf.compat.v1.disable_v2_behavior() first."
+            )
+
+
+def check_own_copies(variables: list[tf.Variable]) -> None:
+    """Raises where each of several replicas would apply the window to one variable."""
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    replicas = len(strategy.extended.worker_devices)
+    for variable in variables:
+        copies = len(strategy.experimental_local_results(variable))
+        if copies != replicas:
+            raise ValueError(
+                "Every replica must have a copy of its own of each trained variable. "
+                f"Received: {variable.name} with {copies} for {replicas} replicas of a "
+                f"{type(strategy).__name__}. Create it in the strategy's scope, and use "
+                "a MirroredStrategy or one replica."
+            )
+
+
+def _check_own_job(variables: list[tf.Variable]) -> None:
+    """Raises where variables are on parameter servers, which all workers write to."""
+    with tf.control_dependencies(None):
+        here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)
+    for variable in variables:
+        there = tf.DeviceSpec.from_string(variable.device)
+        if there.job and here.job and there.job != here.job:
+            raise ValueError(
+                "Trained variables must be of the task that trains: workers would add "
+                f"to the same accumulators. Received: {variable.name} on "
+                f"/job:{there.job}, gradients on /job:{here.job}. Train on one worker "
+                "without parameter servers, or under a MultiWorkerMirroredStrategy."
+            )

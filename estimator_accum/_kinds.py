@@ -1,0 +1,252 @@
+"""The three kinds of window: when one closes, and where its operations go.
+
+    Plain         one run of the train op, whose micro-batch is all of the window
+    MicroSteps    K runs of the train op; a variable counts them
+    WholeBatch    one batch of `microbatch_model_fn`, whose micro-batches a hook runs one
+                  after the other before it runs the train op; placeholders say where
+
+The rule (estimator_accum/_micro_step.py) is the same for all three.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._accumulators import assign_zeros, clear, variables_of
+from estimator_accum._gradients import scaled
+from estimator_accum._graph import add_to, nan, set_to
+from estimator_accum._micro_step import MicroBatch, Terms, accumulate, mean_loss
+from estimator_accum._window import AccumulationSteps, accumulation_steps_tensor
+
+_current = threading.local()  # replicas build their graphs in threads of their own
+
+
+class Added(NamedTuple):
+    """What became of a micro-batch.
+
+    Attributes:
+        gradients: Gradients and scalars that nothing has accumulated; else None.
+        counted: int64 scalar, 1 if the window counts the micro-batch, else 0.
+        mean_loss: Mean loss of this replica's micro-batches in the window so far.
+    """
+
+    gradients: list | None
+    counted: tf.Tensor
+    mean_loss: tf.Tensor
+
+
+class _Kind:
+    """What holds unless a kind says otherwise."""
+
+    keeps_sums = True  # accumulators
+    has_counter = False  # a variable that counts micro-steps
+    spans_runs = False  # of the train op
+    needs_weight = True  # for its mean
+
+    def weigh(self, weight: tf.Tensor | None, reduction: str):
+        """Returns (what a micro-batch counts for, factor of its loss and gradients).
+
+        Args:
+            weight: Scalar, as the caller gave it; None where nobody says.
+            reduction: "mean" or "sum".
+        """
+        del reduction
+        weight = tf.constant(1.0) if weight is None else weight
+        return weight, weight
+
+    def is_mean(self) -> tf.Tensor | None:
+        """Returns whether the window's sum is its mean already; None is False."""
+        return None
+
+    def at_the_boundary(self):
+        """Context of what follows the micro-batch."""
+        return contextlib.nullcontext()
+
+    def count(self, counter, counted: list[tf.Tensor], steps: tf.Tensor):
+        """Returns (whether the window closes, micro-steps that it then holds)."""
+        del counter, counted
+        return tf.constant(True), steps
+
+    def close(self, counter, is_boundary, update: Callable, otherwise: Callable):
+        """Returns what `update` returns at the boundary, else what `otherwise` does."""
+        del counter, is_boundary, otherwise
+        return update()
+
+
+class Plain(_Kind):
+    """Every micro-batch is a window.
+
+    Args:
+        num_replicas: Replicas that train in sync.
+    """
+
+    keeps_sums = False
+
+    def __init__(self, num_replicas: int):
+        self.needs_weight = num_replicas > 1
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns K, which is 1 [micro-steps per update]."""
+        del update_step
+        return tf.constant(1, tf.int64)
+
+    def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
+        """Hands the micro-batch on as it is."""
+        del counter
+        gradients, scale = micro_batch.gradients, micro_batch.scale
+        if scale is not None and self.needs_weight:
+            gradients = [scaled(gradient, scale) for gradient in gradients]
+        loss = micro_batch.loss
+        if loss is None:
+            loss = nan(micro_batch.scalars[0].dtype)
+        with tf.control_dependencies(update_ops):
+            counted = tf.identity(tf.constant(1, tf.int64))
+        return Added([*gradients, *micro_batch.scalars], counted, loss)
+
+
+class MicroSteps(_Kind):
+    """K micro-steps make a window.
+
+    Args:
+        steps: K, or a callable of `update_step`.
+    """
+
+    has_counter = True
+
+    def __init__(self, steps: AccumulationSteps):
+        self._steps = steps
+        self.spans_runs = callable(steps) or steps != 1
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns K of the open window [micro-steps per update]."""
+        return accumulation_steps_tensor(self._steps, update_step)
+
+    def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
+        """Accumulates the micro-batch."""
+        counted = accumulate(
+            terms, micro_batch, lambda: tf.equal(counter.read_value(), 0)
+        )
+        with tf.control_dependencies([counted]):
+            mean = mean_loss(terms)
+        with tf.control_dependencies(update_ops):
+            return Added(None, tf.identity(counted), mean)
+
+    def count(self, counter, counted: list[tf.Tensor], steps: tf.Tensor):
+        """Moves the counter, once every replica has added its micro-batch."""
+        with tf.control_dependencies(counted):
+            done = add_to(counter, counted[0])
+        return done >= steps, done
+
+    def close(self, counter, is_boundary, update: Callable, otherwise: Callable):
+        """Updates in a branch of its own, and begins to count anew."""
+
+        def update_and_begin_anew():
+            result = update()
+            with tf.control_dependencies(tf.nest.flatten(result)):
+                reset = set_to(counter, 0)
+            with tf.control_dependencies([reset]):
+                return tf.nest.map_structure(tf.identity, result)
+
+        return tf.cond(is_boundary, update_and_begin_anew, otherwise)
+
+
+class WholeBatch(_Kind):
+    """One replica's batch, of which the graph sees one micro-batch at a time.
+
+    Attributes:
+        begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is
+            `size` examples from `begin` on, of a batch of `rows`.
+        num_micro_batches: Scalar int64 placeholder, of the batch.
+        is_first: Scalar bool, whether this is the batch's first micro-batch.
+        is_whole: Scalar bool, whether the batch is one micro-batch.
+        reduction: "mean" or "sum", of the losses.
+        weight: Scalar, what the micro-batch counts for in the loss; known when the first
+            train op is made.
+        micro_ops: What runs with every micro-batch.
+        discard_ops: What forgets the micro-batches so far, before they are run again.
+        empty_ops: What runs instead of micro-batches in a replica without examples.
+        initialize_ops: What begins a session: nothing here is in a collection.
+        handles: Of what the micro-batches may write and need not restore.
+    """
+
+    def __init__(self, reduction: str):
+        self.reduction = reduction
+        with tf.name_scope("micro_batch"):
+            self.begin, self.size, self.rows, self.num_micro_batches = (
+                tf.compat.v1.placeholder(tf.int64, [], name)
+                for name in ("begin", "size", "rows", "num_micro_batches")
+            )
+            self.is_first = tf.equal(self.begin, 0)
+            self.is_whole = tf.equal(self.size, self.rows)
+        self.weight = None
+        self.micro_ops = []
+        self.discard_ops = []
+        self.empty_ops = []
+        self.initialize_ops = []
+        self.handles = []
+
+    @contextlib.contextmanager
+    def as_current(self):
+        """Makes this the window of the train ops that are made inside."""
+        _current.batch = self
+        try:
+            yield
+        finally:
+            _current.batch = None
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns the number of micro-batches, which is K here."""
+        del update_step
+        return tf.identity(self.num_micro_batches)
+
+    def default_weight(self, reduction: str) -> tf.Tensor:
+        """Returns what a micro-batch counts for where nobody says: its examples."""
+        if reduction == "sum":
+            return tf.constant(1.0)
+        return tf.cast(self.size, tf.float32)
+
+    def weigh(self, weight: tf.Tensor | None, reduction: str):
+        """Returns the weight twice; for a whole batch on one replica, it and 1."""
+        if weight is None:
+            weight = self.default_weight(reduction)
+        if self.weight is None:
+            self.weight, self.reduction = weight, reduction
+        has_more = self.is_mean() is None or reduction == "sum"
+        return weight, weight if has_more else self.scale(weight)
+
+    def scale(self, weight: tf.Tensor) -> tf.Tensor:
+        """Returns the factor of a term of the batch's sum: exactly 1 if it is all."""
+        return tf.where(self.is_whole, tf.ones_like(weight), weight)
+
+    def is_mean(self) -> tf.Tensor | None:
+        """Returns whether the batch is one micro-batch, where no replica adds more."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return self.is_whole if replicas == 1 else None
+
+    def at_the_boundary(self):
+        """Context in which nothing sees the micro-batch, whatever the caller needs."""
+        return tf.control_dependencies(None)
+
+    def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
+        """Gives the hook what it has to run before the train op."""
+        del counter
+        counted = accumulate(terms, micro_batch, lambda: tf.identity(self.is_first))
+        self.micro_ops += [counted.op, *update_ops]
+        with tf.control_dependencies(None):
+            for variable in variables_of(terms.accumulators):
+                self.initialize_ops.append(variable.initializer)
+                self.handles.append(variable.handle)
+            self.discard_ops += clear(terms.accumulators)
+            self.empty_ops += assign_zeros(terms.accumulators)
+            return Added(None, tf.constant(1, tf.int64), mean_loss(terms))
+
+
+Kind = Plain | MicroSteps | WholeBatch
+
+
+def current_batch() -> WholeBatch | None:
+    """Returns the batch that is the window here; None where runs of the train op are."""
+    return getattr(_current, "batch", None)

@@ -1,0 +1,298 @@
+"""The rule: what one micro-step adds, and what closes a window.
+
+    update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
+
+over all micro-batches i of the window and all replicas. `make_accumulating_train_op`,
+`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by the two
+functions of this file; who applies the mean, and when, is theirs. Order inside one
+micro-step, every arrow a control or data dependency:
+
+    gradients -> accumulate -> (boundary only: reduce over replicas once, normalize,
+    clip, check, apply, clear) -> counters
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._accumulators import (
+    Accumulator,
+    add,
+    commit,
+    take_window,
+)
+from estimator_accum._gradients import (
+    Gradient,
+    cast,
+    half_squared_norms,
+    scale_and_clip,
+    scaled,
+    sum_over_replicas,
+    values_of,
+)
+from estimator_accum._graph import first_of, flatten, nan, read
+from estimator_accum._nonfinite import all_finite, assert_finite
+
+
+class Terms(NamedTuple):
+    """What the rule has to know of a train op, the same in every replica.
+
+    Attributes:
+        names: Names of the trained variables, for errors.
+        dtypes: Dtypes of the trained variables, in which the mean is handed on.
+        accumulators: Sums of the variables, then of weight, loss and further scalars;
+            empty where every micro-batch is a window.
+        num_replicas: Replicas that train in sync.
+        gradient_divisor: Number by which the gradients were divided, so that their sum
+            over replicas is a mean.
+        loss_divisor: Number by which the losses were divided.
+        on_nonfinite: Policy of estimator_accum/_nonfinite.py; None leaves what is not
+            finite to the optimizer.
+        has_loss: Whether the window's loss is known, and so is to be finite.
+        is_reported: Whether norm and finiteness are asked for, checked or not.
+        reduction: "mean" or "sum".
+        clip_norm: Largest global norm of the mean; None does not clip.
+        sparse_norm: "rows" or "slices".
+        is_mean: Scalar bool, whether the sums are means already; None is False.
+        clock: Number of micro-steps before this one, for errors; None if unknown.
+        requests: Scalars that are summed over replicas with the window.
+    """
+
+    names: list[str]
+    dtypes: list[tf.DType]
+    accumulators: list[Accumulator]
+    num_replicas: int
+    gradient_divisor: int = 1
+    loss_divisor: int = 1
+    on_nonfinite: str | None = "raise"
+    has_loss: bool = True
+    is_reported: bool = True
+    reduction: str = "mean"
+    clip_norm: float | None = None
+    sparse_norm: str = "rows"
+    is_mean: tf.Tensor | None = None
+    clock: tf.Variable | None = None
+    requests: tuple[tf.Tensor, ...] = ()
+
+
+class MicroBatch(NamedTuple):
+    """What one replica adds to its sums.
+
+    Attributes:
+        gradients: One for each trained variable.
+        scale: Scalar by which they are still to be multiplied; None is 1.
+        scalars: Weight, weighted loss and further scalars to sum.
+        loss: Scalar mean over the micro-batch; None if unknown.
+        has_weight: Scalar bool, whether the weight is not 0; None is always.
+    """
+
+    gradients: list[Gradient]
+    scale: tf.Tensor | None
+    scalars: list[tf.Tensor]
+    loss: tf.Tensor | None
+    has_weight: tf.Tensor | None
+
+
+class Closed(NamedTuple):
+    """What a window came to; scalars, the same in every replica.
+
+    Attributes:
+        is_good: Whether it is to be applied.
+        loss: Mean loss, or its sum.
+        gradient_norm: Global norm of the mean before clipping; NaN if nobody asks.
+        weight: Sum of the weights.
+        more: Sums of the further scalars.
+        requests: Sum of `Terms.requests`, NaN without any.
+    """
+
+    is_good: tf.Tensor
+    loss: tf.Tensor
+    gradient_norm: tf.Tensor
+    weight: tf.Tensor
+    more: list[tf.Tensor]
+    requests: tf.Tensor
+
+
+def accumulate(
+    terms: Terms,
+    micro_batch: MicroBatch,
+    is_first: Callable[[], tf.Tensor],
+    has_same_shapes: bool = False,
+) -> tf.Tensor:
+    """Adds one micro-batch to this replica's sums.
+
+    Args:
+        terms: The rule's.
+        micro_batch: What to add.
+        is_first: Returns whether this is the window's first micro-step, scalar bool.
+        has_same_shapes: As of `accumulators.add`.
+
+    Returns:
+        What the window counts the micro-batch for, int64 scalar 0 or 1; it is there
+        when the micro-batch is added.
+    """
+    gradients, scalars = micro_batch.gradients, micro_batch.scalars
+    if micro_batch.scale is not None:  # in the accumulators' dtype: it may be wider
+        gradients = [
+            scaled(cast(gradient, accumulator.total.dtype), micro_batch.scale)
+            for gradient, accumulator in zip(gradients, terms.accumulators)
+        ]
+    with tf.control_dependencies([scalars[1]]):  # no loss, nothing is written
+        first = is_first()
+        sums = add(terms.accumulators, [*gradients, *scalars], first, has_same_shapes)
+    is_good, checked = _check_micro_batch(terms, sums[: len(gradients)], micro_batch)
+    is_added = is_good
+    if micro_batch.has_weight is not None:  # a mean over no tokens is 0 / 0
+        is_added = micro_batch.has_weight
+        if is_good is not None:
+            is_added = tf.logical_and(is_good, is_added)
+    with tf.control_dependencies(checked):
+        written = commit(terms.accumulators, sums, first, is_added)
+    with tf.control_dependencies(written):
+        if is_good is None or terms.num_replicas > 1:
+            return tf.constant(1, tf.int64)
+        return tf.cast(is_good, tf.int64)  # the window takes another one instead
+
+
+def mean_loss(terms: Terms) -> tf.Tensor:
+    """Returns the mean loss of this replica's micro-batches so far; NaN if unknown."""
+    if not terms.has_loss:
+        with tf.control_dependencies(None):
+            return nan(terms.accumulators[-1].total.dtype)
+    weight, loss = terms.accumulators[len(terms.names) :][:2]
+    return _reduced(terms, read(loss.total), read(weight.total))
+
+
+def close_window(
+    strategy,
+    terms: Terms,
+    apply: Callable[[list[Gradient], Closed], tf.Tensor],
+    gradients: list[Gradient] | None = None,
+) -> tuple[Closed, tf.Tensor]:
+    """Takes the window's mean and applies it, in cross-replica context.
+
+    Args:
+        strategy: The strategy in force, TensorFlow's default one included.
+        terms: The rule's.
+        apply: Applies the replicas' gradients, which are reduced already; returns what
+            is to be observed, a float32 scalar.
+        gradients: The replicas' gradients and scalars, where nothing is accumulated.
+
+    Returns:
+        What the window came to, and what `apply` has observed: NaN where it was not
+        called. Both are there when the window is applied and clear.
+    """
+    mean, closed = strategy.extended.call_for_each_replica(
+        _take_mean, args=(terms, gradients)
+    )
+    everywhere = flatten(strategy, closed)
+    closed = tf.nest.map_structure(lambda value: first_of(strategy, value), closed)
+    if terms.on_nonfinite in (None, "raise"):
+        observed = apply(mean, closed)
+    else:
+        observed = tf.cond(closed.is_good, lambda: apply(mean, closed), nan)
+    # The other replicas' too: their sparse accumulators are then clear.
+    with tf.control_dependencies([observed, *everywhere]):
+        return tf.nest.map_structure(tf.identity, (closed, observed))
+
+
+def checks_micro_batches(terms: Terms) -> bool:
+    """Whether every micro-step looks at its sums, and not the boundary alone."""
+    return terms.on_nonfinite in ("raise", "skip_micro_batch")
+
+
+def _check_micro_batch(terms: Terms, sums: list[Gradient], micro_batch: MicroBatch):
+    """Returns (whether it counts; None is always, what must come first)."""
+    if not checks_micro_batches(terms):  # the window's sum will tell
+        return None, [values_of(value) for value in sums]
+    scalars = micro_batch.scalars[: 1 if micro_batch.loss is None else 2]
+    halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
+    halves = tf.concat([halves, tf.stack(scalars)], 0)
+    if micro_batch.has_weight is not None:
+        halves = tf.where(micro_batch.has_weight, halves, tf.zeros_like(halves))
+    values = [*sums, *scalars]
+    if terms.on_nonfinite == "skip_micro_batch":
+        return all_finite(values, halves), []
+    return None, [_raise_unless_finite(terms, values, halves, terms.names)]
+
+
+def _raise_unless_finite(terms: Terms, values, halves, names: list[str]):
+    names = [*names, "the weight", "the loss"][: len(values)]
+    clock = None if terms.clock is None else terms.clock + 1
+    return assert_finite(values, halves, names, clock)
+
+
+def _take_mean(terms: Terms, gradients: list[Gradient] | None):
+    """Replica context, at a boundary: reduce, check, normalize, clip, clear.
+
+    Returns:
+        The gradients for the optimizer, and what the window came to.
+    """
+    if terms.accumulators:
+        sums, cleared = take_window(terms.accumulators, terms.requests)
+    else:
+        sums, cleared = sum_over_replicas([*gradients, *terms.requests]), []
+    requests = sums.pop() if terms.requests else nan()
+    sums, (weight, loss, *more) = sums[: len(terms.names)], sums[len(terms.names) :]
+    norm, is_good, checked = nan(weight.dtype), tf.constant(True), []
+    if terms.is_reported or terms.on_nonfinite is not None:
+        has_unique_rows = terms.sparse_norm == "slices" or bool(terms.accumulators)
+        halves = half_squared_norms(sums, weight.dtype, has_unique_rows)
+        norm, more = _norm(terms, sums, halves, more)
+        scalars = [weight, loss] if terms.has_loss else [weight]
+        is_good, checked = _check_window(terms, sums, halves, scalars)
+    is_alone = not terms.accumulators and terms.num_replicas == 1
+    mean, norm = scale_and_clip(
+        sums,
+        # One micro-batch alone is its own mean.
+        None
+        if is_alone
+        else _reduced(terms, tf.constant(terms.gradient_divisor, weight.dtype), weight),
+        terms.clip_norm,
+        norm,
+    )
+    mean = [cast(value, dtype) for value, dtype in zip(mean, terms.dtypes, strict=True)]
+    with tf.control_dependencies([*cleared, *checked]):
+        if terms.loss_divisor != 1:
+            loss *= terms.loss_divisor
+        loss = _reduced(terms, loss, weight)
+        closed = Closed(is_good, loss, norm, weight, more, requests)
+        return mean, tf.nest.map_structure(tf.identity, closed)
+
+
+def _norm(terms: Terms, sums, halves: tf.Tensor, more: list[tf.Tensor]):
+    """Returns (global norm of the sums, the further scalars that it leaves)."""
+    half_square = tf.reduce_sum(halves)
+    if terms.sparse_norm == "slices":
+        *more, of_slices = more
+        if terms.accumulators:  # where slices were summed to rows
+            dense = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
+            half_square = of_slices + tf.reduce_sum(tf.gather(halves, dense))
+    return tf.sqrt(half_square * tf.constant(2.0, halves.dtype)), more
+
+
+def _check_window(terms: Terms, sums: list[Gradient], halves: tf.Tensor, scalars):
+    """Returns (whether the window is to be applied, what must come first)."""
+    unknown = list(range(len(sums)))
+    if checks_micro_batches(terms) and terms.accumulators and terms.num_replicas == 1:
+        # Of a sparse sum the micro-steps have seen the slices, not the rows.
+        unknown = [i for i in unknown if isinstance(sums[i], tf.IndexedSlices)]
+    halves = tf.gather(halves, tf.constant(unknown, tf.int32))
+    halves = tf.concat([halves, tf.stack(scalars)], 0)
+    values = [*(sums[i] for i in unknown), *scalars]
+    if terms.on_nonfinite == "raise":
+        names = [terms.names[i] for i in unknown]
+        return tf.constant(True), [_raise_unless_finite(terms, values, halves, names)]
+    is_good = all_finite(values, halves)
+    if terms.on_nonfinite is not None:  # or was every micro-batch left out?
+        is_good = tf.logical_and(is_good, scalars[0] > 0)
+    return is_good, []
+
+
+def _reduced(terms: Terms, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns the mean or the sum over the window of what was summed."""
+    if terms.reduction == "sum":
+        return total
+    mean = tf.math.divide_no_nan(total, weight)
+    return mean if terms.is_mean is None else tf.where(terms.is_mean, total, mean)

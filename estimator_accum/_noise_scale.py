@@ -1,0 +1,72 @@
+"""The gradient noise scale: how large a batch is worth making.
+
+McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1
+(https://arxiv.org/abs/1812.06162). A batch far below it wastes updates, one far above
+it wastes examples. Where their estimate wants batches of two sizes, accumulation has
+them already: the micro-batches and the window. For n micro-batches of weight w_i with
+mean gradients g_i, W = sum w_i and the window's mean gradient g:
+
+    E |g_i|^2 = |G|^2 + S / w_i          E |g|^2 = |G|^2 + S / W
+    S     = (sum w_i |g_i|^2 / W - |g|^2) * W / (n - 1)      the noise
+    |G|^2 = |g|^2 - S / W                                    the signal
+    noise scale = mean of S / mean of |G|^2                  [unit of the weights]
+
+With the number of examples for weight it is a batch size in examples; without weights,
+in micro-batches.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._graph import create_shared_scalar
+
+# The share of one update in the running means: of about a hundred updates.
+_SHARE = 0.01
+
+
+class NoiseScale(NamedTuple):
+    """Running means of both terms; only their quotient has a meaning."""
+
+    noise: tf.Variable
+    signal: tf.Variable
+
+
+def create_noise_scale(name: str) -> NoiseScale:
+    """Creates the float32 scalars `<name>/noise` and `<name>/signal`."""
+    return NoiseScale(
+        create_shared_scalar(f"{name}/noise", tf.float32),
+        create_shared_scalar(f"{name}/signal", tf.float32),
+    )
+
+
+def update_noise_scale(
+    scale: NoiseScale,
+    squares: tf.Tensor,
+    count: tf.Tensor,
+    weight: tf.Tensor,
+    norm: tf.Tensor,
+) -> tf.Tensor:
+    """Takes one window into the means; returns the noise scale so far.
+
+    Args:
+        scale: The means.
+        squares: Sum of w_i |g_i|^2 over micro-batches and replicas.
+        count: How many those are; a window of one says nothing and changes nothing.
+        weight: Sum of their weights.
+        norm: Of the window's mean gradient.
+    """
+    weight, norm, squares, count = (
+        tf.cast(value, tf.float32) for value in (weight, norm, squares, count)
+    )
+    mean_square = tf.math.divide_no_nan(squares, weight)
+    noise = (mean_square - norm**2) * tf.math.divide_no_nan(weight, count - 1.0)
+    signal = norm**2 - tf.math.divide_no_nan(noise, weight)
+    share = tf.where(count > 1.0, _SHARE, 0.0)
+    written = [
+        # Both begin at 0: the quotient of two such means needs no correction.
+        mean.assign_add(share * (value - mean.read_value()), read_value=False)
+        for mean, value in zip(scale, (noise, signal), strict=True)
+    ]
+    with tf.control_dependencies(written):
+        return tf.math.divide(scale.noise.read_value(), scale.signal.read_value())

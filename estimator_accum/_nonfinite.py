@@ -1,0 +1,119 @@
+"""What becomes of gradients that are NaN or infinite: `on_nonfinite`.
+
+    "raise"             the micro-step fails, before anything is accumulated
+    "skip_micro_batch"  the micro-batch is left out, and its window goes on without it
+    "skip_window"       the window ends without an update
+
+A window that follows a skipped one starts clean in every case.
+"""
+
+import re
+
+import tensorflow as tf
+
+from estimator_accum._gradients import Gradient, values_of
+from estimator_accum._graph import either, run_either
+
+POLICIES = ("raise", "skip_micro_batch", "skip_window")
+
+_MOST_NAMES = 3  # of variables in an error
+_HEALTH = 2  # a summary of two numbers: whose it is, and 1 for NaN or infinity
+
+
+def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
+    """Raises unless `on_nonfinite` is a policy that the optimizer allows."""
+    if on_nonfinite not in POLICIES:
+        raise ValueError(
+            "`on_nonfinite` must be one of 'raise', 'skip_micro_batch' and "
+            f"'skip_window'. Received: {on_nonfinite!r}. Use 'raise' to find the cause."
+        )
+    if on_nonfinite == "skip_micro_batch" and is_loss_scale_dynamic:
+        raise ValueError(
+            "`on_nonfinite` cannot be 'skip_micro_batch' where dynamic loss scaling "
+            "has to see what is not finite. Received: an optimizer with a "
+            "DynamicLossScale. Leave `on_nonfinite` out: it skips the window itself."
+        )
+
+
+def all_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:
+    """Returns whether all gradients are finite, a scalar bool.
+
+    Args:
+        gradients: Tensors or `IndexedSlices`.
+        half_squares: Their `half_squared_norms`, finite in all but rare cases, and then
+            nothing else has to be read.
+    """
+    return either(
+        tf.reduce_all(tf.math.is_finite(half_squares)),
+        lambda: [tf.constant(True)],
+        lambda: [tf.reduce_all(_read_all(gradients))],
+    )[0]
+
+
+def assert_finite(
+    gradients: list[Gradient],
+    half_squares: tf.Tensor,
+    names: list[str],
+    micro_step: tf.Tensor | None,
+) -> tf.Operation | None:
+    """Returns an operation that fails, naming what is not finite.
+
+    Args:
+        gradients: Tensors or `IndexedSlices`.
+        half_squares: As of `all_finite`.
+        names: Of the gradients.
+        micro_step: Scalar, of which the error speaks; None where nobody counts.
+    """
+
+    def read_and_assert():
+        # One operation a gradient, where IsFinite and All with its axes make four: the
+        # session would keep them all. XLA has none of it, and no assertions either.
+        summaries = [
+            tf.raw_ops.DebugNumericSummaryV2(
+                input=values_of(gradient),
+                output_dtype=tf.float32,
+                tensor_debug_mode=_HEALTH,
+            )
+            for gradient in gradients
+        ]
+        is_bad = tf.ensure_shape(tf.stack(summaries), [len(names), 2])[:, 1]
+        finite = tf.equal(is_bad, 0.0)
+        message = _message(finite, names, micro_step)
+        return [tf.raw_ops.Assert(condition=tf.reduce_all(finite), data=[message])]
+
+    is_finite = tf.reduce_all(tf.math.is_finite(half_squares))
+    return run_either(is_finite, list, read_and_assert)
+
+
+def _read_all(gradients: list[Gradient]) -> tf.Tensor:
+    """Whether each is finite, bool [gradients]; the square of 1e20 is not."""
+    finite = [tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients]
+    return tf.stack(finite)
+
+
+def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
+    culprits = tf.boolean_mask(tf.constant(names), tf.logical_not(finite))
+    more = tf.size(culprits) - _MOST_NAMES
+    and_more = tf.strings.join([" and ", tf.strings.as_string(more), " more"])
+    when = []
+    if micro_step is not None:
+        when = [" at micro-step ", tf.strings.as_string(micro_step)]
+    return tf.strings.join(
+        [
+            "Gradients must be finite. Received: NaN or infinity",
+            *when,
+            " in ",
+            tf.strings.reduce_join(culprits[:_MOST_NAMES], separator=", "),
+            tf.where(more > 0, and_more, ""),
+            ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to go on without.",
+        ]
+    )
+
+
+def what_was_not_finite(error: Exception) -> str | None:
+    """Returns what an error of `on_nonfinite="raise"` has received, else None.
+
+    Such as "NaN or infinity at micro-step 12 in dense/kernel".
+    """
+    found = re.search(r"Gradients must be finite\. Received: (.*?)\. Pass ", str(error))
+    return found and found[1]

@@ -1,0 +1,160 @@
+"""`AccumulatingOptimizer`: the rule behind `tf.compat.v1.train.Optimizer`'s interface."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum._checks import (
+    check_graph,
+    check_loss,
+    check_replica_context,
+    check_trained,
+    check_weight,
+)
+from estimator_accum._rule import Rule
+from estimator_accum._state import Computed
+from estimator_accum._train_op import make_train_op
+from estimator_accum._window import AccumulationSteps, get_windows
+
+
+class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
+    """Wraps an optimizer so that K micro-batches make one update.
+
+        update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
+
+    For code that takes an optimizer and makes the train op itself: heads and canned
+    estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
+    `minimize` or `apply_gradients` is what one call of `make_accumulating_train_op` is;
+    see there for the arguments, the variables and the errors. A learning rate that
+    changes takes `get_or_create_update_step()` for its clock. Inside
+    `microbatch_model_fn` the batch is the window, whatever K says.
+
+    Args:
+        optimizer: The `tf.compat.v1.train.Optimizer` that updates.
+        gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable.
+        clip_norm: Largest global norm of the window's mean gradient; None: no clipping.
+        weight: Scalar Tensor, what the micro-batch counts for, or a callable without
+            arguments that returns it in the graph of the gradients; None is 1, inside
+            `microbatch_model_fn` the number of examples.
+        name: Scope of the window's counters; None takes the next free one.
+        reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum the
+            loss over the batch unless they are told otherwise by `loss_reduction`.
+        sparse_norm: "rows" or "slices", whose norm is tf.clip_by_global_norm's.
+        on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
+        accumulator_dtype: None is each variable's own.
+        accumulator_device: None is where the variables are created.
+        noise_scale: Whether to estimate the gradient noise scale.
+        update_ops: What runs with every micro-step; None is the graph's `UPDATE_OPS`.
+        after_update_ops: A function that makes what runs once after each update.
+
+    Example:
+        estimator = tf.compat.v1.estimator.DNNClassifier(
+            [16],
+            columns,
+            optimizer=lambda: AccumulatingOptimizer(
+                tf.compat.v1.train.AdamOptimizer(1e-3),
+                gradient_accumulation_steps=4,
+                reduction="sum",
+            ),
+        )
+    """
+
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        gradient_accumulation_steps: AccumulationSteps,
+        clip_norm: float | None = None,
+        weight=None,
+        name: str | None = None,
+        *,
+        reduction: str = "mean",
+        sparse_norm: str = "rows",
+        on_nonfinite: str = "raise",
+        accumulator_dtype: tf.DType | None = None,
+        accumulator_device: str | None = None,
+        noise_scale: bool = False,
+        update_ops: list[tf.Operation] | None = None,
+        after_update_ops: Callable[[], list[tf.Operation]] | None = None,
+    ):
+        self._rule = Rule(
+            optimizer=optimizer,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            weight=weight,
+            name=name,
+            reduction=reduction,
+            sparse_norm=sparse_norm,
+            on_nonfinite=on_nonfinite,
+            accumulator_dtype=accumulator_dtype,
+            accumulator_device=accumulator_device,
+            noise_scale=noise_scale,
+            update_ops=update_ops,
+            after_update_ops=after_update_ops,
+        )
+        super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._optimizer = optimizer
+        self._loss = None
+
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+    def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
+        """Returns the (gradient, variable) pairs of the wrapped optimizer."""
+        if not callable(loss):
+            loss = check_loss(loss)
+        self._loss = loss
+        return self._optimizer.compute_gradients(loss, *args, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """Accumulates one micro-batch's gradients; at the boundary, applies the mean.
+
+        Args:
+            grads_and_vars: Of the mean loss over this replica's micro-batch.
+            global_step: Moves by 1 every micro-step; None leaves that to the caller.
+            name: Ignored; the constructor's counts.
+
+        Returns:
+            The train op.
+        """
+        del name
+        check_graph()
+        rule, kind = self._rule.of_train_op()
+        check_replica_context(rule.optimizer)
+        loss = self._loss_of_this_graph()
+        gradients, variables = check_trained(grads_and_vars, loss)
+        given = rule.weight() if callable(rule.weight) else rule.weight
+        if given is not None:
+            given = check_weight(given)
+        weight, scale = kind.weigh(given, rule.reduction)
+        is_weighted = given is None and tf.get_static_value(scale) == 1.0
+        computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
+        return make_train_op(rule, kind, computed, global_step)
+
+    def _loss_of_this_graph(self) -> tf.Tensor | None:
+        """The loss to report; None if somebody else computed the gradients."""
+        with tf.init_scope():
+            graph = tf.compat.v1.get_default_graph()
+        if getattr(self._loss, "graph", None) is graph:
+            return self._loss
+        return None
+
+    def get_slot(self, var, name: str) -> tf.Variable | None:
+        """Returns the wrapped optimizer's slot."""
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the wrapped optimizer's slots."""
+        return self._optimizer.get_slot_names()
+
+    def variables(self) -> list[tf.Variable]:
+        """Returns the wrapped optimizer's variables, then those of the windows."""
+        return [*self._optimizer.variables(), *_window_variables()]
+
+    def _trackable_children(self, *args, **kwargs):
+        """What object-based checkpoints hold, those of Keras's Estimators for one."""
+        children = self._optimizer._trackable_children(*args, **kwargs)
+        return {**children, **{v.op.name: v for v in _window_variables()}}
+
+
+def _window_variables() -> list[tf.Variable]:
+    return [v for window in get_windows() for v in (*window.state, *window.statistics)]

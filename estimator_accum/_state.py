@@ -1,0 +1,253 @@
+"""The variables of one accumulating train op, and what it takes from a micro-batch."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._accumulators import Accumulator, create_accumulator, variables_of
+from estimator_accum._gradients import Gradient, half_squared_norms, values_of
+from estimator_accum._graph import ancestors, create_shared_scalar
+from estimator_accum._kinds import Kind
+from estimator_accum._micro_step import MicroBatch, Terms
+from estimator_accum._noise_scale import NoiseScale, create_noise_scale
+from estimator_accum._rule import Rule, innermost, is_dynamic
+from estimator_accum._window import get_or_create_update_step, get_windows
+
+
+class Computed(NamedTuple):
+    """What one replica computed of one micro-batch.
+
+    Attributes:
+        gradients: One for each variable.
+        variables: The trained variables.
+        loss: Scalar mean over the micro-batch; None where nobody knows.
+        weight: Scalar, what it counts for.
+        scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
+            micro-batch is all of the window, and its own mean.
+        is_weighted: Whether `gradients` are those of scale * loss already.
+    """
+
+    gradients: list[Gradient]
+    variables: list[tf.Variable]
+    loss: tf.Tensor | None
+    weight: tf.Tensor
+    scale: tf.Tensor
+    is_weighted: bool
+
+
+class State(NamedTuple):
+    """The variables of one accumulating train op; the same in every replica."""
+
+    rule: Rule
+    kind: Kind
+    terms: Terms
+    variables: list[tf.Variable]
+    micro_steps: tf.Variable | None  # None: every run of the train op ends a window
+    clipped_updates: tf.Variable | None
+    noise_scale: NoiseScale | None
+    update_step: tf.Variable
+    global_step: tf.Variable | None
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that train in sync."""
+        return self.terms.num_replicas
+
+    @property
+    def saved(self) -> list[tf.Variable]:
+        """What a graph without accumulation does not have, and cannot do without."""
+        if self.micro_steps is None:
+            return [self.update_step]
+        sums = variables_of(self.terms.accumulators)
+        return [self.update_step, self.micro_steps, *sums]
+
+    @property
+    def statistics(self) -> list[tf.Variable]:
+        """What is only reported: a checkpoint without it restores all the same."""
+        statistics = list(self.noise_scale or [])
+        if self.clipped_updates is not None:
+            statistics.append(self.clipped_updates)
+        return statistics
+
+
+def create_state(
+    strategy,
+    rule: Rule,
+    kind: Kind,
+    computed: Computed,
+    micro_batch: MicroBatch,
+    global_step: tf.Variable | None,
+    loss_divisor: int,
+) -> State:
+    """Cross-replica: creates the variables, before any branch that would own them.
+
+    Args:
+        strategy: The strategy in force.
+        rule: The caller's options.
+        kind: The kind of window.
+        computed: What a replica computed.
+        micro_batch: What it adds.
+        global_step: Moves by 1 every micro-step; None leaves that to the caller.
+        loss_divisor: Number by which compute_gradients divided the loss.
+    """
+    with tf.init_scope():  # slots then have their plain names
+        innermost(rule.optimizer)._create_slots(computed.variables)
+    shared_step = get_or_create_update_step()
+    is_first = not get_windows()
+    accumulators = []
+    if kind.keeps_sums:
+        accumulators = _create_accumulators(rule, kind, computed, micro_batch.scalars)
+    micro_steps = clipped_updates = noise_scale = None
+    if kind.has_counter:
+        micro_steps = create_shared_scalar(f"{rule.name}/micro_steps")
+    if rule.clip_norm is not None:
+        clipped_updates = create_shared_scalar(f"{rule.name}/clipped_updates")
+    if rule.noise_scale:
+        noise_scale = create_noise_scale(rule.name)
+    own_step = f"{rule.name}/update_step"
+    clock = global_step
+    if clock is None:
+        clock = tf.compat.v1.train.get_global_step()
+    return State(
+        rule=rule,
+        kind=kind,
+        terms=Terms(
+            names=[variable.op.name for variable in computed.variables],
+            dtypes=[variable.dtype for variable in computed.variables],
+            accumulators=accumulators,
+            num_replicas=strategy.num_replicas_in_sync,
+            gradient_divisor=loss_divisor,
+            on_nonfinite=None if is_dynamic(rule.optimizer) else rule.on_nonfinite,
+            has_loss=micro_batch.loss is not None,
+            reduction=rule.reduction,
+            clip_norm=rule.clip_norm,
+            sparse_norm=rule.sparse_norm,
+            is_mean=kind.is_mean(),
+            clock=clock,
+            requests=_stop_requests(strategy),
+        ),
+        variables=computed.variables,
+        micro_steps=micro_steps,
+        clipped_updates=clipped_updates,
+        noise_scale=noise_scale,
+        update_step=shared_step if is_first else create_shared_scalar(own_step),
+        global_step=global_step,
+    )
+
+
+def _stop_requests(strategy) -> tuple[tf.Tensor, ...]:
+    """A place where a task of a cluster may ask all to stop, in clusters."""
+    if not strategy.extended._in_multi_worker_mode():
+        return ()
+    with tf.control_dependencies(None):
+        return (tf.compat.v1.placeholder_with_default(0.0, [], "stop_request"),)
+
+
+def _create_accumulators(
+    rule: Rule, kind: Kind, computed: Computed, scalars: list[tf.Tensor]
+) -> list[Accumulator]:
+    """Makes an accumulator for each variable, then those of the scalars."""
+    taken = {v.op.name for window in get_windows() for v in window.state}
+    # Without a counter they are never saved: a checkpoint lies between two windows.
+    options = {} if kind.has_counter else {"collections": []}
+    made = []
+    with tf.device(rule.accumulator_device):
+        for gradient, variable in zip(
+            computed.gradients, computed.variables, strict=True
+        ):
+            # `op.name` of a mirrored variable is replica 0's, the same in every replica.
+            name = f"{variable.op.name}/accumulator"
+            if name in taken:  # a second train op's variable
+                name = f"{variable.op.name}/{rule.name}/accumulator"
+            dtype = tf.as_dtype(rule.accumulator_dtype or variable.dtype.base_dtype)
+            is_sparse = isinstance(gradient, tf.IndexedSlices)
+            shape = variable.shape
+            made.append(create_accumulator(name, shape, dtype, is_sparse, **options))
+    names = ["weight", "loss"]
+    names += ["squares", "count"] if rule.noise_scale else []
+    names += ["slices"] if rule.sparse_norm == "slices" else []
+    for scalar, value in zip(names, scalars, strict=True):
+        name = f"{rule.name}/{scalar}"
+        shape = tf.TensorShape([])
+        made.append(create_accumulator(name, shape, value.dtype, **options))
+    return made
+
+
+def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBatch:
+    """Returns what a replica adds to its sums.
+
+    Args:
+        rule: The caller's options.
+        computed: What the replica computed.
+        loss_divisor: Number by which compute_gradients divided the loss.
+    """
+    is_wide = any(gradient.dtype == tf.float64 for gradient in computed.gradients)
+    dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
+    loss = computed.loss
+    if loss is None:  # nothing to report, and nothing to find not finite
+        with tf.control_dependencies([values_of(computed.gradients[0])]):
+            loss = tf.zeros([], dtype)
+    with tf.control_dependencies([loss]):
+        # A constant weight must not be counted when the micro-batch fails to come.
+        weight = tf.identity(tf.cast(computed.weight, dtype))
+    scalars = [weight, tf.cast(computed.scale, dtype) * tf.cast(loss, dtype)]
+    if rule.noise_scale:
+        squares = (
+            2.0
+            * tf.reduce_sum(half_squared_norms(computed.gradients, dtype))
+            * tf.constant(loss_divisor**2, dtype)
+        )
+        squares = (
+            tf.math.divide_no_nan(squares, weight)
+            if computed.is_weighted
+            else squares * weight
+        )
+        # A micro-batch of weight 0, all of it masked, says nothing.
+        scalars += [squares, tf.cast(weight > 0, dtype)]
+    if rule.sparse_norm == "slices":
+        scalars.append(_half_squared_slices(computed, dtype))
+    is_known = tf.get_static_value(computed.weight) is not None
+    return MicroBatch(
+        gradients=computed.gradients,
+        scale=None if computed.is_weighted else computed.scale,
+        scalars=scalars,
+        loss=computed.loss,
+        has_weight=None if is_known else tf.not_equal(weight, 0.0),
+    )
+
+
+def _half_squared_slices(computed: Computed, dtype: tf.DType) -> tf.Tensor:
+    """Of the weighted sparse gradients: what summing their rows would forget."""
+    sparse = [g for g in computed.gradients if isinstance(g, tf.IndexedSlices)]
+    if not sparse:
+        return tf.zeros([], dtype)
+    halves = tf.reduce_sum(half_squared_norms(sparse, dtype, has_unique_rows=True))
+    if computed.is_weighted:
+        return halves
+    return halves * tf.square(tf.cast(computed.scale, dtype))
+
+
+def loss_divisor_of(gradients: list[Gradient]) -> int:
+    """By what `compute_gradients` has divided the loss, to sum means over replicas.
+
+    TensorFlow divides in Estimator's model_fns, and notes in the graph whether its last
+    call did. Whether these gradients come from such a call, or from `tf.gradients`, the
+    factor among their ancestors tells.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas == 1:
+        return 1
+    needed = ancestors([values_of(gradient).op for gradient in gradients])
+    return replicas if any(_scales_a_loss(op, replicas) for op in needed) else 1
+
+
+def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
+    if operation.type != "Const":
+        return False
+    (constant,) = operation.outputs
+    if constant.shape.rank != 0 or not constant.dtype.is_floating:
+        return False
+    value = tf.get_static_value(constant)
+    return value == value.dtype.type(1.0 / replicas) and any(
+        frame.name == "_scale_loss" for frame in operation.traceback
+    )

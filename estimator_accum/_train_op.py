@@ -1,0 +1,330 @@
+"""`make_accumulating_train_op`: one call from a loss to an accumulating train op."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum._applying import apply
+from estimator_accum._checks import (
+    check_loss,
+    check_replica_context,
+    check_trained,
+    check_weight,
+    checked_var_list,
+    no_gradient,
+)
+from estimator_accum._graph import add_to, ancestors, first_of, flatten, nan
+from estimator_accum._kinds import Kind
+from estimator_accum._micro_step import Closed, close_window
+from estimator_accum._noise_scale import update_noise_scale
+from estimator_accum._rule import Rule, is_loss_scaling
+from estimator_accum._state import (
+    Computed,
+    State,
+    create_state,
+    loss_divisor_of,
+    micro_batch_of,
+)
+from estimator_accum._window import AccumulationSteps, Window, register
+
+
+# Under a strategy TensorFlow would rewrite all of the library's Python, for seconds,
+# and find nothing to rewrite.
+@tf.autograph.experimental.do_not_convert
+def make_accumulating_train_op(
+    loss: tf.Tensor,
+    optimizer: tf.compat.v1.train.Optimizer,
+    gradient_accumulation_steps: AccumulationSteps,
+    clip_norm: float | None = None,
+    weight: tf.Tensor | None = None,
+    var_list: list[tf.Variable] | None = None,
+    global_step: tf.Variable | None = None,
+    name: str | None = None,
+    *,
+    reduction: str = "mean",
+    sparse_norm: str = "rows",
+    on_nonfinite: str = "raise",
+    accumulator_dtype: tf.DType | None = None,
+    accumulator_device: str | None = None,
+    noise_scale: bool = False,
+    update_ops: list[tf.Operation] | None = None,
+    after_update_ops: Callable[[], list[tf.Operation]] | None = None,
+) -> tf.Operation:
+    """Makes a train op of which each run is one micro-step and each K-th an update.
+
+        update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
+
+    The weights after an update are those of one batch that joins the window's
+    micro-batches. Between boundaries neither variables nor optimizer slots change.
+    Call it in a model_fn (under a `tf.distribute` strategy: in replica context) where
+    `optimizer.minimize(loss, global_step)` would stand. Inside `microbatch_model_fn` the
+    batch is the window, whatever K says, and a micro-batch counts for its examples.
+
+    Args:
+        loss: Scalar, the mean over this replica's micro-batch (or its sum, see
+            `reduction`); nobody divides it by K or by the number of replicas.
+        optimizer: A `tf.compat.v1.train.Optimizer`. A learning rate that changes takes
+            `get_or_create_update_step()` for its clock.
+        gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable
+            that maps the `update_step` variable to an int scalar Tensor. 1 is the
+            plain optimizer.
+        clip_norm: Largest global norm of the window's mean gradient, > 0; None does not
+            clip.
+        weight: Scalar, what the micro-batch counts for, e.g. its number of examples or
+            tokens; None is 1, inside `microbatch_model_fn` the number of examples.
+        var_list: Variables to train; None is all trainable ones.
+        global_step: Moves by 1 every micro-step; None is the graph's global step.
+        name: Scope of the window's counters. None is "accumulation", for a second train
+            op "accumulation_1" and so on.
+        reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
+            one that sums over its examples, whose big batch sums over the window's.
+        sparse_norm: What `clip_norm` bounds where the gradient of an embedding looked a
+            row up twice. "rows": the true norm, of what the row gets in all. "slices":
+            that of every look-up by itself, as tf.clip_by_global_norm takes
+            `IndexedSlices`; with it, code that clips so keeps its weights.
+        on_nonfinite: What becomes of a micro-batch whose gradients or loss are NaN or
+            infinite. "raise": the micro-step fails with the variables' names, and
+            nothing was accumulated. "skip_micro_batch": it is left out, and the window
+            takes another one instead (of several replicas, the others' count alone).
+            "skip_window": the window ends without an update. An optimizer with dynamic
+            loss scaling skips the window and lowers its scale by itself. Estimator
+            stops by itself where `EstimatorSpec.loss` is NaN: to go on, give it
+            tf.where(tf.math.is_finite(loss), loss, 0.0).
+        accumulator_dtype: Of the accumulators, e.g. tf.float32 for float16 variables;
+            None is each variable's own.
+        accumulator_device: Where they live, e.g. "/cpu:0"; None is where the variables
+            are created.
+        noise_scale: Whether to estimate the gradient noise scale (McCandlish et al.
+            2018, https://arxiv.org/abs/1812.06162) for hooks to report.
+        update_ops: What runs with every micro-step, outside the branch that updates,
+            also for a micro-batch that is skipped; None is the graph's `UPDATE_OPS`,
+            batch normalization's moving averages.
+        after_update_ops: A function that makes, when it is called, what runs once after
+            each update, e.g. lambda: [ema.apply(variables)]; an operation made before
+            would run with every micro-step.
+
+    Creates:
+        `update_step`, `<name>/micro_steps` (int64 scalars), `<name>/weight`,
+        `<name>/loss` (scalars), and for each trained variable `<variable>/accumulator`
+        of its shape, with `<variable>/accumulator_rows` (float32 [rows]) where the
+        gradient is sparse; with clipping `<name>/clipped_updates` (int64 scalar), for
+        the noise scale four scalars, for a further train op `<name>/update_step`. All
+        are global variables that checkpoints hold. K = 1 makes no accumulator, unless
+        several replicas skip micro-batches.
+
+    Returns:
+        The train op.
+
+    Raises:
+        TypeError: If `optimizer`, K, `clip_norm` or `loss` is of another kind.
+        ValueError: If K < 1, `clip_norm` <= 0, `loss` or `weight` is not a scalar, no
+            variable gets a gradient, a name is taken, or the context does not fit.
+        tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
+    """
+    rule, kind = Rule(
+        optimizer=optimizer,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        clip_norm=clip_norm,
+        weight=weight,
+        name=name,
+        reduction=reduction,
+        sparse_norm=sparse_norm,
+        on_nonfinite=on_nonfinite,
+        accumulator_dtype=accumulator_dtype,
+        accumulator_device=accumulator_device,
+        noise_scale=noise_scale,
+        update_ops=update_ops,
+        after_update_ops=after_update_ops,
+    ).of_train_op()
+    check_replica_context(optimizer)
+    loss = check_loss(loss)
+    if weight is not None:
+        weight = check_weight(weight)
+    weight, scale = kind.weigh(weight, rule.reduction)
+    if var_list is None:
+        var_list = tf.compat.v1.trainable_variables()
+    var_list = checked_var_list(var_list)
+    if not var_list:
+        raise ValueError(no_gradient(loss))
+    # Weighting the loss costs nothing; but what is float16 would leave its range.
+    is_weighted = kind.needs_weight and not _has_half_precision(loss, optimizer)
+    # By default gradients are held back until all of their operation's are there, lest a
+    # variable changes before the last one has read it. That is what a window does by
+    # itself, and a third of the gradients' graph.
+    gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
+    pairs = optimizer.compute_gradients(
+        loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
+        var_list=var_list,
+        **(gate_none if kind.keeps_sums else {}),
+    )
+    gradients, variables = check_trained(pairs, loss)
+    if global_step is None:
+        global_step = tf.compat.v1.train.get_or_create_global_step()
+    computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
+    return make_train_op(rule, kind, computed, global_step)
+
+
+def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
+    """Returns whether the loss, or what it is made of, is or may become float16."""
+    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
+        return True
+    halves = (tf.float16, tf.bfloat16)
+    return any(
+        tensor.dtype.base_dtype in halves
+        for operation in ancestors([loss.op])
+        for tensor in operation.outputs
+    )
+
+
+def make_train_op(
+    rule: Rule, kind: Kind, computed: Computed, global_step: tf.Variable | None
+) -> tf.Operation:
+    """Makes the train op, in replica context.
+
+    Args:
+        rule: The caller's options.
+        kind: The kind of window.
+        computed: What this replica computed of its micro-batch.
+        global_step: Moves by 1 every micro-step; None leaves that to the caller.
+    """
+    replica = tf.distribute.get_replica_context()
+    divisor = loss_divisor_of(computed.gradients)
+    micro_batch = micro_batch_of(rule, computed, divisor)
+    state = replica.merge_call(
+        lambda strategy: create_state(
+            strategy, rule, kind, computed, micro_batch, global_step, divisor
+        )
+    )
+    with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
+        steps = kind.steps(state.update_step)
+    added = kind.add(state.terms, state.micro_steps, micro_batch, _update_ops(rule))
+    with kind.at_the_boundary():
+        return replica.merge_call(_finish, args=(state, *added, steps))
+
+
+def _update_ops(rule: Rule) -> list[tf.Operation]:
+    """What has to run once a micro-step: the moving averages of batch normalization."""
+    if rule.update_ops is not None:
+        return rule.update_ops
+    if tf.compat.v1.get_default_graph().building_function:
+        return []  # inside somebody's tf.cond; they belong outside
+    return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+
+
+def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
+    """Cross-replica: the `tf.cond` on the boundary, then global_step += 1.
+
+    Args:
+        strategy: The strategy in force, TensorFlow's default one included.
+        state: The train op's variables.
+        gradients: The replicas' gradients and scalars, where none are accumulated.
+        counted: What the window counts each replica's micro-batch for, 0 or 1.
+        mean_loss: The replicas' mean losses of the window so far.
+        steps: K.
+    """
+    steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
+    counted = flatten(strategy, counted)
+    kind, name = state.kind, state.rule.name
+    train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    known_train_ops = list(train_ops)
+    is_boundary, done = kind.count(state.micro_steps, counted, steps)
+
+    def update() -> tuple[Closed, tf.Tensor]:
+        closed, noise_scale = close_window(
+            strategy, state.terms, apply_and_observe, gradients
+        )
+        return closed._replace(more=[]), noise_scale  # nobody else asks for them
+
+    def apply_and_observe(mean, closed: Closed) -> tf.Tensor:
+        with tf.control_dependencies(apply(strategy, state, mean, closed.loss)):
+            return _observe(state, closed)
+
+    # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
+    # outside of them, feeding `is_boundary` is enough to apply a partial window.
+    with tf.control_dependencies(None):
+        closed, noise_scale = kind.close(
+            state.micro_steps, is_boundary, update, lambda: _nothing_closed(state)
+        )
+        # Whoever computes a learning rate in this micro-step has read its clock before.
+        with tf.control_dependencies(_reads(strategy, state.update_step)):
+            updates, clipped_share = _count_update(state, closed.is_good)
+        of_partial = _count_update(state, closed.is_good)
+        loss = closed.loss if state.terms.has_loss else nan(closed.loss.dtype)
+    with tf.control_dependencies([updates, *counted]):
+        if state.global_step is None:
+            global_step_after, train_op = None, tf.no_op(f"{name}_train")
+        else:
+            global_step_after = add_to(state.global_step, 1)
+            train_op = tf.group(global_step_after, name=f"{name}_train")
+    # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
+    train_ops[:] = [*known_train_ops, train_op]
+    (stop_request,) = state.terms.requests or (None,)
+    register(
+        Window(
+            name=name,
+            is_boundary=is_boundary,
+            has_updated=closed.is_good,
+            loss=loss,
+            gradient_norm=closed.gradient_norm,
+            weight=closed.weight,
+            noise_scale=noise_scale,
+            mean_loss=mean_loss,
+            micro_steps=state.micro_steps,
+            micro_steps_after=done,
+            gradient_accumulation_steps=steps,
+            num_replicas=state.num_replicas,
+            clipped_share=clipped_share,
+            update_step=state.update_step,
+            update_step_after=updates,
+            of_partial=of_partial,
+            global_step=state.global_step,
+            global_step_after=global_step_after,
+            stop_request=stop_request,
+            stop_requests=closed.requests,
+            state=state.saved,
+            statistics=state.statistics,
+        )
+    )
+    return train_op
+
+
+def _nothing_closed(state: State) -> tuple[Closed, tf.Tensor]:
+    """Between boundaries: there is nothing to report."""
+    *_, last = state.terms.accumulators
+    nothing = nan(last.total.dtype)
+    is_good = tf.constant(False)
+    return Closed(is_good, nothing, nothing, nothing, [], nan()), nan()
+
+
+def _observe(state: State, closed: Closed) -> tf.Tensor:
+    """Cross-replica, after an update: returns the noise scale, NaN without one."""
+    counted, norm = [], closed.gradient_norm
+    if state.clipped_updates is not None:
+        is_clipped = tf.cast(norm > state.rule.clip_norm, tf.int64)
+        counted = [state.clipped_updates.assign_add(is_clipped, read_value=False)]
+    with tf.control_dependencies(counted):
+        if state.noise_scale is None:
+            return nan()
+        return update_noise_scale(state.noise_scale, *closed.more, closed.weight, norm)
+
+
+def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
+    """The operations of this graph that read `variable`, so far."""
+    if tf.compat.v1.get_default_graph().building_function:
+        return []
+    return [
+        operation
+        for component in strategy.experimental_local_results(variable)
+        for operation in component.handle.consumers()
+        if operation.type == "ReadVariableOp"
+    ]
+
+
+def _count_update(state: State, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (updates, the share of them that were clipped), after this one."""
+    updates = add_to(state.update_step, tf.cast(has_updated, tf.int64))
+    if state.clipped_updates is None:
+        return updates, tf.constant(0.0)
+    with tf.control_dependencies([updates]):
+        clipped = tf.cast(state.clipped_updates.read_value(), tf.float32)
+        return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))

@@ -1,0 +1,116 @@
+"""tf.estimator on TensorFlow 2.16 and later, which no longer carry it.
+
+    tf = enable_estimator()
+
+runs the frozen tensorflow-estimator 2.15.0 on a newer TensorFlow: unofficial, with
+Keras 2 (`tf_keras`) in that process, and not supported by the TensorFlow team. Up to
+TensorFlow 2.15 it does nothing. A script that is not to be edited runs with
+
+    python -m estimator_accum.compat legacy_script.py --its --flags
+
+What legacy scripts and tensorflow-estimator ask of TensorFlow and newer ones lack, and
+what stands in:
+
+    tensorflow.python.estimator.*    tensorflow-estimator's modules of the same names
+    tensorflow.python.training.training_ops    TensorFlow's gen_training_ops, which
+        optimizers of that time call
+    tensorflow.python.distribute.estimator_training    the functions below: TF_CONFIG
+        clusters, one task a process; no `experimental_distribute.remote_cluster`
+    tensorflow.python.util.tf_export.ESTIMATOR_API_NAME    an `estimator_export` that
+        returns what it decorates
+    tensorflow.python.tpu.*, for TPUEstimator    classes that refuse to be made
+
+Source of the contract: tensorflow_estimator 2.15.0 (run_config.py, training.py and
+estimator.py; Apache-2.0, The TensorFlow Authors), and the behavior of TensorFlow
+2.15's module of that name. This is the one package that asks for TensorFlow's version.
+"""
+
+import importlib.metadata
+import types
+import warnings
+
+ESTIMATOR_VERSION = "2.15.0"
+VERIFIED_VERSIONS = ("2.16", "2.17", "2.18", "2.19", "2.20", "2.21")
+
+
+def enable_estimator() -> types.ModuleType:
+    """Makes `tf.estimator` and `tf.compat.v1.estimator` work; returns `tf`.
+
+    Call it before anything touches `tf.keras`: from then on that is Keras 2 in this
+    process and, by TF_USE_LEGACY_KERAS, in those that it starts. A second call does
+    nothing, and so does any call on TensorFlow 2.15 and earlier.
+
+    Returns:
+        The module `tensorflow`.
+
+    Raises:
+        ImportError: If tensorflow-estimator 2.15.0 or tf_keras is missing, protobuf
+            does not fit, or `tf.keras` is Keras 3 already.
+    """
+    import tensorflow as tf  # here: the command's --help needs none
+
+    if _minor(tf.__version__) < (2, 16) or "estimator" in vars(tf):
+        return tf
+    check_packages(
+        tf.__version__,
+        {
+            name: _installed(name)
+            for name in ("tensorflow-estimator", "tf_keras", "protobuf")
+        },
+    )
+    from estimator_accum.compat import _keras, _modules
+
+    _keras.use_keras_2()
+    _modules.install()
+    return tf
+
+
+def check_packages(tensorflow: str, installed: dict[str, str | None]) -> None:
+    """Warns of a TensorFlow that is not verified.
+
+    Args:
+        tensorflow: TensorFlow's version, 2.16 or later.
+        installed: The versions of tensorflow-estimator, tf_keras and protobuf; None
+            for what is not installed.
+
+    Raises:
+        ImportError: If one of them does not fit.
+    """
+    major, minor = _minor(tensorflow)
+    estimator = installed["tensorflow-estimator"]
+    if estimator != ESTIMATOR_VERSION:
+        raise ImportError(
+            f"tensorflow-estimator must be {ESTIMATOR_VERSION}, the last one. "
+            f"Received: {estimator or 'none'}. "
+            f"Run: pip install tensorflow-estimator=={ESTIMATOR_VERSION}"
+        )
+    if installed["tf_keras"] is None:
+        raise ImportError(
+            f"tf.estimator on TensorFlow {tensorflow} must have Keras 2, which is "
+            f"tf_keras. Received: none. Run: pip install 'tf_keras=={major}.{minor}.*'"
+        )
+    protobuf = installed["protobuf"] or "0"
+    if (major, minor) == (2, 20) and int(protobuf.split(".")[0]) >= 7:
+        raise ImportError(
+            "protobuf must be older than 7 on TensorFlow 2.20, which cannot write a "
+            f"graph with it. Received: {protobuf}. Run: pip install 'protobuf<7'"
+        )
+    if f"{major}.{minor}" not in VERIFIED_VERSIONS:
+        warnings.warn(
+            f"tf.estimator is verified on TensorFlow {', '.join(VERIFIED_VERSIONS)} "
+            f"and not on this one. Received: {tensorflow}. Check your results, or "
+            "install one of those.",
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

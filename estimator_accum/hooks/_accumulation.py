@@ -1,0 +1,456 @@
+"""Hooks of an accumulating run: partial windows, progress, metrics.
+
+Order around one micro-step, as TensorFlow calls it:
+
+    before_run    asks for the window's scalars, where the caller runs the train op
+    session.run   gradients -> accumulate -> (boundary: update) -> global_step += 1
+    after_run     reports the update, if the micro-step was a window boundary
+
+A `session.run` of anything else stays what it is: the hook adds nothing to it. Where a
+graph has several accumulating train ops, each is reported where it is run.
+
+and when training ends, whether at the last micro-step or at the end of the data:
+
+    CheckpointSaverHook.end -> saver.save     the partial window first, if it is applied
+    AccumulationHook.end                      says what became of the partial window
+
+The data has ended where the last run of a train op did not finish: a micro-step that
+finds no batch raises OutOfRangeError, and `after_run` is not called.
+
+A run that ends with an error has no `end`: its partial window is that of its last
+checkpoint.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum._graph import ancestors, fetched_operations
+from estimator_accum._window import Window, get_windows
+from estimator_accum.hooks._checkpoints import (
+    SaveWatch,
+    WindowlessRestore,
+    check_is_saved,
+    get_or_add_saver,
+    keep_initial_values,
+)
+from estimator_accum.hooks._partial_window import PartialUpdate, as_vector
+from estimator_accum.hooks._reporting import MetricsFile, Progress, Update
+from estimator_accum.hooks._signals import SignalStop
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+# What the current `session.run` of the caller is, or the last one that failed.
+_TRAIN_OP, _OTHER = "train op", "other"
+_PARTIAL_WINDOW_CHOICES = ("auto", "keep", "apply")
+
+
+def make_accumulation_hooks(
+    partial_window: str = "auto",
+    *,
+    metrics_dir: str | os.PathLike | None = None,
+    learning_rate: tf.Tensor | None = None,
+    weight_unit: str = "micro_steps",
+    micro_batch_size: int | None = None,
+    total_updates: int | None = None,
+    saver: tf.compat.v1.train.Saver | None = None,
+    save_on_signal: bool | str = False,
+) -> list[tf.compat.v1.train.SessionRunHook]:
+    """Makes the hooks of a run that trains with `make_accumulating_train_op`.
+
+    For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
+    MonitoredTrainingSession. With them, a checkpoint that was trained without
+    accumulation resumes with it, with an empty window.
+
+    Args:
+        partial_window: What becomes of fewer than K micro-steps that are left when
+            training ends. "keep": the final checkpoint holds them, and the next
+            `train` resumes in mid-window as if it had never stopped. "apply": they are
+            applied, divided by their own weight, and the final checkpoint holds the
+            result. "auto": applied where the data ends, as the big batch would be;
+            kept where training stops for another reason, such as `steps`, `max_steps`
+            or a hook that asks for it.
+        metrics_dir: Folder for `train_metrics.csv` and TensorBoard events with a
+            row an update; None writes neither. A further accumulating train op of the
+            graph has a `train_metrics_<name>.csv` of its own. Of several workers the
+            chief writes.
+        learning_rate: Scalar that the rows of the first train op report.
+        weight_unit: What `weight` counts, the name of a column: "examples", "tokens";
+            "micro_steps" where no weight is given.
+        micro_batch_size: Examples that one replica takes in a micro-step, to report the
+            effective batch size; None where weights count the examples.
+        total_updates: Updates of the whole run, for the progress bar's remaining time.
+        saver: Your own `Scaffold`'s Saver, if it has one; None finds the Estimator's.
+        save_on_signal: Whether SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop training, with
+            a checkpoint. True: after the micro-step, in mid-window; "update", and of
+            several replicas always: after the window, all of them after the same.
+            `train` then raises SystemExit with code 143, 130 or 75, once every hook has
+            ended; a second signal ends the process at once. Where another thread than
+            the main one trains, see `watch_signals`.
+
+    Returns:
+        The hooks, in the order in which they have to stand.
+
+    Raises:
+        TypeError: If `metrics_dir` is no path.
+        ValueError: If `partial_window` or `save_on_signal` is none of these, or
+            `total_updates` < 1; later, when training begins, if the graph has no
+            accumulating train op.
+    """
+    if partial_window not in _PARTIAL_WINDOW_CHOICES:
+        raise ValueError(
+            "`partial_window` must be one of 'auto', 'keep' and 'apply'. "
+            f"Received: {partial_window!r}. Use 'keep' to resume in mid-window later."
+        )
+    if save_on_signal not in (False, True, "update"):
+        raise ValueError(
+            "`save_on_signal` must be one of False, True and 'update'. "
+            f"Received: {save_on_signal!r}. Use True to lose no micro-step."
+        )
+    if metrics_dir is not None and not isinstance(metrics_dir, str | os.PathLike):
+        raise TypeError(
+            "`metrics_dir` must be a path or None. "
+            f"Received: {metrics_dir!r}. Pass the Estimator's model_dir, for example."
+        )
+    if total_updates is not None and total_updates < 1:
+        raise ValueError(
+            "`total_updates` must be an integer >= 1 or None. "
+            f"Received: {total_updates}. Pass None where nobody knows."
+        )
+
+    def make_reports(name: str | None) -> list:
+        reports = [Progress(total_updates)] if name is None else []
+        is_writer = tf.distribute.get_strategy().extended.should_save_summary
+        if metrics_dir is not None and is_writer:
+            file = MetricsFile(metrics_dir, weight_unit, micro_batch_size, name)
+            reports.append(file)
+        return reports
+
+    signals = SignalStop(save_on_signal == "update") if save_on_signal else None
+    hook = AccumulationHook(partial_window, learning_rate, make_reports, saver, signals)
+    return [hook]
+
+
+class AccumulationHook(tf.compat.v1.train.SessionRunHook):
+    """Decides what becomes of a partial window, and reports every update.
+
+    Args:
+        partial_window: "auto", "keep" or "apply".
+        learning_rate: Scalar Tensor to report; None reports none.
+        make_reports: Returns the reports of a train op, objects with
+            open(update_step), write(Update) and close(); gets None for the graph's
+            first train op, the name of a further one.
+        saver: The Saver of the run; None finds it in the graph.
+        signals: Tells when a signal has come; None leaves signals alone.
+    """
+
+    def __init__(
+        self,
+        partial_window: str,
+        learning_rate: tf.Tensor | None,
+        make_reports: Callable[[str | None], list],
+        saver: tf.compat.v1.train.Saver | None,
+        signals: SignalStop | None = None,
+    ):
+        self._partial_window = partial_window
+        self._learning_rate = learning_rate
+        self._make_reports = make_reports
+        self._saver = saver
+        self._signals = signals
+        self._is_stopped = False  # by a signal
+
+    def begin(self) -> None:
+        self._windows = get_windows()
+        if not (self._windows and all(map(_can_be_run, self._windows))):
+            raise ValueError(
+                "make_accumulation_hooks needs an accumulating train op that it can "
+                "run. Received: a graph without one, or with one inside a tf.cond or "
+                "a loop. Make the train op in this model_fn, outside of both, with a "
+                "loss-scaling optimizer inside AccumulatingOptimizer, not around it; "
+                "or leave the hooks out."
+            )
+        if self._global_step() is None:
+            raise ValueError(
+                "make_accumulation_hooks needs a global step. Received: a graph without "
+                "one. Pass tf.compat.v1.train.get_or_create_global_step() to minimize()."
+            )
+        keep_initial_values(self._windows)
+        saver = self._saver or get_or_add_saver()
+        WindowlessRestore(saver, self._windows)
+        self._watch = SaveWatch(saver, self._before_save)
+        self._session = self._coordinator = self._run_context = None
+        _, *further = self._windows
+        self._reports = [self._make_reports(None)]
+        self._reports += [self._make_reports(window.name) for window in further]
+        self._scalars = [self._window_scalars(window) for window in self._windows]
+        self._partial_updates = [
+            PartialUpdate(window, self._of_partial(window)) for window in self._windows
+        ]
+        self._fetched = [
+            [as_vector(scalars), partial.needed]
+            for scalars, partial in zip(self._scalars, self._partial_updates)
+        ]
+        self._known_requests = {}
+        self._is_stopped = False
+        if self._signals is not None:
+            self._signals.begin()
+
+    def after_create_session(self, session, coord) -> None:
+        self._session, self._coordinator = session, coord
+        self._run_context = None
+        self._running, self._has_data_ended = None, False
+        self._last_global_step = session.run(self._global_step())
+        for window, reports in zip(self._windows, self._reports, strict=True):
+            update_step = int(session.run(window.update_step))
+            for report in reports:
+                report.open(update_step)
+        if self._signals is not None:
+            self._signals.open(coord)
+
+    def before_run(self, run_context):
+        if self._run_context is None:
+            check_is_saved(self._watch)
+        self._run_context = run_context
+        self._requested = self._windows_that_run(run_context)
+        # A train op's run that did not finish, before whatever follows it.
+        self._has_data_ended |= self._running == _TRAIN_OP
+        self._running = _TRAIN_OP if self._requested else _OTHER
+        fetched = [self._fetched[index] for index in self._requested]
+        if not fetched:
+            return None
+        return tf.compat.v1.train.SessionRunArgs(fetched, self._stop_requests())
+
+    def _stop_requests(self) -> dict | None:
+        """Tells the other tasks of a cluster, at the boundary, that a signal came."""
+        if self._signals is None or not self._signals.is_asked:
+            return None
+        windows = [self._windows[index] for index in self._requested]
+        return {w.stop_request: 1.0 for w in windows if w.stop_request is not None}
+
+    def after_run(self, run_context, run_values) -> None:
+        self._has_data_ended &= self._running == _OTHER
+        self._running = None
+        for index, (values, of_partial) in zip(
+            self._requested, run_values.results or ()
+        ):
+            self._partial_updates[index].remember(of_partial)
+            if self._windows[index].global_step_after is not None:
+                self._last_global_step = int(values[-1])
+            else:  # whoever counts it does so after the train op
+                self._last_global_step = run_context.session.run(self._global_step())
+            by_name = dict(zip(self._scalars[index], values))
+            if values[0]:
+                self._report(index, by_name)
+            if index == 0 and self._signals is not None:
+                self._is_stopped |= self._stops_after(by_name)
+        if self._is_stopped:
+            run_context.request_stop()
+
+    def _stops_after(self, values: dict) -> bool:
+        """Whether a signal ends training after this micro-step, all replicas alike."""
+        window = self._windows[0]
+        if window.stop_request is not None:
+            return values["stop_requests"] > 0
+        is_inside = math.isnan(values["weight"])
+        if is_inside and (self._signals.stops_at_update or window.num_replicas > 1):
+            return False
+        return self._signals.is_asked
+
+    def _windows_that_run(self, run_context) -> list[int]:
+        """Returns the places of those whose train op the caller runs."""
+        graph = run_context.session.graph
+        operations = fetched_operations(graph, run_context.original_args.fetches)
+        request = tuple(operation.name for operation in operations)
+        if request not in self._known_requests:
+            needed = ancestors(operations)
+            self._known_requests[request] = [
+                index
+                for index, window in enumerate(self._windows)
+                if all(counter.op in needed for counter in _counters(window))
+            ]
+        return self._known_requests[request]
+
+    def end(self, session) -> None:
+        if self._applies_at_the_end():
+            if self._apply_partial_windows(session):
+                self._watch.save_again(session, session.run(self._global_step()))
+                if not self._watch.has_saved:
+                    _logger.warning(
+                        "the applied window is in no checkpoint: none was written "
+                        "through the Saver that make_accumulation_hooks found. Pass "
+                        "the Saver of your own Scaffold as `saver`."
+                    )
+        else:
+            for window, held, steps in self._partial_windows(session):
+                _logger.info(
+                    "partial window of %s: %d of %d micro-steps kept in the "
+                    "checkpoint; the next train() goes on in mid-window.",
+                    window.name,
+                    held,
+                    steps,
+                )
+        for reports in self._reports:
+            for report in reports:
+                report.close()
+        if self._is_stopped or (self._signals is not None and self._signals.is_asked):
+            self._end_for_signal(session)
+        elif self._signals is not None:
+            self._signals.close()
+
+    def _end_for_signal(self, session) -> None:
+        """Says what is saved and ends training, once it is."""
+        if not self._watch.has_saved:
+            _logger.warning("not saved: this run writes no checkpoints.")
+            self._signals.stop()
+            return
+        first = self._windows[0]
+        place = f"update {int(session.run(first.update_step)):,}"
+        for window, held, steps in self._partial_windows(session):
+            if window is first:
+                place += f", micro-step {held} of {steps}"
+
+        def finish() -> None:
+            _logger.warning("saved at %s; the same command resumes.", place)
+            self._signals.stop()
+
+        if self._watch.has_saved_at(session.run(self._global_step())):
+            finish()
+        else:  # a hook behind this one saves, or fails, which is then the end
+            self._watch.after_next_save = finish
+
+    def _before_save(self, session) -> int:
+        if session is self._session and self._is_final_save(session):
+            self._apply_partial_windows(session)
+        return session.run(self._global_step())
+
+    def _applies_at_the_end(self) -> bool:
+        if self._is_stopped:
+            return False
+        if self._partial_window == "auto":
+            return self._has_data_ended or self._running == _TRAIN_OP
+        return self._partial_window == "apply"
+
+    def _is_final_save(self, session) -> bool:
+        """Whether no micro-step follows, and a partial window is to be applied."""
+        if self._run_context is None or self._running == _OTHER:
+            return False  # `end` saves again if need be
+        if not self._applies_at_the_end():
+            return False
+        if self._running == _TRAIN_OP:
+            # Either the data has ended, or a hook ahead of this one saves what the
+            # session has just run.
+            return session.run(self._global_step()) == self._last_global_step
+        return self._run_context.stop_requested or self._coordinator.should_stop()
+
+    def _apply_partial_windows(self, session) -> bool:
+        partial = self._partial_windows(session)
+        # The first window moves the clock that the others read: it comes last.
+        for window, held, steps in reversed(partial):
+            index = self._windows.index(window)
+            result = self._partial_updates[index].run(session)
+            if result is None:
+                _logger.warning(
+                    "partial window of %s: %d of %d micro-steps kept: what the update "
+                    "is computed from needs a micro-batch.",
+                    window.name,
+                    held,
+                    steps,
+                )
+                continue
+            result["micro_batches"] = held * window.num_replicas
+            if not result["has_updated"]:
+                _logger.info(
+                    "partial window of %s: %d of %d micro-steps dropped: their "
+                    "gradients are not finite.",
+                    window.name,
+                    held,
+                    steps,
+                )
+                continue
+            _logger.info(
+                "partial window of %s: %d of %d micro-steps applied as update %d, "
+                "divided by their own weight.",
+                window.name,
+                held,
+                steps,
+                int(result["update_step"]),
+            )
+            self._report(index, result)
+        return bool(partial)
+
+    def _partial_windows(self, session) -> list[tuple[Window, int, int]]:
+        found = []
+        for window in self._windows:
+            if window.micro_steps is None:
+                continue
+            held, steps = session.run(
+                [window.micro_steps, window.gradient_accumulation_steps]
+            )
+            if held:
+                found.append((window, int(held), int(steps)))
+        return found
+
+    def _global_step(self) -> tf.Variable | None:
+        window = self._windows[0]
+        if window.global_step is not None:
+            return window.global_step
+        return tf.compat.v1.train.get_global_step()
+
+    def _report(self, index: int, values: dict) -> None:
+        values["global_step"] = self._last_global_step
+        update = Update(
+            **{
+                name: kind(values[name])
+                for name, kind in Update.__annotations__.items()
+                if name in values
+            }
+        )
+        for report in self._reports[index]:
+            report.write(update)
+
+    def _of_partial(self, window: Window) -> dict[str, tf.Tensor]:
+        """Returns a partial window's scalars to report; it counts no micro-step."""
+        scalars = self._window_scalars(window)
+        for name in ("global_step", "micro_batches", "stop_requests"):
+            scalars.pop(name, None)
+        scalars["update_step"], scalars["clipped_share"] = window.of_partial
+        return scalars
+
+    def _window_scalars(self, window: Window) -> dict[str, tf.Tensor]:
+        """What a report needs; NaN where there is nothing to report.
+
+        The first is `has_updated`, the last `global_step`, if the train op moves it.
+        """
+        scalars = {
+            "has_updated": window.has_updated,
+            "loss": window.loss,
+            "gradient_norm": window.gradient_norm,
+            "weight": window.weight,
+            "update_step": window.update_step_after,
+            "clipped_share": window.clipped_share,
+            "noise_scale": window.noise_scale,
+            "micro_batches": window.micro_steps_after * window.num_replicas,
+        }
+        if self._learning_rate is not None and window is self._windows[0]:
+            scalars["learning_rate"] = self._learning_rate
+        if window.stop_request is not None:
+            scalars["stop_requests"] = window.stop_requests
+        if window.global_step_after is not None:
+            scalars["global_step"] = window.global_step_after
+        return scalars
+
+
+def _counters(window: Window) -> list[tf.Tensor]:
+    """Returns the counters that every micro-step moves, and nothing else."""
+    counters = [window.update_step_after, window.global_step_after]
+    return [counter for counter in counters if counter is not None]
+
+
+def _can_be_run(window: Window) -> bool:
+    """Whether a session can fetch it: it is inside no function, branch or loop."""
+    operation = window.is_boundary.op
+    is_inside = operation._get_control_flow_context() is not None
+    return operation.graph is tf.compat.v1.get_default_graph() and not is_inside

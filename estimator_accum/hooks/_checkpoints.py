@@ -1,0 +1,233 @@
+"""What the accumulation window asks of a graph's Saver, and who calls it.
+
+Three things that a hook cannot say through the Saver's own interface:
+
+* a warm start is not meant for accumulators;
+* a checkpoint of a graph without accumulation has no accumulators, and must restore
+  all the same, with an empty window;
+* a partial window that is applied when training ends has to be applied *before* the
+  final save, which TensorFlow's CheckpointSaverHook makes ahead of later hooks' `end`.
+"""
+
+import logging
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum._graph import INITIALIZER_ATTRIBUTE
+from estimator_accum._window import Window
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def get_or_add_saver() -> tf.compat.v1.train.Saver:
+    """Returns the Saver that a MonitoredTrainingSession of this graph will use.
+
+    A Saver that a user's own `Scaffold` holds is in no collection and is not found.
+    """
+    savers = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.SAVERS)
+    if not savers:
+        # What Scaffold would make of its own accord, after the hooks' begin().
+        savers.append(
+            tf.compat.v1.train.Saver(sharded=True, allow_empty=True, defer_build=True)
+        )
+    return savers[0]
+
+
+def keep_initial_values(windows: list[Window]) -> None:
+    """Takes back what a warm start has made of the accumulation state: nothing.
+
+    `WarmStartSettings` with a list of patterns means global variables, these included.
+    """
+    for window in windows:
+        for variable in (*window.state, *window.statistics):
+            initializer = getattr(variable, INITIALIZER_ATTRIBUTE, None)
+            if initializer is not None and hasattr(variable, "_initializer_op"):
+                variable._initializer_op = initializer
+
+
+class SaveWatch:
+    """Calls back before every save of `saver`, and can repeat the latest ones.
+
+    Args:
+        saver: The Saver to watch.
+        before_save: Gets the session; returns its global_step.
+
+    Attributes:
+        after_next_save: Called once, behind the next save; None is nothing.
+    """
+
+    def __init__(
+        self,
+        saver: tf.compat.v1.train.Saver,
+        before_save: Callable[[tf.compat.v1.Session], int],
+    ):
+        self._save = saver.save
+        self._latest = {}
+        self.after_next_save = None
+
+        def save(sess, save_path, *args, **kwargs):
+            self._latest[save_path] = before_save(sess), args, kwargs
+            path = self._save(sess, save_path, *args, **kwargs)
+            if self.after_next_save is not None:
+                self.after_next_save()
+                self.after_next_save = None
+            return path
+
+        saver.save = save
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether there was any save."""
+        return bool(self._latest)
+
+    def has_saved_at(self, global_step: int) -> bool:
+        """Whether the latest save was of that micro-step."""
+        return any(step == global_step for step, *_ in self._latest.values())
+
+    def save_again(self, session: tf.compat.v1.Session, global_step: int) -> None:
+        """Repeats the saves of `global_step`, of what the session holds now."""
+        for save_path, (saved_step, args, kwargs) in self._latest.items():
+            if saved_step == global_step:
+                self._save(session, save_path, *args, **kwargs)
+
+
+def check_is_saved(watch: SaveWatch) -> None:
+    """Raises where a cluster would train and report success without any checkpoint.
+
+    TensorFlow makes MultiWorkerMirroredStrategy's CheckpointSaverHook, which saves as
+    soon as there is a session, only where it makes a SummarySaverHook too.
+
+    Raises:
+        ValueError: Before the first micro-step, if no checkpoint has been written.
+    """
+    is_cluster = tf.distribute.get_strategy().extended._in_multi_worker_mode()
+    if is_cluster and not watch.has_saved:
+        raise ValueError(
+            "Under MultiWorkerMirroredStrategy training must write checkpoints. "
+            "Received: none when it began, as with a RunConfig whose "
+            "save_summary_steps is 0 or None. Make it and save_checkpoints_steps >= 1; "
+            "pass the Saver of your own Scaffold to make_accumulation_hooks."
+        )
+
+
+class WindowlessRestore:
+    """Lets `saver` restore checkpoints that lack accumulation state.
+
+    `update_step` then counts on from the checkpoint's own, or, where it has none, from
+    its `global_step`: without accumulation every micro-step was an update. The window
+    starts empty. Statistics that the checkpoint lacks start at 0.
+
+    Args:
+        saver: The Saver to change.
+        windows: The graph's accumulating train ops.
+    """
+
+    def __init__(self, saver: tf.compat.v1.train.Saver, windows: list[Window]):
+        self._restore = saver.restore
+        state = _by_name(v for window in windows for v in window.state)
+        statistics = _by_name(v for window in windows for v in window.statistics)
+        self._state_names = state.keys()
+        self._initialize = tf.compat.v1.variables_initializer(
+            [*state.values(), *statistics.values()]
+        )
+        # The graph is finalized before anyone knows which checkpoint is restored.
+        self._scalars = {
+            name: _Assignment(variable)
+            for name, variable in {
+                "update_step": windows[0].update_step,
+                **statistics,
+            }.items()
+        }
+        ours = [*state.values(), *statistics.values()]
+        with tf.compat.v1.name_scope(None):
+            self._window = _saver(list(state.values()), "restore_accumulation")
+            others = _without(_saveables_of(saver), ours)
+            self._others = _saver(others, "restore_without_accumulation")
+        saver.restore = self.restore
+
+    def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
+        """Restores `save_path`, with or without accumulation state."""
+        reader = tf.train.load_checkpoint(save_path)
+        names = set(reader.get_variable_to_shape_map())
+        _warn_of_lost_window(reader, names, self._state_names)
+        if self._state_names | self._scalars.keys() <= names:
+            self._restore(sess, save_path)
+            return
+        self._others.restore(sess, save_path)
+        sess.run(self._initialize)
+        for name in self._scalars.keys() & names:
+            self._scalars[name].run(sess, reader.get_tensor(name))
+        if self._state_names <= names:
+            self._window.restore(sess, save_path)
+            return
+        known = "update_step" if "update_step" in names else "global_step"
+        if known in names:
+            self._scalars["update_step"].run(sess, reader.get_tensor(known))
+        _logger.info(
+            "%s has no accumulators for this graph: its window starts empty, and "
+            "update_step goes on from the checkpoint's %s.",
+            save_path,
+            known,
+        )
+
+
+class _Assignment:
+    """Sets a scalar variable in a graph that is finalized by then."""
+
+    def __init__(self, variable: tf.Variable):
+        self._value = tf.compat.v1.placeholder(variable.dtype.base_dtype, [])
+        self._assign = tf.compat.v1.assign(variable, self._value)
+
+    def run(self, session: tf.compat.v1.Session, value) -> None:
+        session.run(self._assign, {self._value: value})
+
+
+def _saver(variables: list | dict, name: str) -> tf.compat.v1.train.Saver:
+    return tf.compat.v1.train.Saver(variables, allow_empty=True, name=name)
+
+
+def _by_name(variables) -> dict[str, tf.Variable]:
+    return {variable.op.name: variable for variable in variables}
+
+
+def _saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict:
+    """Returns what a Saver was made of: its own list, or names of its own choice."""
+    if saver._var_list is not None:
+        return saver._var_list
+    return [
+        *tf.compat.v1.global_variables(),
+        *tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS),
+    ]
+
+
+def _without(saveables: list | dict, ours: list[tf.Variable]) -> list | dict:
+    ours = _ByIdentity(ours)
+    if isinstance(saveables, dict):
+        return {name: each for name, each in saveables.items() if each not in ours}
+    return [each for each in saveables if each not in ours]
+
+
+class _ByIdentity:
+    """Membership by identity: variables compare elementwise."""
+
+    def __init__(self, items: list):
+        self._ids = {id(item) for item in items}
+
+    def __contains__(self, item) -> bool:
+        return id(item) in self._ids
+
+
+def _warn_of_lost_window(reader, names: set[str], state_names: set[str]) -> None:
+    """Says so when a checkpoint's partial window finds no place in this graph."""
+    for name in names:
+        if not name.endswith("/micro_steps") or f"{name[:-12]}/weight" not in names:
+            continue
+        open_steps = int(reader.get_tensor(name))
+        if open_steps and not (name in state_names and state_names <= names):
+            _logger.warning(
+                "The checkpoint holds a partial window of %d micro-steps, which this "
+                "graph cannot go on with: it is dropped. Restart with the settings "
+                "that wrote it to keep it.",
+                open_steps,
+            )

@@ -1,0 +1,115 @@
+"""The update of a partial window: a boundary without a micro-batch.
+
+Fed with `is_boundary`, the branch that updates runs and nothing else. But what it takes
+from outside may wait for a micro-batch, which does not come any more: a learning rate
+that is made inside `tf.control_dependencies(update_ops)`, or that depends on the batch's
+size. It is then what the last micro-step of the window has made of it.
+"""
+
+import re
+
+import tensorflow as tf
+
+from estimator_accum._graph import ancestors
+from estimator_accum._window import Window
+
+# What asks for a micro-batch: input pipelines, queues, what users feed.
+_SOURCES = re.compile(
+    ".*IteratorGetNext.*|.*Dequeue.*|ReaderRead.*|Placeholder(V2)?|.*PyFunc.*"
+)
+
+
+class PartialUpdate:
+    """Applies what a window holds.
+
+    Args:
+        window: The train op's window.
+        scalars: What to report of it, by names.
+
+    Attributes:
+        needed: What a session has to fetch with every micro-step, for `remember`.
+    """
+
+    def __init__(self, window: Window, scalars: dict[str, tf.Tensor]):
+        self._window = window
+        self._scalars = dict(scalars)
+        self.needed, needs_more = _needed_of(window, [*self._scalars.values()])
+        if needs_more:  # the learning rate by itself, say, beside the update's
+            for name, scalar in scalars.items():
+                if _needed_of(window, [scalar])[1]:
+                    del self._scalars[name]
+        self._fetched = as_vector(self._scalars)
+        self._known = None
+
+    def remember(self, values: list) -> None:
+        """Takes the values of `needed` in a micro-step."""
+        self._known = values
+
+    def run(self, session: tf.compat.v1.Session) -> dict | None:
+        """Applies it; returns the scalars' values by names.
+
+        None is that it cannot be: no micro-step of this session has told what the update
+        needs to know of one.
+        """
+        if self.needed and self._known is None or "has_updated" not in self._scalars:
+            return None
+        feeds = dict(zip(self.needed, self._known or (), strict=True))
+        values = session.run(self._fetched, {self._window.is_boundary: True, **feeds})
+        return dict(zip(self._scalars, values, strict=True))
+
+
+def as_vector(scalars: dict[str, tf.Tensor]) -> tf.Tensor:
+    """One fetch a micro-step; each further one costs a small model 2% of its time.
+
+    Returns:
+        float64 [scalars], exact for counters below 2**53.
+    """
+    return tf.stack([tf.cast(value, tf.float64) for value in scalars.values()])
+
+
+def _needed_of(window: Window, fetched: list) -> tuple[list[tf.Tensor], bool]:
+    """Returns (what of a micro-batch enters the branch, whether that is not all)."""
+    operations = ancestors([tensor.op for tensor in fetched])
+    waiting = _waiting_for_a_micro_batch(window, operations, [])
+    entering = {}
+    for operation in operations:
+        for tensor in _enters_the_branch(window, operation):
+            if tensor.op in waiting:
+                entering[tensor.name] = tensor
+    graph = tf.compat.v1.get_default_graph()
+    needed = [tensor for tensor in entering.values() if graph.is_feedable(tensor)]
+    waiting = _waiting_for_a_micro_batch(window, operations, needed)
+    return needed, any(tensor.op in waiting for tensor in fetched)
+
+
+def _enters_the_branch(window: Window, operation: tf.Operation) -> list[tf.Tensor]:
+    """What the tf.cond on the boundary takes, where `operation` is it or of it."""
+    if operation.type in ("If", "StatelessIf"):
+        predicate, *taken = operation.inputs
+    elif operation.type in ("Switch", "RefSwitch"):  # control flow v1
+        *taken, predicate = operation.inputs
+        if predicate.op.type == "Identity":
+            predicate = predicate.op.inputs[0]
+    else:
+        return []
+    if predicate is not window.is_boundary:
+        return []
+    return [tensor for tensor in taken if tensor is not predicate]
+
+
+def _waiting_for_a_micro_batch(window: Window, operations, fed: list[tf.Tensor]) -> set:
+    """Those of the operations that need one, though these tensors are fed."""
+    names = {tensor.name for tensor in (*fed, window.is_boundary)}
+    users = {}
+    for operation in operations:
+        needed = [tensor.op for tensor in operation.inputs if tensor.name not in names]
+        for other in (*needed, *operation.control_inputs):
+            users.setdefault(other, []).append(operation)
+    found = {each for each in operations if _SOURCES.fullmatch(each.type)}
+    waiting = list(found)
+    while waiting:
+        for user in users.get(waiting.pop(), ()):
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+    return found

@@ -1,0 +1,149 @@
+"""`accumulate`: one call from a Keras optimizer to one that accumulates."""
+
+import functools
+
+import tensorflow as tf
+import wrapt
+
+from estimator_accum._nonfinite import check_on_nonfinite
+from estimator_accum._window import AccumulationSteps, check_accumulation_steps
+from estimator_accum.keras import _families
+from estimator_accum.keras._optimizer import Accumulating
+
+
+def accumulate(
+    optimizer,
+    gradient_accumulation_steps: AccumulationSteps = 4,
+    *,
+    weight=None,
+    on_nonfinite: str | None = None,
+):
+    """Wraps a Keras optimizer so that K micro-batches make one update.
+
+        update = optimizer( sum_i w_i * g_i / sum_i w_i )
+
+    over all micro-batches i of the window and all replicas. The weights after an update
+    are those of one batch that joins the window's micro-batches. `iterations`, learning
+    rate schedules, weight decay, EMA and clipping move once per update, and the
+    optimizer sees the rows of a sparse gradient that the window touched, each once.
+    Under a `tf.distribute` strategy nothing is reduced but the window's sums.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer` (also of `tf.keras` 2.15, `tf_keras`,
+            Keras 2's `optimizers.legacy`) or a LossScaleOptimizer of one, which sees
+            the window once and keeps its scale throughout it. Where the global policy
+            is "mixed_float16", `optimizer` is put into a LossScaleOptimizer first, as
+            `compile` would.
+        gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable
+            that maps `iterations`, the number of updates, to an int scalar Tensor. 1
+            is the plain optimizer.
+        weight: Callable without arguments that returns what the micro-batch counts
+            for, a scalar Tensor; None is 1. In a `train_step` of your own, pass
+            `apply_gradients(pairs, weight=...)` instead.
+        on_nonfinite: What becomes of NaN and infinite gradients: "raise",
+            "skip_micro_batch" or "skip_window", as in `make_accumulating_train_op`.
+            None hands them on, as Keras does; then a LossScaleOptimizer skips their
+            window.
+
+    Creates:
+        With the optimizer's own variables, once it is built: an accumulator for each
+        trained variable and a few scalars, all of which `model.save` and checkpoints
+        hold: training that stops in mid-window goes on exactly.
+
+    Returns:
+        An optimizer of the same Keras, for `model.compile`, `model_to_estimator`
+        (`optimizers.legacy` only) and training loops of your own.
+
+    Raises:
+        TypeError: If `optimizer` or K is of another kind, or accumulates already.
+        ValueError: If K < 1, or `on_nonfinite` is none of the policies or not one that
+            the optimizer allows.
+    """
+    family = _families.find_family(optimizer)
+    _check_optimizer(optimizer, family)
+    check_accumulation_steps(gradient_accumulation_steps)
+    _check_weight(weight)
+    root, adapter = family
+    keras = _families.load(root)
+    _, loss_scaling = adapter._bases(keras)
+    if keras.mixed_precision.global_policy().name == "mixed_float16" and not isinstance(
+        optimizer, loss_scaling
+    ):
+        optimizer = loss_scaling(optimizer)
+    is_loss_scaling = isinstance(optimizer, loss_scaling)
+    if on_nonfinite is not None:
+        check_on_nonfinite(on_nonfinite, is_loss_scaling)
+    cls = _wrapper_class(root, adapter, is_loss_scaling)
+    return cls(optimizer, gradient_accumulation_steps, weight, on_nonfinite)
+
+
+@functools.cache
+def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
+    """Makes, and registers for `load_model`, the class for one kind of optimizer."""
+    keras = _families.load(root)
+    optimizer, loss_scaling = adapter._bases(keras)
+    bases = (optimizer,)
+    if is_loss_scaling:  # `compile` leaves its instances alone
+        is_enough = issubclass(loss_scaling, optimizer)
+        bases = (loss_scaling,) if is_enough else (optimizer, loss_scaling)
+    kind = adapter._KIND + ("LossScale" if is_loss_scaling else "")
+    contents = {"__module__": __name__, "__doc__": Accumulating.__doc__, "_ROOT": root}
+    cls = type(
+        f"Accumulating{kind}Optimizer",
+        (adapter, Accumulating, *bases),
+        contents,
+    )
+    return keras.saving.register_keras_serializable("estimator_accum")(cls)
+
+
+def _register_classes(keras) -> None:
+    """Makes `load_model` of this Keras find the classes."""
+    for adapter in _families.adapters_of(keras):
+        for is_loss_scaling in (False, True):
+            _wrapper_class(keras.__name__, adapter, is_loss_scaling)
+
+
+# Now, or when it is imported.
+wrapt.register_post_import_hook(_register_classes, "keras")
+wrapt.register_post_import_hook(_register_classes, "tf_keras")
+
+
+def _check_optimizer(optimizer, family) -> None:
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise TypeError(
+            "`optimizer` must be a Keras optimizer. Received: "
+            f"{type(optimizer).__name__} of tf.compat.v1.train. Use "
+            "estimator_accum.AccumulatingOptimizer."
+        )
+    if family is None:
+        raise TypeError(
+            "`optimizer` must be a Keras optimizer. Received: "
+            f"{optimizer!r}. Make one, such as keras.optimizers.Adam(1e-3)."
+        )
+    innermost = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(optimizer, Accumulating) or isinstance(innermost, Accumulating):
+        raise TypeError(
+            "`optimizer` must not accumulate already. Received: what accumulate() "
+            "returned. Call accumulate() once."
+        )
+    steps = getattr(innermost, "gradient_accumulation_steps", None)
+    if steps is not None:
+        raise TypeError(
+            "`optimizer` must not accumulate already. Received: "
+            f"{type(innermost).__name__} with gradient_accumulation_steps={steps}. "
+            "Leave it out there."
+        )
+    backend = _families.load(family[0]).backend.backend()
+    if backend != "tensorflow":
+        raise TypeError(
+            "`optimizer` must run on TensorFlow. Received: Keras 3 with the backend "
+            f"{backend}. Set KERAS_BACKEND=tensorflow."
+        )
+
+
+def _check_weight(weight) -> None:
+    if weight is not None and not callable(weight):
+        raise TypeError(
+            "`weight` must be a callable without arguments that returns a scalar. "
+            f"Received: {weight!r}. Pass apply_gradients(..., weight=...) a Tensor."
+        )

@@ -1,0 +1,146 @@
+"""`AccumulationCallback`: what becomes of a partial window, and what `fit` logs."""
+
+import tensorflow as tf
+
+from estimator_accum.keras._keras_3 import Keras3
+from estimator_accum.keras._optimizer import Accumulating
+
+_CHOICES = ("keep", "apply", "apply_every_epoch")
+
+
+class AccumulationCallback:
+    """A callback of `fit` for an optimizer from `accumulate`, of any Keras.
+
+    `fit` ends an epoch wherever the data ends, which may be in mid-window.
+
+    Args:
+        partial_window: "keep" leaves a partial window open: the next epoch, `fit` or
+            process that loads the model goes on with it. "apply" applies it when `fit`
+            ends, and "apply_every_epoch" at the end of each epoch, before validation;
+            both divide it by what it really holds.
+
+    Adds to the logs of `fit` (History, CSVLogger, TensorBoard, the progress bar):
+        `updates`, the number of optimizer updates, after each epoch (Keras 3: after
+        each batch), and `window_loss`, the mean loss of the last window that closed,
+        after each batch.
+
+    Raises:
+        ValueError: If `partial_window` is something else; from `fit` TypeError, if the
+            model's optimizer is not from `accumulate`, and RuntimeError in a graph.
+
+    Example:
+        model.fit(data, callbacks=[AccumulationCallback("apply")])
+    """
+
+    # What the callback lists of Keras ask for beside the hooks.
+    _supports_tf_logs = True
+    _chief_worker_only = None
+    async_safe = False
+
+    def __init__(self, partial_window: str = "keep"):
+        if partial_window not in _CHOICES:
+            raise ValueError(
+                "`partial_window` must be one of 'keep', 'apply' and "
+                f"'apply_every_epoch'. Received: {partial_window!r}. Use 'keep' to go "
+                "on later."
+            )
+        self.partial_window = partial_window
+        self.model, self.params = None, {}
+        self._is_training = False
+        self._first_update = 0
+
+    def __getattr__(self, name):
+        if name.startswith("on_"):  # the hooks that are not defined below
+            return _do_nothing
+        raise AttributeError(name)
+
+    def set_model(self, model) -> None:
+        """Of Keras's callbacks: comes first."""
+        self.model = model
+
+    def set_params(self, params) -> None:
+        """Of Keras's callbacks."""
+        self.params = params
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+    @property
+    def _optimizer(self) -> Accumulating:
+        optimizer = self.model.optimizer
+        # Keras 2 may have put it into a LossScaleOptimizer.
+        inner = getattr(optimizer, "inner_optimizer", None)
+        for candidate in (optimizer, inner):
+            if isinstance(candidate, Accumulating):
+                return candidate
+        raise TypeError(
+            "AccumulationCallback must have a model with an optimizer from "
+            f"accumulate(). Received: {type(optimizer).__name__}. Compile the model "
+            "with accumulate(optimizer)."
+        )
+
+    def on_train_begin(self, logs=None) -> None:
+        """Notes where training starts."""
+        del logs
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "AccumulationCallback must be called in TensorFlow 2's behavior: it "
+                "reads variables. Received: fit() in a graph. Leave the callback out, or "
+                "do not disable eager execution."
+            )
+        self._is_training = True
+        self._first_update = int(self._optimizer.iterations.numpy())
+        # Applied before the averages of EMA become the weights, which Keras does
+        # before `on_train_end`.
+        if self.partial_window == "apply":
+            self._optimizer.partial_window = "apply"
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        """Adds to what the progress bar shows."""
+        del batch
+        self._add_to(logs, is_epoch=False)
+
+    def on_test_begin(self, logs=None) -> None:
+        """Inside `fit`, validation comes before the end of the epoch."""
+        del logs
+        if self._is_training:
+            self._end_epoch()
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        """Adds to what History keeps."""
+        del epoch
+        self._end_epoch()
+        self._add_to(logs, is_epoch=True)
+
+    def on_train_end(self, logs=None) -> None:
+        """Applies a partial window that is still open."""
+        del logs
+        self._is_training = False
+        if self.partial_window == "apply":
+            self._optimizer.apply_partial_window()
+            self._optimizer.partial_window = "keep"
+
+    def _end_epoch(self) -> None:
+        if self.partial_window == "apply_every_epoch":
+            self._optimizer.apply_partial_window()
+
+    def _add_to(self, logs, is_epoch: bool) -> None:
+        optimizer = self._optimizer
+        updates = int(optimizer.iterations.numpy())
+        if logs is None or updates == self._first_update:
+            return
+        # The bar of Keras 2 would show the mean of all it was ever told.
+        if is_epoch or isinstance(optimizer, Keras3):
+            logs["updates"] = updates
+        if optimizer.window_loss is not None:
+            logs["window_loss"] = float(optimizer.window_loss.numpy())
+
+
+def _do_nothing(*args, **kwargs) -> None:
+    del args, kwargs

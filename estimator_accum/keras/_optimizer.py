@@ -1,0 +1,311 @@
+"""The optimizer that `accumulate` returns: a view of the wrapped one, and a window.
+
+Whatever it does not define itself (hyperparameters, slots, the name, the number of
+updates) is the wrapped optimizer's. That one's whole `apply_gradients` runs once per
+window, with the mean, and so its `iterations`, schedules, weight decay, EMA and
+clipping move once per update. For checkpoints it is the wrapped optimizer too, with the
+window as one more dependency: one that was written without accumulation can be read.
+"""
+
+import threading
+
+import tensorflow as tf
+
+from estimator_accum._checks import check_own_copies, check_weight
+from estimator_accum._window import accumulation_steps_tensor
+from estimator_accum.keras._saving import Saving
+from estimator_accum.keras._window import (
+    Rule,
+    Window,
+    close_partial_window,
+    run_micro_step,
+)
+
+_DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
+
+
+class Accumulating(Saving, _DelegatingTrackable):
+    """Every Keras's half of the optimizer; see `accumulate` for the arguments."""
+
+    # Set on this object; any other attribute is the wrapped optimizer's.
+    _OWN = frozenset(
+        {
+            "_inner",
+            "_trackable",
+            "gradient_accumulation_steps",
+            "weight",
+            "on_nonfinite",
+            "partial_window",
+            "_is_reduced",
+            "_window",
+            "_indices",
+            "_trained_variables",
+            "_losses",
+            "_clock",
+            "_strategy",
+            "_closing",
+            "_traced_steps",
+        }
+    )
+
+    def __init__(
+        self,
+        optimizer,
+        gradient_accumulation_steps=4,
+        weight=None,
+        on_nonfinite=None,
+    ):
+        self._inner = optimizer
+        _DelegatingTrackable.__init__(self, optimizer)
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self.weight = weight
+        self.on_nonfinite = on_nonfinite
+        self.partial_window = "keep"
+        self._is_reduced = False
+        self._window = self._clock = self._strategy = None
+        self._indices, self._trained_variables = {}, []
+        self._losses = {}
+        self._closing = {}  # functions that apply a partial window
+        self._traced_steps = None
+
+    def __getattr__(self, name):
+        if name in self._OWN or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __getattribute__(self, name):
+        # Keras's own would look for hyperparameters first.
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name, value):
+        if name == "gradient_accumulation_steps":
+            self._check_not_traced(value)
+        if name in self._OWN or isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+
+    def __dir__(self):
+        # Keras saves what it finds here: the wrapped optimizer's variables are ours.
+        hidden = {"inner_optimizer", "_inner", "_trackable", "_innermost"}
+        return sorted(set(super().__dir__()) - hidden)
+
+    @property
+    def inner_optimizer(self):
+        """The wrapped optimizer."""
+        return self._inner
+
+    @property
+    def _innermost(self):
+        """The optimizer that has the slots."""
+        return getattr(self._inner, "inner_optimizer", self._inner)
+
+    @property
+    def iterations(self):
+        """The number of updates."""
+        return self._inner.iterations
+
+    @iterations.setter
+    def iterations(self, variable):
+        self._inner.iterations = variable
+
+    @property
+    def learning_rate(self):
+        """The wrapped optimizer's learning rate."""
+        return self._inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self._inner.learning_rate = value
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether there is nothing that the wrapped optimizer does not do itself."""
+        steps = self.gradient_accumulation_steps
+        is_one = not callable(steps) and steps == 1
+        return is_one and self.weight is None and self.on_nonfinite is None
+
+    def build(self, variables) -> None:
+        """Creates the wrapped optimizer's variables and the window's."""
+        if self._indices:
+            return
+        variables = list(variables)
+        _check_variables(variables)
+        self._build_inner(variables)
+        self._strategy = tf.distribute.get_strategy()
+        if not self._is_plain:
+            names = [self._name_of(v) for v in variables]
+            tf_variables = [self._tf_variable(v) for v in variables]
+            check_own_copies(tf_variables)
+            self._window = Window(names, tf_variables)
+            self._inner._track_trackable(
+                self._window, "accumulation_window", overwrite=True
+            )
+        self._trained_variables = variables
+        self._indices = {self._key(v): i for i, v in enumerate(variables)}
+
+    def exclude_from_weight_decay(self, *args, **kwargs):
+        """As the wrapped optimizer does."""
+        self._innermost.exclude_from_weight_decay(*args, **kwargs)
+
+    def finalize_variable_values(self, var_list) -> None:
+        """As the wrapped optimizer does, after a partial window that is to be applied."""
+        if self.partial_window == "apply":
+            self.apply_partial_window()
+        self._inner.finalize_variable_values(var_list)
+
+    def apply_partial_window(self) -> bool:
+        """Updates by what the open window holds, divided by what it really holds.
+
+        Call it between training steps, outside of `tf.function` and `strategy.run`;
+        of several workers, in each.
+
+        Returns:
+            Whether there was something to apply.
+        """
+        if self._window is None or not int(self._window.micro_steps.numpy()):
+            return False
+        if self._window.trained is None:  # restored, and not trained yet
+            raise ValueError(
+                "A partial window must be applied after a training step of the same "
+                "process, which tells what is sparse. Received: a window that was "
+                "just loaded. Call fit() once."
+            )
+        window, rule = self._window, self._rule()
+        window.find_trained()
+        kind = rule[:2], tuple(window.trained), frozenset(window.sparse)
+        if kind not in self._closing:
+            close = tf.function(lambda: close_partial_window(window, rule))
+            self._closing[kind] = close
+        self._strategy.run(self._closing[kind])
+        return True
+
+    @property
+    def window_loss(self):
+        """Mean loss of the last window that closed, a variable; None if unknown."""
+        return None if self._window is None else self._window.window_loss
+
+    @property
+    def micro_steps(self):
+        """Micro-steps that the open window holds, a variable; None without windows."""
+        return None if self._window is None else self._window.micro_steps
+
+    def _key(self, variable):
+        variable = self._tf_variable(variable)
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            for holder in (variable, variable.handle):  # one replica's
+                if hasattr(holder, "_distributed_container"):
+                    variable = holder._distributed_container()
+                    break
+        return variable._unique_id
+
+    def _remember_loss(self, loss) -> None:
+        if isinstance(loss, tf.Tensor) and loss.shape.rank == 0:
+            self._losses[threading.get_ident()] = loss  # each replica has a thread
+
+    def _known_loss(self):
+        """This micro-batch's loss; None where the gradients came without one."""
+        loss = self._losses.pop(threading.get_ident(), None)
+        if loss is None or tf.executing_eagerly():
+            return loss
+        graph = getattr(loss, "graph", None)
+        return loss if graph is tf.compat.v1.get_default_graph() else None
+
+    def _rule(self) -> Rule:
+        return Rule(self.on_nonfinite, self._is_reduced, self._apply_to)
+
+    def _apply_to(self, gradients, indices):
+        variables = self._trained_variables
+        return self._apply_reduced(
+            [(g, variables[i]) for g, i in zip(gradients, indices, strict=True)]
+        )
+
+    def _accumulate(self, grads_and_vars, weight, is_reduced: bool):
+        """One micro-step; returns whether it has closed a window."""
+        pairs = list(grads_and_vars)
+        replica = tf.distribute.get_replica_context()
+        if replica is None:
+            raise RuntimeError(
+                "apply_gradients() must be called in replica context. Received: "
+                "cross-replica context. Call it inside strategy.run()."
+            )
+        if not self._indices:
+            replica.merge_call(lambda strategy: self.build([v for _, v in pairs]))
+        loss = self._known_loss()
+        pairs = [(g, v) for g, v in pairs if g is not None]
+        if not pairs:
+            raise ValueError(
+                "At least one variable must have a gradient. Received: none. Is the "
+                "loss made of the variables, and was it given to compile()?"
+            )
+        if not tf.executing_eagerly():
+            self._traced_steps = self.gradient_accumulation_steps
+        if weight is None and self.weight is not None:
+            weight = self.weight()
+        if weight is not None:
+            weight = check_weight(weight)
+        if self._is_plain and weight is None:
+            return self._run_plain(pairs, is_reduced)
+        if self._window is None:
+            raise ValueError(
+                "`weight` must be given to accumulate() where every micro-step is an "
+                "update. Received: a weight in apply_gradients(), and "
+                "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
+            )
+        self._is_reduced = is_reduced
+        if _is_compiled_by_xla():
+            self._check_xla(pairs)
+        gradients = {self._indices[self._key(v)]: g for g, v in pairs}
+        gradients = dict(sorted(gradients.items()))
+        steps = accumulation_steps_tensor(
+            self.gradient_accumulation_steps, self._tf_variable(self.iterations)
+        )
+        return run_micro_step(
+            self._window, gradients, weight, loss, steps, self._rule()
+        )
+
+    def _check_not_traced(self, steps) -> None:
+        traced = getattr(self, "_traced_steps", None)
+        if traced is not None and steps != traced:
+            raise ValueError(
+                "`gradient_accumulation_steps` must not be set once a training step was "
+                f"traced, which would go on with {traced}. Received: {steps}. Pass a "
+                "callable to accumulate(), or compile the model with a new optimizer."
+            )
+
+    def _check_xla(self, pairs) -> None:
+        if self.on_nonfinite == "raise":
+            raise ValueError(
+                "`on_nonfinite` must not be 'raise' in what XLA compiles, which has no "
+                "assertions. Received: jit_compile. Pass on_nonfinite="
+                "'skip_micro_batch' or 'skip_window', or compile(jit_compile=False)."
+            )
+        is_sparse = any(isinstance(g, tf.IndexedSlices) for g, _ in pairs)
+        if is_sparse and not self._has_sparse_xla:
+            raise ValueError(
+                "Sparse gradients must not be compiled by XLA with Keras 2: it would "
+                "update wrong rows. Received: jit_compile and a gradient that is an "
+                "IndexedSlices. Pass compile(jit_compile=False), or use Keras 3."
+            )
+
+
+def _is_compiled_by_xla() -> bool:
+    """Whether this is traced for tf.function(jit_compile=True)."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def _check_variables(variables) -> None:
+    if any(getattr(v, "overwrite_with_gradient", False) for v in variables):
+        raise ValueError(
+            "Variables that their gradients overwrite, those of float8 layers, must "
+            "be trained without accumulation: they have no mean. Received: some. Use "
+            "another dtype policy."
+        )

@@ -1,0 +1,5 @@
+"""Whole batches in several micro-batches: `microbatch_model_fn`."""
+
+from estimator_accum.microbatch._model_fn import batch_mean, microbatch_model_fn
+
+__all__ = ["batch_mean", "microbatch_model_fn"]

@@ -1,0 +1,221 @@
+"""What the graph of a model_fn says of its micro-batches.
+
+A train op falls in two: what needs the micro-batch (statistics, metrics) runs with every
+micro-batch, and the rest, the update itself, once a batch. What the first part writes
+has to be taken back if memory runs out in mid-batch.
+"""
+
+import functools
+import re
+
+import tensorflow as tf
+
+from estimator_accum._graph import ancestors
+from estimator_accum._window import get_windows
+from estimator_accum.microbatch._staging import Slot
+
+# Operations that take a variable's handle and leave the variable as it is.
+_READERS = {
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VariableShape",
+    "VarIsInitializedOp",
+}
+_WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
+_PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
+_COLLECTIVES = re.compile(r"Collective|Nccl")
+_TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
+
+
+def split_train_op(
+    train_op: tf.Operation, begin: tf.Operation
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Returns what of `train_op` runs with every micro-batch, and what once a batch.
+
+    Args:
+        train_op: Of an EstimatorSpec; groups of operations are taken apart.
+        begin: The placeholder on which every slice of the batch depends.
+
+    """
+    each, once, seen, waiting = [], [], set(), [train_op]
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen:
+            continue
+        seen.add(operation)
+        if begin not in ancestors([operation]):
+            once.append(operation)
+        elif operation.type == "NoOp":
+            waiting += operation.control_inputs
+        else:
+            each.append(operation)
+    return each, once
+
+
+def check_update(begin: tf.Operation) -> None:
+    """Raises if an update is computed from a micro-batch.
+
+    Args:
+        begin: The placeholder on which every slice of the batch depends.
+    """
+    for window in get_windows():
+        needed = ancestors([window.has_updated.op])
+        if begin in needed:
+            path = _path(needed, needed[begin], first=6)
+            raise ValueError(
+                "The update, and its learning rate, must not be computed from a "
+                f"micro-batch, of which there are several. Received: {path}. Compute it "
+                "from get_or_create_update_step(), or from a number that you pass in."
+            )
+
+
+def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
+    """Raises if they cannot run before the update, or not on each replica alone."""
+    updates = {
+        operation
+        for window in get_windows()
+        for operation in (window.update_step_after.op, window.has_updated.op)
+    }
+    needed = ancestors(micro_ops)
+    for operation in needed:
+        if operation in updates:
+            raise ValueError(
+                "What needs the micro-batch must not wait for the update, which comes "
+                f"after the last of them. Received: {_path(needed, operation)}. "
+                "Group it with the train op (tf.group) without a dependency."
+            )
+        if _COLLECTIVES.match(operation.type):
+            raise ValueError(
+                "Micro-batches must not communicate: each replica runs as many as its "
+                f"memory asks for. Received: {operation.name} of type "
+                f"{operation.type}. Use batch normalization that is not synchronized."
+            )
+
+
+def check_input_summaries(batch: dict) -> None:
+    """Raises if a summary of input_fn would take a batch that nobody trains.
+
+    Args:
+        batch: What input_fn returned, in any structure.
+    """
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    inputs = ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
+    takers = {op for op in inputs if _TAKES_A_BATCH.match(op.type)}
+    for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
+        if takers & ancestors([summary.op]).keys():
+            raise ValueError(
+                "A summary must not read the input pipeline, of which every read takes "
+                f"a batch. Received: {summary.op.name}, made by input_fn. Make it in "
+                "model_fn."
+            )
+
+
+def _path(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
+    names = []
+    while operation is not None:
+        names.append(operation.name)
+        operation = needed[operation]
+    names.reverse()
+    if len(names) > first + 3:
+        names[first:-3] = ["..."]
+    return ", which needs ".join(names)
+
+
+class Snapshot:
+    """Copies of the variables that micro-batches write.
+
+    Args:
+        micro_ops: What runs with every micro-batch.
+        without: Handles of variables that need no copy.
+    """
+
+    def __init__(self, micro_ops: list[tf.Operation], without: list[tf.Tensor]):
+        self.take, self.restore, self.names = [], [], []
+        for variable in _written(micro_ops, {handle.op for handle in without}):
+            self.names.append(variable.name)
+            with tf.control_dependencies(None), tf.device(variable.device):
+                self._copy(variable)
+
+    def _copy(self, variable: tf.Operation) -> None:
+        dtype, handle = _dtype_of(variable), variable.outputs[0]
+        name = f"snapshot_{len(self.names)}"
+        slot = Slot(name, dtype, tf.TensorShape(variable.get_attr("shape")))
+        if handle.dtype == tf.resource:
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            self.take.append(slot.write(value))
+            self.restore.append(
+                tf.raw_ops.AssignVariableOp(resource=handle, value=slot.read())
+            )
+        else:  # a reference variable, whose value is overwritten in place
+            self.take.append(slot.write(tf.raw_ops.DeepCopy(x=handle)))
+            self.restore.append(
+                tf.raw_ops.Assign(
+                    ref=handle, value=slot.read(), validate_shape=False
+                ).op
+            )
+
+
+def _dtype_of(variable: tf.Operation) -> tf.DType:
+    return tf.as_dtype(variable.get_attr("dtype"))
+
+
+def _written(micro_ops, without: set[tf.Operation]) -> list[tf.Operation]:
+    """The variables that `micro_ops` may write, in a fixed order."""
+    found = {}
+
+    @functools.cache
+    def library():
+        definition = tf.compat.v1.get_default_graph().as_graph_def()
+        return {f.signature.name: f for f in definition.library.function}
+
+    for operation in ancestors(micro_ops):
+        for tensor in operation.inputs:
+            if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
+                variable = _variable(tensor)
+                if variable is None or variable in without:
+                    continue
+                if _may_write(operation, tensor, library):
+                    found[variable.name] = variable
+    return [found[name] for name in sorted(found)]
+
+
+def _variable(tensor: tf.Tensor) -> tf.Operation | None:
+    """The variable that `tensor` is a handle of; None for tables and the like."""
+    operation = tensor.op
+    while operation.type in _PASSING:
+        operation = operation.inputs[0].op
+    is_variable = operation.type in ("VarHandleOp", "VariableV2", "Variable")
+    return operation if is_variable else None
+
+
+def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
+    if operation.type in _READERS or operation.type in _PASSING:
+        return False
+    if tensor.dtype._is_ref_dtype:
+        return _WRITERS.search(operation.type) is not None
+    functions = _functions(operation)
+    return not functions or _any_writes(functions, library(), set())
+
+
+def _functions(node) -> list[str]:
+    """Names of the functions that an operation or a node calls, as branches or body."""
+    attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
+    names = []
+    for value in attributes.values():
+        names += [value.func.name] if value.HasField("func") else []
+        names += [function.name for function in value.list.func]
+    return names
+
+
+def _any_writes(names: list[str], library: dict, seen: set[str]) -> bool:
+    for name in names:
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            if node.op not in _READERS and _WRITERS.search(node.op):
+                return True
+            if _any_writes(_functions(node), library, seen):
+                return True
+    return False

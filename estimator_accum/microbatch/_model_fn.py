@@ -1,0 +1,274 @@
+"""`microbatch_model_fn`: full batches in, micro-batches inside, one update each.
+
+    update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
+
+over the micro-batches i of one batch. What `session.run(train_op)` was before, it still
+is: one batch of input_fn, one update, one `global_step`.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum._checks import check_scalar
+from estimator_accum._kinds import WholeBatch, current_batch
+from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
+from estimator_accum.microbatch._graph import (
+    Snapshot,
+    ancestors,
+    check_input_summaries,
+    check_micro_ops,
+    check_update,
+    split_train_op,
+)
+from estimator_accum.microbatch._hook import MicroBatchHook, ReplicaBatch
+from estimator_accum.microbatch._keras import keras_optimizers_accumulate
+from estimator_accum.microbatch._staging import Slot, stage
+
+_REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
+
+
+def microbatch_model_fn(
+    model_fn: Callable,
+    micro_batches: int | str = "auto",
+    *,
+    initial_micro_batches: int = 1,
+    max_micro_batches: int | None = None,
+    reduction: str = "mean",
+    grow_after: int | None = None,
+) -> Callable:
+    """Returns a model_fn that trains each batch as several micro-batches.
+
+    For `tf.estimator.Estimator(microbatch_model_fn(model_fn), ...)`. `input_fn` gives
+    whole batches, `model_fn` sees one micro-batch of them at a time and makes its train
+    op by `make_accumulating_train_op` or `AccumulatingOptimizer`, which take the batch
+    as their window whatever K they are given: the same text trains step-wise as well.
+    The `model_fn` of a canned estimator goes here as well: one of `tf.estimator` keeps
+    its Keras optimizer, one of `tf.compat.v1.estimator` takes an
+    `AccumulatingOptimizer`.
+
+    With "auto", a batch that runs out of memory is run again in twice as many
+    micro-batches: the same batch, whole, before any update, and all that its
+    micro-batches had written in variables is taken back. The number is kept in
+    `micro_batches.json` in the output folder, from which the next run begins.
+
+    A batch in one micro-batch gives the weights of the plain Estimator to the bit (the
+    gradient descent optimizer's sparse ones, where a row is looked up twice, up to
+    rounding), in several micro-batches up to rounding.
+
+    Evaluation and prediction are those of `model_fn`, untouched. In training:
+
+    * batch normalization's averages, metrics and what else of a grouped train op needs
+      the micro-batch run once per micro-batch; the rest once per batch;
+    * `EstimatorSpec.loss` is reported as the batch's mean, other tensors by
+      `batch_mean`. A summary or hook that asks for a tensor of the micro-batch gets
+      that of the last one;
+    * dropout draws anew in a batch that is run again.
+
+    Args:
+        model_fn: Of features, and as it likes labels, mode, params and config.
+        micro_batches: How many micro-batches a batch is cut into, >= 1, at most one per
+            example; "auto": as few as memory allows, in powers of two.
+        initial_micro_batches: Where "auto" begins, >= 1.
+        max_micro_batches: Where "auto" gives up, >= 1; None is one per example.
+        reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
+            one that sums over its examples, as those of canned
+            `tf.compat.v1.estimator`s do. A train op that says "sum" is believed too.
+        grow_after: After so many updates [updates] that fit in memory "auto" tries half
+            as many micro-batches; each wrong guess doubles the wait. None: never.
+
+    Returns:
+        A function of the same arguments, and config.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If one is out of range; in training: if the parts of a batch
+            disagree in their number of examples, one example does not fit in memory, or
+            `max_micro_batches` is not enough.
+    """
+    if not callable(model_fn):
+        raise TypeError(
+            "`model_fn` must be a function of features, labels, mode. "
+            f"Received: {model_fn!r}. Pass the one that your Estimator has."
+        )
+    _check_count("micro_batches", micro_batches, "'auto'")
+    _check_count("initial_micro_batches", initial_micro_batches)
+    _check_count("max_micro_batches", max_micro_batches, None)
+    _check_count("grow_after", grow_after, None)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(
+            "`reduction` must be one of 'mean' and 'sum'. "
+            f"Received: {reduction!r}. Use 'mean' unless the loss sums over examples."
+        )
+    is_auto = micro_batches == "auto"
+
+    def wrapped(features, labels=None, mode=None, params=None, config=None):
+        given = {"labels": labels, "mode": mode, "params": params, "config": config}
+        build = _with_arguments(model_fn, given)
+        if mode != tf.estimator.ModeKeys.TRAIN:
+            return build(features, labels)
+
+        batch = WholeBatch(reduction)
+        staged, spec = _build_on_micro_batches(batch, build, features, labels)
+        path = None if config is None else _count_path(config)
+        count = (
+            MicroBatchCount(
+                int(initial_micro_batches), max_micro_batches, grow_after, path
+            )
+            if is_auto
+            else FixedCount(int(micro_batches))
+        )
+        snapshot = Snapshot(batch.micro_ops, batch.handles) if is_auto else None
+        replica = ReplicaBatch(batch, staged, snapshot)
+        hook = _hook(replica, count, spec, config)
+        return spec._replace(training_hooks=[hook, *spec.training_hooks])
+
+    return _like(model_fn, wrapped)
+
+
+def batch_mean(
+    tensor: tf.Tensor, weight: tf.Tensor | None = None, reduction: str = "mean"
+) -> tf.Tensor:
+    """Returns the mean over the batch's micro-batches, for summaries and hooks.
+
+        sum_i w_i * tensor_i / sum_i w_i
+
+    Outside `microbatch_model_fn`, and in evaluation and prediction, it is `tensor`, and
+    so it is where that does not depend on the micro-batch.
+
+    Args:
+        tensor: Floating-point scalar, the mean over the micro-batch.
+        weight: Scalar, what the micro-batch counts for; None is its examples.
+        reduction: "sum" adds up instead, without weights.
+
+    Raises:
+        ValueError: If `tensor` or `weight` is not a scalar.
+    """
+    batch = current_batch()
+    if batch is None:
+        return tensor
+    tensor = check_scalar("tensor", tensor)
+    weight = (
+        batch.default_weight(reduction)
+        if weight is None
+        else check_scalar("weight", weight)
+    )
+    return _mean_over_batch(batch, tensor, weight, reduction)
+
+
+def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Tensor:
+    if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
+        return tensor  # a window's, say: the same for every micro-batch
+    scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
+    sums = []
+    for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
+        total, zero = Slot("batch_mean", value.dtype, value.shape), tf.zeros_like(value)
+        batch.handles.append(total.handle)
+        batch.micro_ops.append(
+            total.write(value + tf.where(batch.is_first, zero, total.read()))
+        )
+        with tf.control_dependencies(None):
+            zero = tf.zeros([], value.dtype)
+            batch.initialize_ops.append(total.write(zero))
+            sums.append(total.read())
+    with tf.control_dependencies(None):
+        total, weight = sums
+        if reduction == "sum":
+            return total
+        mean = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+        return tf.where(batch.is_whole, total, mean)
+
+
+def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
+    """Returns the staged batch, and a spec whose train op is the update alone."""
+    whole = {"features": features, "labels": labels}
+    check_input_summaries(whole)
+    with tf.device("/cpu:0"):
+        staged = stage(whole, batch)
+    with batch.as_current(), keras_optimizers_accumulate():
+        spec = build(staged.sliced["features"], staged.sliced["labels"])
+    if batch.weight is None or spec.train_op is None:
+        raise ValueError(
+            "Inside `microbatch_model_fn` a model_fn must train by "
+            "make_accumulating_train_op or AccumulatingOptimizer. Received: "
+            f"{getattr(spec.train_op, 'name', None)} as the train op. Wrap the "
+            "optimizer: AccumulatingOptimizer(optimizer, 1)."
+        )
+    train_op = getattr(spec.train_op, "op", spec.train_op)
+    check_update(batch.begin.op)
+    each, once = split_train_op(train_op, batch.begin.op)
+    batch.micro_ops += each
+    loss = _mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
+    check_micro_ops(batch.micro_ops)
+    with tf.control_dependencies(None):
+        train_op = tf.group(*once, name="train_batch")
+    return staged, spec._replace(loss=loss, train_op=train_op)
+
+
+def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
+    """Returns this replica's hook; the first replica's is the one that is run."""
+    graph = tf.compat.v1.get_default_graph()
+    replicas = getattr(graph, _REPLICAS_ATTRIBUTE, [])
+    replicas.append(replica)
+    setattr(graph, _REPLICAS_ATTRIBUTE, replicas)
+    return MicroBatchHook(
+        replicas,
+        count,
+        spec.scaffold.saver if spec.scaffold else None,
+        config.model_dir if config is not None and config.is_chief else None,
+    )
+
+
+def _with_arguments(model_fn: Callable, given: dict) -> Callable:
+    """Returns `model_fn` of (features, labels), as Estimator would call it."""
+    taken = {name: given[name] for name in _arguments(model_fn) if name in given}
+
+    def build(features, labels):
+        arguments = {**taken, "labels": labels} if "labels" in taken else taken
+        return model_fn(features=features, **arguments)
+
+    return build
+
+
+def _arguments(model_fn: Callable) -> list[str]:
+    return list(inspect.signature(model_fn).parameters)
+
+
+def _like(model_fn: Callable, wrapped: Callable) -> Callable:
+    """Returns `wrapped`, which the Estimator then calls as it would `model_fn`."""
+    names = dict.fromkeys([*_arguments(model_fn), "config"])
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    wrapped.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, kind) for name in names]
+    )
+    return wrapped
+
+
+def _count_path(config) -> str:
+    """Each task of a cluster has memory of its own."""
+    task = ""
+    if config.num_worker_replicas > 1:
+        task = f"-{config.task_type}-{config.task_id}"
+    return os.path.join(config.model_dir, f"micro_batches{task}.json")
+
+
+def _check_count(argument: str, value, *others) -> None:
+    """Raises unless `value` is an integer >= 1, or what else is allowed."""
+    also = f" or {others[0]}" if others else ""
+    if value is None and None in others:
+        return
+    if value == "auto" and others == ("'auto'",):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(
+            f"`{argument}` must be an integer >= 1{also}. "
+            f"Received: {value!r}. Use 1 for the whole batch at once."
+        )
+    if value < 1:
+        raise ValueError(
+            f"`{argument}` must be an integer >= 1{also}. "
+            f"Received: {value}. Use 1 for the whole batch at once."
+        )

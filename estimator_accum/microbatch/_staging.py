@@ -1,0 +1,208 @@
+"""The batch, held where micro-batches can be cut from it again and again.
+
+    stage:    input_fn's tensors -> slots, once a batch
+    slice:    slots[begin : begin + size], once a micro-batch, any number of times
+
+A slot is a bare resource and no `tf.Variable`: it takes strings, any shape and a new one
+with every batch, is in no collection and in no checkpoint, and `tf.distribute` does not
+see it. Slots are on the CPU, as the input pipeline's tensors are.
+
+N = examples of the batch.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._kinds import WholeBatch
+
+
+class Slot:
+    """Holds one tensor of any dtype between runs of a session."""
+
+    def __init__(self, name: str, dtype: tf.DType, shape: tf.TensorShape):
+        self._dtype, self._shape = dtype, shape
+        graph = tf.compat.v1.get_default_graph()
+        self.handle = tf.raw_ops.VarHandleOp(
+            dtype=dtype, shape=shape, shared_name=graph.unique_name(f"slot/{name}")
+        )
+
+    def write(self, value: tf.Tensor) -> tf.Operation:
+        """Returns the operation that puts `value` here."""
+        return tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def read(self) -> tf.Tensor:
+        """Returns what was put here last."""
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
+        value.set_shape(self._shape)
+        return value
+
+
+class StagedBatch(NamedTuple):
+    """One replica's batch, staged and sliced.
+
+    Attributes:
+        names: Of the batch's parts, such as `features['x']`.
+        stage: Fetches that take the next batch: the shape of each part, int64 vectors,
+            and the operations that fill the slots.
+        sliced: The batch's structure, of the current micro-batch.
+    """
+
+    names: list[str]
+    stage: tuple[list[tf.Tensor], list[tf.Operation]]
+    sliced: Any
+
+
+def stage(batch: dict, window: WholeBatch) -> StagedBatch:
+    """Stages `batch` and slices the micro-batches out of it.
+
+    Args:
+        batch: "features" and "labels": Tensors, SparseTensors and RaggedTensors of N
+            examples, and scalars, which every micro-batch gets; in any structure.
+        window: Says which slice.
+
+    Raises:
+        TypeError: If a part is of another kind.
+    """
+    parts = [
+        (name, _as_tensor(name, value))
+        for key, structure in batch.items()
+        for name, value in _named(key, structure)
+    ]
+    shapes, writes, sliced = [], [], []
+    for name, value in parts:
+        components = tf.nest.flatten(value, expand_composites=True)
+        slots = [
+            Slot(f"component_{len(writes) + i}", c.dtype, _any_batch(value, c))
+            for i, c in enumerate(components)
+        ]
+        writes += [s.write(c) for s, c in zip(slots, components, strict=True)]
+        shapes.append(_shape_of(value))
+        held = tf.nest.pack_sequence_as(
+            _without_static_rows(value), [s.read() for s in slots], True
+        )
+        sliced.append(_slice(held, window))
+    leaves = iter(sliced)
+    structure = {
+        key: tf.nest.map_structure(
+            lambda value: None if value is None else next(leaves), value
+        )
+        for key, value in batch.items()
+    }
+    return StagedBatch([name for name, _ in parts], (shapes, writes), structure)
+
+
+def rows_of(names: list[str], shapes: list) -> int:
+    """Returns N, from a run of `StagedBatch.stage`.
+
+    Raises:
+        ValueError: If the parts disagree.
+    """
+    rows = {
+        name: int(shape[0])
+        for name, shape in zip(names, shapes, strict=True)
+        if len(shape)
+    }
+    if not rows:
+        raise ValueError(
+            "A batch must have a part with examples along its first dimension. "
+            f"Received: scalars only, {', '.join(names) or 'nothing'}. Batch the data "
+            "set in input_fn."
+        )
+    if len(set(rows.values())) > 1:
+        received = ", ".join(f"{name} has {n}" for name, n in rows.items())
+        raise ValueError(
+            "All features and labels must have the same number of examples, to be cut "
+            f"into micro-batches. Received: {received}. Repeat what belongs to the "
+            "whole batch for each of its examples, or make it a scalar."
+        )
+    return next(iter(rows.values()))
+
+
+def describe_example(names: list[str], shapes: list) -> str:
+    """Says how large one example is: `features['ids'] [512], labels []`."""
+    return ", ".join(
+        f"{name} {[int(n) for n in shape[1:]]}"
+        for name, shape in zip(names, shapes, strict=True)
+        if len(shape)
+    )
+
+
+def _named(name: str, structure) -> list[tuple[str, Any]]:
+    """The leaves and what to call them, in the order of `tf.nest.map_structure`."""
+    if structure is None:
+        return []
+    if isinstance(structure, Mapping):
+        return [
+            leaf
+            for key in sorted(structure)
+            for leaf in _named(f"{name}[{key!r}]", structure[key])
+        ]
+    if isinstance(structure, list | tuple):
+        return [
+            leaf
+            for i, value in enumerate(structure)
+            for leaf in _named(f"{name}[{i}]", value)
+        ]
+    return [(name, structure)]
+
+
+def _as_tensor(name: str, value):
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor | tf.Tensor):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be a Tensor, a SparseTensor or a RaggedTensor. "
+            f"Received: {type(value).__name__}. Convert it in input_fn."
+        ) from error
+
+
+def _any_batch(value, component: tf.Tensor) -> tf.TensorShape:
+    """The component's static shape, whatever the number of examples."""
+    if component.shape.rank is None or component.shape.rank == 0:
+        return component.shape
+    if isinstance(value, tf.SparseTensor) and component is value.dense_shape:
+        return component.shape
+    return tf.TensorShape([None]).concatenate(component.shape[1:])
+
+
+def _without_static_rows(value):
+    """What `tf.nest` packs components into: `value`'s type for any number of rows."""
+    if not isinstance(value, tf.RaggedTensor):
+        return value
+    return tf.RaggedTensorSpec(
+        shape=tf.TensorShape([None]).concatenate(value.shape[1:]),
+        dtype=value.dtype,
+        ragged_rank=value.ragged_rank,
+        row_splits_dtype=value.row_splits.dtype,
+    )
+
+
+def _shape_of(value) -> tf.Tensor:
+    """int64 [rank]; of ragged dimensions the longest row."""
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.bounding_shape(), tf.int64)
+    return tf.shape(value, out_type=tf.int64)
+
+
+def _slice(value, window: WholeBatch):
+    """The micro-batch's examples of one part."""
+    end = window.begin + window.size
+    if isinstance(value, tf.SparseTensor):
+        return _slice_sparse(value, window)
+    if isinstance(value, tf.RaggedTensor):
+        return value[window.begin : end]
+    if value.shape.rank == 0:
+        return value
+    return value[window.begin : end]
+
+
+def _slice_sparse(value: tf.SparseTensor, window: WholeBatch) -> tf.SparseTensor:
+    rest = value.dense_shape[1:]
+    begin = tf.concat([[window.begin], tf.zeros_like(rest)], 0)
+    return tf.sparse.slice(value, begin, tf.concat([[window.size], rest], 0))

@@ -1,0 +1,87 @@
+"""What the scripts' command lines share: flags, one sentence for an error, exit codes."""
+
+import argparse
+import math
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable
+
+from estimator_accum.runs.program import path_sentence
+
+
+class FetchError(Exception):
+    """A file could not be had, or is not what was published: exit code 1."""
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one sentence, without usage."""
+
+    def __init__(self, description: str, **options):
+        """The description, a script's docstring, is shown as it is."""
+        kind = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=kind, **options)
+
+    def add_folder(self, name: str, what: str, **options) -> None:
+        """Adds a flag that names a folder."""
+        options |= {"type": pathlib.Path, "metavar": "DIR", "help": what}
+        self.add_argument(f"--{name}", **options)
+
+    def add_numbers(self, *rows: tuple[str, float, str]) -> None:
+        """Adds a flag, of its default's type, for each (name, default, what it is)."""
+        for name, default, what in rows:
+            is_whole = isinstance(default, int)
+            self.add_argument(
+                f"--{name}",
+                type=type(default),
+                default=default,
+                metavar="N" if is_whole else "X",
+                help=f"{what} (default: %(default){'d' if is_whole else 'g'})",
+            )
+
+    def error(self, message: str):
+        """Leaves with exit code 2."""
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}. Try --help.\n")
+
+
+def check_counts(flags: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that is a whole number below 1."""
+    for name, value in vars(flags).items():
+        if isinstance(value, int) and value < 1:
+            raise ValueError(
+                f"`--{name}` must be an integer >= 1. Received: {value}. "
+                "See --help for the usual value."
+            )
+
+
+def check_above_0(flags: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that is a number, and not above 0."""
+    for name, value in vars(flags).items():
+        if isinstance(value, float) and not 0 < value < math.inf:
+            raise ValueError(
+                f"`--{name}` must be a number > 0. Received: {value:g}. "
+                "See --help for the usual value."
+            )
+
+
+def exit_code_of(action: Callable[[], int | None]) -> int:
+    """Runs a script's action; its error becomes one sentence on stderr.
+
+    Returns:
+        What the action returns, 0 for None; 1 (nothing to fetch from, or something else
+        came), 2 (bad flags), or 141, as a shell says it of a program whose reader left.
+    """
+    try:
+        code = action() or 0
+        sys.stdout.flush()
+        return code
+    except FetchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (TypeError, ValueError, OSError) as error:
+        print(path_sentence(error) or error, file=sys.stderr)
+        return 2

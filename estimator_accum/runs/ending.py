@@ -1,0 +1,77 @@
+"""How a program that trains ends: its exit code, and one sentence of what went wrong."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from estimator_accum._nonfinite import what_was_not_finite
+from estimator_accum.runs.disk import is_of_full_disk, remove_unfinished
+from estimator_accum.runs.lock import LockedFolderError
+from estimator_accum.runs.watchdog import EXIT_CODE, LostTaskError
+
+_INTERRUPTED = 130
+
+
+@contextlib.contextmanager
+def ended_in_words(
+    program: str, output_dir: str, advice: str, is_alone: bool
+) -> Iterator[None]:
+    """Ends the process where what is inside fails; `train` itself ends it for signals.
+
+    Exit codes: 2 for what the user can mend, 75 when another task was lost, 130 for
+    Ctrl-C outside of training, 1 with a traceback for everything else.
+
+    Args:
+        program: Its name, with which the sentence begins.
+        output_dir: The folder that the run writes to.
+        advice: What helps where gradients are not finite.
+        is_alone: Whether the process is in no cluster.
+    """
+    try:
+        yield
+        return
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+        sentence = (
+            "stopped. Started again with the same flags, training goes on from the last "
+            f"checkpoint in {output_dir}."
+        )
+    except LostTaskError as error:
+        code, sentence = EXIT_CODE, " ".join(str(error).split())
+    except Exception as error:  # noqa: BLE001, whatever it is
+        code, sentence = 2, _sentence(error, output_dir, advice)
+        if sentence is None:
+            code = 1
+            traceback.print_exc()
+    if sentence is not None:
+        print(f"{program}: {sentence}", file=sys.stderr)
+    if is_alone:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of TensorFlow would not let it go
+
+
+def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
+    """Says in words what a user can mend; None for any other error."""
+    if isinstance(error, LockedFolderError):
+        return str(error)
+    if is_of_full_disk(error):
+        latest = remove_unfinished(output_dir)
+        reason = error.strerror if isinstance(error, OSError) else "no room is left"
+        kept = (
+            f"{latest} is the last checkpoint" if latest else "no checkpoint is there"
+        )
+        return (
+            f"The disk of {output_dir} must have room for checkpoints and results. "
+            f"Received: {reason}. Free some, and the same command goes on: {kept}."
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        received = what_was_not_finite(error)
+        if received is not None:
+            return f"Gradients must be finite. Received: {received}. {advice}"
+    return None

@@ -1,0 +1,105 @@
+"""The output folder of a run: what it was begun with, and whether this run may go on.
+
+A run leaves `run_settings.json` beside its checkpoints.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SETTINGS_FILE = "run_settings.json"
+EXAMPLES_CHECKSUM = "examples_checksum"
+
+
+def check_run_folder(
+    output_dir: str | os.PathLike, settings: Mapping[str, Any], *, foreign: str
+) -> None:
+    """Raises ValueError unless the folder is free, or that of a run with these settings.
+
+    Args:
+        output_dir: The folder, which need not exist.
+        settings: What decides the run's weights, by the names of flags and
+            `EXAMPLES_CHECKSUM`.
+        foreign: Pattern of the files that a folder without settings must not have.
+    """
+    folder = pathlib.Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(
+            f"`--output_dir` must be a folder. Received: {folder}, a file. "
+            "Use another one."
+        )
+    path = folder / SETTINGS_FILE
+    if not path.exists():
+        others = sorted(other.name for other in folder.glob(foreign))
+        if others:
+            raise ValueError(
+                "`--output_dir` must be new, empty, or hold a run of this program. "
+                f"Received: {folder} with {others[0]} and no {SETTINGS_FILE}. "
+                "Use another one."
+            )
+        return
+    before = read_settings(path)
+    for name, value in settings.items():
+        if before.get(name) == value:
+            continue
+        what = (
+            "other examples"
+            if name == EXAMPLES_CHECKSUM
+            else f"--{name}={before.get(name)}, not {value}"
+        )
+        raise ValueError(
+            "`--output_dir` must be new or hold a run with the same settings. "
+            f"Received: {folder}, whose run has {what}. Use another --output_dir, or "
+            "the same settings to go on."
+        )
+
+
+def make_run_folder(output_dir: str | os.PathLike) -> None:
+    """Makes the folder, or raises ValueError."""
+    try:
+        pathlib.Path(output_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            "`--output_dir` must be a folder, or a path where one can be made. "
+            f"Received: {output_dir} ({error.strerror}). Use another one."
+        ) from error
+
+
+def read_settings(path: pathlib.Path) -> dict[str, Any]:
+    """Returns what a run has written, or raises ValueError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        content = error
+    if isinstance(content, dict):
+        return content
+    raise ValueError(
+        f"{path} must be what a run has written. Received: a file that cannot be "
+        f"read ({content}). Use another folder."
+    )
+
+
+def write_settings(output_dir: str | os.PathLike, settings: Mapping[str, Any]) -> None:
+    """Writes what the run goes on with."""
+    text = json.dumps(settings, indent=2) + "\n"
+    write_text(pathlib.Path(output_dir) / SETTINGS_FILE, text)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is either whole or not there."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path to write to, of a file that is then whole, or not there."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+"""`--strategy none|mirrored|multi_worker`: from the word to a `tf.distribute` strategy.
+
+none          one replica
+mirrored      a replica on each GPU of this machine (or on each logical CPU)
+multi_worker  a replica on each GPU of each task, or one a task, of the cluster
+              that `TF_CONFIG` or Slurm describes; alone without either, or with
+              one task
+"""
+
+import tensorflow as tf
+
+from estimator_accum.runs.cluster import Cluster, enter
+
+
+def count_replicas(strategy: str, cluster: Cluster) -> int:
+    """Returns how many replicas train in sync, those of all tasks."""
+    return count_local_replicas(strategy) * cluster.num_workers
+
+
+def count_local_replicas(strategy: str) -> int:
+    """Returns how many replicas train in this process."""
+    if strategy == "none":
+        return 1
+    gpus = len(tf.config.list_logical_devices("GPU"))
+    if gpus or strategy == "multi_worker":
+        return max(gpus, 1)
+    return len(tf.config.list_logical_devices("CPU"))
+
+
+def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | None:
+    """Makes what `RunConfig(train_distribute=...)` takes; None for one replica alone.
+
+    The environment gets the cluster's `TF_CONFIG`, which strategy and Estimator read;
+    `enter(Cluster())` takes it away, for an evaluation that needs no other task.
+
+    Args:
+        strategy: One of `STRATEGIES`.
+        cluster: What `read_cluster_of` says.
+    """
+    enter(cluster)
+    if not cluster.is_alone:
+        # Or the strategy would start a server of its own, beside Estimator's.
+        tf.compat.v1.disable_eager_execution()
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if strategy != "mirrored" and count_local_replicas(strategy) == 1:
+        return None
+    if tf.config.list_logical_devices("GPU"):
+        return tf.distribute.MirroredStrategy()
+    # The default reduction waits for ever between several CPUs of a graph.
+    cpus = [device.name for device in tf.config.list_logical_devices("CPU")]
+    return tf.distribute.MirroredStrategy(
+        cpus, cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def make_session_config(strategy: str) -> tf.compat.v1.ConfigProto | None:
+    """Makes what `RunConfig(session_config=...)` takes; None is Estimator's own.
+
+    A session has one CPU, whatever was configured, unless it is told.
+    """
+    if strategy != "mirrored":
+        return None
+    cpus = len(tf.config.list_logical_devices("CPU"))
+    return tf.compat.v1.ConfigProto(
+        allow_soft_placement=True, device_count={"CPU": cpus}
+    )
