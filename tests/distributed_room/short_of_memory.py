@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from distributed import model_fn
 from distributed.main import main
-from estimator_accum import watchdog
+from estimator_accum.runs import watchdog
 
 _training = model_fn._training
 

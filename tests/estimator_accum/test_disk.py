@@ -8,8 +8,8 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from estimator_accum import disk
 from estimator_accum.compat import enable_estimator
+from estimator_accum.runs import disk
 
 enable_estimator()
 v1 = tf.compat.v1

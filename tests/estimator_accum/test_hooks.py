@@ -325,14 +325,21 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path, monkeypatch):
         train_op = make_accumulating_train_op(
             x * slope, sgd(), lambda update_step: steps, **options
         )
-        hooks = make_accumulation_hooks(metrics_dir=tmp_path, micro_batch_size=8)
+        hooks = make_accumulation_hooks(
+            "apply", metrics_dir=tmp_path, micro_batch_size=8
+        )
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
             for value in (3, 3, 0.5, 0.5):
                 session.run(train_op, {slope: value})
-            for value, k in ((5, 4), (1, 4), (1, 2)):  # K falls in mid-window
+            for value, k in ((5, 4), (1, 4), (1, 2), (2, 4)):  # K falls in mid-window
                 session.run(train_op, {slope: value, steps: k})
     scalars = _scalars(tmp_path)
-    for at, clipped_share, held in ((2, 1.0, 2), (4, 0.5, 2), (7, 2 / 3, 3)):
+    for at, clipped_share, held in (
+        (2, 1, 2),
+        (4, 0.5, 2),
+        (7, 2 / 3, 3),
+        (8, 0.75, 1),
+    ):
         assert scalars[("clipped_share", at)] == pytest.approx(clipped_share)
         assert scalars[("effective_batch_size", at)] == 2 * 8 * held
         assert scalars[("weight", at)] == held

@@ -210,6 +210,14 @@ def test_what_is_wrong_is_refused_in_a_sentence(kind):
             accumulate(built_in, 2)
 
 
+def test_an_epoch_without_validation_ends_its_window_too(kind):
+    model, data = kind.dense_model("float64"), dense_data(40, "float64")
+    callback = AccumulationCallback("apply_every_epoch")
+    optimizer = accumulate(kind.optimizer("SGD", 0.05), 4)
+    history = fit(model, optimizer, data, 8, 2, callbacks=[callback]).history
+    assert history["updates"] == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("partial_window", "updates"),
     [("keep", [1, 2, 3]), ("apply", [1, 2, 3]), ("apply_every_epoch", [2, 4, 6])],

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from microbatch_runs import difference, variables_of, word_columns, words_input_fn
 
-from estimator_accum import microbatch_keras, microbatch_model_fn
+from estimator_accum import microbatch_model_fn
+from estimator_accum.microbatch import _keras
 
 _BATCHES = 3  # of words_input_fn
 
@@ -68,7 +69,7 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
 def test_get_updates_is_kerass_own_again_after_the_model_fn():
     kind = tf.keras.optimizers.legacy.Optimizer
     own = kind.get_updates
-    with pytest.raises(KeyError), microbatch_keras.keras_optimizers_accumulate():
+    with pytest.raises(KeyError), _keras.keras_optimizers_accumulate():
         assert kind.get_updates is not own
         raise KeyError
     assert kind.get_updates is own
@@ -79,4 +80,4 @@ def test_keras_optimizers_are_refused_on_several_replicas(monkeypatch):
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: two)
     sentence = "must train on one replica. Received: SGD on 2 replicas. Use Accumul"
     with pytest.raises(ValueError, match=sentence):
-        microbatch_keras._check_alone(tf.keras.optimizers.legacy.SGD(0.1))
+        _keras._check_alone(tf.keras.optimizers.legacy.SGD(0.1))

@@ -18,7 +18,8 @@ from microbatch_runs import (
     train_in_micro_batches,
 )
 
-from estimator_accum import batch_mean, make_accumulating_train_op, microbatch
+from estimator_accum import batch_mean, make_accumulating_train_op
+from estimator_accum.microbatch import _model_fn
 from estimator_accum.microbatch._memory import is_out_of_memory
 
 v1 = tf.compat.v1
@@ -304,7 +305,7 @@ class _FinalValues(v1.train.SessionRunHook):
 
 
 def _run_script(script, folder, monkeypatch, updates):
-    monkeypatch.setattr(microbatch, "MicroBatchCount", lambda *args: script)
+    monkeypatch.setattr(_model_fn, "MicroBatchCount", lambda *args: script)
     final = _FinalValues()
     model_fn, input_fn = _stateful_model_fn(script), input_fn_of(updates * 16, 16)
     train_in_micro_batches(model_fn, folder, input_fn, "auto", hooks=[final])

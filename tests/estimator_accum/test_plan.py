@@ -72,6 +72,14 @@ def test_reduction_is_that_of_a_ring(config, capsys):
     assert "= 16 examples x 1 micro-steps x 4 replicas\n" in output
 
 
+def test_one_layer_keeps_its_keys_and_values_alone(tmp_path):
+    one = {"num_hidden_layers": 1, "num_attention_heads": 1, "type_vocab_size": 1}
+    sizes = read_sizes(_write(tmp_path, _TINY | one))
+    token, mask = 4 * 128, 128
+    kept = memory_of(sizes, 2, 16, is_accumulating=True).activations
+    assert kept == 2 * 16 * (2 * token + mask + 2 * token)
+
+
 @pytest.mark.parametrize("examples", [960, 967])  # which is prime
 def test_largest_micro_batch_fits_and_one_micro_step_less_does_not(config, examples):
     sizes = read_sizes(config)

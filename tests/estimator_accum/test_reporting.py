@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from estimator_accum import reporting
+from estimator_accum.hooks import _reporting
 from estimator_accum.hooks._reporting import MetricsFile, Progress, Update
 
 
@@ -38,7 +38,7 @@ def test_a_terminal_shows_updates_and_the_remaining_time(monkeypatch):
 def test_elsewhere_a_line_appears_every_thirty_seconds(monkeypatch, caplog, capsys):
     caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(reporting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(_reporting.time, "perf_counter", lambda: next(clock))
     progress = Progress(total_updates=100)
     progress.open(0)
     for step in range(1, 10):
@@ -101,7 +101,7 @@ def test_a_table_whose_last_line_was_cut_off_goes_on_with_the_whole_ones(
     tmp_path, monkeypatch
 ):
     clock = iter((0.0, 10.0))
-    monkeypatch.setattr(reporting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(_reporting.time, "perf_counter", lambda: next(clock))
     rows = ["1,4,8,0.1,0.5,1,10", "2,8,16,0.1,0.5,1,10"]
     metrics = _metrics_file(tmp_path, *rows)
     path = tmp_path / "train_metrics.csv"

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from estimator_accum import (
     get_or_create_update_step,
+    get_windows,
     make_accumulating_train_op,
     make_accumulation_hooks,
-    signals,
     watch_signals,
 )
 from estimator_accum.compat import enable_estimator
+from estimator_accum.hooks import _signals as signals
 
 enable_estimator()
 v1 = tf.compat.v1
@@ -123,6 +124,16 @@ def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     for name, value in undisturbed[0].items():
         np.testing.assert_array_equal(values[name], value, err_msg=name)
     np.testing.assert_array_equal(_rows(tmp_path), undisturbed[1])
+
+
+def test_several_replicas_stop_after_the_window(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "estimator_accum.hooks._accumulation.get_windows",
+        lambda: [window._replace(num_replicas=2) for window in get_windows()],
+    )
+    with pytest.raises(SystemExit):
+        _train(tmp_path, _Send(signal.SIGTERM, 6))
+    assert _values(tmp_path)["global_step"] == 8
 
 
 def test_nothing_is_called_saved_before_it_is(tmp_path, caplog):

@@ -7,7 +7,7 @@ import pytest
 import running
 import tensorflow as tf
 
-from estimator_accum import watchdog as watchdog_module
+from estimator_accum.runs import watchdog as watchdog_module
 from estimator_accum.runs.watchdog import (
     EXIT_CODE,
     LostTaskError,
