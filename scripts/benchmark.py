@@ -1,14 +1,14 @@
-"""Measures what accumulation costs, side by side, and writes the table of the README.
+"""Measures the cost of accumulation, side by side, and writes the README's table.
 
     python scripts/benchmark.py --cola_dir=glue/CoLA --output_dir=benchmark_output
 
-Every contender is a process of its own, and they take turns: A B A B. The table has
+Every contender runs in its own process, and they take turns: A B A B. The table has
 ratios, with their quartiles over the rounds. Its parts:
 
-    overhead  of a micro-step over forward and backward pass: this project, with and
-              without its check of every micro-step, others restated, Keras' two where
-              installed, and what memory alone takes
-    fit       of Keras, with `estimator_accum.keras.accumulate` and without
+    overhead  cost of a micro-step beyond its forward and backward pass: this project,
+              with and without its check of every micro-step, others restated, Keras'
+              two where installed, and the memory-bandwidth bound
+    fit       Keras's `fit` with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
     cola      examples per second of fine-tuning: as it is, cut by tokens, padded, the
               original patch on google-research/bert restated, and Hugging Face's
@@ -16,8 +16,8 @@ ratios, with their quartiles over the rounds. Its parts:
     memory    peak resident memory at effective batches of 32 and 256
     housing   updates per second of the housing example
 
-benchmark.csv, benchmark.md and benchmark.png in --output_dir are written anew after
-every part, so that a run that is stopped leaves what it has measured.
+benchmark.csv, benchmark.md and benchmark.png in --output_dir are rewritten after every
+part, so a run that is stopped keeps its results so far.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
@@ -112,7 +112,7 @@ def _tell(sentences: list[str | None]) -> None:
 
 
 def _measurements(flags) -> list:
-    """Returns the parts asked for, as functions that measure."""
+    """Returns one measuring function for each requested part."""
     batch = flags.micro_batch_size, flags.tokens
     found = {
         "overhead": [

@@ -1,14 +1,15 @@
 r"""Measures how far accumulated weights are from the big batch's, on BERT.
 
 Trains twice from one checkpoint on the same examples, without dropout: once in
-micro-batches, once in whole batches (or with `--against=padded` in micro-batches that are
-padded to --max_seq_length), and compares every variable of the two final checkpoints,
-optimizer slots included. Prints a line a kind of variable and ends with
+micro-batches, once in whole batches (or with `--against=padded` in micro-batches that
+are padded to --max_seq_length), and compares every variable of the two final
+checkpoints, optimizer slots included. Prints a line for each kind of variable and ends
+with
 
     largest relative weight difference: 1.2e-06
 
-which is max |a - b| / max |b| over one variable, the largest of all variables. Exit
-code 1 if it is above --tolerance.
+This is the maximum over all variables of max |a - b| / max |b| within one variable.
+Exit code 1 if it is above --tolerance.
 
     python scripts/compare_batches.py --data_dir=glue/CoLA --bert_dir=bert \
         --output_dir=comparison
@@ -31,7 +32,7 @@ with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-# Counters, and what a closed window has left behind.
+# Counters, and the leftovers of a closed window.
 _NOT_COMPARED = re.compile(
     "(global|update)_step|accumulation/.*|.*/accumulator(_rows)?"
 )

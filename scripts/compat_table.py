@@ -1,10 +1,10 @@
-"""Makes the README's table: what of tf.estimator works on which TensorFlow.
+"""Prints the README's table of tf.estimator features by TensorFlow version.
 
 Runs every script of tests/legacy_scripts, unedited, through
-`python -m estimator_accum.compat` on each version, in an environment that it makes for
-it (about 1.5 GB each), and prints a Markdown table: a row a script, named by its
-docstring. A cell is "yes", "no", or "refused" where the script ends with this project's
-sentence. Exit code 1 if a cell says "no".
+`python -m estimator_accum.compat` on each version, in an environment created for that
+version (about 1.5 GB each), and prints a Markdown table with a row for each script,
+named by its docstring. A cell is "yes", "no", or "refused" if the script ends with an
+error message of this project. Exit code 1 if a cell says "no".
 
     python scripts/compat_table.py --environments_dir=environments
 """
@@ -86,7 +86,7 @@ def _environment(folder: pathlib.Path, version: str) -> str:
 
 
 def _interpreter(version: str) -> str:
-    """Finds one as scripts/test does."""
+    """Finds a suitable interpreter, as scripts/test does."""
     script = "root=$1; . scripts/environment.sh; pick_python; echo $python"
     done = subprocess.run(
         ["sh", "-euc", script, sys.argv[0], str(_REPOSITORY)],
@@ -96,7 +96,7 @@ def _interpreter(version: str) -> str:
         text=True,
         check=False,
     )
-    if done.returncode:  # it said why
+    if done.returncode:  # pick_python has printed the reason
         sys.exit(done.returncode)
     return done.stdout.strip()
 
@@ -110,7 +110,7 @@ def _full_version(python: str) -> str:
 
 
 def _column(version: str, python: str) -> dict[str, str]:
-    """Runs every script on one version; returns a cell a row."""
+    """Runs every script on one version; returns the cell of each row."""
     cells = {}
     for name in [*legacy_runs.names(), "tpu_estimator"]:
         cells[_title(name)] = _cell(name, python)

@@ -1,16 +1,20 @@
-"""Stops runs by signals and full disks, again and again, and compares with a quiet run.
+"""Interrupts runs by signals and full disks, and compares with an undisturbed run.
 
     python scripts/disturb_runs.py --output_dir=disturbed --signals=200
     unshare -rm python scripts/disturb_runs.py --output_dir=full --full_disks=50
 
-Each of the three programs trains twice: undisturbed, and with SIGTERM, SIGINT, SIGUSR1 or
-SIGKILL at random moments, after each of which the same command starts again. Then weights
-and all else in the last checkpoints must be the same bit for bit, and train_metrics.csv
-but for its speeds; a signal that can be caught must end with its exit code, and with every
-update of the metrics in the checkpoint; no other files may be left than in the quiet run.
-A full disk is a tmpfs of random size (which takes root, or `unshare -rm`): the program
-must end with 0, or with 2 and one sentence, and go on when there is room. Exit codes: 0; 1
-when something of that is not so; 2 for flags that do not fit.
+Each of the three programs trains twice: undisturbed, and with SIGTERM, SIGINT, SIGUSR1
+or SIGKILL at random moments; after each signal the same command starts again. Then:
+
+    * weights and all else in the last checkpoints must be the same bit for bit;
+    * train_metrics.csv must be the same except for its speeds;
+    * a run that catches a signal must end with that signal's exit code, and its
+      checkpoint must have every update of the metrics;
+    * the same files must be left as in the undisturbed run.
+
+A full disk is a tmpfs of random size (needs root, or `unshare -rm`): the program must
+end with 0, or with 2 and one sentence, and must resume when there is room. Exit codes:
+0; 1 if one of these conditions fails; 2 for invalid flags.
 """
 
 import argparse
@@ -24,7 +28,7 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
@@ -38,8 +42,8 @@ _CODES = {
     signal.SIGUSR1: 75,
     signal.SIGKILL: -9,
 }
-_LONGEST_PAUSE_SECS = 1.0  # behind the update at which a signal is due
-_SHARE_WHILE_STARTING = 0.1  # of the signals: they do not wait until training goes on
+_LONGEST_PAUSE_SECS = 1.0  # after the update at which a signal is due
+_SHARE_WHILE_STARTING = 0.1  # of the signals: sent without waiting for training
 _SECS_BETWEEN_LOOKS = 0.01
 _CHANGING = re.compile(r"events\.out.*|model\.ckpt-.*|checkpoint|\d{10}")
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -63,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         ("seed", 0, "of the moments and the sizes"),
     )
     flags = parser.parse_args(arguments)
-    # Whoever runs this in the background may ignore Ctrl-C, and programs inherit that.
+    # A shell ignores Ctrl-C in its background jobs, and their programs inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return exit_code_of(lambda: _disturb(flags))
@@ -146,7 +150,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 
 def _stop_by_signals(name, command, quiet, count: int, random_) -> list[str]:
-    """Trains under signals until that many have come; returns what was wrong."""
+    """Trains until `count` signals have been sent; returns the faults found."""
     faults, round_ = [], 0
     while count > 0:
         round_ += 1
@@ -155,7 +159,7 @@ def _stop_by_signals(name, command, quiet, count: int, random_) -> list[str]:
         for _ in range(min(count, 6)):
             number = random_.choice(list(_CODES))
             code, said, is_training = _stop(command, folder, number, random_)
-            if code is None:  # it was quicker
+            if code is None:  # the program ended before the signal
                 break
             count -= 1
             what = f"{name}: {number.name} in {folder}"
@@ -171,9 +175,9 @@ def _stop_by_signals(name, command, quiet, count: int, random_) -> list[str]:
 
 
 def _stop(command, folder: pathlib.Path, number: signal.Signals, random_):
-    """Starts the program and sends a signal; returns (code, stderr, whether it trained).
+    """Starts the program, sends a signal; returns (code, stderr, whether it trained).
 
-    The code is None where it had ended before.
+    The code is None if the program ended before the signal was sent.
     """
     before = _rows(folder)
     waits = random_.random() > _SHARE_WHILE_STARTING
@@ -202,7 +206,7 @@ def _rows(folder: pathlib.Path) -> int:
 
 
 def _is_behind(folder: pathlib.Path) -> bool:
-    """Whether metrics tell of an update that the checkpoint does not have."""
+    """Returns whether the metrics have an update that the checkpoint lacks."""
     import tensorflow as tf  # slow, and not needed for --help
 
     for path in folder.rglob(_METRICS):

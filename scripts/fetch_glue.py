@@ -2,10 +2,10 @@
 
     python scripts/fetch_glue.py --data_dir glue --tasks CoLA,MRPC
 
-makes glue/CoLA and glue/MRPC in GLUE's own layout, ready for `--data_dir=glue/CoLA` of
-bert_finetune/run_classifier.py. Downloads are verified, a folder appears when it is
-complete, and what is there already is left alone. Exit codes: 0; 1 when something could
-not be downloaded or is damaged; 2 for flags that do not fit.
+creates glue/CoLA and glue/MRPC in GLUE's own layout, ready for `--data_dir=glue/CoLA`
+of bert_finetune/run_classifier.py. Downloads are verified, a folder appears only when
+it is complete, and an existing one is not changed. Exit codes: 0; 1 if a download fails
+or is damaged; 2 for invalid flags.
 """
 
 import argparse
@@ -25,12 +25,12 @@ _MRPC_COLUMNS = "#1 ID\t#2 ID\t#1 String\t#2 String\n"
 
 @dataclass(frozen=True)
 class Source:
-    """What one task is made of.
+    """Source files of one task.
 
     Attributes:
         files: One zip in GLUE's layout; for MRPC its training and test sentences and
             the ids that GLUE moves from the former to the dev set.
-        terms: Origin, terms of use and home page in one line.
+        terms: Origin, terms of use and home page, in one line.
     """
 
     files: tuple[RemoteFile, ...]
@@ -197,7 +197,7 @@ def _write_mrpc(
     dev_ids: pathlib.Path,
     folder: pathlib.Path,
 ) -> None:
-    """Splits Microsoft's training file as GLUE does, and hides the test's labels."""
+    """Splits Microsoft's training file as GLUE does, and hides the test labels."""
     dev_pairs = {tuple(line.split("\t")) for line in _lines(dev_ids)}
     with (
         (folder / "train.tsv").open("w", encoding="utf-8", newline="\n") as train_file,

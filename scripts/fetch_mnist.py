@@ -2,10 +2,9 @@
 
     python scripts/fetch_mnist.py --data_dir mnist
 
-makes the folder mnist, ready for `--data_dir=mnist` of distributed/main.py. Downloads
-are verified, the folder appears when it is complete, and what is there already is left
-alone. Exit codes: 0; 1 when something could not be downloaded or is damaged; 2 for
-flags that do not fit.
+creates the folder mnist, ready for `--data_dir=mnist` of distributed/main.py. Downloads
+are verified, the folder appears only when it is complete, and an existing one is not
+changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for invalid flags.
 """
 
 import argparse

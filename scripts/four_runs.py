@@ -2,11 +2,11 @@
 
     python scripts/four_runs.py --output_dir=four_runs
 
-1 worker x 200; 1 worker x 100, K=2; 2 workers x 100; 2 workers x 50, K=2: all of them
-200 examples an update, in the files' order, by gradient descent. It prints how far the
-weights are from those of the first, and draws the losses of all against updates and
-against examples. Exit codes: 0; 1 when a weight is further than 1e-5; that of a run
-that failed; 2 for flags that do not fit.
+1 worker x 200; 1 worker x 100, K=2; 2 workers x 100; 2 workers x 50, K=2: each of them
+trains on 200 examples per update, in the files' order, by gradient descent. It prints
+how far the weights are from those of the first run, and draws the losses of all runs
+against updates and against examples. Exit codes: 0; 1 if a weight differs by more than
+1e-5; that of a run that failed; 2 for invalid flags.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from distributed.local_clusters import command_of, environment
@@ -28,11 +28,11 @@ _LARGEST_DIFFERENCE = 1e-5
 
 
 class Run(NamedTuple):
-    """One way to train on 200 examples an update.
+    """One way to train on 200 examples per update.
 
     Attributes:
-        workers: Tasks that train.
-        micro_batch_size: Of each [examples].
+        workers: Number of tasks that train.
+        micro_batch_size: Micro-batch of each worker [examples].
         gradient_accumulation_steps: K [micro-steps per update].
     """
 
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Such as "2 workers x 50, K=2"."""
+        """Name in the output, such as "2 workers x 50, K=2"."""
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
         return (
             f"{workers} x {self.micro_batch_size}, K={self.gradient_accumulation_steps}"
@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Its `--output_dir`, below that of all."""
+        """Name of the run's `--output_dir` inside the common folder."""
         return "_".join(map(str, self))
 
 
@@ -72,16 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
         return exit_code_of(
             lambda: compare(flags.output_dir, flags.data_dir, flags.train_updates)
         )
-    except subprocess.CalledProcessError as error:  # it has said why
+    except subprocess.CalledProcessError as error:  # the run has printed the reason
         return error.returncode
 
 
 def compare(
     output_dir: pathlib.Path, data_dir: pathlib.Path | None, train_updates: int
 ) -> int:
-    """Trains the four, prints the differences, draws; returns the exit code.
+    """Trains all four, prints the differences, draws; returns the exit code.
 
-    A run that is there already goes on, or is left as it is.
+    An existing run resumes, or stays as it is if it is complete.
     """
     weights = []
     for run in RUNS:

@@ -1,15 +1,15 @@
-"""Trains on sequences that grow, under a limit of memory: "auto" against a fixed count.
+"""Trains on growing sequences under a memory limit: "auto" against a fixed count.
 
     python scripts/growing_sequences.py --output_dir=growing
 
 A small BERT trains on batches of 64 examples, first short ones, then longer ones, while
-TensorFlow's best-fit allocator holds no more than `--limit_mb`: once in micro-batches
-"auto", and once in the fixed number of them that survives the longest examples, from
-that which "auto" ended with on. Prints the examples per second of both, writes
-`growing.csv`, a row an update, and `growing.png`. TensorFlow's allocator waits ten
-seconds before it says that memory ran out: figures are given with these waits, which are
-paid once, and without. Exit codes: 0; 1 if the losses differ by more than 1e-3; 2 for
-flags that do not fit.
+TensorFlow's best-fit allocator holds no more than `--limit_mb`: once with micro-batches
+"auto", and once with a fixed number that fits the longest examples, found by doubling
+from the number that "auto" ended with. Prints the examples per second of both, writes
+`growing.csv` with a row for each update, and `growing.png`. TensorFlow's allocator
+waits ten seconds before it reports that memory ran out: figures are given with these
+waits, which are paid once, and without. Exit codes: 0; 1 if the losses differ by more
+than 1e-3; 2 for invalid flags.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="in turn (default: 16:2000 32:600 64:200 128:50 256:10)",
     )
     parser.add_numbers(("limit_mb", 40, "what tensors may take [MB]"))
-    parser.add_argument("--child", help=argparse.SUPPRESS)  # what one process trains
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # the run of one process
     flags = parser.parse_args(arguments)
     if flags.child:
         print(json.dumps(train(flags.child, flags.lengths)))
@@ -59,12 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--output_dir must name a folder")
     try:
         return exit_code_of(lambda: compare(flags))
-    except subprocess.CalledProcessError as error:  # it has said why
+    except subprocess.CalledProcessError as error:  # the process has printed the reason
         return error.returncode
 
 
 def compare(flags: argparse.Namespace) -> int:
-    """Trains both, prints, writes table and plot; returns the exit code."""
+    """Trains both ways, prints, writes table and plot; returns the exit code."""
     auto = _train_in_process("auto", flags)
     if auto is None:
         raise ValueError(
@@ -102,22 +102,22 @@ def compare(flags: argparse.Namespace) -> int:
 
 
 def _speed(rows: list[dict], waits_secs: float = 0.0) -> float:
-    """Examples per second, the first update left out, which starts everything."""
+    """Returns examples per second, without the first update (start-up costs)."""
     secs = sum(row["secs"] for row in rows[1:]) - waits_secs
     return _BATCH_SIZE * (len(rows) - 1) / secs
 
 
 def _waits(rows: list[dict]) -> float:
-    """What the allocator waited before errors, after the first update [seconds]."""
+    """Returns the allocator's waits before errors, after the first update [seconds]."""
     first, last = rows[0]["micro_batches"], rows[-1]["micro_batches"]
     return _WAIT_SECS * ((last // first).bit_length() - 1)
 
 
 def _train_in_process(micro_batches: str, flags) -> list[dict] | None:
-    """Returns a row an update; None if memory ran out."""
+    """Trains in a new process; returns a row per update, None if memory ran out."""
     environment = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_ENABLE_ONEDNN_OPTS": "0",  # whose kernels crash when memory runs out
+        "TF_ENABLE_ONEDNN_OPTS": "0",  # its kernels crash when memory runs out
         "TF_CPU_ALLOCATOR_USE_BFC": "true",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(flags.limit_mb),
     }
@@ -135,11 +135,11 @@ def _train_in_process(micro_batches: str, flags) -> list[dict] | None:
 
 
 def train(micro_batches: str, lengths: list[tuple[int, int]]) -> list[dict] | None:
-    """Trains in this process; returns a row an update, None if memory ran out.
+    """Trains in this process; returns a row per update, None if memory ran out.
 
     Args:
         micro_batches: A number, or "auto".
-        lengths: Tokens and updates, in turn.
+        lengths: (tokens per example, number of updates) of each phase, in order.
     """
     import tensorflow as tf
 
@@ -219,7 +219,7 @@ def _model_fn(features, labels, mode):
 
 
 def _dataset(lengths):
-    """Whether the first token is of the upper half of the vocabulary."""
+    """Random tokens; the label says if the first is in the vocabulary's upper half."""
     import numpy as np
     import tensorflow as tf
 

@@ -3,10 +3,10 @@
 
     python scripts/import_hf_checkpoint.py --input_dir hugging_face --output_dir bert
 
-reads config.json, vocab.txt and model.safetensors, and makes bert_model.ckpt,
+reads config.json, vocab.txt and model.safetensors, and writes bert_model.ckpt,
 bert_config.json and vocab.txt. A model without a pooler gets an untrained one. The
-folder appears when it is complete. Exit codes: 0; 2 with one sentence when the input
-does not fit or the output folder is not empty.
+folder appears only when it is complete. Exit codes: 0; 2 with one sentence if the input
+is invalid or the output folder is not empty.
 """
 
 import pathlib
@@ -32,8 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
-    # TensorFlow takes seconds to import, which --help need not wait for; it logs to
-    # stderr, where an error is to stand alone.
+    # Imported late, so that --help does not wait seconds for TensorFlow; quietly, so
+    # that an error message is all that stderr has.
     with quiet_import(sys.argv[1:]):
         from bert_finetune.hf_import import import_checkpoint
 

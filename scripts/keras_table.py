@@ -3,15 +3,16 @@
 Trains one small regression, dense or with an embedding, for some updates: the plain
 optimizer on whole batches, and on K = 4 micro-batches of the same examples by
 `estimator_accum.keras.accumulate`, by Keras 3's `gradient_accumulation_steps` and by
-GradientAccumulateOptimizer of the package gradient-accumulator, each where it can be
-had. Prints a Markdown table of each: a row an optimizer, a column a feature, a cell
+GradientAccumulateOptimizer of the package gradient-accumulator, each if it is
+available. Prints a Markdown table for each way, with a row for each optimizer and a
+column for each feature. A cell is
 
     max |accumulated - whole| / max |whole|
 
 over one variable, in float32 and in float64. The whole batch's slices of one row are
-summed before Keras 3 sees them: Keras 2 does so itself, and Keras 3 forgets it, so that
-its own update depends on how a batch lists its rows. Exit code 1 if a cell of
-`accumulate` is above the bound of its dtype.
+summed before Keras 3 gets them: Keras 2 does so itself, but Keras 3 does not, so its
+own update depends on how a batch lists its rows. Exit code 1 if a cell of `accumulate`
+is above the bound of its dtype.
 
     python scripts/keras_table.py
     python scripts/keras_table.py --keras=tf_keras --optimizers=SGD,Adam
@@ -23,7 +24,7 @@ import importlib.util
 import pathlib
 import sys
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 import numpy as np
@@ -52,8 +53,8 @@ _OPTIMIZERS = {
     "Adadelta": {},
     "Adamax": {},
     "Nadam": {},
-    # From 0.1, its default, it loses the digits of a small gradient, in the difference
-    # of two square roots: float32 is then 1e-5 from float64 on whole batches, too.
+    # At its default of 0.1 Ftrl loses digits of small gradients in the difference of
+    # two square roots: float32 is then 1e-5 from float64, on whole batches too.
     "Ftrl": {"initial_accumulator_value": 0.0, "beta": 1.0},
     "Adafactor": {},
     "Lion": {},
@@ -74,10 +75,10 @@ class Regression:
     """Two variables and their gradients, on examples that never change.
 
     Args:
-        keras: The module.
-        dtype: Of variables and examples.
+        keras: The Keras module.
+        dtype: Dtype of variables and examples.
         is_sparse: Whether the first variable is looked up by rows.
-        updates: Whole batches of examples.
+        updates: Number of whole batches of examples.
     """
 
     def __init__(self, keras, dtype: str, is_sparse: bool, updates: int):
@@ -122,12 +123,12 @@ def train(keras, make_optimizer, dtype, feature, updates, micro_batches) -> list
     """Returns the variables' values after some updates.
 
     Args:
-        keras: The module.
-        make_optimizer: Callable of keyword arguments.
+        keras: The Keras module.
+        make_optimizer: Callable of keyword arguments that returns an optimizer.
         dtype: "float32" or "float64".
-        feature: One of the columns.
-        updates: How many.
-        micro_batches: Into which each batch is cut.
+        feature: A column of the table.
+        updates: Number of updates.
+        micro_batches: Number of micro-batches per batch.
     """
     keras.backend.set_floatx(dtype)
     try:
@@ -152,7 +153,7 @@ def train(keras, make_optimizer, dtype, feature, updates, micro_batches) -> list
 
 
 def difference(values, expected) -> float:
-    """Largest difference of a variable, relative to its largest number."""
+    """Returns the largest difference of a variable, relative to its largest value."""
     pairs = zip(values, expected, strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
@@ -189,7 +190,7 @@ def _has_andreped() -> bool:
 def measure(keras, name: str, updates: int) -> dict[str, dict[str, tuple]]:
     """Returns the differences {way: {feature: (float32, float64)}} of an optimizer.
 
-    A difference is None where that way refuses the feature.
+    A difference is None if that way refuses the feature.
     """
     makers = makers_of(keras, name)
     plain = makers.pop("plain")
@@ -214,7 +215,7 @@ def _difference_or_none(keras, maker, dtype, feature, updates, expected, title):
     except Exception:
         if title == "accumulate":
             raise
-        return None  # another's, that cannot do this
+        return None  # another project's way, without this feature
     return difference(values, expected)
 
 

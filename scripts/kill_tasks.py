@@ -1,13 +1,13 @@
-"""Kills random tasks of a cluster again and again, and compares with a quiet run.
+"""Kills random tasks of a cluster repeatedly, and compares with an undisturbed run.
 
     python scripts/kill_tasks.py --output_dir=kills --kills=20
 
-Trains twice with `distributed.launch_local`: undisturbed, and with `kill -9` of a random
-task at random moments, its start included. Then the weights and all else that is in the
-checkpoints must be the same bit for bit, train_metrics.csv too but for its speeds, each
-example of each epoch must have been used once, in the same updates of both runs, and no
-process may be left. Exit codes: 0; 1 when something of that is not so; 2 for flags that
-do not fit.
+Trains twice with `distributed.launch_local`: undisturbed, and with `kill -9` of a
+random task at random moments, its start included. Then the weights and all else in the
+checkpoints must be the same bit for bit, and train_metrics.csv must be the same except
+for its speeds; each example of each epoch must have been used once, in the same updates
+of both runs; no process may be left. Exit codes: 0; 1 if one of these conditions fails;
+2 for invalid flags.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from distributed.local_clusters import launched
@@ -31,8 +31,8 @@ from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
 _EFFECTIVE_BATCH = 200
 _STEPS = 2  # micro-steps per update
-_LONGEST_PAUSE_SECS = 3.0  # behind the update at which a kill is due
-_SHARE_WHILE_STARTING = 0.3  # of the kills: they do not wait until training goes on
+_LONGEST_PAUSE_SECS = 3.0  # after the update at which a kill is due
+_SHARE_WHILE_STARTING = 0.3  # of the kills: done without waiting for training
 _DEADLINE_SECS = 600  # without a new update
 _SECS_BETWEEN_LOOKS = 0.02
 
@@ -56,14 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compare(flags: argparse.Namespace) -> int:
-    """Trains undisturbed and disturbed, prints the comparison; returns the exit code."""
+    """Trains undisturbed and disturbed, compares both runs; returns the exit code."""
     _check(flags)
     quiet, killed = flags.output_dir / "undisturbed", flags.output_dir / "killed"
     start = time.monotonic()
     _train(flags, quiet, [])
     quiet_secs = time.monotonic() - start
     random_ = random.Random(flags.seed)
-    # The last quarter is for what the last kill has left to do again.
+    # The last quarter is left for the updates that the last kill makes necessary again.
     moments = sorted(random_.sample(range(flags.train_updates * 3 // 4), flags.kills))
     start = time.monotonic()
     victims = _train(flags, killed, moments, random_)
@@ -115,7 +115,7 @@ def _train(flags, folder: pathlib.Path, moments, random_=None) -> list[str]:
 
 
 def _kill(launcher, folder: pathlib.Path, update: int, random_) -> str:
-    """Kills a task some time after that update; returns the task's name."""
+    """Kills a task some time after update `update`; returns the task's name."""
     pause_secs = random_.uniform(0, _LONGEST_PAUSE_SECS)
     if random_.random() > _SHARE_WHILE_STARTING:
         before = last_update(folder)
@@ -128,7 +128,7 @@ def _kill(launcher, folder: pathlib.Path, update: int, random_) -> str:
         pid = random_.choice(sorted(tasks, key=tasks.get))
         try:
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:  # the launcher was quicker
+        except ProcessLookupError:  # the launcher has ended it first
             continue
         print(f"killed {tasks[pid]} after update {last_update(folder)}", flush=True)
         return tasks[pid]
@@ -166,7 +166,7 @@ def _tasks(folder: pathlib.Path) -> dict[int, str]:
 
 
 def _is_same(quiet: pathlib.Path, killed: pathlib.Path) -> bool:
-    """Compares all that the last checkpoints hold, bit for bit."""
+    """Compares all variables of the last checkpoints, bit for bit."""
     import tensorflow as tf  # slow, and not needed for --help
 
     ours, theirs = (tf.train.load_checkpoint(str(f)) for f in (killed, quiet))
@@ -180,7 +180,7 @@ def _is_same(quiet: pathlib.Path, killed: pathlib.Path) -> bool:
 
 
 def _is_told_alike(quiet: pathlib.Path, killed: pathlib.Path) -> bool:
-    """Compares the metrics of every update: losses, norms, rates, not the speed."""
+    """Compares the metrics of every update: losses, norms, rates, but not the speed."""
     ours, theirs = (_metrics_but_speed(folder) for folder in (killed, quiet))
     print(f"{len(theirs) - 1} rows of {METRICS}, the same: {_word(ours == theirs)}")
     return ours == theirs
@@ -192,7 +192,7 @@ def _metrics_but_speed(folder: pathlib.Path) -> list[str]:
 
 
 def _are_used_once(flags, quiet: pathlib.Path, killed: pathlib.Path) -> bool:
-    """Compares the examples of each update, and looks for each one of each epoch."""
+    """Compares each update's examples; checks that an epoch uses each example once."""
     from distributed.input_pipeline import load_examples
 
     ours, theirs = _used(flags, killed), _used(flags, quiet)
@@ -211,10 +211,10 @@ def _are_used_once(flags, quiet: pathlib.Path, killed: pathlib.Path) -> bool:
 
 
 def _used(flags, folder: pathlib.Path) -> list[list[int]]:
-    """Returns the examples that each micro-step of all workers has used for good.
+    """Returns the examples of each micro-step, of all workers, that the weights kept.
 
-    Whoever starts again at a checkpoint writes the micro-steps behind it once more, and
-    what was before is forgotten with the weights that it went into.
+    A task that resumes from a checkpoint logs the micro-steps after it again; its
+    earlier lines for them are discarded, as are the weights that they produced.
     """
     logs, num_lines = [], 0
     for rank in range(flags.workers):

@@ -2,11 +2,11 @@
 
     python scripts/make_demo_data.py --output_dir demo/data
 
-makes train.tsv, dev.tsv and test.tsv (grammatical and ungrammatical sentences of a small
-English, see bert_finetune/demo_grammar.py), vocab.txt, bert_config.json and
-bert_model.ckpt. The checkpoint is pre-trained here, by masked language modelling on
-sentences that are in none of the three files: ten to thirty seconds on 2 cores. The same
---seed writes the same sentences on every machine.
+creates train.tsv, dev.tsv and test.tsv (grammatical and ungrammatical sentences of a
+small English grammar, see bert_finetune/demo_grammar.py), vocab.txt, bert_config.json
+and bert_model.ckpt. The checkpoint is pre-trained here, by masked language modelling on
+sentences that are in none of the three files: ten to thirty seconds on 2 cores. The
+same --seed writes the same sentences on every machine.
 """
 
 import dataclasses
@@ -49,14 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_demo_data(output_dir: pathlib.Path, seed: int) -> None:
-    """Makes the folder, complete or not at all.
+    """Creates the folder, complete or not at all.
 
     Args:
-        output_dir: Must not exist.
-        seed: Of sentences and weights, 0 <= seed < 2**32.
+        output_dir: A folder that does not exist yet.
+        seed: Random seed of sentences and weights, 0 <= seed < 2**32.
 
     Raises:
-        ValueError: If the folder exists, or the seed is out of its range.
+        ValueError: If the folder exists, or the seed is out of range.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(
@@ -79,7 +79,7 @@ def make_demo_data(output_dir: pathlib.Path, seed: int) -> None:
 
 
 def write_corpus(folder: pathlib.Path, corpus: Corpus) -> None:
-    """Writes train.tsv, dev.tsv and test.tsv in GLUE's layout of CoLA, and vocab.txt."""
+    """Writes train.tsv, dev.tsv, test.tsv in GLUE's layout of CoLA, and vocab.txt."""
     _write_lines(folder / "train.tsv", map(_labelled_line, corpus.train))
     _write_lines(folder / "dev.tsv", map(_labelled_line, corpus.dev))
     rows = (f"{index}\t{row.text}" for index, row in enumerate(corpus.test))
@@ -110,7 +110,7 @@ def _write_checkpoint(folder: pathlib.Path, corpus: Corpus, seed: int) -> float:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         max_position_embeddings=MAX_SEQ_LENGTH,
-        # Wider than BERT's 0.02: 64 numbers a token, and a tenth of the updates to learn.
+        # Wider than BERT's 0.02, for 64 numbers a token and a tenth of the updates.
         initializer_range=0.1,
     )
     text = json.dumps(dataclasses.asdict(config), indent=2)

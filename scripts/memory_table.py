@@ -1,14 +1,14 @@
-"""Peak memory and time of a batch, by the number of micro-batches it is cut into.
+"""Measures peak memory and time of a batch, by its number of micro-batches.
 
     python scripts/memory_table.py --output_dir=memory
 
 trains a convolutional net, a multi-layer perceptron and BERT-Small, each on batches of
-one size: by the plain Estimator without this library, and by `microbatch_model_fn` in 1
-to 64 micro-batches. Each configuration has a process of its own. Memory is its peak
-resident size less that when the session begins; time is that of an update, and its ratio
-to the plain Estimator's, whose process runs before and after. Writes `memory.csv` and
-`memory.png`. Exit codes: 0; that of a process that failed; 2 for flags that do not fit.
-Needs Linux.
+one size: with the plain Estimator without this library, and with `microbatch_model_fn`
+in 1 to 64 micro-batches. Each configuration runs in its own process. Memory is the
+process's peak resident size minus that at the start of the session. Time is that of an
+update, and its ratio to the plain Estimator's time, whose process runs before and
+after. Writes `memory.csv` and `memory.png`. Exit codes: 0; that of a process that
+failed; 2 for invalid flags. Needs Linux.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from matplotlib.figure import Figure
@@ -33,19 +33,19 @@ from matplotlib.ticker import StrMethodFormatter
 from estimator_accum.runs.command_line import OneSentenceParser
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
-_UNTIMED_UPDATES = 2  # they compile, allocate and make slots
+_UNTIMED_UPDATES = 2  # the first ones compile, allocate and create slots
 _COLUMNS = ("model", "batch_size", "micro_batches", "peak_mb", "update_ms")
 _COLUMNS += ("ratio_to_plain",)
 
 
 class Job(NamedTuple):
-    """What one process measures.
+    """Measurement of one process.
 
     Attributes:
-        model: One of `MODELS`.
-        micro_batches: 0 is the plain Estimator, without this library.
-        updates: How many are timed.
-        batch_size: Examples of one update.
+        model: A name of `MODELS`.
+        micro_batches: Number per batch; 0 is the plain Estimator, without this library.
+        updates: Number of timed updates.
+        batch_size: Examples per update.
     """
 
     model: str
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--batch_size", type=_positive, metavar="N", help=f"default: {sizes}"
     )
-    parser.add_argument("--child", help=argparse.SUPPRESS)  # what one process measures
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # the job of one process
     flags = parser.parse_args(arguments)
     if flags.child:
         print(json.dumps(measure(Job(*json.loads(flags.child)))))
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     flags.output_dir.mkdir(parents=True, exist_ok=True)
     try:
         rows = [row for model in flags.models for row in _table(model, flags)]
-    except subprocess.CalledProcessError as error:  # it has said why
+    except subprocess.CalledProcessError as error:  # the process has printed the reason
         return error.returncode
     table = flags.output_dir / "memory.csv"
     with open(table, "w", newline="", encoding="utf-8") as file:
@@ -101,14 +101,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _table(model: str, flags: argparse.Namespace) -> list[tuple]:
-    """Measures one model, prints and returns its rows; 0 micro-batches is the plain."""
+    """Measures one model, prints and returns its rows (0 micro-batches: plain)."""
     size = flags.batch_size or MODELS[model].batch_size
     rows, before = [], None
     for count in (0, *flags.micro_batches):
         peak, millis = _run(Job(model, count, flags.updates, size))
         if count == 0:
             before, ratio = (peak, millis), 1.0
-        else:  # the machine may have become faster or slower since
+        else:  # the machine's speed may have changed since
             after = _run(Job(model, 0, flags.updates, size))
             ratio = millis / statistics.mean([before[1], after[1]])
             before = after
@@ -123,7 +123,7 @@ def _table(model: str, flags: argparse.Namespace) -> list[tuple]:
 
 
 def _run(job: Job) -> tuple[float, float]:
-    """Returns the peak [MB] and the median update [ms] of a process of its own."""
+    """Measures in a new process; returns the peak [MB] and the median update [ms]."""
     command = [sys.executable, str(pathlib.Path(__file__).resolve())]
     done = subprocess.run(
         [*command, "--child", json.dumps(job)],
@@ -166,7 +166,7 @@ def measure(job: Job) -> tuple[float, float]:
     labels = np.arange(job.batch_size) % 2
 
     def input_fn():
-        # The number of examples is unknown to both, or the plain graph would be another.
+        # Unknown number of examples for both ways: a known one changes the plain graph.
         dataset = tf.data.Dataset.from_tensors((features, labels)).repeat()
         return dataset.unbatch().batch(job.batch_size)
 
@@ -190,12 +190,12 @@ def measure(job: Job) -> tuple[float, float]:
 
 
 class Model(NamedTuple):
-    """A network of which activations are most of the memory.
+    """A network whose memory is mostly activations.
 
     Attributes:
-        batch_size: Examples of one update.
-        make_features: Of a random generator and a number of examples.
-        make_logits: Of features; [B, classes].
+        batch_size: Examples per update.
+        make_features: Function of a random generator and a number of examples.
+        make_logits: Function of the features; returns logits [B, classes].
     """
 
     batch_size: int
@@ -256,7 +256,7 @@ MODELS = {
 
 
 def draw(rows: list[tuple]) -> Figure:
-    """Draws memory on the left and the time ratio on the right, a line a model."""
+    """Draws memory on the left, time ratios on the right, one line per model."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     memory, ratio = figure.subplots(1, 2)
     for number, name in enumerate(dict.fromkeys(row[0] for row in rows)):

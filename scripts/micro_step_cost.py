@@ -1,13 +1,13 @@
-"""Measures what the options of a micro-step cost, on BERT.
+"""Measures the cost of a micro-step's options, on BERT.
 
-Takes turns, in one process, between train ops that differ in one option, on a BERT with
-random weights and random tokens, and prints the median ratio of their times:
+Runs train ops that differ in one option in turns, in one process, on a BERT with random
+weights and random tokens, and prints the median ratio of their times:
 
     on_nonfinite="raise"   1.019 of a micro-step without it
     noise_scale=True       0.992 of a micro-step without it
 
-A ratio is of forward pass, backward pass and accumulation together, off the boundary.
-Exit code 1 if one is above --largest_ratio.
+The time is that of forward pass, backward pass and accumulation together, off the
+boundary. Exit code 1 if a ratio is above --largest_ratio.
 
     python scripts/micro_step_cost.py --hidden_size=512 --num_layers=4
 """
@@ -19,7 +19,7 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 import numpy as np
@@ -30,7 +30,7 @@ from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.runs.command_line import OneSentenceParser
 
-# Never a boundary, so that every run is the same work.
+# So many micro-steps that no boundary is reached: every run does the same work.
 _MANY = 10**6
 
 
@@ -64,11 +64,11 @@ def main() -> None:
 
 
 def _ratio(arguments, base: dict, option: dict) -> float:
-    """Median over rounds of (time with `option`) / (time with `base`)."""
+    """Returns the median over rounds of (time with `option`) / (time with `base`)."""
     run_base, run_option = _micro_step(arguments, base), _micro_step(arguments, option)
     ratios = []
     for number in range(arguments.rounds + 3):
-        # Whoever comes second finds other caches: take turns.
+        # The second run finds other caches, so the order alternates.
         order = [run_base, run_option][:: 1 if number % 2 else -1]
         secs = {run: _timed(run) for run in order}
         if number >= 3:  # the first runs compile and allocate
@@ -83,7 +83,7 @@ def _timed(run) -> float:
 
 
 def _micro_step(arguments, options: dict):
-    """Returns a function that runs one micro-step of a model of its own."""
+    """Builds a model; returns a function that runs one micro-step of it."""
     config = modeling.BertConfig(
         vocab_size=arguments.vocab_size,
         hidden_size=arguments.hidden_size,

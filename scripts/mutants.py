@@ -1,16 +1,17 @@
-"""Changes the code a little, again and again, and looks whether a test notices.
+"""Mutation tests: makes small changes to the code and checks that a test fails.
 
     python scripts/mutants.py --record -- -n 3
     python scripts/mutants.py --keep
     python scripts/mutants.py --check
 
-The first records which test runs which line, in --map. The second runs, on a sample of
-mutants, the tests that run the changed line, and appends a line a mutant to --results; it
-resumes what was interrupted. With --keep the killed ones go to --floor, the others to
---survivors, to be given a reason there. The third runs each mutant of --floor again, with
-the test that killed it. Mutmut is not used because it renames functions, cosmic-ray
-because it imports TensorFlow once a mutant. Exit codes: 0; 1 when a mutant of --floor
-survives or its test fails without it; 2 for flags or files that do not fit.
+The first command records in --map which test runs which line. The second takes a sample
+of mutants, runs the tests that run the changed line, and appends a line per mutant to
+--results; it resumes if it was interrupted. With --keep the killed mutants go to
+--floor, the others to --survivors, where each needs a reason. The third runs each
+mutant of --floor again, with the test that killed it. Mutmut is not used because it
+renames functions, cosmic-ray because it imports TensorFlow once per mutant. Exit codes:
+0; 1 if a mutant of --floor survives or its test fails without it; 2 for invalid flags
+or files.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import json
 import pathlib
 import sys
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from estimator_accum.runs.command_line import (
@@ -107,7 +108,7 @@ def _measure(flags: argparse.Namespace) -> None:
 
 
 def _deadline_secs(tests: list[str], of_files: dict, of_tests: dict | None = None):
-    """Five times what they take, a minute, and what they may share in a file."""
+    """Returns 60 s + 5 x the tests' own time + the largest time of their files [s]."""
     own = sum((of_tests or of_files)[test] for test in tests)
     return 60.0 + 5 * own + max((of_files[test] for test in tests), default=0.0)
 

@@ -1,14 +1,15 @@
-"""Measures examples per second of two workers whose link is slow, against K.
+"""Measures examples per second of two workers with a slow link, against K.
 
     python scripts/network_bench.py --output_dir=network
 
-Two networks on this machine, a pair of devices between them, shaped to 100 Mbit/s, and
-a worker in each, which train through `distributed.main`. K = 1, 2, 4 and 8, once with
-the same effective batch, cut finer, and once with the same micro-batch, so that the
-effective batch grows. Every cluster is timed in turns with a fast link and the slow one;
-the first says what the computation takes, from which the model of
-`estimator_accum.network` predicts the second. Writes network.csv and network.png. Needs
-root on Linux. Exit codes: 0; 2 for what does not fit.
+Creates two networks on this machine, joined by a pair of devices shaped to 100 Mbit/s,
+with a worker in each that trains through `distributed.main`. K = 1, 2, 4 and 8, once
+with the same effective batch, cut into smaller micro-batches, and once with the same
+micro-batch, so that the effective batch grows. Every cluster is timed in turns with a
+fast link and the slow one; the first measures the computation alone, from which the
+model of `estimator_accum.network` predicts the second. Writes network.csv and
+network.png. Needs root on Linux. Exit codes: 0; 2 for invalid flags or a machine that
+cannot make such links.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import time
 from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from matplotlib.figure import Figure
@@ -45,10 +46,10 @@ _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _WORKERS = len(_ADDRESSES)
 _PORT = 2222
 _DEVICE = "slow0"  # in each network
-_FIRST_UPDATE = 5  # the ones before build connections
+_FIRST_UPDATE = 5  # earlier ones build connections
 _TURNS = 3
 TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc")
-# What it starts ends with this process, however that ends, and the networks with it.
+# The kernel ends the started processes, and so their networks, when this process ends.
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -56,12 +57,12 @@ class Point(NamedTuple):
     """One cluster's figures; the fields are the columns of network.csv.
 
     Attributes:
-        series: "effective batch" or "micro-batch": what is the same for all K.
+        series: "effective batch" or "micro-batch", the size that is equal for all K.
         steps: K [micro-steps per update].
-        micro_batch_size: Of each worker [examples].
-        fast: Measured without the slow link [examples per second].
-        slow: Measured with it.
-        predicted: What `slow` should be by `fast` and the model.
+        micro_batch_size: Micro-batch of each worker [examples].
+        fast: Speed measured without the slow link [examples per second].
+        slow: Speed measured with the slow link [examples per second].
+        predicted: Value of `slow` that the model predicts from `fast`.
     """
 
     series: str
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(flags: argparse.Namespace) -> None:
-    """Measures all points, and writes what has come of them."""
+    """Measures all points; writes the table and the plot."""
     _check(flags)
     largest = flags.effective_batch_size // _WORKERS
     runs = [("effective batch", steps, largest // steps) for steps in _STEPS]
@@ -136,7 +137,7 @@ def _line(point: Point) -> str:
 
 
 def _point(flags, series: str, steps: int, micro_batch: int) -> Point:
-    """Trains a cluster, and times updates with either link in turns."""
+    """Trains a cluster, and times updates with both links in turns."""
     effective = micro_batch * steps * _WORKERS
     secs = {"fast": [], "slow": []}
     with contextlib.ExitStack() as stack:
@@ -160,9 +161,9 @@ def _point(flags, series: str, steps: int, micro_batch: int) -> Point:
 
 
 def _make_networks(stack: contextlib.ExitStack) -> list[subprocess.Popen]:
-    """Makes two networks with a link; returns the processes that hold them."""
+    """Creates two networks with a link; returns the processes that hold them."""
     holders = [
-        # It says so once it is inside.
+        # The process prints a line once it is inside its network.
         _start(
             stack,
             ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"],
@@ -186,7 +187,7 @@ def _make_networks(stack: contextlib.ExitStack) -> list[subprocess.Popen]:
 
 
 def _shape(holders: list[subprocess.Popen], rate: str | None) -> None:
-    """Limits what either side sends; None takes the limit away."""
+    """Limits the sending rate of both sides; None removes the limit."""
     for holder in holders:
         if rate is None:
             _inside(holder, f"tc qdisc delete dev {_DEVICE} root")
@@ -218,7 +219,7 @@ def _start_tasks(stack, flags, folder, holders, micro_batch: int, steps: int) ->
         micro_batch_size=micro_batch,
         gradient_accumulation_steps=steps,
         hidden_units=flags.hidden_units,
-        train_updates=1000000,  # it is stopped
+        train_updates=1000000,  # more than are needed: the run is stopped
         save_checkpoints_updates=1000000,
     )
     cluster = {"worker": [f"{address}:{_PORT}" for address in _ADDRESSES]}
@@ -239,7 +240,7 @@ def _start_tasks(stack, flags, folder, holders, micro_batch: int, steps: int) ->
 
 
 def _secs_per_update(tasks, folder: str, updates: int) -> float:
-    # From the next but one: the next may have begun with the other link.
+    # Starts at the second update from now: the next may have begun with the other link.
     first = wait_for_update(folder, last_update(folder) + 2, tasks)
     start = time.monotonic()
     last = wait_for_update(folder, first + updates, tasks)
@@ -255,7 +256,7 @@ def _parameter_bytes(folder: str) -> int:
 
 
 def draw(points: list[Point], mbits_per_sec: int) -> Figure:
-    """Draws what was measured as dots, what was predicted as lines."""
+    """Draws measured speeds as dots, predicted ones as lines."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     for number, series in enumerate(dict.fromkeys(p.series for p in points)):
         axes = figure.add_subplot(1, 2, number + 1)

@@ -3,11 +3,12 @@
     python scripts/network_bytes.py
 
 Trains the same model on the same effective batch, in two processes, with K = 1 and with
-K micro-steps an update, and counts what /proc/net/dev has counted between two updates,
-less what was there before. For comparison: the same micro-steps with a reduction at each
-of them, as gradient accumulation for Estimators used to do it. Where it is allowed to,
-it takes a network namespace of its own, in which nobody else sends. Exit codes: 0; 1 when
-K micro-steps take more than 1.1 times the bytes of one; 2 for flags that do not fit.
+K micro-steps per update, and takes the bytes that /proc/net/dev counts between two
+updates, minus the idle traffic measured before. For comparison: the same micro-steps
+with a reduction at each of them, as gradient accumulation for Estimators used to do it.
+If it has the permission, it runs in a network namespace of its own, without other
+programs' traffic. Exit codes: 0; 1 if K micro-steps take more than 1.1 times the bytes
+of one; 2 for invalid flags.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from distributed.local_clusters import launched, wait_for_update
@@ -32,18 +33,18 @@ from estimator_accum.runs.command_line import (
 
 _WORKERS = 2
 _LARGEST_RATIO = 1.1
-_FIRST_UPDATE = 5  # the ones before build connections
+_FIRST_UPDATE = 5  # earlier ones build connections
 _IDLE_SECS = 2.0
 _CLONE_NEWNET = 0x40000000
 
 
 class Run(NamedTuple):
-    """How many micro-steps of how many examples make an update.
+    """Sizes of one run's updates.
 
     Attributes:
-        micro_batch_size: Of each worker [examples].
-        gradient_accumulation_steps: [micro-steps per update].
-        updates_counted: How many of its updates count as one of the others'.
+        micro_batch_size: Micro-batch of each worker [examples].
+        gradient_accumulation_steps: K [micro-steps per update].
+        updates_counted: Number of its updates that equal one update of the other runs.
     """
 
     micro_batch_size: int
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compare(flags: argparse.Namespace) -> int:
-    """Measures the three, prints a table; returns the exit code."""
+    """Measures the three runs, prints a table; returns the exit code."""
     check_counts(flags)
     steps, batch = flags.gradient_accumulation_steps, flags.effective_batch_size
     if batch % (steps * _WORKERS):
@@ -93,7 +94,7 @@ def compare(flags: argparse.Namespace) -> int:
 
 
 def enter_own_network() -> bool:
-    """Moves this process to a network of its own; returns whether it was allowed to."""
+    """Moves this process to its own network; returns whether that was permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare") or libc.unshare(_CLONE_NEWNET):
         return False
@@ -108,7 +109,7 @@ def _idle_bytes_per_sec() -> float:
 
 
 def _loopback_bytes() -> int:
-    """Returns what the loopback device has received so far, which is what it has sent."""
+    """Returns the bytes received by the loopback device so far; it sent as many."""
     for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":
@@ -126,7 +127,7 @@ def _bytes_per_update(flags, run: Run, idle_bytes_per_sec: float) -> float:
             micro_batch_size=run.micro_batch_size,
             gradient_accumulation_steps=run.gradient_accumulation_steps,
             hidden_units=flags.hidden_units,
-            train_updates=1000000,  # it is stopped
+            train_updates=1000000,  # more than are needed: the run is stopped
             save_checkpoints_updates=1000000,
         ) as launcher,
     ):
@@ -136,7 +137,7 @@ def _bytes_per_update(flags, run: Run, idle_bytes_per_sec: float) -> float:
 
 
 def _counted(folder: str, update: int, launcher) -> tuple[int, int, float]:
-    """Waits for that update; returns (update, bytes, seconds), all of one moment."""
+    """Waits for update `update`; returns (update, bytes, seconds) of one moment."""
     while True:
         now_at = wait_for_update(folder, update, [launcher])
         counted, secs = _loopback_bytes(), time.monotonic()

@@ -2,11 +2,11 @@
 
     python scripts/network_table.py --num_parameters=110e6 --micro_step_secs=0.1
 
-The least number of micro-steps per update with which reducing the gradients takes at
-most a tenth of the time, for each number of workers and each link. The defaults are
-those of BERT-base (110 million float32 parameters) where a worker's micro-step takes
-0.1 s: 32 sequences of 128 tokens, at 6 floating-point operations for each parameter and
-token, on a device that sustains 27 TFLOP/s.
+K is the smallest number of micro-steps per update at which reducing the gradients takes
+at most a tenth of the time, for each number of workers and each link. The defaults
+describe BERT-base (110 million float32 parameters) with a micro-step of 0.1 s per
+worker: 32 sequences of 128 tokens, at 6 floating-point operations for each parameter
+and token, on a device that sustains 27 TFLOP/s.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from bert_finetune.network import reduction_secs, steps_that_hide

@@ -1,16 +1,16 @@
 """Measures how far accumulated weights are from the big batch's, for every optimizer.
 
 Trains one small regression for 30 updates with each optimizer of `tf.compat.v1.train`,
-the plain optimizer on whole batches and accumulating over K micro-batches of the same
-examples: K in {1, 2, 3, 4, 7}, with and without clipping, at a constant and at a decaying
-learning rate, in float32 and float64. The model has a dense variable and an embedding,
-whose gradient both optimizers get as `IndexedSlices`. Prints a Markdown table: a row an
-optimizer, each cell the largest of
+once on whole batches without accumulation, and once accumulating over K micro-batches
+of the same examples: K in {1, 2, 3, 4, 7}, with and without clipping, at a constant and
+at a decaying learning rate, in float32 and float64. The model has a dense variable and
+an embedding, whose gradient both optimizers get as `IndexedSlices`. Prints a Markdown
+table with a row for each optimizer; each cell is the maximum over all runs of
 
     max |accumulated - whole| / max |whole|
 
-over one variable, of all its runs. Exit code 1 if a cell is above the bound of its dtype.
-SyncReplicasOptimizer is not in it: it accumulates by itself, and is refused.
+within one variable. Exit code 1 if a cell is above the bound of its dtype.
+SyncReplicasOptimizer is not in the table: it accumulates by itself, and is refused.
 
     python scripts/optimizer_table.py --output=optimizers.csv
 """
@@ -49,7 +49,7 @@ _OPTIMIZERS = {
     "Momentum (Nesterov)": lambda rate, _: v1.train.MomentumOptimizer(
         rate, 0.9, use_nesterov=True
     ),
-    # Their strengths must be tensors of the variables' dtype.
+    # Regularization strengths must be tensors of the variables' dtype.
     "ProximalAdagrad": lambda rate, _: v1.train.ProximalAdagradOptimizer(
         rate, 0.1, tf.constant(0.001, rate.dtype), tf.constant(0.01, rate.dtype)
     ),
@@ -81,7 +81,7 @@ class _Batch(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A graph that trains: a run of `train_op` consumes what `feeds` is fed."""
+    """A training graph; each run of `train_op` needs values for `feeds`."""
 
     feeds: _Batch
     decay: tf.Tensor
@@ -154,7 +154,7 @@ def _measure_all(names: list[str], updates: int) -> list[_Row]:
 
 
 def _make_batches(count: int) -> list[_Batch]:
-    """Batches that touch some rows each, more than once; row 0 is never touched."""
+    """Returns batches that each look up some rows, repeatedly, but never row 0."""
     random = np.random.default_rng(0)
     batches = []
     for _ in range(count):
@@ -189,12 +189,12 @@ def _measure(name: str, batches: list[_Batch]) -> list[_Row]:
 
 
 def _relative_difference(ours: np.ndarray, whole: np.ndarray) -> float:
-    """NaN where a run diverged, which no bound allows."""
+    """Returns NaN if a run diverged; NaN fails every bound."""
     return float(np.max(np.abs(ours - whole)) / np.max(np.abs(whole)))
 
 
 def _train(make_run, parts: int, batches: list[_Batch], *arguments) -> dict:
-    """Trains at both learning rates; returns their final weights, by names."""
+    """Trains at both learning rates; returns their final weights by name."""
     weights = {}
     with tf.Graph().as_default(), v1.Session() as session:
         run = make_run(*arguments)
@@ -221,7 +221,7 @@ def _make_accumulating(name: str, dtype, clip_norm, steps: int) -> _Run:
 
 
 def _make_plain(name: str, dtype, clip_norm) -> _Run:
-    """Without this library."""
+    """Builds the run without this library."""
     feeds, loss, weights = _make_model(dtype)
     global_step = v1.train.get_or_create_global_step()
     decay, rate = _learning_rate(global_step, dtype)
@@ -229,7 +229,7 @@ def _make_plain(name: str, dtype, clip_norm) -> _Run:
     pairs = optimizer.compute_gradients(loss, weights)
     if clip_norm is not None:
         gradients = [gradient for gradient, _ in pairs]
-        # Of a row that is looked up twice there is one gradient, the sum.
+        # A row that is looked up twice has one gradient, the sum.
         norm = tf.linalg.global_norm([tf.convert_to_tensor(g) for g in gradients])
         gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
         pairs = list(zip(gradients, weights, strict=True))
@@ -242,7 +242,7 @@ def _learning_rate(step: tf.Variable, dtype) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _make_model(dtype) -> tuple[_Batch, tf.Tensor, list[tf.Variable]]:
-    """A linear regression on inputs and the sum of two rows of an embedding."""
+    """Builds a linear regression on inputs and the sum of two embedding rows."""
     feeds = _Batch(
         v1.placeholder(dtype, [None, _INPUTS]),
         v1.placeholder(tf.int64, [None, 2]),

@@ -1,14 +1,14 @@
-"""Holds the planner's bytes against the measured peak of BERT encoders in training.
+"""Compares the planner's bytes with the measured peak of BERT encoders in training.
 
     python scripts/plan_table.py --csv=plan.csv
 
 Each encoder trains in a process of its own, with accumulation over two micro-steps and
-the optimizer of BERT, without padding. Measured is what tensors took at the fullest
-moment of a micro-step: TensorFlow's own CPU allocator hands blocks of more than 64 KB to
-the system at once (MALLOC_MMAP_THRESHOLD_, without oneDNN's allocator), so the process's
-resident peak over its begin, plus what malloc held then for the session, is what was
-alive. Exit codes: 0; 1 if a peak is off
-by more than 15%; 2 for flags that do not fit. Needs Linux.
+the optimizer of BERT, without padding. The measured peak is the largest total size of
+live tensors during a micro-step. TensorFlow's own CPU allocator returns blocks of more
+than 64 KB to the system at once (MALLOC_MMAP_THRESHOLD_, without oneDNN's allocator),
+so this is the peak resident size during the micro-step, minus the resident size when it
+starts, plus the bytes that malloc holds for the session then. Exit codes: 0; 1 if a
+peak is off by more than 15%; 2 for invalid flags. Needs Linux.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import pathlib
 import subprocess
 import sys
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from bert_finetune.plan_memory import BertSizes, memory_of
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"examples x tokens of micro-batches (default: {' '.join(_SHAPES)})",
     )
     parser.add_argument("--csv", type=pathlib.Path, metavar="FILE", help="the table")
-    parser.add_argument("--child", help=argparse.SUPPRESS)  # what one process measures
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # the job of one process
     flags = parser.parse_args(arguments)
     if flags.child:
         _measure(*json.loads(flags.child))
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         for encoder in flags.encoders:
             for dropout in (False, True):
                 rows += _compare(encoder, dropout, flags.shapes)
-    except subprocess.CalledProcessError as error:  # it has said why
+    except subprocess.CalledProcessError as error:  # the process has printed the reason
         return error.returncode
     if flags.csv:
         with open(flags.csv, "w", newline="", encoding="utf-8") as file:
@@ -123,9 +123,9 @@ def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None
         ids = random.integers(0, 1000, [examples, tokens])
         feed = {inputs: ids}
         for step in range(3 * _ACCUMULATION_STEPS):
-            if step == _ACCUMULATION_STEPS:  # every variable is there since one update
+            if step == _ACCUMULATION_STEPS:  # one update has created every variable
                 peak = 0
-            pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak, anew
+            pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             held, resident = _held_bytes() - begin, _status_bytes("VmRSS")
             session.run(train_op, feed)
             if step >= _ACCUMULATION_STEPS:
@@ -135,7 +135,7 @@ def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None
 
 
 def _start(sizes: BertSizes):
-    """Returns a session, the train op, its input, and what malloc held at first."""
+    """Returns a session, the train op, its input, and malloc's bytes at the start."""
     import tensorflow as tf
 
     from bert_finetune import modeling
@@ -185,7 +185,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _held_bytes() -> int:
-    """What malloc has handed out."""
+    """Returns the bytes that malloc has handed out."""
     mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
     mallinfo2.restype = _MallocInfo
     info = mallinfo2()

@@ -2,9 +2,10 @@
 
     python scripts/plot_loss.py --output_dirs with,without --plot loss.png
 
-reads `train_metrics.csv` in each folder, which a training run writes with a row for each
-update. The thin line is the loss of every update, the bold one its centred mean. Needs
-no display. Exit codes: 0; 2 with one sentence when a file is missing or unfit.
+reads `train_metrics.csv` in each folder, which a training run writes with a row for
+each update. The thin line is the loss of every update, the bold one its centred moving
+mean. Needs no display. Exit codes: 0; 2 with one sentence if a file is missing or
+invalid.
 """
 
 import argparse
@@ -23,8 +24,8 @@ _METRICS_FILE = "train_metrics.csv"
 _COLUMNS = ("update_step", "examples", "loss")
 _SMOOTHED_SHARE = 0.05  # of a run's updates are averaged for one point of the bold line
 _MIN_SMOOTHED_UPDATES = 5
-# Told apart by everybody, in print too; later runs are narrower and dashed, so that
-# curves that coincide are all seen.
+# Colors that everyone can tell apart, in print too. Later runs are narrower and dashed,
+# so that curves that coincide are all visible.
 _COLORS = ("#56b4e9", "#b22222", "#009e73", "#e69f00", "#cc79a7", "#0072b2")
 _WIDTHS = (5.0, 2.2, 2.2)
 _DASHES = ("solid", (0, (3, 1.5)), (0, (1, 1)))
@@ -70,11 +71,11 @@ def plot_loss(
 
     Args:
         output_dirs: Folders with `train_metrics.csv`.
-        labels: A name for each; None names the folders.
-        plot: Where the picture goes; its suffix is the format.
+        labels: A name for each folder; None uses the folders' names.
+        plot: Path of the picture; its suffix selects the format.
 
     Raises:
-        ValueError: If a file is missing or unfit, or the arguments do not fit.
+        ValueError: If a file is missing or invalid, or the arguments do not match.
     """
     labels = labels or [folder.name for folder in output_dirs]
     _check_labels(labels, output_dirs)
@@ -91,8 +92,8 @@ def draw(runs: list[pd.DataFrame], labels: list[str]) -> Figure:
     """Draws loss against updates on the left, against examples on the right.
 
     Args:
-        runs: One table a run, with the columns update_step, examples and loss [nats].
-        labels: One name a run.
+        runs: A table per run, with the columns update_step, examples and loss [nats].
+        labels: A name per run.
     """
     figure = Figure(figsize=(12, 5), layout="constrained")
     by_updates, by_examples = figure.subplots(1, 2, sharey=True)

@@ -2,10 +2,10 @@
 
     ./scripts/quickstart
 
-calls this in an environment of its own. It generates the data, runs
+runs this script in its own environment. It generates the data, runs
 bert_finetune/run_classifier.py twice, with 8 examples x 4 micro-steps and with 32
-examples at once, and draws both losses. The folder is made anew each time: the same
-result again.
+examples at once, and draws both losses. The folder is created anew each time, with the
+same result.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ class Run(NamedTuple):
     """One of the two runs.
 
     Attributes:
-        folder: Its `--output_dir`, below that of the demo.
-        label: Its name in table and plot.
-        micro_batch_size: Its `--train_batch_size` [examples].
-        gradient_accumulation_steps: [micro-steps per update].
+        folder: Name of its `--output_dir` inside the demo's folder.
+        label: Name in table and plot.
+        micro_batch_size: `--train_batch_size` [examples].
+        gradient_accumulation_steps: K [micro-steps per update].
     """
 
     folder: str
@@ -48,7 +48,7 @@ RUNS = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Reads the command line; returns the exit code, that of a part that failed."""
+    """Reads the command line; returns 0 or the exit code of the part that failed."""
     parser = OneSentenceParser(__doc__)
     parser.add_folder(
         "output_dir",
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     try:
         return exit_code_of(lambda: run_demo(flags.output_dir))
-    except subprocess.CalledProcessError as error:  # it has said why
+    except subprocess.CalledProcessError as error:  # the part has printed the reason
         return error.returncode
 
 
@@ -66,10 +66,10 @@ def run_demo(output_dir: pathlib.Path) -> None:
     """Generates the data, fine-tunes twice, prints the metrics and draws the losses.
 
     Args:
-        output_dir: A new folder, or that of a demo before, whose files are replaced.
+        output_dir: A new folder, or that of an earlier demo, whose files are replaced.
 
     Raises:
-        ValueError: If the folder holds something else, or another demo writes there.
+        ValueError: If the folder has other files, or another demo writes there.
     """
     _check_output_dir(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ def _clear(output_dir: pathlib.Path) -> None:
 
 def _call(script: str, *arguments: str, **options) -> None:
     command = [sys.executable, _REPOSITORY / script, *arguments]
-    # Where there is no GPU, TensorFlow's import logs errors about CUDA below level 3.
+    # Without a GPU, TensorFlow's import logs errors about CUDA below level 3.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | os.environ
     subprocess.run(command, check=True, env=environment, **options)
 

@@ -1,11 +1,12 @@
-"""What memory alone takes: the program of the bound's contender, and the bound.
+"""The memory-bandwidth bound, and the program that measures the bandwidth.
 
-The program adds one array to another that no cache holds, a thread a core, and prints
-seconds per byte of traffic: two reads and a write for every byte of an array.
+The program adds one array to another, both larger than any cache, with a thread per
+core, and prints seconds per byte of traffic: two reads and a write per byte of an
+array.
 
-The bound of a micro-step is that pace times the traffic that no accumulation by
-gradient descent with clipping can do without, for D bytes of dense gradients and S of
-sparse ones' slices, a micro-batch:
+The bound of a micro-step is that pace times the least traffic of any accumulation by
+gradient descent with clipping, for D bytes of dense gradients and S bytes of sparse
+gradients' slices per micro-batch:
 
     first micro-step      nothing of D: the gradient's buffer may become the sum
     K - 1 micro-steps     3 D   read the gradient, read the sum, write the sum
@@ -13,8 +14,8 @@ sparse ones' slices, a micro-batch:
                           3 D   read the sum, read the variable, write the variable
     slices                7 S   the same for the rows that a micro-batch touches
 
-in all (3 (K - 1) + 4) D / K + 7 S a micro-step. What stays in a cache costs less: a way
-may well be below the bound.
+in all (3 (K - 1) + 4) D / K + 7 S per micro-step. Data that stays in a cache costs
+less, so a way may be below the bound.
 """
 
 import concurrent.futures
@@ -35,7 +36,7 @@ def bound_secs(
 
 
 def main() -> None:
-    """Takes the bytes of an array from the command line and orders from stdin."""
+    """Reads the bytes of an array from the command line, and commands from stdin."""
     threads = len(os.sched_getaffinity(0))
     floats = int(sys.argv[1]) // 4 // threads
     pairs = [

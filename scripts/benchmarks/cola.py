@@ -1,4 +1,4 @@
-"""Examples per second of CoLA fine-tuning: ours, padded, and other projects'."""
+"""Examples per second of CoLA fine-tuning: this project, padded, and other projects."""
 
 import dataclasses
 import importlib.util
@@ -15,14 +15,14 @@ from scripts.benchmarks.turns import take_turns
 _MICRO_BATCH_SIZE, _STEPS, _MAX_SEQ_LENGTH = 8, 4, 128
 _OURS, _PADDED, _TRAINER = "this project", "padded to 128", "Hugging Face Trainer"
 _ORIGINAL = "original patch, google-research/bert"
-# As many tokens as the padded run's micro-batches have.
+# The number of tokens in a micro-batch of the padded run.
 _TOKENS = _MICRO_BATCH_SIZE * _MAX_SEQ_LENGTH
 _BY_TOKENS = f"this project, --tokens_per_micro_batch={_TOKENS}"
 _OPTIONAL = ("torch", "transformers", "accelerate")
 
 
 def why_not_hugging_face() -> str | None:
-    """Returns why the Trainer cannot run here, a sentence; None if it can."""
+    """Returns a sentence that says why the Trainer cannot run here; None if it can."""
     missing = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
     if not missing:
         return None
@@ -33,10 +33,10 @@ def cola(size: str, cola_dir: pathlib.Path, examples: int, rounds: int) -> list[
     """Fine-tunes from random weights with 8 x 4, without evaluating.
 
     Args:
-        size: One of SIZES.
-        cola_dir: With CoLA's train.tsv.
-        examples: Of the training file, taken at even distances.
-        rounds: How often each way runs, a process each time.
+        size: A name of SIZES.
+        cola_dir: Folder with CoLA's train.tsv.
+        examples: Number of examples, taken at even distances from the training file.
+        rounds: Number of runs of each way, each in its own process.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -58,7 +58,7 @@ def _write_inputs(folder, size: str, cola_dir: pathlib.Path, examples: int) -> N
     lines = (cola_dir / "train.tsv").read_text().splitlines()
     lines = lines[:: max(1, len(lines) // examples)][:examples]
     (folder / "train.tsv").write_text("".join(f"{line}\n" for line in lines))
-    # A vocabulary of the sentences' own words: as many tokens as a real one makes.
+    # A vocabulary of the sentences' own words gives as many tokens as a real one.
     words = sorted(set(re.findall(r"\w+|[^\w\s]", " ".join(lines).lower())))
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     unused = range(SIZES[size].vocabulary - len(tokens))

@@ -1,4 +1,4 @@
-"""What `estimator_accum.keras.accumulate` costs inside Keras's `fit`."""
+"""The cost of `estimator_accum.keras.accumulate` inside Keras's `fit`."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ _PLAIN, _OURS = "plain", "accumulate"
 
 
 def kerases() -> list[str]:
-    """Returns the Kerases that are installed."""
+    """Returns the names of the installed Keras packages."""
     return [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
 
 
@@ -22,12 +22,12 @@ def fit(
     """Compares the time of a micro-step with that of `fit` without accumulation.
 
     Args:
-        keras: One of `kerases()`.
-        size: Name of the encoder, of `SIZES`.
+        keras: A name of `kerases()`.
+        size: A name of `SIZES`.
         steps: K [micro-steps per update].
-        micro_batch_size: Examples.
-        tokens: Of an example.
-        rounds: How often each has its turn.
+        micro_batch_size: Examples per micro-batch.
+        tokens: Tokens per example.
+        rounds: Number of runs of each way.
     """
     ways = [_PLAIN, _OURS]
     if keras == "keras" and why_not("Keras built-in") is None:

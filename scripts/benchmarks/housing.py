@@ -1,4 +1,4 @@
-"""Updates per second of the housing example, whose model is all session.run."""
+"""Updates per second of the housing example, whose time is almost all `session.run`."""
 
 import pathlib
 import statistics
@@ -11,12 +11,12 @@ _MICRO_BATCH_SIZE = 59
 
 
 def housing(steps: int, updates: int, rounds: int) -> list[Row]:
-    """Compares 59 x `steps` with the same batch at once.
+    """Compares micro-batches of 59 x `steps` with the same batch at once.
 
     Args:
         steps: K [micro-steps per update].
-        updates: Of each run; the first fifth is not timed.
-        rounds: How often both are run, one after the other.
+        updates: Updates per run; the first fifth is not timed.
+        rounds: Number of runs of each, one after the other.
     """
     values = {}
     names = {
@@ -35,7 +35,7 @@ def housing(steps: int, updates: int, rounds: int) -> list[Row]:
             run(["-m", "housing_example.main", *flags])
             for name, label in names.items():
                 timed = update_secs(pathlib.Path(folder) / name)
-                # The median leaves out what evaluates and saves.
+                # The median ignores the updates that wait for evaluations and saves.
                 secs = statistics.median(secs for _, secs in timed)
                 values.setdefault(label, []).append(1 / secs)
     setting = f"effective batch {_MICRO_BATCH_SIZE * steps}"

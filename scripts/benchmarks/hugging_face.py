@@ -1,7 +1,7 @@
 """The program of Hugging Face's Trainer: one epoch with dynamic padding.
 
 It prints, as its last line, the examples per second of all updates after the first
-fifth, as JSON. Weights are random, of the size that `bert_config.json` tells.
+fifth, as JSON. Weights are random, of the size given in `bert_config.json`.
 """
 
 import json
@@ -20,12 +20,12 @@ class _Clock(transformers.TrainerCallback):
         self.times = []
 
     def on_step_end(self, *_, **__):
-        """After every update."""
+        """Notes the time after every update."""
         self.times.append(time.perf_counter())
 
 
 def main() -> None:
-    """Takes JSON from the command line: the folder and the sizes."""
+    """Reads JSON from the command line: the folder and the sizes."""
     spec = json.loads(sys.argv[1])
     folder = pathlib.Path(spec["folder"])
     tokenizer = transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt"))

@@ -5,7 +5,7 @@
         "micro_steps": 16}'
 
 It prints one JSON line when it is ready, and one for every line that it reads: seconds
-per micro-step. `way` is "plain", "accumulate" or, of Keras 3, "built-in".
+per micro-step. `way` is "plain", "accumulate" or, with Keras 3, "built-in".
 """
 
 import importlib
@@ -24,7 +24,7 @@ from scripts.benchmarks.models import Size
 
 
 def main() -> None:
-    """Reads the contender from the command line and its orders from stdin."""
+    """Reads the contender from the command line, and commands from stdin."""
     spec = json.loads(sys.argv[1])
     keras = importlib.import_module(spec["keras"])
     size = Size(*spec["size"])
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def make_optimizer(keras, way: str, steps: int):
-    """Returns Adam, which updates at every K-th micro-step unless `way` is plain."""
+    """Returns Adam, which updates every `steps` micro-steps unless `way` is plain."""
     if way == "built-in":
         return keras.optimizers.Adam(1e-6, gradient_accumulation_steps=steps)
     plain = keras.optimizers.Adam(1e-6)
@@ -56,7 +56,7 @@ def make_optimizer(keras, way: str, steps: int):
 
 
 def encoder(keras, size: Size, tokens: int):
-    """Returns BERT's encoder and a classifier of two classes, of Keras's layers."""
+    """Returns BERT's encoder with a two-class classifier, made of Keras layers."""
     layers, hidden, heads, vocabulary = size
     ids = keras.Input([tokens], dtype="int32")
     x = keras.layers.Embedding(vocabulary, hidden)(ids)

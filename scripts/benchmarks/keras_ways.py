@@ -1,6 +1,6 @@
-"""Keras' own ways to accumulate, on the same model: `(build_loss, K) -> a function`.
+"""Other ways to accumulate in Keras, on the same model: `(build_loss, K) -> function`.
 
-Both need a package that nothing else here needs, and are left out where it is missing.
+Each needs a package that nothing else here needs, and is left out if it is missing.
 """
 
 import importlib.metadata
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def keras_built_in(build_loss: Callable[[], tf.Tensor], steps: int) -> Callable:
-    """Keras 3's `gradient_accumulation_steps`."""
+    """Returns a micro-step with Keras 3's `gradient_accumulation_steps`."""
     import keras
 
     optimizer = keras.optimizers.SGD(
@@ -42,9 +42,9 @@ def keras_built_in(build_loss: Callable[[], tf.Tensor], steps: int) -> Callable:
 
 
 def gradient_accumulator(build_loss: Callable[[], tf.Tensor], steps: int) -> Callable:
-    """andreped/GradientAccumulator's optimizer, around Keras 2's gradient descent.
+    """Returns a micro-step with andreped/GradientAccumulator around Keras 2's SGD.
 
-    It does not clip to a global norm, which none of its options does once a window.
+    It does not clip: none of its options clips to a global norm once per window.
     """
     from gradient_accumulator import GradientAccumulateOptimizer
 
@@ -88,7 +88,7 @@ KERAS_WAYS = {
 
 
 def why_not(way: str) -> str | None:
-    """Returns why `way` cannot run here, a sentence; None if it can."""
+    """Returns a sentence that says why `way` cannot run here; None if it can."""
     keras = _version("keras")
     if way == "Keras built-in":
         if keras and int(keras.split(".")[0]) >= 3:

@@ -21,15 +21,15 @@ def memory(
     """Compares ways to cut a batch with one micro-batch and an accumulator.
 
     Args:
-        size: Of the model.
-        effective_batch_size: Examples of an update, a multiple of micro_batch_size.
-        micro_batch_size: The smallest.
-        tokens: Of an example.
-        rounds: How often each is measured, in a process of its own.
+        size: A name of `SIZES`.
+        effective_batch_size: Examples per update, a multiple of `micro_batch_size`.
+        micro_batch_size: The smallest micro-batch [examples].
+        tokens: Tokens per example.
+        rounds: Number of measurements of each, each in its own process.
 
     Returns:
-        Rows in MiB; the reference is the peak of one micro-batch without accumulation,
-        and 1.1 times the parameters' bytes.
+        Rows in MiB; the reference is the peak of one micro-batch without accumulation
+        plus 1.1 times the parameters' bytes.
     """
     specs = {f"{micro_batch_size} x 1": (_PLAIN, micro_batch_size, 1)}
     specs[f"{effective_batch_size} x 1"] = (_PLAIN, effective_batch_size, 1)

@@ -1,10 +1,11 @@
 """The program of one contender: builds one way to accumulate, then runs it on demand.
 
-    python -m scripts.benchmarks.micro_steps '{"way": "this project", "size": [4, 512, 8],
+    python -m scripts.benchmarks.micro_steps '{"way": "this project", "size": [4, 512,
+    8],
         "steps": 4, "micro_batch_size": 8, "tokens": 16, "micro_steps": 8}'
 
 It prints one JSON line when it is ready, and one for every line that it reads: seconds
-per micro-step, over whole windows, and the peak of its resident memory [bytes].
+per micro-step, over whole windows, and its peak resident memory [bytes].
 """
 
 import json
@@ -22,7 +23,7 @@ from scripts.benchmarks.ways import GRAPH_WAYS, trained
 
 
 def main() -> None:
-    """Reads the contender from the command line and its orders from stdin."""
+    """Reads the contender from the command line, and commands from stdin."""
     spec = json.loads(sys.argv[1])
     steps = spec["steps"]
     run, facts = (_in_graph if spec["way"] in GRAPH_WAYS else _in_keras)(spec)
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def _in_graph(spec: dict):
-    """Returns (a function that runs one micro-step, what the bound needs to know)."""
+    """Returns (a function that runs one micro-step, the byte counts of the bound)."""
     tf.compat.v1.disable_eager_execution()
     size = Size(*spec["size"])
     ids = token_ids(size, spec["micro_batch_size"], spec["tokens"])

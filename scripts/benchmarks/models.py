@@ -9,7 +9,7 @@ from bert_finetune import modeling
 
 
 class Size(NamedTuple):
-    """Layers, width, tokens; a head has 64 dimensions, MiniLM's 32."""
+    """Layers, width, heads and vocabulary; a head has 64 dimensions, MiniLM's 32."""
 
     layers: int
     hidden: int
@@ -43,7 +43,8 @@ def bert_config(size: Size) -> modeling.BertConfig:
 def token_ids(size: Size, micro_batch_size: int, tokens: int) -> tf.Variable:
     """Returns random ids, int32 [micro_batch_size, tokens].
 
-    A variable: what depends on constants alone TensorFlow would compute only once.
+    A variable, because TensorFlow computes the parts that depend on constants only
+    once.
     """
     shape = [micro_batch_size, tokens]
     ids = np.random.default_rng(0).integers(0, size.vocabulary, shape, np.int32)
@@ -55,7 +56,7 @@ def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
 
     Args:
         size: Layers, width and vocabulary of the encoder.
-        ids: As of `token_ids`.
+        ids: Token ids, as returned by `token_ids`.
 
     Returns:
         The mean loss, a scalar.

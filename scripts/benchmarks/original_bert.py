@@ -1,10 +1,11 @@
 """The program of google-research/bert with the gradient accumulation article's patch.
 
-Both restated: the encoder of plain operations over padding and all, the last layer for
-every token, the densified embedding gradient, and AdamW of one operation after another.
-It runs one epoch, every example padded to `max_seq_length`, without an Estimator and its
-hooks, and prints, as its last line, the examples per second of all updates after the
-first fifth, as JSON. Weights are random, of the size that `bert_config.json` tells.
+Both are restated: an encoder of plain operations that computes on padding too, the last
+layer for every token, the densified embedding gradient, and AdamW as a sequence of
+single operations. It runs one epoch, every example padded to `max_seq_length`, without
+an Estimator and its hooks, and prints, as its last line, the examples per second of all
+updates after the first fifth, as JSON. Weights are random, of the size given in
+`bert_config.json`.
 
 B = micro-batch, T = `max_seq_length`, H = hidden, N = heads, D = H / N.
 """
@@ -32,7 +33,7 @@ _RATE, _WEIGHT_DECAY, _BETA_1, _BETA_2, _EPSILON = 5e-5, 0.01, 0.9, 0.999, 1e-6
 
 
 def main() -> None:
-    """Takes JSON from the command line: the folder and the sizes."""
+    """Reads JSON from the command line: the folder and the sizes."""
     spec = json.loads(sys.argv[1])
     tf.compat.v1.disable_eager_execution()
     folder = pathlib.Path(spec["folder"])
@@ -77,15 +78,15 @@ def classification_loss(
     *,
     is_training: bool,
 ) -> tf.Tensor:
-    """Builds encoder and classifier of two classes.
+    """Builds the encoder and a two-class classifier.
 
     Args:
-        config: The encoder's numbers.
+        config: The encoder's sizes.
         input_ids: int32 [B, T].
         input_mask: int32 [B, T], 0 at padding.
         segment_ids: int32 [B, T].
         labels: int32 [B].
-        is_training: Whether dropout is on.
+        is_training: Whether dropout is active.
 
     Creates: the variables of a published checkpoint, and the classifier's.
 
@@ -131,7 +132,7 @@ def classification_loss(
 
 
 def _attend(x, bias, heads: int, length: int, rate: float) -> tf.Tensor:
-    """Attention of all tokens to all, padding's too: [B * T, H] -> [B * T, H]."""
+    """Computes attention over all tokens, padding too: [B * T, H] -> [B * T, H]."""
     width = x.shape[-1]
 
     def split(y):  # [B * T, H] -> [B, N, T, D]
@@ -179,7 +180,7 @@ def _variable(name: str, shape, initializer=None) -> tf.Variable:
 
 
 class AdamWeightDecay:
-    """google-research/bert's optimizer, an operation at a time; slots are variables."""
+    """google-research/bert's optimizer in single operations; slots are variables."""
 
     def apply_gradients(self, pairs: list[tuple]) -> tf.Operation:
         """Updates each variable by its dense gradient."""

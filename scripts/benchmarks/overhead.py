@@ -1,4 +1,4 @@
-"""What accumulation costs a micro-step, and how that grows with K and with the model."""
+"""The cost of accumulation per micro-step, and its growth with K and model size."""
 
 import json
 
@@ -11,7 +11,7 @@ from scripts.benchmarks.ways import GRAPH_WAYS
 
 _BARE, _OURS, _ORIGINAL = "forward and backward", "this project", "original patch"
 _BOUND = "memory-bandwidth bound"
-_ARRAY_BYTES = 2**28  # no cache holds it
+_ARRAY_BYTES = 2**28  # larger than any cache
 # K = 1 has no window; from 2 on the cost of a micro-step should not depend on K.
 _STEPS_OF_GROWTH = (2, 4, 8, 16, 32, 64)
 
@@ -24,16 +24,16 @@ def overhead(
         overhead = (time of a window) / K - (time of forward and backward)
 
     Args:
-        size: Of the model.
+        size: A name of `SIZES`.
         steps: K [micro-steps per update].
-        micro_batch_size: Examples.
-        tokens: Of an example.
-        rounds: How often each way has its turn, of every start.
-        starts: How often all programs start anew: two processes of one way differ by
-            more than the turns of one.
+        micro_batch_size: Examples per micro-batch.
+        tokens: Tokens per example.
+        rounds: Number of runs of each way after every start.
+        starts: Number of times that all programs start anew, since two processes of one
+            way differ by more than the runs of one process.
 
     Returns:
-        A row a way, the bound included.
+        A row per way, the bound included.
     """
     ways = [*GRAPH_WAYS, *(way for way in KERAS_WAYS if why_not(way) is None)]
     spec = {
@@ -68,13 +68,13 @@ def overhead(
 
 
 def growth(size: str, micro_batch_size: int, tokens: int, rounds: int) -> list[Row]:
-    """Seconds of an update by K, from 2 to 64: flat if the cost is linear in K.
+    """Measures the time of an update / K, for K from 2 to 64: flat if linear in K.
 
     Args:
-        size: Of the model.
-        micro_batch_size: Examples.
-        tokens: Of an example.
-        rounds: How often each K has its turn.
+        size: A name of `SIZES`.
+        micro_batch_size: Examples per micro-batch.
+        tokens: Tokens per example.
+        rounds: Number of runs of each K.
     """
     spec = {
         "way": _OURS,

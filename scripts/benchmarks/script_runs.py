@@ -1,4 +1,4 @@
-"""Runs of scripts: the project's own, timed by the metrics that they write, and others'."""
+"""Runs of this project's scripts, timed by their metrics, and of other programs."""
 
 import csv
 import pathlib
@@ -12,7 +12,7 @@ def run(arguments: list[str]) -> str:
     """Runs Python with `arguments` from the repository's root; returns its stdout.
 
     Raises:
-        RuntimeError: If it fails; the message ends with what it wrote to stderr.
+        RuntimeError: If the program fails; the message ends with its stderr.
     """
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -28,20 +28,20 @@ def run(arguments: list[str]) -> str:
 
 
 def examples_per_sec(times: list[float], examples: int) -> float:
-    """Returns the pace of a program that notes the time after every update.
+    """Returns the speed of a program that records the time after every update.
 
     The first fifth is left out, as in `update_secs`.
 
     Args:
-        times: After every update [s].
-        examples: Of one update.
+        times: Time after every update [s].
+        examples: Examples per update.
     """
     times = times[len(times) // 5 :]
     return (len(times) - 1) * examples / (times[-1] - times[0])
 
 
 def update_secs(model_dir: pathlib.Path) -> list[tuple[float, float]]:
-    """Reads `train_metrics.csv`: (examples, seconds) of every update.
+    """Returns (examples, seconds) of every update, from `train_metrics.csv`.
 
     The first fifth is left out: its updates compile, allocate and fill buffers.
     """

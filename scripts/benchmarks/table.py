@@ -13,18 +13,18 @@ from scripts.benchmarks.turns import quartiles
 
 
 class Row(NamedTuple):
-    """One contender's figure and its ratio to the reference beside it.
+    """One contender's figure and its ratio to the reference.
 
     Attributes:
-        part: Of the benchmark.
-        setting: What all contenders of a comparison have in common.
-        way: The contender.
+        part: Part of the benchmark.
+        setting: Setting that all contenders of a comparison share.
+        way: Name of the contender.
         value: Median over the rounds.
-        unit: Of `value`.
-        ratio: Median over the rounds of its ratio to the reference.
+        unit: Unit of `value`.
+        ratio: Median over the rounds of the ratio to the reference.
         low: Lower quartile of that ratio.
-        high: Upper quartile.
-        reference: The contender that has the ratio 1.
+        high: Upper quartile of that ratio.
+        reference: Name of the contender with ratio 1.
     """
 
     part: str
@@ -51,8 +51,8 @@ def make_rows(
         part: As in Row.
         setting: As in Row.
         unit: As in Row.
-        values: Of each contender, a value a round.
-        reference: One of them.
+        values: Contender -> its value in each round.
+        reference: One of the contenders.
     """
     rows = []
     for way, its_values in values.items():
@@ -90,7 +90,7 @@ def write(rows: list[Row], folder: pathlib.Path) -> None:
 
 
 def _draw(rows: list[Row], path: pathlib.Path) -> None:
-    """A panel a part: the ratios as bars, their quartiles as lines."""
+    """Draws a panel per part: ratios as bars, their quartiles as lines."""
     parts = list(dict.fromkeys(row.part for row in rows))
     heights = [sum(row.part == part for row in rows) + 2 for part in parts]
     figure, panels = plt.subplots(

@@ -1,7 +1,7 @@
-"""Contenders in processes of their own, which take turns: A B A B, then B A B A.
+"""Contenders that each have a process and take turns: A B, then B A.
 
-A program under the load of another, or after a pause, runs at another speed: what is
-compared is measured in the same minute, each process waiting while another one works.
+The load of another program, or a pause, changes a program's speed. So contenders are
+measured within the same minute, and each process waits while another one works.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ class Contender:
     """A program that runs once for every line that it reads, and answers in JSON.
 
     Args:
-        module: Of `scripts.benchmarks`.
-        argument: Its only one.
+        module: Name of a module of `scripts.benchmarks`.
+        argument: The program's only argument.
 
     Raises:
-        RuntimeError: If it fails; the message ends with what it wrote to stderr.
+        RuntimeError: If the program fails; the message ends with its stderr.
     """
 
     def __init__(self, module: str, argument: str):
@@ -43,12 +43,12 @@ class Contender:
             raise
 
     def run(self) -> dict:
-        """Runs it once, and returns its answer."""
+        """Runs the program once, and returns its answer."""
         try:
             self._process.stdin.write("run\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # the answer says why
+            pass  # _answer() raises with the reason
         return self._answer()
 
     def _answer(self) -> dict:
@@ -68,7 +68,7 @@ def started(programs: dict[str, tuple[str, str]]) -> Iterator[dict[str, Contende
     """Starts a Contender for each name, and ends all of them.
 
     Args:
-        programs: (module, argument) of each.
+        programs: Name -> (module, argument).
     """
     contenders = {}
     try:
@@ -81,14 +81,14 @@ def started(programs: dict[str, tuple[str, str]]) -> Iterator[dict[str, Contende
 
 
 def take_turns(runs: dict, rounds: int) -> dict[str, list]:
-    """Calls each of `runs` once a round, every second round in reverse.
+    """Calls each of `runs` once per round, in reverse order every second round.
 
     Args:
-        runs: Functions without arguments.
-        rounds: How often.
+        runs: Name -> function without arguments.
+        rounds: Number of rounds.
 
     Returns:
-        What each returned, round by round.
+        Name -> what the function returned in each round.
     """
     results = {name: [] for name in runs}
     for number in range(rounds):

@@ -1,8 +1,8 @@
 """Ways to accumulate in a graph, each `(loss, K) -> the op of one micro-step`.
 
-All of them update by gradient descent, clipped to a global norm of 1: of all optimizers
-the one whose own cost hides least of what accumulation costs. Those of other projects
-are restated from their description.
+All of them update by gradient descent, clipped to a global norm of 1: the cheapest
+optimizer hides least of the cost of accumulation. The ways of other projects are
+restated from their description.
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ _CLIP_NORM = 1.0
 
 
 def gradient_descent() -> tf.compat.v1.train.Optimizer:
-    """Returns everybody's optimizer."""
+    """Returns the optimizer that all ways use."""
     return tf.compat.v1.train.GradientDescentOptimizer(1e-6)
 
 
@@ -25,7 +25,7 @@ def trained(loss: tf.Tensor) -> list[tuple]:
 
 
 def forward_and_backward(loss: tf.Tensor, _) -> tf.Operation:
-    """Gradients and nothing else: one element of each is added up.
+    """Computes the gradients and nothing else: adds up one element of each.
 
     TensorFlow drops gradients that are only control inputs; it cannot drop these.
     """
@@ -36,7 +36,7 @@ def forward_and_backward(loss: tf.Tensor, _) -> tf.Operation:
 
 
 def no_accumulation(loss: tf.Tensor, _) -> tf.Operation:
-    """An update every micro-step."""
+    """Updates at every micro-step."""
     gradients, variables = zip(*trained(loss), strict=True)
     clipped, _ = tf.clip_by_global_norm(gradients, _CLIP_NORM)
     step = tf.compat.v1.train.get_or_create_global_step()
@@ -46,16 +46,16 @@ def no_accumulation(loss: tf.Tensor, _) -> tf.Operation:
 
 
 def this_project(loss: tf.Tensor, steps: int) -> tf.Operation:
-    """`make_accumulating_train_op`, as users call it."""
+    """Calls `make_accumulating_train_op` as users do."""
     return make_accumulating_train_op(
         loss, gradient_descent(), steps, clip_norm=_CLIP_NORM
     )
 
 
 def without_micro_step_checks(loss: tf.Tensor, steps: int) -> tf.Operation:
-    """The same, that looks for NaN and infinity at boundaries only.
+    """Like `this_project`, but looks for NaN and infinity at boundaries only.
 
-    None of the others looks for them at all.
+    The ways of other projects do not look for them at all.
     """
     return make_accumulating_train_op(
         loss,
@@ -67,15 +67,15 @@ def without_micro_step_checks(loss: tf.Tensor, steps: int) -> tf.Operation:
 
 
 def original_patch(loss: tf.Tensor, steps: int, optimizer=None) -> tf.Operation:
-    """The gradient accumulation article's `tf.cond`, its window's phase put right.
+    """The gradient accumulation article's `tf.cond`, with its window's phase corrected.
 
     Every micro-step adds a dense gradient of loss / K to each accumulator; at the
     boundary they are read, clipped, applied and then assigned zeros.
 
     Args:
-        loss: Of a micro-batch.
-        steps: K.
-        optimizer: What has `apply_gradients`; None is everybody's.
+        loss: Mean loss of a micro-batch.
+        steps: K [micro-steps per update].
+        optimizer: An object with `apply_gradients`; None is `gradient_descent()`.
     """
     optimizer = optimizer or gradient_descent()
     gradients, variables = zip(*trained(loss / steps), strict=True)
@@ -108,8 +108,8 @@ def per_variable_conds(loss: tf.Tensor, steps: int) -> tf.Operation:
     """tensor2tensor's multistep optimizer: a `tf.cond` for every variable.
 
     Off the boundary it adds a dense gradient to the accumulator; at the boundary it
-    applies (accumulator + gradient) / K and zeroes. It has no global norm to clip to,
-    and so does not clip.
+    applies (accumulator + gradient) / K and assigns zeros. It has no global norm, and
+    so does not clip.
     """
     step = tf.compat.v1.train.get_or_create_global_step()
     is_boundary = tf.equal((step.read_value() + 1) % steps, 0)
@@ -150,7 +150,7 @@ def _after(operations: list) -> tf.Tensor:
         return tf.constant(True)
 
 
-# What the table calls them. Those of Keras are in keras_ways.py.
+# Name in the table -> way. The ways of Keras are in keras_ways.py.
 GRAPH_WAYS = {
     "forward and backward": forward_and_backward,
     "no accumulation": no_accumulation,

@@ -1,9 +1,10 @@
 """Map of lines to the tests that run them: a pytest plugin that records it, a reader.
 
-The plugin names the running test to coverage.py as its dynamic context, and to processes
-that the test starts by the environment variable TEST_CONTEXT. A fixture of wider scope
-than a function runs for all tests of its file, so its context is that file. Lines that
-only an import runs count for each test that runs anything else of their file.
+The plugin gives the running test to coverage.py as its dynamic context, and to
+processes that the test starts as the environment variable TEST_CONTEXT. A fixture of
+wider scope than a function runs for all tests of its file, so its context is that file.
+Lines that run only at import count for each test that runs any other line of their
+file.
 """
 
 import json
@@ -32,7 +33,7 @@ source =
 
 
 def record(root: pathlib.Path, folder: pathlib.Path, packages, options) -> int:
-    """Runs a tree's tests under coverage, writes the map; returns pytest's exit code."""
+    """Runs a tree's tests under coverage, writes the map; returns pytest's code."""
     folder.mkdir(parents=True, exist_ok=True)
     config, report = folder / "coveragerc", folder / "junit.xml"
     sources = "".join(f"    {root / package}\n" for package in packages)
@@ -47,7 +48,7 @@ def record(root: pathlib.Path, folder: pathlib.Path, packages, options) -> int:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """Lines belong to the test from here on."""
+    """Attributes the lines that run from here on to the test."""
     _switch(item.nodeid)
     result = yield
     _switch("between tests")
@@ -56,7 +57,7 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef):
-    """Lines of a wider fixture belong to the file."""
+    """Attributes the lines of a fixture of wider scope to the file."""
     test = os.environ[_VARIABLE]
     if fixturedef.scope != "function":
         _switch(test.partition("::")[0])
@@ -73,13 +74,13 @@ def _switch(context: str) -> None:
 
 
 def build(root: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes `map.json` from coverage.py's data files and JUnit's report in a folder."""
+    """Writes `map.json` from the data of coverage.py and JUnit's report in a folder."""
     secs = {}
     for case in ElementTree.parse(folder / "junit.xml").iter("testcase"):
         path = case.get("classname").replace(".", "/") + ".py"
         if all(case.find(word) is None for word in ("failure", "error", "skipped")):
             secs[f"{path}::{case.get('name')}"] = float(case.get("time"))
-    numbers = defaultdict(list)  # of the tests that a context stands for
+    numbers = defaultdict(list)  # context -> numbers of its tests
     for number, test in enumerate(secs):
         for context in (test, test.partition("::")[0]):
             numbers[context].append(number)
@@ -106,7 +107,7 @@ def build(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 class CoverageMap:
-    """The tests that run a line, and the time that they take."""
+    """Tests that run each line, and the time that they take."""
 
     def __init__(self, folder: pathlib.Path):
         """Reads `map.json`."""
@@ -117,9 +118,9 @@ class CoverageMap:
     def tests(self, place: Place) -> list[str]:
         """Returns the tests that run the edit, or else the statement around it.
 
-        What an import runs: those that run any line of the file. In a function that
-        seems not to run at all, as one that AutoGraph has rewritten: those that run the
-        function around it.
+        For a line that runs at import: the tests that run any line of the file. In a
+        function without a recorded line, such as one that AutoGraph has rewritten: the
+        tests that run the enclosing function.
         """
         lines = self._lines.get(place.mutant.path, {})
         if not any(place.lines[0] in body for body in place.functions):
@@ -135,10 +136,11 @@ class CoverageMap:
         return [self._tests[number] for number in sorted(found)]
 
     def chosen(self, place: Place, budget_secs: float) -> list[str]:
-        """Returns which tests to run, in order: at least one, if there is any.
+        """Returns the tests to run, in order: at least one, if there is any.
 
-        First those of files that are named like the module, then the cheapest; each
-        further set of a test's parameters counts as dearer. A file's tests stay together.
+        Tests in files that are named like the module come first, then the fastest ones;
+        each further parameter set of a test counts as slower. A file's tests stay
+        together.
         """
         words = _words(place.mutant.path.partition("/")[2])
         times, order = Counter(), []

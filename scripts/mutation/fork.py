@@ -1,11 +1,12 @@
-"""A process that has imported what is slow, and forks a child for each run of pytest.
+"""A process that has done the slow imports, and forks a child for each run of pytest.
 
-Works in the folder that it is started in; its argument is one for temporary files. A line
-of its stdin asks for a run:
+It works in its current folder; its argument is a folder for temporary files. A line of
+its stdin asks for a run:
 
     [["tests/test_a.py::test_b", ...], deadline in seconds, stops at a failure]
 
-and a line of its stdout answers: the tests that `passed`, the first that `failed`, and `why`.
+and a line of its stdout answers: the tests that `passed`, the first one that `failed`,
+and `why`.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _SECS_BETWEEN_LOOKS = 0.02
 
 
 class _Observer:
-    """Runs the chosen tests in their order; writes what happens, a line an event."""
+    """Runs the chosen tests in the given order; writes a line for each event."""
 
     def __init__(self, tests: list[str], events: pathlib.Path):
         self._order = {test: number for number, test in enumerate(tests)}
@@ -63,7 +64,8 @@ def main() -> None:
     os.dup2(2, 1)
     for name in _SLOW_IMPORTS:
         importlib.import_module(name)
-    # What outlives its parent becomes a child of this process, and is found.
+    # Processes that outlive their parent become children of this one, to be found
+    # below.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for line in sys.stdin:
         print(json.dumps(_run(*json.loads(line))), file=answers, flush=True)
@@ -103,7 +105,7 @@ def _run(tests: list[str], deadline_secs: float, stops_at_failure: bool) -> dict
 
 def _pytest(tests: list[str], events: pathlib.Path, stops_at_failure: bool) -> int:
     os.setsid()
-    pathlib.Path("/proc/self/oom_score_adj").write_text("1000")  # not its parent
+    pathlib.Path("/proc/self/oom_score_adj").write_text("1000")  # spares the parent
     with open(os.devnull) as nothing, open(events.with_name("log.txt"), "w") as log:
         for stream, number in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(stream.fileno(), number)
@@ -115,7 +117,7 @@ def _pytest(tests: list[str], events: pathlib.Path, stops_at_failure: bool) -> i
 
 
 def _kill_all_below() -> None:
-    """Kills what a run has left, also in sessions of its own."""
+    """Kills all processes that a run has left, in other sessions too."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,10 +1,10 @@
-"""The mutants of a source file: small edits that a test should notice.
+"""Mutants of a source file: small edits that a test should notice.
 
     mutant = (path, function, kind, original text, replacement, occurrence)
 
-names an edit so that it is found again after edits elsewhere in the file: `occurrence`
-counts, in a function, those that are otherwise the same. Outside the edit the file stays
-byte for byte as it is.
+identifies an edit, so that it can be found again after changes elsewhere in the file:
+`occurrence` numbers the otherwise equal edits of a function. Outside the edit the file
+stays the same, byte for byte.
 """
 
 import ast
@@ -58,15 +58,15 @@ class Mutant(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A mutant in today's text."""
+    """Position of a mutant in the current text."""
 
     mutant: Mutant
     start: int  # byte of the file
     end: int
-    text: bytes  # instead of the bytes from start to end
-    lines: range  # of the edit
-    statement: range  # around it, without a compound statement's body
-    functions: tuple[range, ...]  # bodies of those around it, innermost first
+    text: bytes  # replaces the bytes [start, end)
+    lines: range  # lines of the edit
+    statement: range  # its statement's lines, without a compound statement's body
+    functions: tuple[range, ...]  # bodies of the enclosing functions, innermost first
 
     def applied_to(self, source: bytes) -> bytes:
         """Returns the file's text with the mutant."""
@@ -91,10 +91,11 @@ def places_of(path: str, source: bytes) -> list[Place]:
 
 
 def sample(candidates: list[Place], size: int, seed: int) -> list[Place]:
-    """Draws at least that many mutants: one of each file, and of each kind alike.
+    """Draws at least `size` mutants, from every file and evenly from every kind.
 
-    A file's share is that of its candidates. Each draw takes the kind that was drawn the
-    least so far; kinds of the algorithm's core come twice as often as the others.
+    A file's share is its share of the candidates, at least one mutant. Each draw takes
+    the kind that was drawn least so far; kinds that matter most to the algorithm are
+    drawn twice as often as the others.
     """
     random_ = random.Random(seed)
     left = collections.defaultdict(list)
@@ -115,19 +116,19 @@ def sample(candidates: list[Place], size: int, seed: int) -> list[Place]:
 
 
 class _Finder:
-    """Walks over a file's nodes; `found` is the mutants."""
+    """Visitor of a file's nodes that collects its mutants in `found`."""
 
     def __init__(self, path: str, source: bytes):
         self._path, self._source = path, source
         self.found, self._counts = [], collections.Counter()
-        self._starts = [0]  # of the lines
+        self._starts = [0]  # first byte of each line
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._names, self._bodies, self._statement = (), (), range(1, 2)
-        self._control_dependencies = {"control_dependencies"}  # and other names of it
+        self._control_dependencies = {"control_dependencies"}  # and its aliases
 
     def visit(self, node: ast.AST, parent: ast.AST | None = None) -> None:
-        """Adds the mutants of a node and of all below it."""
+        """Adds the mutants of a node and of its descendants."""
         if _is_left_alone(node):
             return
         before = self._names, self._bodies, self._statement
@@ -163,7 +164,7 @@ class _Finder:
         self.found.append(Place(mutant, start, end, text, *around))
 
     def _edits(self, node: ast.AST, parent: ast.AST | None) -> Iterator[tuple]:
-        """Yields kind, start, end, text, and the node to show if that is not the edit."""
+        """Yields kind, start, end, text, and the node to show if it is not the edit."""
         match node:
             case ast.Compare(left=left):
                 for operator, right in zip(node.ops, node.comparators, strict=True):
@@ -250,7 +251,7 @@ class _Finder:
             yield kind, first, last, new.encode(), node
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
-        """Returns the node's first byte, and the one behind its last."""
+        """Returns the node's half-open byte range [start, stop)."""
         start = self._starts[node.lineno - 1] + node.col_offset
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
@@ -260,7 +261,10 @@ class _Finder:
 
 
 def _is_left_alone(node: ast.AST) -> bool:
-    """Whether it is text, an import, a log line, or makes an error or a flag."""
+    """Returns whether the node is not mutated: f-strings, imports, logs, errors, flags.
+
+    Also the assignment of `__all__` and ifs on `__name__` and TYPE_CHECKING.
+    """
     match node:
         case ast.If(test=test):
             names = {_name(each) for each in ast.walk(test)}
@@ -287,7 +291,7 @@ def _is_string(node: ast.AST) -> bool:
 
 
 def _are_sequences(*nodes: ast.AST) -> bool:
-    """Whether one of them has no arithmetic but + and *."""
+    """Returns whether any of the nodes is a sequence, which has only + and *."""
     kinds = ast.List | ast.Tuple | ast.ListComp
     return any(isinstance(node, kinds) or _is_string(node) for node in nodes)
 

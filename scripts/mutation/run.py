@@ -1,4 +1,4 @@
-"""Runs of tests on mutants: private copies of the tree, a few at a time."""
+"""Runs of tests on mutants, side by side, each in a private copy of the tree."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from scripts.mutation.mutate import Place
 
-_DEADLINE_SECS = 1800.0  # of a file's tests
+_DEADLINE_SECS = 1800.0  # for the tests of one file
 
 
 class Copy:
-    """A copy of a tree, without what git ignores, and a process that runs its tests."""
+    """A copy of a tree, without ignored files, and a process that runs its tests."""
 
     def __init__(self, root: pathlib.Path, folder: pathlib.Path):
-        """Copies, and starts the process."""
+        """Copies the tree and starts the process."""
         self._folder = folder / "tree"
         command = ["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"]
         names = subprocess.check_output(command, cwd=root, text=True).split("\0")
@@ -32,8 +32,8 @@ class Copy:
             shutil.copy(root / name, target)
         temporary = folder / "tmp"
         temporary.mkdir()
-        # The finder of an editable install comes behind the path: the copy wins, also in
-        # processes that tests start.
+        # PYTHONPATH comes before the finder of an editable install, so the copy is
+        # imported, in processes that tests start too.
         variables = {"PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
         server = pathlib.Path(__file__).with_name("fork.py")
         self._process = subprocess.Popen(
@@ -46,10 +46,10 @@ class Copy:
         )
 
     def run(self, tests: list[str], secs: float, place: Place | None = None) -> dict:
-        """Runs tests, for that long at most; with a mutant, until one notices it.
+        """Runs tests for at most `secs`; with a mutant, until a test notices it.
 
         Returns:
-            Tests that `passed`; the one that `failed`, and `why`; the `secs`.
+            The tests that `passed`, the one that `failed`, `why`, and the `secs` taken.
         """
         start = time.monotonic()
         if place is None:
@@ -65,7 +65,7 @@ class Copy:
         return answer | {"secs": round(time.monotonic() - start, 1)}
 
     def _noticed(self, tests: list[str], secs: float) -> dict:
-        """Runs tests until one fails that fails alone too, not only behind others."""
+        """Runs tests until one fails that also fails alone, not only after others."""
         if not tests:
             return {"passed": [], "failed": None, "why": ""}
         answer = self._ask(tests, secs, True)
@@ -89,7 +89,7 @@ class Copy:
 
 @contextlib.contextmanager
 def workers(root: pathlib.Path, number: int) -> Iterator["Workers"]:
-    """Makes that many copies of a tree, for the time of a `with` block."""
+    """Creates `number` copies of a tree for the duration of a `with` block."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         folders = [pathlib.Path(folder, str(i)) for i in range(number)]
         copies = [Copy(root, each) for each in folders]
@@ -104,13 +104,13 @@ class Workers:
     """Copies of a tree that run side by side."""
 
     def __init__(self, copies: list[Copy]):
-        """All of them are free."""
+        """Takes copies that are all free."""
         self._free, self._number = queue.SimpleQueue(), len(copies)
         for copy in copies:
             self._free.put(copy)
 
     def answers(self, runs: dict) -> Iterator[tuple]:
-        """Yields each key of `runs` with the answer to its arguments of `Copy.run`."""
+        """Calls `Copy.run` with each value of `runs`; yields (key, answer)."""
         with ThreadPoolExecutor(self._number) as pool:
             futures = {pool.submit(self._run, *run): key for key, run in runs.items()}
             try:
@@ -130,7 +130,7 @@ class Workers:
         """Runs tests without a mutant, a file at a time.
 
         Returns:
-            Those that pass, with the seconds that their file took.
+            Each test that passes -> the seconds that its file took.
         """
         files = {}
         for test in sorted(tests):
