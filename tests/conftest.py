@@ -1,4 +1,4 @@
-"""Fixtures that several rooms' tests share."""
+"""Fixtures shared by the tests of several packages."""
 
 import collections
 import logging
@@ -18,7 +18,7 @@ programs.write_no_graph_files()
 enable_estimator()  # a no-op on TensorFlow 2.15
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-_BUDGET_CPU_SECS = 20  # of one test on an idle machine; a longer one is named
+_BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported
 _CPU_SECS = "cpu_secs"
 
 
@@ -43,7 +43,7 @@ def _noting_cpu_secs(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """A report and no failure: a busy machine's second is not an idle one's."""
+    """Reports CPU seconds, but fails no test: a busy machine needs more of them."""
     spent = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_collection_modifyitems(items):
-    """Files of many slow tests first: begun last, one of them has a core to itself."""
+    """Sorts files with many slow tests first: last, one would run on a single core."""
     marked = [item.path for item in items if item.get_closest_marker("slow")]
     slow = collections.Counter(marked)
     items.sort(key=lambda item: -slow[item.path])
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_outlives_the_suite():
-    """This process adopts what its programs leave behind, see programs.py."""
+    """Fails if a program is left; this process adopts orphans, see programs.py."""
     yield
     children = psutil.Process().children(recursive=True)
     children = [each for each in children if each.pid != programs.server_pid()]
@@ -76,7 +76,7 @@ def _nothing_outlives_the_suite():
     described = [
         facts
         for facts in (process.as_dict(names) for process in left)
-        # Python's own ends with this process.
+        # Python's own resource tracker ends with this process.
         if "resource_tracker" not in str(facts["cmdline"])
     ]
     for process in left:
@@ -86,14 +86,14 @@ def _nothing_outlives_the_suite():
 
 @pytest.fixture
 def real_starts():
-    """Programs of the test start the way a user starts them: not forked."""
+    """Starts the programs of the test as a user does, without forking."""
     with programs.real_starts():
         yield
 
 
 @pytest.fixture
 def _loggers_as_before():
-    """A room's main() sets the process's loggers; other tests read theirs."""
+    """Restores the process's loggers, which main() changes and other tests read."""
     rooms = ("estimator_accum", "bert_finetune", "distributed", "housing_example")
     names = ("tensorflow", *(f"tensorflow.{room}" for room in rooms))
     loggers = [logging.getLogger(name) for name in names]
@@ -107,7 +107,7 @@ def _loggers_as_before():
 
 @pytest.fixture
 def count_session_runs(monkeypatch) -> Callable[[Callable[[], object]], int]:
-    """Calls a function; returns how many `session.run`s of this process that made."""
+    """Counts the `session.run` calls that a function makes in this process."""
     begun = []
     run = tf.compat.v1.Session.run
 
@@ -126,7 +126,7 @@ def count_session_runs(monkeypatch) -> Callable[[Callable[[], object]], int]:
 
 @pytest.fixture(scope="session")
 def real_data() -> pathlib.Path:
-    """Folder with `cola/`, `housing/` and `mnist/`; skips where there is none."""
+    """Folder with `cola/`, `housing/` and `mnist/`; skips the test if it is missing."""
     named = os.environ.get("ESTIMATOR_ACCUM_DATA")
     folder = pathlib.Path(named) if named else _REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():

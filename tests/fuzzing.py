@@ -1,4 +1,4 @@
-"""Good files, damaged in ways that files are: for tests of what programs say of them.
+"""Files with typical damage, for tests of the programs' error messages.
 
 FUZZ_CASES=2000 python -m pytest -k damaged
 """
@@ -22,7 +22,7 @@ _VALUES = [None, True, -1, 0, 2.5, 10**30, "", "x", [], {}, [1], {"a": 1}]
 
 @st.composite
 def damaged(draw, content: bytes) -> bytes:
-    """Makes a file of a good one by one to three changes."""
+    """Damages a valid file by one to three changes."""
     for _ in range(draw(st.integers(1, 3))):
         content = draw(st.sampled_from(_CHANGES))(draw, content)
     return content
@@ -30,7 +30,7 @@ def damaged(draw, content: bytes) -> bytes:
 
 @st.composite
 def damaged_json(draw, content: bytes) -> bytes:
-    """Likewise, or by another value or key at a place of the JSON's tree."""
+    """Damages a file like `damaged`, or changes a value or key in the JSON tree."""
     if draw(st.booleans()):
         return draw(damaged(content))
     tree = json.loads(content)
@@ -86,12 +86,12 @@ _CHANGES = [_cut, _insert, _remove, _flip, _change_lines]
 
 
 def check(contents, run: Callable[[bytes], int | None], kept: pathlib.Path) -> None:
-    """Runs a program's `main` on contents, and looks at what it says and leaves.
+    """Runs a program's `main` on file contents; checks its messages and files.
 
     Args:
-        contents: Strategy of what the file holds.
-        run: Puts the content in its place and runs the program in this process.
-        kept: A folder that a refusal leaves as it was.
+        contents: Hypothesis strategy of the file's content.
+        run: Writes the content to the file and runs the program in this process.
+        kept: Folder that must stay unchanged if the program refuses the file.
     """
 
     @settings(

@@ -17,7 +17,7 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{i}" for i in range(36
 
 
 def random_tensors(seed: int = 0, **changes) -> dict[str, np.ndarray]:
-    """PyTorch's tensors of a bare BERT of `CONFIG`, large enough to tell bugs."""
+    """Returns PyTorch tensors of a bare BERT of `CONFIG`, large enough to show bugs."""
     config = {**CONFIG, **changes}
     width, wide = config["hidden_size"], config["intermediate_size"]
     tables = {
@@ -65,5 +65,5 @@ def _dense(module: str, inputs: int, outputs: int) -> dict[str, list]:
 
 
 def _norm(module: str) -> dict[str, list]:
-    # None: the hidden size
+    # None stands for the hidden size.
     return {f"{module}LayerNorm.{kind}": [None] for kind in ("weight", "bias")}

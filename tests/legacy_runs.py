@@ -1,7 +1,7 @@
-"""Runs the scripts of tests/legacy_scripts, the way their users would.
+"""Runs the scripts of tests/legacy_scripts, as their users would.
 
-Three ways: "plain" as they are, "two_lines" with the two lines of the README's migration
-page added, "unedited" through `python -m estimator_accum.compat`.
+Three ways: "plain" as they are, "two_lines" with the two lines that the README adds to
+migrate a script, "unedited" through `python -m estimator_accum.compat`.
 """
 
 import pathlib
@@ -32,14 +32,14 @@ def run(
     """Runs a script, or the tasks of a cluster, each a process of the script.
 
     Args:
-        name: Of the script, without `.py`.
-        folder: Where the script is copied to and where its model goes.
+        name: Name of the script, without `.py`.
+        folder: Folder for the copy of the script and for its model.
         way: "plain", "two_lines" or "unedited".
-        python: The interpreter.
+        python: Path of the interpreter.
         tasks: Job of each task of a TF_CONFIG cluster, e.g. ("chief", "worker").
 
     Returns:
-        (exit codes, what they printed).
+        (exit codes, output of all processes).
     """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / f"{name}.py"
@@ -67,7 +67,7 @@ def run_python(code: str | None, *arguments, cwd=None, **variables) -> running.D
 
 
 def _with_two_lines(text: str) -> str:
-    """Adds them after `import tensorflow`, or before where names of it follow."""
+    """Adds TWO_LINES after `import tensorflow as tf`, or before another import of it."""
     lines = text.splitlines(keepends=True)
     for line in lines:
         if line.startswith(("import tensorflow", "from tensorflow")):

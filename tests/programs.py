@@ -7,15 +7,17 @@ An import of TensorFlow takes 4 to 6 CPU seconds, and the suite starts hundreds 
 programs. Each process of the suite therefore starts one server: a fresh interpreter
 that imports TensorFlow, runs nothing of it, and forks. `subprocess.Popen` asks it for
 every command of the forms `python script.py`, `python -m module` and `python -c code`;
-anything else is really started, and so is everything within `real_starts()`. Programs
-that a forked program starts are forked in turn, by a copy of the server that each has.
+any other command is really started, and so is every command within `real_starts()`.
+Programs that a forked program starts are forked too, by that program's own copy of the
+server.
 
-A forked program has what a started one has: it is a child of the process that asked for
-it (the kernel gives orphans to the nearest "subreaper" above them), with its own
+A forked program is like a started one: it is a child of the process that asked for it
+(the kernel gives orphans to the nearest "subreaper" above them), with its own
 arguments, environment, folder, descriptors, session and process group, signal handlers,
-`sys.path`, `__main__`, exit code and atexit callbacks. What differs: the command line
-that `ps` shows, `sys.flags`, the seed of `hash()`, one more open descriptor, modules
-that are there before they are imported, no graph.pbtxt beside a run's checkpoints.
+`sys.path`, `__main__`, exit code and atexit callbacks. The differences: the command
+line that `ps` shows, `sys.flags`, the seed of `hash()`, one more open descriptor,
+modules that are loaded before they are imported, no graph.pbtxt beside a run's
+checkpoints.
 """
 
 import atexit
@@ -38,11 +40,11 @@ import traceback
 import types
 import warnings
 
-# What programs import; nothing of the project, which may change between two starts.
+# Imports of programs, but not the project's: it may change between two starts.
 _PRELOADED = ("tensorflow", "tf_keras", "pandas", "tqdm")
 _LAZY_OF_TENSORFLOW_2_15 = ("keras.layers", "compat.v1.estimator")  # later: Keras 3
-# An interpreter or a library reads these once, when it starts. A program whose values
-# are not the server's is really started.
+# An interpreter or a library reads these variables once, when it starts. A program
+# whose values differ from the server's is really started.
 _READ_AT_START = ("PYTHON", "LD_", "TF_", "OMP_", "OPENBLAS_", "MALLOC_", "KERAS_")
 _READ_LATER = ("PYTHONPATH", "TF_CONFIG", "TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL")
 _COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
@@ -55,7 +57,7 @@ _start_really = subprocess.Popen._execute_child
 _parameters = inspect.signature(_start_really)
 _environment_at_start = dict(os.environ)
 _handlers_at_start = {number: signal.getsignal(number) for number in _SIGNALS}
-_modules_at_start: set[str] | None = None  # None: this is no forked program
+_modules_at_start: set[str] | None = None  # None: not a forked program
 _server: "_Server | None" = None
 _is_forking = False
 
@@ -70,7 +72,7 @@ def fork_from_now_on() -> None:
 
 @contextlib.contextmanager
 def real_starts():
-    """Within it, programs start the way a user starts them."""
+    """Context in which programs start as a user starts them."""
     global _is_forking
     before, _is_forking = _is_forking, False
     try:
@@ -99,7 +101,7 @@ class _Server:
     def start(cls) -> "_Server":
         ours, theirs = _connected_sockets()
         environment = dict(_environment_at_start, TF_CPP_MIN_LOG_LEVEL="3")
-        for name in ("TF_USE_LEGACY_KERAS", *_COVERAGE):  # a program's own affair
+        for name in ("TF_USE_LEGACY_KERAS", *_COVERAGE):  # each program has its own
             environment.pop(name, None)
         with theirs, real_starts():
             process = subprocess.Popen(
@@ -111,7 +113,7 @@ class _Server:
         return cls(ours, process.pid)
 
     def fork(self, request: dict, descriptors: list[int]) -> int:
-        """Returns the process id of the program."""
+        """Forks a program; returns its process id."""
         with self._lock:
             socket.send_fds(self._connection, [pickle.dumps(request)], descriptors)
             answer = self._connection.recv(_LONGEST_MESSAGE)
@@ -132,7 +134,7 @@ def _connected_sockets() -> tuple[socket.socket, socket.socket]:
 
 
 def _execute_child(self, *args, **kwargs) -> None:
-    """Stands in for `subprocess.Popen._execute_child`."""
+    """Replaces `subprocess.Popen._execute_child`."""
     global _server
     asked = _parameters.bind(self, *args, **kwargs).arguments
     if not (_is_forking and _can_fork(asked)):
@@ -161,7 +163,7 @@ def _execute_child(self, *args, **kwargs) -> None:
 
 
 def _can_fork(asked: dict) -> bool:
-    """Returns whether a forked program would be as the started one."""
+    """Returns whether a forked program would behave like a started one."""
     command, folder = asked["args"], asked["cwd"]
     if isinstance(command, (str, bytes, os.PathLike)) or len(command) < 2:
         return False
@@ -189,17 +191,17 @@ def _read_at_start(environment) -> dict[str, str]:
 
 
 def _is_still_as_forked() -> bool:
-    """A program without threads, which has run nothing of TensorFlow."""
+    """Returns whether this is a forked program that has started no threads."""
     return _modules_at_start is not None and len(os.listdir("/proc/self/task")) == 1
 
 
 def _fork_with(prepare, request: dict, descriptors: list[int]) -> int:
-    """Forks this process itself: `prepare` is a function of it."""
+    """Forks this process itself, because `prepare` is a function in its memory."""
     pid = os.fork()
     if pid == 0:
         atexit._clear()
         if _server:
-            _server._connection.detach()  # its number is about to be another's
+            _server._connection.detach()  # its number will be reused
         for name in sys.modules.keys() - _modules_at_start:
             del sys.modules[name]
         _become(request, descriptors, prepare)
@@ -238,7 +240,7 @@ def _fork_orphan(connection: socket.socket) -> int | None:
             os._exit(0)
         connection.close()
         os.close(own_gate)
-        os.read(gate, 1)  # until its parent is the one that it will have
+        os.read(gate, 1)  # waits until it has its final parent
         return None
     pid = int(os.read(pids, 64))
     os.waitpid(between, 0)
@@ -248,7 +250,7 @@ def _fork_orphan(connection: socket.socket) -> int | None:
 
 
 def _become(request: dict, descriptors: list[int], prepare=None):
-    """Makes this process the program; never returns."""
+    """Turns this process into the program; never returns."""
     code = 1
     try:
         _put_in_place(descriptors)
@@ -264,18 +266,18 @@ def _become(request: dict, descriptors: list[int], prepare=None):
 
 
 def _put_in_place(descriptors: list[int], keep: int = -1) -> None:
-    """Makes them 0, 1 and 2, and closes all others."""
+    """Makes the descriptors 0, 1 and 2, and closes all others."""
     copies = [os.dup(each) for each in descriptors]  # none is 0, 1 or 2
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != keep:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing
                 os.close(int(name))
 
 
 def _take_over(request: dict) -> None:
-    """Sets what a program finds when it starts."""
+    """Sets up the state that a program has when it starts."""
     global _server, _environment_at_start, _modules_at_start
     if request["has_session"]:
         os.setsid()
@@ -296,7 +298,7 @@ def _take_over(request: dict) -> None:
     _environment_at_start = dict(os.environ)
     is_measured = any(name in os.environ for name in _COVERAGE)
     if is_measured:
-        importlib.import_module("coverage")  # whose tracer is not to be had twice
+        importlib.import_module("coverage")  # once: a second tracer fails
     _modules_at_start = set(sys.modules)
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     random.seed()
@@ -326,7 +328,7 @@ def _run(arguments: list[str]) -> int:
         try:
             stream.flush()
         except OSError:
-            code = 120  # Python's own for output that nobody reads
+            code = 120  # Python's own code if stdout cannot be flushed
     _server.end()
     if is_interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -355,7 +357,7 @@ def _run_main(arguments: list[str]) -> None:
 
 
 def write_no_graph_files() -> None:
-    """Graphs as text, for people, take a tenth to a quarter of a short training."""
+    """Disables graph.pbtxt, which takes a tenth to a quarter of a short training."""
     util = importlib.import_module("tensorflow.python.training.training_util")
     util.write_graph = lambda *args, **kwargs: None
 
@@ -383,6 +385,6 @@ if __name__ == "__main__":
     sys.path[0] = ""
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     _preload()
-    # Under its own name, so that what programs fork finds the module again.
+    # Under its own name too, so that forked programs find the module again.
     sys.modules["programs"] = sys.modules["__main__"]
     _serve(socket.socket(fileno=int(sys.argv[1])))

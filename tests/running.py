@@ -1,12 +1,12 @@
-"""Programs that tests run: one deadline for all, and none left behind.
+"""Programs that tests run, with one deadline for all, and all ended with their test.
 
     done = running.run("script.py", "--flag", tf_config=None, VARIABLE="1")
     with running.start("-m", "distributed.main", *flags) as task:
         running.wait_until(saved.exists, task)
         task.kill()
 
-`programs` says how they start. Nothing here decides by the clock: a test waits for an
-event, and a slow machine makes it wait longer. Only what would wait for ever fails.
+`programs` describes how they start. No test depends on the clock: it waits for an
+event, and a slow machine only makes it wait longer. Only an endless wait fails.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-DEADLINE_SECS = 1200  # of anything that a test waits for
+DEADLINE_SECS = 1200  # for any event that a test waits for
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SECS_BETWEEN_LOOKS = 0.01
-_PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections
-_locks = []  # of ports, until this process ends
+_PORTS = range(20_000, 32_000)  # below the kernel's ports for outgoing connections
+_locks = []  # open lock files of ports, until this process ends
 
 
 @dataclasses.dataclass
@@ -44,15 +44,15 @@ class Done:
 
 
 class Program:
-    """A Python program that runs; killed, with all of its group, where the block ends.
+    """A running Python program; killed with its process group when the block ends.
 
     Args:
         arguments: The command line after `python`.
-        tf_config: Its TF_CONFIG; None is a process that is in no cluster.
-        cwd: Its folder; the repository's root by default.
-        stdin: As subprocess takes it; nothing by default.
-        python: The interpreter.
-        variables: More of its environment.
+        tf_config: The process's TF_CONFIG; None for a process outside of a cluster.
+        cwd: Working folder; the repository's root by default.
+        stdin: As in subprocess; nothing by default.
+        python: Path of the interpreter.
+        variables: Additional environment variables.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class Program:
     def __exit__(self, kind, *_) -> None:
         self.kill()
         done = self.done()
-        if kind or done.returncode:  # pytest shows it where the test fails
+        if kind or done.returncode:  # pytest shows it if the test fails
             print(f"{self.process.args} ended with {done.returncode}")
             print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
         self._stdout.close()
         self._stderr.close()
 
     def wait(self) -> Done:
-        """Waits for its end."""
+        """Waits for the end of the program."""
         self.process.wait(DEADLINE_SECS)
         return self.done()
 
     def done(self) -> Done:
-        """Returns what it has printed so far; the exit code is None while it runs."""
+        """Returns the output so far; the exit code is None while the program runs."""
         texts = []
         for file in (self._stdout, self._stderr):
             size = os.fstat(file.fileno()).st_size
@@ -102,7 +102,7 @@ class Program:
         return Done(self.process.poll(), *texts)
 
     def kill(self) -> None:
-        """Ends it and its group at once, whatever they do."""
+        """Kills the program and its process group at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, 9)
         self.process.wait()
@@ -124,9 +124,9 @@ def cluster(*commands: tuple, jobs: tuple[str, ...], **options) -> Iterator[list
     """Starts a task for each job, each with its TF_CONFIG.
 
     Args:
-        commands: Arguments of each task; one is that of all.
-        jobs: Their jobs, e.g. ("chief", "worker").
-        options: Those of `Program`.
+        commands: Arguments of each task, or one tuple for all tasks.
+        jobs: Job of each task, e.g. ("chief", "worker").
+        options: Options of `Program`.
     """
     commands = commands * len(jobs) if len(commands) == 1 else commands
     with contextlib.ExitStack() as stack:
@@ -137,7 +137,7 @@ def cluster(*commands: tuple, jobs: tuple[str, ...], **options) -> Iterator[list
 
 
 def wait_until(condition: Callable[[], object], *programs: Program) -> None:
-    """Waits until the condition holds, as long as these programs all run."""
+    """Waits until the condition holds; fails if one of the programs ends before."""
     end = time.monotonic() + DEADLINE_SECS
     while not condition():
         for program in programs:
@@ -148,7 +148,7 @@ def wait_until(condition: Callable[[], object], *programs: Program) -> None:
 
 
 def environment(tf_config: dict | None = None) -> dict[str, str]:
-    """Returns a task's environment variables; None is a process that is in no cluster.
+    """Returns a task's environment variables; None for a process outside of a cluster.
 
     Without TF_USE_LEGACY_KERAS, which enable_estimator sets for its own process.
     """
@@ -162,7 +162,7 @@ def environment(tf_config: dict | None = None) -> dict[str, str]:
 
 
 def tf_configs(*jobs: str) -> list[dict]:
-    """Returns the TF_CONFIG of each task, on ports of its own; a job may come twice."""
+    """Returns the TF_CONFIG of each task, with new ports; jobs may be repeated."""
     cluster, tasks = {}, []
     for job in jobs:
         addresses = cluster.setdefault(job, [])

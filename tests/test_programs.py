@@ -1,4 +1,4 @@
-"""A forked program is as the started one, in all that `programs` promises."""
+"""A forked program behaves like a started one, in all that `programs` promises."""
 
 import contextlib
 import json
@@ -131,7 +131,8 @@ def test_program_of_a_program_is_its_child(kind, options):
         assert (os.getpgid(pid) == pid) == bool(options)
         process.kill()
         process.wait()
-        # The one waits for its parent's end of the pipe, the other dies with it.
+        # One waits until its parent closes the pipe, the other one dies with its
+        # parent.
         own.wait(60)
 
 
@@ -146,7 +147,7 @@ def test_program_of_a_program_is_its_child(kind, options):
     ],
 )
 def test_what_cannot_be_as_started_is_really_started(monkeypatch, command, options):
-    monkeypatch.setattr(programs, "_server", None)  # whoever asks it fails
+    monkeypatch.setattr(programs, "_server", None)  # a request for a fork fails
     monkeypatch.setattr(programs._Server, "start", None)
     subprocess.run(command, check=True, **options)
 

@@ -1,4 +1,4 @@
-"""What the README prints runs as printed."""
+"""Code and flags of the README work as printed."""
 
 import pathlib
 import re
@@ -18,7 +18,7 @@ _CODE = re.findall(r"```python\n(.*?)```", _README, re.DOTALL)
 
 
 def _code_with(words: str) -> str:
-    """The first block of Python that holds these words."""
+    """Returns the first block of Python that contains these words."""
     return next(code for code in _CODE if words in code)
 
 
@@ -131,7 +131,7 @@ def test_the_update_step_of_the_readme_is_a_counter():
         assert get_or_create_update_step().dtype == tf.int64
 
 
-_OUR_LINES = re.sub("(?m)^#SBATCH .*", "", _README)  # those are Slurm's
+_OUR_LINES = re.sub("(?m)^#SBATCH .*", "", _README)  # their flags are Slurm's
 
 
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"--([a-z_]+)=", _OUR_LINES))))

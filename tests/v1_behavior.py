@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p v1_behavior`): tests run as after `disable_v2_behavior()`."""
+"""A pytest plugin (`-p v1_behavior`) that runs tests after `disable_v2_behavior()`."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Fixtures of more than one file."""
+"""Fixtures shared by several test files."""
 
 import pytest
 import tensorflow as tf

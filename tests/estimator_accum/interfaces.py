@@ -1,4 +1,4 @@
-"""The rule's three interfaces, and what small train ops of any of them are run by."""
+"""The three interfaces of the rule, and helpers that run their small train ops."""
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ def by_minimize(loss, optimizer, steps, **options):
 
 
 def by_apply_gradients(loss, optimizer, steps, **options):
-    """Of gradients that somebody else computed, so that nobody knows the loss."""
+    """Applies gradients computed elsewhere, so that the loss is unknown."""
     pairs = optimizer.compute_gradients(loss)
     global_step = v1.train.get_or_create_global_step()
     return AccumulatingOptimizer(optimizer, steps, **options).apply_gradients(
@@ -35,10 +35,10 @@ ALL = [by_train_op, by_minimize, by_apply_gradients]
 
 
 def fed_gradients(*values, dtype=tf.float32):
-    """Makes variables of these values, and a loss whose gradients are what is fed.
+    """Creates variables with these initial values, and a loss with fed gradients.
 
     Returns:
-        The placeholders, the variables, and the loss.
+        (placeholders of the gradients, variables, loss).
     """
     variables = [
         v1.get_variable(f"variable_{i}", initializer=tf.constant(value, dtype))
@@ -56,7 +56,7 @@ def start_session(config=None):
 
 
 def after_each(train_op, feeds, fetches):
-    """Returns what `fetches` are after each micro-step."""
+    """Returns the values of `fetches` after each micro-step."""
     found = []
     with start_session() as session:
         for feed in feeds:
@@ -70,7 +70,7 @@ def sgd(rate=1.0):
 
 
 def apply_partial_window(session):
-    """What the hooks do when the data ends in mid-window."""
+    """Applies the open window, as the hooks do when the data ends in mid-window."""
     window = get_windows()[0]
     if window.micro_steps is not None and session.run(window.micro_steps):
         session.run(window.update_step_after, {window.is_boundary: True})

@@ -1,4 +1,4 @@
-"""The Kerases that this Python has, and small models in them."""
+"""The Keras versions of this installation, and small models in them."""
 
 import importlib
 import importlib.util
@@ -16,8 +16,8 @@ class Kind:
     """One family of optimizers.
 
     Attributes:
-        name: (root, kind), of KINDS.
-        keras: The module.
+        name: (root, kind), an element of KINDS.
+        keras: The Keras module.
         is_legacy: Whether optimizers are those of `optimizers.legacy`.
         is_3: Whether it is Keras 3.
     """
@@ -29,7 +29,7 @@ class Kind:
         self.is_3 = hasattr(self.keras, "ops")
 
     def optimizer(self, name: str, *args, **kwargs):
-        """Makes `optimizers.<name>(...)`."""
+        """Returns `optimizers.<name>(...)`."""
         home = self.keras.optimizers
         home = home.legacy if self.is_legacy else home
         return getattr(home, name)(*args, **kwargs)
@@ -40,7 +40,7 @@ class Kind:
         return self.keras
 
     def dense_model(self, dtype: str = "float32", features: int = 5):
-        """Two dense layers, of the same weights at every call."""
+        """Returns a model of two dense layers, with the same weights at every call."""
         keras = self._begin(dtype)
         return keras.Sequential(
             [
@@ -51,7 +51,7 @@ class Kind:
         )
 
     def sparse_model(self, dtype: str = "float32"):
-        """An embedding of 20 rows, 3 looked up in an example."""
+        """Returns a model with an embedding of 20 rows; an example looks up 3."""
         keras = self._begin(dtype)
         base = _summing(keras) if self.is_3 else keras.Sequential
         return base(
@@ -65,7 +65,7 @@ class Kind:
 
 
 def _summing(keras):
-    """A model that sums the slices of a row, as Keras 2 does, and Keras 3 forgets to."""
+    """Returns a model class that sums a row's slices, which Keras 3 does not do."""
 
     class Summing(keras.Sequential):
         def train_step(self, data):
@@ -83,7 +83,7 @@ def _summing(keras):
 
 
 def sum_of_rows(gradient):
-    """Returns the gradient with each row once."""
+    """Returns the gradient with the slices of each row summed."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, positions = tf.unique(gradient.indices)
@@ -100,14 +100,14 @@ def kind(request):
 
 
 def dense_data(examples: int, dtype: str = "float32", features: int = 5):
-    """x [examples, features] and y [examples, 1]."""
+    """Returns x [examples, features] and y [examples, 1]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=[examples, features]).astype(dtype)
     return x, rng.normal(size=[examples, 1]).astype(dtype)
 
 
 def sparse_data(examples: int, dtype: str = "float32"):
-    """Rows [examples, 3] and y [examples, 1]."""
+    """Returns row ids [examples, 3] and y [examples, 1]."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 20, size=[examples, 3])
     return x, rng.normal(size=[examples, 1]).astype(dtype)
@@ -138,6 +138,6 @@ def apply_each(optimizer, variable, gradients, in_graph=False, **options):
 
 
 def difference(model, other) -> float:
-    """Largest difference of weights, relative to the largest of its variable."""
+    """Returns the largest weight difference, relative to its variable's largest."""
     pairs = zip(model.get_weights(), other.get_weights(), strict=True)
     return max(np.abs(a - b).max() / np.abs(a).max() for a, b in pairs)

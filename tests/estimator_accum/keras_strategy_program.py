@@ -4,9 +4,9 @@ usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested | loop | plai
 
 STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG); "nested"
 puts the optimizer into a LossScaleOptimizer, "loop" trains without `fit`, and "plain"
-without accumulation. Eleven batches of 8 are three windows of 3
-and a partial one, which is applied. OUTPUT.npz takes the weights; the updates and the
-reductions that were traced are printed as one JSON line.
+without accumulation. Eleven batches of 8 are three windows of 3 and a partial one,
+which is applied. The weights are written to OUTPUT.npz; the number of updates and the
+traced reductions are printed as one JSON line.
 """
 
 import json
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _train(model, strategy, data) -> None:
-    """What `fit` does, in a loop of one's own."""
+    """Trains like `fit`, in a custom loop."""
     step = tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
     for batch in strategy.experimental_distribute_dataset(data):
         step(batch)
@@ -70,10 +70,10 @@ def _train(model, strategy, data) -> None:
 
 
 def _record_reductions() -> list[str]:
-    """Returns the list to which each reduction over replicas adds its graph's name.
+    """Returns a list to which each reduction over replicas adds its graph's name.
 
-    Replicas reduce by `all_reduce`, each on its own; where all are CPUs of one process,
-    the library sums on one device, once for all of them.
+    Every replica reduces by its own `all_reduce`; if all replicas are CPUs of one
+    process, the library sums on one device, once for all of them.
     """
     names = []
 

@@ -29,7 +29,7 @@ def make_data(examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def input_fn_of(examples: int, batch_size: int, seed: int = 0):
-    """Batches in order, the last one short."""
+    """Returns an input_fn of batches in order, the last one short."""
 
     def input_fn():
         x, y = make_data(examples, seed)
@@ -48,7 +48,7 @@ def hidden_layer(x: tf.Tensor) -> tf.Tensor:
 
 
 def embedding_layer(x: tf.Tensor) -> tf.Tensor:
-    """Rows of a table, many of them more than once, many never."""
+    """Returns rows of a table; many are looked up repeatedly, many never."""
     start = np.linspace(-1, 1, 20 * 8).reshape(20, 8).astype(np.float32)
     table = v1.get_variable("table", initializer=start)
     ids = tf.cast(tf.abs(x) * 5, tf.int64) % 20
@@ -66,7 +66,7 @@ def loss_of(features, labels) -> tf.Tensor:
 
 
 def words_input_fn():
-    """Three batches of numbers, words and classes, the last one short."""
+    """Returns three batches of numbers, words and classes, the last one short."""
     x, y = make_data(39)
     words = np.array([f"word {abs(int(n * 9)) % 11}" for n in y[:, 0]])
     features, labels = {"x": x, "word": words}, (y[:, 0] > 0).astype(np.int64)
@@ -74,7 +74,7 @@ def words_input_fn():
 
 
 def word_columns():
-    """Returns those of the numbers, the words, and the words' embedding."""
+    """Returns the columns of the numbers, the words, and the words' embedding."""
     numeric = tf.feature_column.numeric_column("x", [WIDTH])
     words = tf.feature_column.categorical_column_with_hash_bucket("word", 20)
     start = v1.constant_initializer(0.1)
@@ -83,7 +83,7 @@ def word_columns():
 
 
 def make_model_fn(make_train_op, body=hidden_layer):
-    """A regression whose train op is `make_train_op(loss)`."""
+    """Returns a regression model_fn whose train op is `make_train_op(loss)`."""
 
     def model_fn(features, labels, mode):
         predicted = output_layer(body(features["x"]))
@@ -103,7 +103,7 @@ def spec_of(mode, loss, train_op, **more):
 
 
 def plain(optimizer):
-    """The train op of the batch, without this library."""
+    """Returns a function that makes the train op without this library."""
     return lambda loss: OPTIMIZERS[optimizer]().minimize(
         loss, v1.train.get_or_create_global_step()
     )
@@ -122,7 +122,7 @@ def by_optimizer(optimizer, **options):
 
 
 class Fetch(v1.train.SessionRunHook):
-    """Notes what a collection's tensor is in every run of the train op."""
+    """Records the value of a collection's tensor in every run of the train op."""
 
     def __init__(self, collection):
         self.values = []
@@ -163,5 +163,5 @@ def train_in_micro_batches(
 
 
 def difference(ours: dict, theirs: dict) -> float:
-    """Largest difference of any variable that a plain run saves."""
+    """Returns the largest difference of any variable that a plain run saves."""
     return max(np.max(np.abs(ours[name] - value)) for name, value in theirs.items())

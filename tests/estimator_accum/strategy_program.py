@@ -1,14 +1,15 @@
 """Trains a small model under a strategy and prints its variables as JSON.
 
-    python strategy_program.py none|mirrored|collectives|multi_worker BATCH K MICRO_STEPS
+    python strategy_program.py none|mirrored|collectives|multi_worker BATCH K
+    MICRO_STEPS
         FOLDER [FITS ...] [no_hooks] [loss_scaling] [one_device] [two_devices]
         [save_summary_steps=N]
 
-One process of a TF_CONFIG cluster under multi_worker. collectives is a MirroredStrategy
-that is made eagerly, with collectives for its default; one_device passes it
-ReductionToOneDevice, two_devices tells the Session. BATCH is that of one replica.
-With FITS, batches are trained in micro-batches, as many as it takes where so many
-examples fit in memory; one number for each task.
+multi_worker is one process of a TF_CONFIG cluster. collectives is a MirroredStrategy
+that is created eagerly, and so uses collectives by default; one_device passes it
+ReductionToOneDevice, two_devices gives the Session two CPU devices. BATCH is the batch
+of one replica. With FITS, batches are trained in as many micro-batches as a memory of
+FITS examples needs; one number for each task.
 """
 
 import json
@@ -53,7 +54,7 @@ def model_fn(features, labels, mode, params):
 
 
 def _fitting(inputs, fits):
-    """Returns `inputs` of at most `fits` examples; None: of any number."""
+    """Returns `inputs`; runs out of memory above `fits` examples (None: no limit)."""
 
     def check(rows):
         if rows > fits:
@@ -124,7 +125,7 @@ def main(kind, batch, steps, micro_steps, folder, *more):
         config=config,
         params=params,
     )
-    if kind == "multi_worker":  # where Estimator.train refuses
+    if kind == "multi_worker":  # Estimator.train refuses it
         tf.estimator.train_and_evaluate(
             estimator,
             tf.estimator.TrainSpec(input_fn, max_steps=micro_steps),

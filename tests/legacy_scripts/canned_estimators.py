@@ -50,7 +50,7 @@ old = tf.compat.v1.estimator.DNNRegressor(
     [4],
     COLUMNS,
     model_dir=sys.argv[1] + "/v1",
-    activation_fn=tf.nn.tanh,  # one run in eight starts with four dead ReLUs
+    activation_fn=tf.nn.tanh,  # with ReLUs, one run in eight starts with all four dead
     optimizer=tf.compat.v1.train.AdamOptimizer(0.05),
 )
 old.train(lambda: input_fn(values), steps=100)

@@ -46,7 +46,7 @@ tf.estimator.train_and_evaluate(
 if TASK["type"] == "evaluator":
     assert os.path.isdir(sys.argv[1] + "/eval")
 else:
-    for _ in range(600):  # the task that saves may be behind this one
+    for _ in range(600):  # the task that saves may be slower than this one
         if estimator.get_variable_value("global_step") == 100:
             break
         time.sleep(0.1)

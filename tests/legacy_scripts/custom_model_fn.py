@@ -1,4 +1,4 @@
-"""A model_fn of its own: train, go on from the checkpoint, evaluate, predict."""
+"""A custom model_fn: train, resume from the checkpoint, evaluate, predict."""
 
 import sys
 

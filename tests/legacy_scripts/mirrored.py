@@ -23,7 +23,7 @@ estimator = tf.estimator.DNNRegressor(
     optimizer=lambda: tf.keras.optimizers.legacy.Adam(0.05),  # one a replica
     config=tf.estimator.RunConfig(
         train_distribute=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-        # The Session makes one CPU device unless told, and then waits for ever.
+        # By default the Session makes one CPU device, and then waits for ever.
         session_config=tf.compat.v1.ConfigProto(
             device_count={"CPU": 2}, allow_soft_placement=True
         ),

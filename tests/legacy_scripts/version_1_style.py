@@ -1,4 +1,4 @@
-"""As scripts were written for TensorFlow 1: flags, app.run, no v2 behavior."""
+"""A script in the style of TensorFlow 1: flags, app.run, no v2 behavior."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
