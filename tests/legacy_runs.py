@@ -67,7 +67,7 @@ def run_python(code: str | None, *arguments, cwd=None, **variables) -> running.D
 
 
 def _with_two_lines(text: str) -> str:
-    """Adds TWO_LINES after `import tensorflow as tf`, or before another import of it."""
+    """Adds TWO_LINES after `import tensorflow as tf`, or before its other imports."""
     lines = text.splitlines(keepends=True)
     for line in lines:
         if line.startswith(("import tensorflow", "from tensorflow")):

@@ -81,7 +81,7 @@ def test_there_is_one_accumulator_a_variable_and_scalars_beside(sparse_rows):
 
 
 def test_losses_that_are_sums_add_up():
-    """As the big batch's sum does, where the mean rule gives a third of it."""
+    """Like the big batch's sum; the mean rule would give a third of it."""
     batches = make_batches(4, 6)
     model = make_model()
     loss = model.loss * tf.cast(tf.shape(model.feeds.targets)[0], tf.float32)
@@ -89,7 +89,7 @@ def test_losses_that_are_sums_add_up():
     parts = [part for batch in batches for part in split(batch, 3)]
     feeds = [dict(zip(model.feeds, part, strict=True)) for part in parts]
     found = after_each(train_op, feeds, model.dense)[-1]
-    plain = train_plain(OPTIMIZERS["gradient_descent"], batches)  # of the mean
+    plain = train_plain(OPTIMIZERS["gradient_descent"], batches)  # on the mean loss
     np.testing.assert_allclose(found, plain["dense"], rtol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_reductions_are_checked(options, message):
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_update_ops_run_once_every_micro_step(steps, is_wrapped):
-    """By themselves, and not twice where the caller asks for them as well."""
+    """Without the caller's control dependency, and not twice with it."""
     x = v1.get_variable("x", initializer=1.0)
     average = v1.get_variable("average", initializer=0.0, trainable=False)
     v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)

@@ -1,6 +1,7 @@
 """Micro-steps, failures, restores, other K and partial windows in any order.
 
-After each step the graph must stand where NumPy says. More cases than the suite takes:
+After each step the graph must have the values of NumPy. To run more cases than the
+suite:
 
     HYPOTHESIS_CASES=2000 python -m pytest tests/estimator_accum/test_any_order.py
 """
@@ -80,7 +81,7 @@ _graph = functools.cache(_Graph)
 
 
 class _Machine(RuleBasedStateMachine):
-    """The graph, and what NumPy makes of the same."""
+    """The graph and a NumPy model that take the same steps."""
 
     policy = None
 
@@ -125,7 +126,7 @@ class _Machine(RuleBasedStateMachine):
             mean = self.sums / self.total if self.total else np.zeros(1 + ROWS)
             norm = np.linalg.norm(mean)
             mean *= min(1.0, CLIP_NORM / norm) if norm else 1.0
-            rows = [0, *(1 + i for i in self.touched)]  # sparse: the others rest
+            rows = [0, *(1 + i for i in self.touched)]  # sparse: other rows do not move
             self.slots[rows] = MOMENTUM * self.slots[rows] + mean[rows]
             rate = RATE / (1.0 + self.updates)
             self.values[rows] -= rate * self.slots[rows]

@@ -1,4 +1,4 @@
-"""What an optimizer is given, finds and reads inside the branch that updates."""
+"""Arguments, variables and clocks of an optimizer inside the branch that updates."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def _train(
 
 
 class Lamb(v1.train.GradientDescentOptimizer):
-    """Like NVIDIA's: the correction of its bias is of the number of the update."""
+    """Like NVIDIA's: its bias correction depends on the number of the update."""
 
     def apply_gradients(self, grads_and_vars, global_step, name=None):
         number = tf.cast(global_step, tf.float32)
@@ -68,7 +68,7 @@ def test_an_optimizer_that_requires_global_step_gets_the_number_of_the_update(si
 
 
 class MultistepAdam(v1.train.GradientDescentOptimizer):
-    """Looks its variable up by the default graph, as tensor2tensor's does."""
+    """Looks up its variable in the default graph, as tensor2tensor's does."""
 
     def _create_slots(self, var_list):
         first = min(var_list, key=lambda variable: variable.name)
@@ -128,7 +128,7 @@ def test_after_update_ops_that_exist_already_are_refused():
 
 
 class Adafactor(v1.train.GradientDescentOptimizer):
-    """Decays by the graph's global step, which nobody gave it, as tensor2tensor's."""
+    """Reads the graph's global step without being given it, as tensor2tensor's does."""
 
     def _prepare(self):
         step = tf.cast(v1.train.get_global_step(), tf.float32)
@@ -160,7 +160,7 @@ def _halved(step):
 def test_a_clock_that_counts_micro_steps_is_warned_of(
     make_optimizer, words, on_nonfinite, caplog
 ):
-    # A model may read global_step: what it does in a micro-step is its own matter.
+    # A model may read global_step in a micro-step without a warning.
     options = {"scale": _halved}
     _train(make_optimizer, on_nonfinite=on_nonfinite, **options)
     if words is None:
@@ -169,7 +169,7 @@ def test_a_clock_that_counts_micro_steps_is_warned_of(
         (message,) = caplog.messages
         assert words in message and "counts micro-steps" in message
     caplog.clear()
-    _train(make_optimizer, 1, **options)  # the two clocks are one
+    _train(make_optimizer, 1, **options)  # with K = 1 both clocks are equal
     assert not caplog.messages
 
 

@@ -1,4 +1,4 @@
-"""The sizes of an update: what follows from what, and what is refused."""
+"""The sizes of an update: how they are derived, and which are refused."""
 
 import pytest
 

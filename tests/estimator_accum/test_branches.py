@@ -1,4 +1,4 @@
-"""Branches that capture nothing: the right one runs, alone, wherever they stand."""
+"""Branches without captures: only the right one runs, wherever they are built."""
 
 import pytest
 import tensorflow as tf

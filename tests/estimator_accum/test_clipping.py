@@ -33,7 +33,7 @@ def test_a_row_that_is_looked_up_twice_counts_with_the_sum_of_its_slices():
 @pytest.mark.parametrize("norm", [0.5, 2.0, 8.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("factor", [None, 0.5])
 def test_clipping_is_tensorflows_own_to_the_bit(norm, factor):
-    """What is not finite becomes NaN everywhere, not only where it was."""
+    """Any NaN or infinity makes all values NaN, not only its own."""
     sums = [tf.constant([0.3, -0.7]), tf.constant(1.1)]
     norm = tf.constant(norm)
     scale = None if factor is None else tf.constant(factor)
@@ -48,13 +48,13 @@ def test_clipping_is_tensorflows_own_to_the_bit(norm, factor):
 
 
 def test_rows_are_cleared_after_they_were_read():
-    """A race is seldom lost: the order is asked of the graph."""
+    """Checks the order in the graph, since a run would rarely show a race."""
     accumulator = create_accumulator("table", tf.TensorShape([4, 1]), tf.float32, True)
     slices = tf.IndexedSlices(tf.constant([[3.0]]), tf.constant([2]))
     is_first = tf.constant(True)
     sums = add([accumulator], [slices], is_first)
     marked, added = commit([accumulator], sums, is_first)
-    assert marked in ancestors([added])  # a run that fails in between loses no row
+    assert marked in ancestors([added])  # a failure in between loses no row
     with tf.control_dependencies([added]):
         (taken,), cleared = take_window([accumulator])
     assert taken.values.op.type == "ResourceGather"

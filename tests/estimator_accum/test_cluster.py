@@ -1,4 +1,4 @@
-"""Every cluster that the environment can describe, and every field that it cannot."""
+"""Every cluster that the environment can describe, and every invalid field."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""enable_estimator on every TensorFlow: refusals, spellings, what stands in."""
+"""enable_estimator on every TensorFlow: refusals, import forms, replaced modules."""
 
 import re
 import sys
@@ -54,7 +54,7 @@ def test_names_from_before_2_16_are_the_modules_of_today():
     assert Estimator is tf.compat.v1.estimator.Estimator
     assert estimator_lib.EstimatorSpec is tf.estimator.EstimatorSpec
     assert old_head._regression_head is head._regression_head
-    adam = training_ops.resource_apply_adam  # what custom optimizers call
+    adam = training_ops.resource_apply_adam  # custom optimizers call it
     assert adam is gen_training_ops.resource_apply_adam
 
 
@@ -179,7 +179,7 @@ def test_refused_enabling_leaves_no_estimator():
     assert re.search(r"Received: 2\.14\.0\..* False$", done.stdout), done.stderr
 
 
-## What stands in for estimator_training
+## The replacement of estimator_training
 
 
 def _config(monkeypatch, tf_config, **arguments):

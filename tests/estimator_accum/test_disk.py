@@ -1,4 +1,4 @@
-"""Room on the disk: what is refused, recognized and cleared away."""
+"""Disk space: refusals before training, full disks, removal of unfinished files."""
 
 import collections
 import errno

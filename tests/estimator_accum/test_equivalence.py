@@ -64,7 +64,7 @@ def test_one_step_windows_with_clipping_are_clip_by_global_norm_bit_for_bit(clip
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        # Settings that float32, which TensorFlow makes of them, holds exactly.
+        # Settings that are exact in float32, to which TensorFlow converts them.
         ("SGD", (0.125,)),
         *[("Momentum", (0.125, 0.75)), ("Adam", (0.125, 0.75, 0.875, 2**-20))],
     ],

@@ -1,4 +1,4 @@
-"""Walks over a graph: what a fetch asks for, what a value is computed from."""
+"""Graph traversals: the operations that a fetch runs, the sources of a value."""
 
 import tensorflow as tf
 

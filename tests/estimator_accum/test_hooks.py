@@ -1,4 +1,4 @@
-"""Partial windows, restores and reports, as an Estimator goes through them."""
+"""Partial windows, restores and reports in an Estimator."""
 
 import csv
 import inspect
@@ -75,7 +75,7 @@ def _assert_same(ours, theirs, names=None):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Trained for 22 micro-steps: five windows of 4, and 2 micro-steps kept."""
+    """Estimator after 22 micro-steps: five windows of 4, and 2 micro-steps kept."""
     estimator = _estimator(tmp_path_factory.mktemp("kept"))
     estimator.train(_input_fn, steps=22)
     return estimator
@@ -83,7 +83,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def applied(tmp_path_factory):
-    """Trained for 22 micro-steps: five windows of 4, and one of 2."""
+    """Estimator after 22 micro-steps: five windows of 4, and one of 2."""
     folder = tmp_path_factory.mktemp("applied")
     estimator = _estimator(folder, partial_window="apply", csv=folder)
     estimator.train(_input_fn, steps=22)
@@ -99,7 +99,7 @@ def info_log(caplog):
 def test_hooks_add_no_session_run_to_a_micro_step(tmp_path, count_session_runs):
     def train(steps):
         folder = str(tmp_path / f"{steps}_steps")
-        # By steps TensorFlow's own saving hook would run the session, too.
+        # With save_checkpoints_steps TensorFlow's saving hook runs the session too.
         config = tf.estimator.RunConfig(folder, save_checkpoints_secs=1000)
         params = {"steps": 4, "partial_window": "keep", "metrics_dir": folder}
         estimator = tf.estimator.Estimator(_model_fn, config=config, params=params)
@@ -110,7 +110,7 @@ def test_hooks_add_no_session_run_to_a_micro_step(tmp_path, count_session_runs):
 
 
 def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, kept, info_log):
-    """By default: what stops it, `steps` or `max_steps`, is not the data's end."""
+    """By default: `steps` and `max_steps` stop a run before its data ends."""
     stopped = _estimator(tmp_path, partial_window="auto")
     stopped.train(_input_fn, steps=10)
     assert re.findall(r"(\d) of 4 micro-steps kept in the", info_log.text) == ["2"]
@@ -127,9 +127,9 @@ def test_a_run_stopped_in_mid_window_goes_on_bit_for_bit(tmp_path, kept, info_lo
 def test_applied_partial_window_is_divided_by_what_it_holds(
     tmp_path, applied, info_log
 ):
-    """22 micro-steps of 4: five windows and one of 2, as a schedule says outright.
+    """22 micro-steps at K = 4: five windows and one of 2, compared with that schedule.
 
-    The data ends behind the 22nd.
+    The data ends after the 22nd.
     """
     auto = _estimator(tmp_path / "auto", partial_window="auto")
     auto.train(_input_fn)
@@ -156,7 +156,7 @@ def test_the_last_evaluation_of_train_and_evaluate_sees_the_applied_window(tmp_p
 
 
 def _train_x(micro_steps, hooks, folder=None, clip_norm=None):
-    """Micro-steps of x := x - 2 on average, in windows of 4."""
+    """Trains x in windows of 4 micro-steps; an update is x := x - 2."""
     with tf.Graph().as_default():
         x = v1.get_variable("x", initializer=0.0)
         train_op = make_accumulating_train_op(2 * x, sgd(), 4, clip_norm)
@@ -176,7 +176,7 @@ def test_apply_works_in_a_session_whose_saving_hook_comes_last(tmp_path):
 
 
 class _Saving(v1.train.SessionRunHook):
-    """Saves after every micro-step, as a user's own code may."""
+    """Saves after every micro-step, as user code may."""
 
     def __init__(self, folder):
         self._path = str(folder / "own.ckpt")
@@ -242,7 +242,7 @@ def test_a_checkpoint_without_accumulation_resumes_with_it_and_back(tmp_path, in
 
 
 def test_one_step_windows_resume_with_longer_ones_and_back(tmp_path, info_log):
-    """They count on; the partial window that they cannot hold is dropped."""
+    """The counters continue; a partial window that K = 1 cannot hold is dropped."""
     _estimator(tmp_path, steps=1).train(_input_fn, steps=5)
     ours = _estimator(tmp_path, steps=4)
     ours.train(lambda: _input_fn(5), steps=10)
@@ -282,7 +282,7 @@ def test_metrics_of_a_run_that_went_back_to_a_checkpoint_hold_each_update_once(
     checkpoint = tf.train.latest_checkpoint(str(tmp_path))
     estimator.train(lambda: _input_fn(9), steps=11)
     expected = _rows_without_speed(tmp_path)
-    # The folder as a kill after micro-step 20 would leave it: later rows, older state.
+    # The folder as after a kill at micro-step 20: the metrics have later rows.
     v1.train.update_checkpoint_state(str(tmp_path), checkpoint)
     estimator.train(lambda: _input_fn(9), steps=11)
     assert _rows_without_speed(tmp_path) == expected
@@ -294,7 +294,7 @@ def _rows_without_speed(folder):
 
 
 def _scalars(folder) -> dict[tuple[str, int], float]:
-    """TensorBoard's, by name and global step."""
+    """Returns TensorBoard's scalars by name and global step."""
     return {
         (value.tag.removeprefix("accumulation/"), event.step): value.simple_value
         for path in pathlib.Path(folder).glob("events*")
@@ -331,7 +331,7 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path, monkeypatch):
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
             for value in (3, 3, 0.5, 0.5):
                 session.run(train_op, {slope: value})
-            for value, k in ((5, 4), (1, 4), (1, 2), (2, 4)):  # K falls in mid-window
+            for value, k in ((5, 4), (1, 4), (1, 2), (2, 4)):  # K drops in mid-window
                 session.run(train_op, {slope: value, steps: k})
     scalars = _scalars(tmp_path)
     for at, clipped_share, held in (
@@ -356,7 +356,7 @@ def test_a_worker_that_is_not_the_chief_writes_no_metrics(tmp_path, monkeypatch)
 
 
 def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
-    """Clipping switched on in mid-window: only its count starts at 0."""
+    """Clipping is switched on in mid-window: only its count starts at 0."""
 
     def train(clip_norm, micro_steps):
         _train_x(micro_steps, make_accumulation_hooks, str(tmp_path), clip_norm)

@@ -1,4 +1,4 @@
-"""The hooks add nothing to a `session.run` that is no micro-step."""
+"""The hooks add nothing to a `session.run` that is not a micro-step."""
 
 import csv
 
@@ -48,7 +48,7 @@ def test_runs_of_anything_else_train_nothing(tmp_path):
 
 
 class _RunTrainOps(v1.train.SessionRunHook):
-    """Trains as TF-GAN does, whose spec has a train op that only counts."""
+    """Trains like TF-GAN, whose EstimatorSpec has a train op that only counts."""
 
     def __init__(self, train_ops):
         self._train_ops = train_ops

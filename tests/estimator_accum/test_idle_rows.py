@@ -1,4 +1,4 @@
-"""On a CPU a sparse accumulator takes memory for the rows that were touched."""
+"""On a CPU a sparse accumulator takes memory only for touched rows."""
 
 import os
 import sys
@@ -16,22 +16,23 @@ _TABLE_BYTES = 4 * _ROWS * _WIDTH
 
 
 def _resident_bytes() -> int:
-    """Without what is mapped from files: libraries come as they are used."""
+    """Returns resident bytes without mapped files: libraries load as they are used."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith("RssAnon"))
     return 1024 * int(line.split()[1])
 
 
 def _bytes_of_accumulating() -> int:
-    """Trains an embedding table, two windows of two rows a micro-step.
+    """Trains an embedding table for two windows, with two rows per micro-step.
 
     Returns:
-        What the process takes for all but TensorFlow's import and the table.
+        Bytes that the process takes, without TensorFlow's import and the table.
     """
     before = _resident_bytes()
     with tf.Graph().as_default(), v1.Session() as session:
         ids = v1.placeholder(tf.int32, [2])
-        # Stateful: nothing that the session would fold into a constant and keep.
+        # A stateful initializer, which the session cannot fold into a constant and
+        # keep.
         table = v1.get_variable(
             "table", initializer=lambda: tf.random.uniform([_ROWS, _WIDTH])
         )
@@ -45,7 +46,7 @@ def _bytes_of_accumulating() -> int:
 
 
 def test_untouched_rows_take_no_memory():
-    # Of a process that has freed memory TensorFlow would take that.
+    # A new process, because TensorFlow would reuse memory that this one has freed.
     code = "import test_idle_rows; print(test_idle_rows._bytes_of_accumulating())"
     done = running.run("-c", code, PYTHONPATH=os.pathsep.join(sys.path))
     taken = int(done.stdout.split()[-1])

@@ -163,7 +163,7 @@ def test_variables_without_a_gradient_are_left_alone(kind):
 
 
 def test_between_two_windows_other_variables_may_be_trained(kind):
-    """As where layers are frozen between two fits."""
+    """For example when layers are frozen between two fits."""
     first, second = tf.Variable(1.0), tf.Variable(1.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
     optimizer.build([first, second])

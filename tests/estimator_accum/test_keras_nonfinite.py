@@ -1,4 +1,4 @@
-"""Keras: a loss that is not finite though its gradients are, a weight below 0."""
+"""Keras: a non-finite loss with finite gradients, and a weight below 0."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from estimator_accum.keras import accumulate
 
 
 def _loss(y_true, y_pred):
-    """Its gradient is that of y_pred, whatever y_true is."""
+    """Loss whose gradient is finite for any y_true."""
     return tf.reduce_mean(y_pred) + tf.reduce_mean(y_true)
 
 
 def _model(kind, **options):
-    """A product with one weight, 0."""
+    """Returns a model that multiplies by one weight, initially 0."""
     layer = kind.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = kind.keras.Sequential([kind.keras.Input((1,)), layer])
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, **options)
@@ -63,7 +63,7 @@ def test_a_negative_weight_fails_its_micro_step(kind):
 
 @pytest.mark.parametrize("policy", [None, "raise", "skip_micro_batch", "skip_window"])
 def test_a_mean_over_nothing_adds_nothing(kind, policy):
-    """Of weight 0: 0 / 0 where all tokens are masked."""
+    """Its weight is 0 and its mean 0 / 0, as when all tokens are masked."""
     weight = tf.Variable(1.0, trainable=False)
     model = _model(kind, on_nonfinite=policy, weight=weight.read_value)
     for each, x in ((1.0, 2.0), (0.0, np.nan), (0.0, np.nan), (3.0, 4.0)):

@@ -1,4 +1,4 @@
-"""Loss scaling: the scale sees a window once."""
+"""Loss scaling: the scale is adjusted once per window."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_the_scale_moves_once_per_window(kind):
     inner = _loss_scaling(kind, kind.optimizer("SGD", 0.01), **options)
     model.compile(accumulate(inner, 2), "mse", jit_compile=False)
     x, y = dense_data(8)
-    # Two good windows double it; one that is not finite halves it, and is skipped.
+    # Two finite windows double it; a non-finite one halves it, and is skipped.
     seen = []
     for factor in [1, 1, 1, 1, np.inf, 1, 1, 1]:
         before = model.get_weights()

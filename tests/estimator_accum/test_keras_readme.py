@@ -1,4 +1,4 @@
-"""The README's lines of Keras run as printed."""
+"""The README's Keras example runs as printed."""
 
 import pathlib
 import re

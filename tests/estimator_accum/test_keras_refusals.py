@@ -1,4 +1,4 @@
-"""Keras: what would be ignored or fail later is refused in a sentence."""
+"""Keras: settings that would be ignored or fail later raise an error."""
 
 import pytest
 import running

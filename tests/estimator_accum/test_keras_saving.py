@@ -1,4 +1,4 @@
-"""What is saved in mid-window goes on exactly; optimizers of Estimators."""
+"""Models saved in mid-window resume exactly; optimizers of Estimators."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ def _adam(kind):
 
 
 def _save_and_load(kind, model, path, make):
-    """Returns another model, which accumulates, with the state that the file has."""
+    """Saves a model; returns a new one that accumulates, loaded from the file."""
     if path.name.startswith("model"):
         model.save(path)
         custom = {"Summing": type(model)}
@@ -41,7 +41,7 @@ def _save_and_load(kind, model, path, make):
 
 @functools.cache
 def _weights_of_one_run(root, kind_name):
-    """Of all 8 batches in one `fit`, and windows of 2."""
+    """Returns the weights after all 8 batches in one `fit`, in windows of 2."""
     kind = Kind(root, kind_name)
     model = kind.sparse_model()
     fit(model, _adam(kind), sparse_data(64), 8)
@@ -66,7 +66,7 @@ def test_training_goes_on_in_mid_window(kind, file, tmp_path):
 
 
 def test_state_of_the_plain_optimizer_can_be_read(kind, tmp_path):
-    """And training goes on with accumulation."""
+    """Training then resumes with accumulation."""
     x, y = dense_data(64)
     reference, model = kind.dense_model(), kind.dense_model()
     fit(reference, kind.optimizer("Adam", 0.05), (x, y), 32)

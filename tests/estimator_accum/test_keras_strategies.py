@@ -39,7 +39,7 @@ def _end(folder, kind, strategy, *options) -> list[running.Done]:
 
 
 def _assert_like_one_replica(kind, weights):
-    """Compares with batches of 24 of the plain optimizer."""
+    """Compares with the plain optimizer on batches of 24."""
     model = kind.sparse_model("float64")
     model.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)
     x, y = sparse_data(88, "float64")
@@ -57,7 +57,7 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     report, weights = _run(tmp_path, kind, strategy, *options)
     _assert_like_one_replica(kind, weights)
     assert report["updates"] == 4
-    # In each trace one reduction, in the branch of the boundary. Collectives take
+    # Each trace has one reduction, in the branch of the boundary. Collectives take
     # tensors of one dtype together: the rows of a sparse gradient are float32.
     traces = collections.Counter(report["reductions"])
     assert traces
@@ -66,7 +66,7 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
 
 
 def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind):
-    """With any optimizer: it takes the mean of a batch that is a tuple."""
+    """With any optimizer, because it takes the mean of a batch that is a tuple."""
     if not kind.is_3:
         pytest.skip("Keras 2: the test above")
     for task in _end(tmp_path, kind, "workers", "plain"):

@@ -1,4 +1,4 @@
-"""Legacy scripts where tf.estimator is gone, and what runs them unedited."""
+"""Legacy scripts on TensorFlow without tf.estimator, and their unedited runs."""
 
 import re
 
@@ -22,7 +22,7 @@ def _runner(*arguments, cwd=None, **variables):
 
 
 def _cases():
-    """Every script unedited, one of each way to import TensorFlow with two lines."""
+    """Yields all scripts unedited, and one per import form with the two lines."""
     yield "train_and_evaluate", "unedited"
     for name in legacy_runs.names():
         if name != "train_and_evaluate":

@@ -39,12 +39,12 @@ def test_any_number_of_micro_batches_gives_the_batchs_weights_and_one_to_the_bit
     ("optimizer", "tolerance"),
     [
         ("adam", 0),
-        # The plain one adds a row's gradients to it one after the other.
+        # The plain optimizer adds a row's gradients to the row one by one.
         ("sgd", 5e-6),
     ],
 )
 def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
-    # Not to the end of the data: there the plain Adam decays its slots once more.
+    # Stops before the end of the data, where plain Adam decays its slots once more.
     options = {"input_fn": _INPUT, "max_steps": 4}
     theirs = train(
         make_model_fn(plain(optimizer), embedding_layer), tmp_path / "plain", **options

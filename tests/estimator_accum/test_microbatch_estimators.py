@@ -1,4 +1,4 @@
-"""What an Estimator does with a model_fn that trains in micro-batches."""
+"""Estimators with a model_fn that trains in micro-batches."""
 
 import pytest
 import tensorflow as tf
@@ -30,7 +30,8 @@ v1 = tf.compat.v1
 def test_two_train_ops_share_their_micro_batches(tmp_path):
     def make(make_train_op):
         def model_fn(features, labels, mode):
-            # One update would change a reference variable under the other's gradient.
+            # Resource variables: the first update would change a reference variable
+            # before the second gradient reads it.
             with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
                 loss = loss_of(features, labels)
             first, second = v1.trainable_variables()

@@ -1,4 +1,4 @@
-"""What a batch may be made of, and what is refused."""
+"""Batches that can be cut into micro-batches, and batches that are refused."""
 
 import collections
 
@@ -20,7 +20,7 @@ def _train(model_fn, input_fn, tmp_path, micro_batches):
 
 
 def _refused(tmp_path, input_fn, sentence, error=ValueError):
-    """Trains on a batch that is refused; returns the micro-batches until then."""
+    """Trains until a batch is refused; returns the micro-batches before that."""
     seen = _Seen(lambda features, labels: tf.nest.flatten(features)[:1])
     with pytest.raises(error, match=sentence):
         _train(seen, input_fn, tmp_path, 2)
@@ -28,7 +28,7 @@ def _refused(tmp_path, input_fn, sentence, error=ValueError):
 
 
 class _Seen:
-    """A model_fn that notes every micro-batch, flattened by `read(features, labels)`."""
+    """A model_fn that records `read(features, labels)` of every micro-batch."""
 
     def __init__(self, read):
         self.micro_batches = []
@@ -51,7 +51,7 @@ class _Seen:
 
 
 def test_tensors_in_dicts_and_tuples_are_cut_alike(tmp_path):
-    """Of numbers and strings; every micro-batch gets a scalar whole."""
+    """Numbers and strings are cut; a scalar goes to every micro-batch as it is."""
 
     def input_fn():
         ids = np.arange(10)
@@ -181,7 +181,7 @@ def test_a_summary_of_input_fn_that_would_take_a_batch_is_refused(tmp_path):
 
 
 def test_a_queue_of_arrays_is_cut_too(tmp_path):
-    # It brings a summary of its own, of how full it is.
+    # A queue adds a summary of its own, of how full it is.
     input_fn = v1.estimator.inputs.numpy_input_fn(
         {"x": np.arange(7)}, batch_size=4, num_epochs=1, shuffle=False
     )

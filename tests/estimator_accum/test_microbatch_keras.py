@@ -9,7 +9,7 @@ from microbatch_runs import difference, variables_of, word_columns, words_input_
 from estimator_accum import microbatch_model_fn
 from estimator_accum.microbatch import _keras
 
-_BATCHES = 3  # of words_input_fn
+_BATCHES = 3  # the batches of words_input_fn
 
 
 def _deep(optimizer):
@@ -47,10 +47,11 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     make, reduction = _ESTIMATORS[name]
     config = tf.estimator.RunConfig(tf_random_seed=3)
     plain = make(str(tmp_path / "plain"), config)
-    # Where the data ends, TensorFlow's own Adam decays an embedding's slots once more.
+    # Stops before the end of the data, where TensorFlow's Adam decays an embedding's
+    # slots once more.
     plain.train(words_input_fn, max_steps=_BATCHES)
     expected = variables_of(plain)
-    # Of one micro-batch to the bit, but for the order in which an embedding's rows sum.
+    # One micro-batch is exact, except for the order in which an embedding's rows sum.
     count, tolerance = (1, 1e-7) if name == "default" else (4, 1e-6)
     folder = str(tmp_path / "ours")
     model_fn = make(folder, config).model_fn
@@ -62,7 +63,7 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     assert all("update_step" in name for name in added)
     assert values["global_step"] == _BATCHES
     assert difference(values, expected) <= tolerance
-    if name == "default":  # whoever trained by the plain one, evaluates ours
+    if name == "default":  # ours evaluates like the plain one
         assert ours.evaluate(words_input_fn)["global_step"] == _BATCHES
 
 

@@ -1,4 +1,4 @@
-"""Memory runs out: the same batch is cut finer, and nothing is lost or counted twice."""
+"""Out of memory: the batch is retried in more parts, each example counts once."""
 
 import json
 import logging
@@ -27,14 +27,14 @@ _INPUT = input_fn_of(examples=10 * 16, batch_size=16)
 
 
 class Memory:
-    """A device on which `at_once(examples)` says whether that many fit."""
+    """A device with memory for as many examples as `at_once(examples)` allows."""
 
     def __init__(self, at_once):
         self._at_once = at_once
-        self.sizes = []  # of the micro-batches that were tried
+        self.sizes = []  # sizes of the micro-batches that were tried
 
     def allocate(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns `x`, once there is memory for it."""
+        """Returns `x`, or runs out of memory."""
 
         def allocate(rows):
             self.sizes.append(int(rows))
@@ -136,7 +136,7 @@ def test_fewer_micro_batches_are_tried_after_updates_that_fit(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 8)
     with caplog.at_level(logging.INFO):
         _train_auto(memory, tmp_path, initial_micro_batches=8, grow_after=2)
-    # two updates each in 8, 4 and 2; then 1 is a wrong guess, and the wait is 4
+    # Two updates each in 8, 4 and 2; then 1 fails, and the wait doubles to 4 updates.
     assert memory.sizes == [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
     assert _messages(caplog) == [
         "micro-batches 8 -> 4: 2 updates until update 2 fitted in memory",
@@ -217,11 +217,12 @@ def test_what_counts_as_out_of_memory(error, is_memory):
 
 
 class _Script:
-    """Counts of a run, update by update, some of which fail first.
+    """Numbers of micro-batches of a run, update by update, with scripted failures.
 
     Args:
-        final: The number of micro-batches that each update ends with.
-        failures: For each update, how many smaller numbers fail before it, and where.
+        final: The number of micro-batches with which each update succeeds.
+        failures: For each update a list of failures, (micro-batch, "begin" or "end");
+            each one doubles the number of micro-batches.
     """
 
     def __init__(self, final: list[int], failures: list[list[tuple]] | None = None):
@@ -246,7 +247,7 @@ class _Script:
         return False
 
     def may_fail(self, where: str):
-        """Called in every micro-batch, at its beginning and at its end."""
+        """Raises MemoryError if a failure is due; called at begin and end of each."""
         if self._pending and self._pending[0] == (self._index, where):
             raise MemoryError(f"{where} of micro-batch {self._index}")
         self._index += where == "end"
@@ -254,7 +255,7 @@ class _Script:
 
 
 def _stateful_model_fn(script: _Script):
-    """Batch normalization, an embedding, a metric and a counter; may fail."""
+    """Returns a model_fn with batch norm, embedding, metric and counter; may fail."""
 
     def fail(where):
         return tf.numpy_function(lambda: script.may_fail(where), [], tf.float32)
@@ -284,7 +285,7 @@ def _stateful_model_fn(script: _Script):
 
 
 class _FinalValues(v1.train.SessionRunHook):
-    """All variables when training ends, those of metrics included, and all losses."""
+    """Records all losses, and all variables (metrics' too) when training ends."""
 
     def __init__(self):
         self.losses = []
@@ -329,7 +330,7 @@ def test_failures_anywhere_leave_everything_bit_identical(tmp_path, monkeypatch)
     assert script.failed >= 60
     smooth = _run_script(_Script(final), tmp_path / "b", monkeypatch, len(final))
     assert failing.values["rows"] == 16 * len(final)
-    # A metric is once a micro-batch.
+    # A metric is updated once per micro-batch.
     assert failing.values["metric/count"] == sum(final)
     assert failing.values.keys() == smooth.values.keys()
     for name, value in smooth.values.items():

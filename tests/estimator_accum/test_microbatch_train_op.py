@@ -1,4 +1,4 @@
-"""What a model_fn may ask for inside `microbatch_model_fn`."""
+"""Train ops, options and tensors of a model_fn inside `microbatch_model_fn`."""
 
 import csv
 
@@ -184,7 +184,7 @@ def test_batch_normalization_runs_once_a_micro_batch(grouped, tmp_path):
                 train_op = by_optimizer("sgd", update_ops=[])(loss)
         return spec_of(mode, loss, train_op)
 
-    # One batch: the hidden layer is the same in every micro-batch.
+    # One batch, so the hidden layer is the same in every micro-batch.
     values = train_in_micro_batches(model_fn, tmp_path, input_fn_of(16, 16), 4)
     x, _ = make_data(16)
     kernel = np.linspace(-1, 1, 40).reshape(5, 8).astype(np.float32)
@@ -303,7 +303,7 @@ def test_what_is_not_finite_is_left_out_as_step_wise(policy, tmp_path):
 
     def model_fn(features, labels, mode):
         spec = inner(features, labels, mode)
-        loss = get_windows()[0].mean_loss  # or the Estimator would stop at the NaN
+        loss = get_windows()[0].mean_loss  # an Estimator stops at NaN
         finite = tf.where(tf.math.is_finite(loss), loss, 0.0)
         return spec if policy == "raise" else spec._replace(loss=finite)
 

@@ -1,4 +1,4 @@
-"""The model of bandwidth: a ring's bytes, and the K that hides them."""
+"""The bandwidth model: bytes of a ring reduction, and the K that hides them."""
 
 import pytest
 

@@ -24,7 +24,7 @@ def _noise_scales(train_op, feeds):
 
 
 def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
-    """Noise scale after `updates` windows of micro-batches of these sizes."""
+    """Returns the noise scale after `updates` windows of micro-batches of `sizes`."""
     random = np.random.default_rng(seed)
     with tf.Graph().as_default():
         examples = v1.placeholder(tf.float32, [None, 3])
@@ -47,7 +47,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
 
 @pytest.mark.parametrize(("sizes", "sparse"), [([8] * 4, False), ([2, 10, 20], True)])
 def test_it_is_the_analytic_value_in_examples(sizes, sparse):
-    # Its means run over about a hundred updates of 32 examples each.
+    # The estimator averages over about a hundred updates of 32 examples each.
     found = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
     assert found == pytest.approx(EXPECTED, rel=0.1)
 

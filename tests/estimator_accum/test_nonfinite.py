@@ -1,4 +1,4 @@
-"""NaN and infinity: what each policy leaves behind."""
+"""NaN and infinity: the state after each policy."""
 
 import numpy as np
 import pytest
@@ -18,11 +18,11 @@ NAN, INF = float("nan"), float("inf")
 
 
 class _Run:
-    """A train op whose variables' gradients are what is fed, and their values after."""
+    """A train op with fed gradients; a call returns the variable's values."""
 
     def __init__(self, steps, sparse=False, **options):
         self.gradient = v1.placeholder(tf.float32, [])
-        # The slope of 0 * x is 0: `other` shows that the culprit alone is named.
+        # The gradient of `other` is 0, so an error must not name it.
         self.x = v1.get_variable("x", initializer=[0.0, 0.0])
         other = v1.get_variable("other", initializer=0.0)
         x = tf.reduce_sum(tf.gather(self.x, [0])) if sparse else self.x[0]
@@ -57,7 +57,7 @@ def test_raise_names_variable_and_micro_step_and_accumulates_nothing(bad, sparse
     ):
         run(bad)
     assert run.state() == [1, 0, 1]
-    assert run(2.0, 6.0) == [0.0, -3.0]  # as if the bad one had not been
+    assert run(2.0, 6.0) == [0.0, -3.0]  # as without the bad one
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -134,7 +134,7 @@ def test_a_skipped_window_moves_no_slot_and_no_clock():
 
 
 def test_the_norm_of_a_skipped_window_poisons_nothing():
-    """Clipping scales by NaN where the norm is not finite: to nothing that is kept."""
+    """Clipping scales by NaN if the norm is not finite; no such value is kept."""
     run = _Run(1, on_nonfinite="skip_window", clip_norm=0.5)
     assert run(INF, 3.0, 0.25) == [0, -0.5, -0.75]
 
@@ -146,7 +146,7 @@ def test_policies_are_checked_by_name():
 
 @pytest.mark.parametrize("policy", ["skip_window", "skip_micro_batch"])
 def test_an_estimator_goes_on_where_its_loss_is_kept_finite(tmp_path, policy):
-    """Its own NanTensorHook looks at EstimatorSpec.loss; update ops run all the same."""
+    """Its NanTensorHook reads EstimatorSpec.loss; update ops run all the same."""
 
     def model_fn(features, labels, mode):
         x = v1.get_variable("x", initializer=0.0)
@@ -173,7 +173,7 @@ def test_an_estimator_goes_on_where_its_loss_is_kept_finite(tmp_path, policy):
 
 
 def _half_model():
-    """d loss / d x is what is fed; past 65504 / scale it overflows in float16."""
+    """Returns a model with fed d loss / d x, which overflows above 65504 / scale."""
     slope = v1.placeholder(tf.float32, [])
     x = v1.get_variable("x", initializer=0.0)
     loss = tf.cast(tf.cast(x, tf.float16) * tf.cast(slope, tf.float16), tf.float32)
@@ -212,7 +212,7 @@ def test_inside_the_rule_the_scale_moves_once_a_window_and_voids_it_by_itself():
     slope, x, loss = _half_model()
     scale = _dynamic()
     train_op = make_accumulating_train_op(loss, _scaling(sgd(), scale), 2)
-    # 100 * 1024 leaves float16's range; 1 * 512 does not.
+    # 100 * 1024 is out of float16's range; 1 * 512 is in it.
     feeds = [{slope: value} for value in (1.0, 100.0, 1.0, 3.0, 1.0, 1.0)]
     table = after_each(train_op, feeds, [x, scale(), get_or_create_update_step()])
     values, scales, updates = zip(*table, strict=True)
@@ -243,7 +243,7 @@ def test_dynamic_loss_scaling_refuses_to_skip_single_micro_batches():
     + [(True, "raise")],
 )
 def test_nothing_is_written_before_every_gradient_is_there(is_dynamic, on_nonfinite):
-    """Nor before the loss: a micro-batch that fails to be computed has added nothing."""
+    """Nor before the loss: a micro-batch whose computation fails adds nothing."""
     loss = sum(v1.get_variable(name, initializer=1.0) ** 2 for name in "abc")
     optimizer = _scaling(sgd(), "dynamic") if is_dynamic else sgd()
     ours = AccumulatingOptimizer(optimizer, 2, on_nonfinite=on_nonfinite)
@@ -276,7 +276,7 @@ def test_a_negative_weight_fails_its_micro_step():
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("policy", ["raise", "skip_micro_batch", "skip_window"])
 def test_a_mean_over_nothing_adds_nothing(policy, place):
-    """Of weight 0: 0 / 0 where all tokens are masked."""
+    """Its weight is 0 and its mean 0 / 0, as when all tokens are masked."""
     mask = v1.placeholder(tf.float32, [3])
     x = v1.get_variable("x", initializer=0.0)
     table = v1.get_variable("table", initializer=[0.0, 0.0])

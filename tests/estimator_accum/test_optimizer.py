@@ -58,7 +58,7 @@ def test_gradients_that_the_caller_computed_are_accumulated_likewise():
     ours = train(apply, [part for b in batches for part in split(b, K)])
     plain = train_plain(OPTIMIZERS["gradient_descent"], batches)
     assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
-    assert "global_step" not in ours  # nobody asked for it
+    assert "global_step" not in ours  # not requested
 
 
 def test_without_a_loss_there_is_none_to_report():
@@ -128,7 +128,7 @@ def test_losses_are_checked_as_in_make_accumulating_train_op(make_loss, error, m
 
 
 def test_a_keras_model_as_an_estimator_goes_on_in_mid_window(tmp_path):
-    """Its checkpoints are object-based: they hold what the optimizer tracks."""
+    """Its checkpoints are object-based: they have the variables that it tracks."""
 
     def train(folder, *parts):
         v1.keras.backend.clear_session()
@@ -213,7 +213,7 @@ _IS_PLAIN = []
 
 
 def _rate(initial):
-    """A rate that decays with every update: a clock that is off shows."""
+    """Returns a rate that decays with every update, so a wrong clock is noticed."""
     make_clock = v1.train.get_or_create_global_step
     clock = make_clock() if _IS_PLAIN else get_or_create_update_step()
     return initial / (1.0 + 0.5 * tf.cast(clock, tf.float32))

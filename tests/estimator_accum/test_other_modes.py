@@ -1,4 +1,4 @@
-"""What is not training knows nothing of accumulation: graphs, exports, warm starts."""
+"""Other modes have no accumulators: graphs, exports, warm starts."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def _input_fn():
 
 
 def _model_fn(features, labels, mode, params):
-    # Made in every mode, as legacy code does.
+    # Created in every mode, as legacy code does.
     sgd = v1.train.GradientDescentOptimizer(0.1)
     optimizer = AccumulatingOptimizer(sgd, params["steps"], 1.0)
     weights = v1.get_variable("weights", [3, 1], initializer=v1.ones_initializer())
@@ -48,7 +48,7 @@ def _train_one(folder, **options):
 
 
 class _Names(v1.train.SessionRunHook):
-    """Notes the operations of the graph that it runs in."""
+    """Records the names of the graph's operations."""
 
     def begin(self):
         self.found = {op.name for op in v1.get_default_graph().get_operations()}
@@ -86,7 +86,7 @@ def test_an_export_contains_no_accumulator(trained, tmp_path):
 
 @pytest.mark.parametrize("patterns", [[], [[".*"]]])
 def test_warm_starts_leave_the_window_empty(patterns, trained, tmp_path):
-    """Lists of patterns mean global variables, and with them the accumulators."""
+    """A list of patterns means global variables, and so includes the accumulators."""
     settings = tf.estimator.WarmStartSettings(trained.model_dir, *patterns)
     warm = _train_one(tmp_path / "warm", warm_start_from=settings)
     assert warm.get_variable_value("accumulation/micro_steps") == 1

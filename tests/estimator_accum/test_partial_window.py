@@ -1,4 +1,4 @@
-"""A partial window whose update is computed from more than the window."""
+"""A partial window whose update depends on tensors of the micro-batch."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _decayed():
 
 
 def _behind_update_ops(x):
-    """As TF1's documents have it: schedule and train op behind the update ops."""
+    """Returns a schedule that runs after the update ops, as TF1's guides show."""
     mean = v1.get_variable("mean", initializer=0.0, trainable=False)
     update = v1.assign(mean, 0.9 * mean + 0.1 * tf.reduce_mean(x))
     v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
@@ -71,7 +71,7 @@ def test_a_partial_window_is_applied_as_its_last_micro_step_would(
     expected = -0.5 * X[: K * SIZE].mean() - 0.25 * X[K * SIZE :].mean()
     assert estimator.get_variable_value("w") == pytest.approx(expected)
     assert estimator.get_variable_value("update_step") == 2
-    if make_rate is _behind_update_ops:  # which ran once a micro-step
+    if make_rate is _behind_update_ops:  # updated once per micro-step
         mean = 0.0
         for micro_batch in np.split(X, 6):
             mean = 0.9 * mean + 0.1 * micro_batch.mean()

@@ -34,8 +34,8 @@ v1 = tf.compat.v1
 def test_multi_steps_mixed_precision(dtype, gradient_dtype, accumulator_dtype):
     """optax, _accumulation_test.py, test_multi_steps_mixed_precision.
 
-    Whatever the gradients' dtype, variables and slots keep theirs. Five micro-steps of
-    one gradient are one update by it. The numbers are ones that bfloat16 holds exactly.
+    Whatever the gradients' dtype, variables and slots keep theirs. Five micro-steps
+    with one gradient are one update with it. All numbers are exact in bfloat16.
     """
     gradient = [0.5, -0.25, 3.0]
 
@@ -68,8 +68,8 @@ def test_multi_steps_mixed_precision(dtype, gradient_dtype, accumulator_dtype):
 def test_multi_steps_zero_nans():
     """optax, _accumulation_test.py, test_multi_steps_zero_nans.
 
-    Code that replaces NaN between `compute_gradients` and `apply_gradients` goes on to:
-    the window takes the zeros.
+    Code that replaces NaN between `compute_gradients` and `apply_gradients` still does:
+    the window gets the zeros.
     """
     x = v1.placeholder(tf.float32, [])
     variable = v1.get_variable("x", initializer=4.0)
@@ -95,7 +95,7 @@ def test_multi_steps_zero_nans():
     ],
 )
 def test_no_micro_batch_is_lost(micro_batches, steps, updates):
-    """transformers and Lightning: the last window of an epoch may be short."""
+    """transformers and Lightning: an epoch's last window may be short."""
     (gradient,), (variable,), loss = fed_gradients(0.0)
     train_op = by_minimize(loss, sgd(), steps)
     update_step = get_or_create_update_step()
@@ -114,8 +114,8 @@ def test_no_micro_batch_is_lost(micro_batches, steps, updates):
 def test_sync_at_the_boundary_and_after_the_last_batch_only(accumulate):
     """accelerate, test_sync.py, test_gradient_accumulation_with_opt_and_scheduler.
 
-    Parameters change every second micro-batch and after the last one; the learning rate
-    is that of training on the joined batches, after each micro-step.
+    Parameters change every second micro-batch and after the last one; after each
+    micro-step the learning rate is that of training on the joined batches.
     """
     (gradient,), (variable,), loss = fed_gradients(0.0)
     rate = v1.train.exponential_decay(1.0, get_or_create_update_step(), 1, 0.5)

@@ -74,7 +74,7 @@ def test_accumulator():
     start = np.random.RandomState(123456).normal(0.0, 0.01, [3, 2])
     weights = v1.get_variable("w", initializer=start)
     loss = tf.reduce_sum(tf.nn.relu(tf.matmul(inputs, weights)))
-    rate = tf.constant(0.1, tf.float64)  # of a Python float it makes float32's 0.1
+    rate = tf.constant(0.1, tf.float64)  # a Python float would become float32's 0.1
     train_op = by_minimize(loss, sgd(rate), 2)
     accumulator = next(v for v in v1.global_variables() if v.op.name == "w/accumulator")
     feeds = [{inputs: x} for x in (first, second, second)]

@@ -1,4 +1,4 @@
-"""A program's standard streams, and the sentences of its errors."""
+"""A program's standard streams, and its error messages."""
 
 import subprocess
 import sys
@@ -90,7 +90,7 @@ def test_a_reader_that_leaves_is_no_error():
 @pytest.mark.once
 @pytest.mark.usefixtures("real_starts")
 def test_flags_are_read_before_tensorflow_is_imported():
-    """Which takes seconds; a launcher needs none of it."""
+    """The import takes seconds, and a launcher does not need it."""
     program = (
         "import sys, bert_finetune.run_classifier, distributed.launch_local\n"
         "import distributed.main, housing_example.main\n"

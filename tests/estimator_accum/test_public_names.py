@@ -1,4 +1,4 @@
-"""The package's public names, and that it takes no TensorFlow to import it."""
+"""The package's public names, and its import without TensorFlow."""
 
 import pytest
 import running

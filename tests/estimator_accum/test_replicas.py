@@ -18,10 +18,10 @@ NAN = float("nan")
 
 
 class _TwoReplicas:
-    """x's gradient on each replica is what is fed for it."""
+    """Two replicas of x, each with its own fed gradient."""
 
     def __init__(self, make_train_op, divides_the_loss=False):
-        with tf.Graph().as_default():  # made eagerly it would ask for two real CPUs
+        with tf.Graph().as_default():  # eager creation needs two CPUs
             strategy = tf.distribute.MirroredStrategy(
                 ["/cpu:0", "/cpu:1"],
                 cross_device_ops=tf.distribute.ReductionToOneDevice(),
@@ -104,7 +104,7 @@ def test_whoever_computes_the_gradients_they_are_averaged_once(make_train_op):
 
 
 def _central_storage():
-    """Each replica would apply the window to the variables that all share."""
+    """Strategy whose replicas would all apply the window to the shared variables."""
     devices = ["/cpu:0", "/cpu:1"]
     return tf.distribute.experimental.CentralStorageStrategy(devices, "/cpu:0")
 
@@ -131,7 +131,7 @@ def test_a_variable_that_replicas_share_is_refused_with_keras(kind):
 
 
 def test_a_variable_on_a_parameter_server_is_refused():
-    """Each worker would add to the accumulators of all."""
+    """Each worker would add to the shared accumulators."""
     worker = "/job:worker/task:1"
     device = v1.train.replica_device_setter(ps_tasks=1, worker_device=worker)
     with tf.Graph().as_default(), v1.device(device):
@@ -173,7 +173,7 @@ def test_a_bad_replica_is_named_by_the_variable():
 
 
 class _OneReplica:
-    """The same on one device."""
+    """Like `_TwoReplicas`, on one device."""
 
     def __init__(self, make_train_op):
         with tf.Graph().as_default():
@@ -226,7 +226,7 @@ def test_loss_scaling_inside_reduces_to_the_same_mean(scale):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_noise_scale_is_that_of_all_micro_batches(steps):
-    """By the formula, from the gradients of one window."""
+    """Compares with the formula, on the gradients of one window."""
     run = _TwoReplicas(_train_op(steps, noise_scale=True))
     gradients = np.array([(1.0, 2.0), (3.0, 6.0), (0.5, 1.0)])[:steps]
     run(*gradients)

@@ -1,4 +1,4 @@
-"""Progress and the table of updates: a bar or lines, and what goes on with a file."""
+"""Progress as a bar or lines, and the table of updates, new or resumed."""
 
 import io
 import logging
@@ -105,7 +105,7 @@ def test_a_table_whose_last_line_was_cut_off_goes_on_with_the_whole_ones(
     rows = ["1,4,8,0.1,0.5,1,10", "2,8,16,0.1,0.5,1,10"]
     metrics = _metrics_file(tmp_path, *rows)
     path = tmp_path / "train_metrics.csv"
-    path.write_text(path.read_text() + "3,12,2")  # of 3,12,24,...: a smaller number
+    path.write_text(path.read_text() + "3,12,2")  # cut off from 3,12,24,...
     metrics.check()
     with tf.Graph().as_default():
         metrics.open(3)

@@ -1,4 +1,4 @@
-"""One run at a time in a folder; the next one says who is there."""
+"""One run at a time in a folder; a second one names the process that has the lock."""
 
 import socket
 
@@ -27,7 +27,7 @@ def test_a_folder_is_one_runs_until_that_ends_or_dies(tmp_path):
         assert expected in str(refused.value)
         with locked(tmp_path, is_holder=False):  # a cluster's other tasks
             pass
-        (tmp_path / ".run.holder").write_text("{")  # while it writes that
+        (tmp_path / ".run.holder").write_text("{")  # half-written
         with pytest.raises(LockedFolderError, match="another proc"), locked(tmp_path):
             pass
         holder.kill()

@@ -1,4 +1,4 @@
-"""save_on_signal: training that signals stop goes on as if they had never come."""
+"""save_on_signal: training that a signal stops resumes as if there were no signal."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ class _Fail(v1.train.SessionRunHook):
 
 
 class _Send(v1.train.SessionRunHook):
-    """Sends a signal when that micro-step is done, and waits until it is noted."""
+    """Sends a signal after a micro-step, and waits until it is received."""
 
     def __init__(self, number, micro_step):
         self._number, self._left = number, micro_step
@@ -57,7 +57,7 @@ def _train(folder, *hooks, behind=(), **options):
         train_op = make_accumulating_train_op(loss, v1.train.AdamOptimizer(rate), K)
         options.setdefault("save_on_signal", True)
         ours = make_accumulation_hooks(metrics_dir=folder, **options)
-        # The signal comes before the hooks see the end of the micro-step.
+        # The signal is sent before the library's hooks see the end of the micro-step.
         return tf.estimator.EstimatorSpec(
             mode, loss=loss, train_op=train_op, training_hooks=[*hooks, *ours, *behind]
         )
@@ -78,7 +78,7 @@ def _values(folder, *names):
 
 @pytest.fixture(autouse=True)
 def _not_ignored_sigint():
-    """Whoever runs the tests in the background may have Ctrl-C ignored."""
+    """Enables Ctrl-C, which a shell ignores in its background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory):
 
 
 def _rows(folder):
-    """Of the metrics, without their speeds."""
+    """Returns the rows of the metrics, without their speeds."""
     rows = np.genfromtxt(folder / "train_metrics.csv", delimiter=",", skip_header=1)
     return rows[:, :-1]
 
@@ -188,7 +188,7 @@ def test_signals_do_what_they_did_where_training_has_failed(tmp_path):
     try:
         with pytest.raises(ArithmeticError):
             _train(tmp_path, _Fail())
-        assert signals._watch.is_started  # no hook hears of the end
+        assert signals._watch.is_started  # after an error no hook's end() runs
         os.kill(os.getpid(), signal.SIGUSR1)
         running.wait_until(lambda: received)
     finally:
@@ -199,7 +199,7 @@ def test_signals_do_what_they_did_where_training_has_failed(tmp_path):
 def test_training_after_one_that_failed_hears_signals(tmp_path):
     with pytest.raises(ArithmeticError):
         _train(tmp_path / "failed", _Fail())
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # another's, in between
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # by other code
     with pytest.raises(SystemExit):
         _train(tmp_path / "next", _Send(signal.SIGINT, 2))
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler

@@ -30,13 +30,13 @@ def _end(folder, kind, batch, steps, micro_steps, *more) -> list[running.Done]:
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
-    """3 updates of 16 examples in one batch."""
+    """Variables after 3 updates on batches of 16, without accumulation."""
     return _run(tmp_path_factory.mktemp("one_device"), "none", 16, 1, 3)
 
 
 @pytest.fixture(scope="module")
 def partial_window(tmp_path_factory):
-    """On one device: two updates of 4 micro-batches, and one of 3."""
+    """Variables after two updates of 4 micro-batches and one of 3, on one device."""
     return _run(tmp_path_factory.mktemp("partial"), "none", 4, 4, 11)
 
 
@@ -59,14 +59,14 @@ def test_two_replicas_train_and_apply_a_partial_window_as_one_device(
 @pytest.mark.parametrize(
     ("steps", "more"),
     [
-        (1, [2, "no_hooks"]),  # in micro-batches of what fits
+        (1, [2, "no_hooks"]),  # in micro-batches of 2 examples
         (4, ["two_devices"]),
     ],
 )
 def test_cpus_whose_collectives_would_wait_for_ever_train_as_one_device(
     tmp_path, one_device, steps, more
 ):
-    # The Session has one CPU unless it is told: two_devices.
+    # By default the Session has one CPU device; two_devices gives it two.
     folder = tmp_path / "ours"
     ours = _run(folder, "collectives", 8 // steps, steps, 3 * steps, *more)
     _assert_close(ours, one_device)
@@ -107,7 +107,7 @@ def test_each_replica_may_cut_its_batch_as_its_memory_asks_for(
 
 @pytest.mark.once
 def test_cluster_that_would_save_nothing_is_refused(tmp_path):
-    # TensorFlow makes no CheckpointSaverHook where it makes no SummarySaverHook.
+    # Without a SummarySaverHook TensorFlow creates no CheckpointSaverHook.
     options = ("multi_worker", 2, 4, 4, "save_summary_steps=0")
     chief, _ = _end(tmp_path / "none", *options)
     sentence = (

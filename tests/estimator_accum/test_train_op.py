@@ -1,4 +1,4 @@
-"""One micro-step at a time: what moves, when, and what is refused."""
+"""The train op, micro-step by micro-step: state, updates and refusals."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ _STEPS = "gradient_accumulation_steps"
 
 
 def _linear_loss(initial=0.0):
-    """A loss whose gradient is what is fed."""
+    """Returns a loss with a fed gradient."""
     gradient = v1.placeholder(tf.float32, [])
     variable = v1.get_variable("x", initializer=initial)
     return gradient, variable, gradient * variable
@@ -71,7 +71,7 @@ def test_between_boundaries_nothing_changes_and_on_them_everything_does(name):
 
 
 def test_two_thousand_micro_steps_make_five_hundred_updates_none_off_phase():
-    """The predicate's read races nothing, with 8 threads between operations."""
+    """With 8 threads between operations, the predicate's read has no race."""
     gradient, variable, loss = _linear_loss()
     train_op = make_accumulating_train_op(loss, sgd(), 4)
     update_step = get_or_create_update_step()
@@ -143,13 +143,13 @@ def test_mixed_dtypes_keep_each_their_own():
 
 
 class _SparseSpy(v1.train.GradientDescentOptimizer):
-    """Keeps the last gradients that it was handed."""
+    """Records the last gradients that it was given."""
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         grads_and_vars = list(grads_and_vars)
         self.seen = [gradient for gradient, _ in grads_and_vars]
         rows = self.seen[0].indices
-        # A variable, since tensors of a tf.cond's branch cannot be fetched.
+        # A variable, because tensors in a branch of a tf.cond cannot be fetched.
         with tf.init_scope():
             self.rows = v1.get_variable("rows", [4], tf.bool, trainable=False)
         mask = tf.scatter_nd(rows[:, None], tf.ones_like(rows), [4])
@@ -172,7 +172,7 @@ def test_the_optimizer_sees_indexed_slices_over_the_rows_of_the_window():
 
 
 def test_an_embedding_costs_a_micro_step_the_rows_that_it_touches():
-    """No operation of the train op makes a tensor of the table's size."""
+    """No operation of the train op allocates a tensor of the table's size."""
     ids = v1.placeholder(tf.int32, [None])
     table = v1.get_variable("table", [1 << 20, 16], initializer=tf.zeros_initializer())
     optimizer = v1.train.AdagradOptimizer(1.0)
@@ -197,7 +197,7 @@ def test_an_embedding_costs_a_micro_step_the_rows_that_it_touches():
 
 
 class _VariableMakingAdam(v1.train.Optimizer):
-    """Makes its slots inside apply_gradients, as BERT's AdamWeightDecayOptimizer."""
+    """Creates slots inside apply_gradients, as BERT's AdamWeightDecayOptimizer does."""
 
     def __init__(self):
         super().__init__(False, "VariableMakingAdam")
@@ -320,7 +320,7 @@ def test_a_reference_variable_is_refused_where_tf_cond_cannot_hold_it():
 
 
 def test_two_train_ops_have_windows_of_their_own_even_over_one_variable():
-    """x is trained by both: by the first every 2nd micro-step, by the second every 3rd."""
+    """Both train x: the first every 2nd micro-step, the second every 3rd."""
     x = v1.get_variable("x", initializer=0.0)
     first = make_accumulating_train_op(x * 1.0, sgd(), 2)
     second = make_accumulating_train_op(x * 100.0, sgd(), 3)
@@ -347,7 +347,7 @@ def test_the_name_of_a_train_op_is_its_own():
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_weight_counts_and_is_not_differentiated(steps):
-    """The gradient of w * w at 2 is 4, whatever it weighs."""
+    """The gradient of w * w at 2 is 4, whatever its weight."""
     x = v1.get_variable("x", initializer=2.0)
     train_op = make_accumulating_train_op(x * x, sgd(), steps, weight=x)
     assert after_each(train_op, [{}] * steps, x)[-1] == -2
@@ -372,7 +372,7 @@ def test_a_micro_step_that_fails_leaves_the_accumulators_as_they_were():
 
 @pytest.mark.parametrize("interface", ["train_op", "optimizer"])
 def test_autograph_leaves_the_library_as_it_is(interface):
-    """Under a strategy Estimator calls a model_fn with AutoGraph's conversion on."""
+    """Under a strategy, Estimator calls a model_fn with AutoGraph enabled."""
     seen = []
 
     class Recording(v1.train.GradientDescentOptimizer):

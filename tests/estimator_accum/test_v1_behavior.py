@@ -6,9 +6,9 @@ import pytest
 import running
 
 _FOLDER = pathlib.Path(__file__).parent
-# One test each of what is made otherwise: variables and their rows, the `tf.cond` of
-# the boundary, two of them, restored windows, reports, the retry after running out of
-# memory, what a micro-batch writes.
+# A test for each part that is built differently: variables and their rows, the
+# `tf.cond` of the boundary, two of them, restored windows, reports, the retry after
+# running out of memory, writes of a micro-batch.
 _TESTS = {
     "test_train_op.py": "state_table or two_thousand or rows_of_the_window "
     "or mixed_dtypes or inside_apply_gradients or two_train_ops or fails_leaves",

@@ -1,4 +1,4 @@
-"""A task that makes no progress ends itself; one that does is left alone."""
+"""A task without progress ends itself; a task with progress runs on."""
 
 import os
 import types
@@ -32,7 +32,7 @@ def test_task_that_waits_ends_itself_with_75_and_a_sentence():
 
 
 class _Looks:
-    """Stands in for the event that ends the watch; every look is 2 seconds later."""
+    """Replaces the event that ends the watch; each wait takes 2 fake seconds."""
 
     def __init__(self, watched, grows: int, looks: int):
         self.secs, self._watched, self._grows, self._looks = 0, watched, grows, looks
@@ -50,7 +50,7 @@ class _Looks:
 def test_growing_file_beats_and_stop_ends_the_watch(
     tmp_path, monkeypatch, looks, has_ended
 ):
-    """The file grows for 10 of 12 seconds, or of 14; 3 are allowed."""
+    """The file grows for 10 of 12 or 14 seconds; 3 without growth are allowed."""
     events = _Looks(tmp_path / "metrics.csv", 5, looks)
     codes = []
     monkeypatch.setattr(
@@ -64,7 +64,7 @@ def test_growing_file_beats_and_stop_ends_the_watch(
 
 
 class _Beats(Watchdog):
-    count = -1  # the constructor beats
+    count = -1  # the constructor calls beat()
 
     def beat(self) -> None:
         super().beat()

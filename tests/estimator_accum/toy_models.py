@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "nesterov": lambda rate, _: v1.train.MomentumOptimizer(
         rate, 0.9, use_nesterov=True
     ),
-    # Their strengths must be tensors of the variables' dtype.
+    # Regularization strengths must be tensors of the variables' dtype.
     "proximal_adagrad": lambda rate, _: v1.train.ProximalAdagradOptimizer(
         rate, 0.1, tf.constant(0.001, rate.dtype), tf.constant(0.01, rate.dtype)
     ),
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 def make_batches(count: int, size: int, seed: int = 0) -> list[Batch]:
-    """Batches that touch only some rows each; row 0 never, duplicates within."""
+    """Returns batches that each look up some rows, repeatedly, but never row 0."""
     random = np.random.default_rng(seed)
     return [
         Batch(
@@ -99,7 +99,7 @@ def train_plain(
     decay=0.0,
     sparse_norm="rows",
 ):
-    """The big batch, without this library; returns every variable's value by name."""
+    """Trains on big batches without this library; returns all values by name."""
 
     def make_train_op(model):
         step = v1.train.get_or_create_global_step()
@@ -109,7 +109,7 @@ def train_plain(
         if clip_norm is not None:
             gradients, variables = zip(*pairs, strict=True)
             norm = None
-            if sparse_norm == "rows":  # one that is looked up twice has one gradient
+            if sparse_norm == "rows":  # sums the slices of a row
                 norm = tf.linalg.global_norm(
                     [tf.convert_to_tensor(g) for g in gradients]
                 )
@@ -123,7 +123,7 @@ def train_plain(
 def train_accumulating(
     make_optimizer, batches, steps, dtype=tf.float32, decay=0.0, **options
 ):
-    """The same batches, each cut into `steps` micro-batches."""
+    """Trains on the batches cut into `steps` micro-batches; returns values by name."""
 
     def make_train_op(model):
         update_step = get_or_create_update_step()
@@ -150,7 +150,7 @@ def train(make_train_op, batches, dtype=tf.float32):
 
 
 def relative_difference(ours: dict, theirs: dict, names) -> float:
-    """Largest difference of any named variable, relative to that variable's largest."""
+    """Returns the largest difference of a variable, relative to its largest value."""
     return max(
         np.max(np.abs(ours[name] - theirs[name])) / np.max(np.abs(theirs[name]))
         for name in names
