@@ -1,4 +1,4 @@
-"""Fixtures of the room's tests: a tiny BERT, a corpus, runs that several tests read."""
+"""Fixtures of these tests: a tiny BERT, a corpus, runs that several tests read."""
 
 import dataclasses
 import pathlib
@@ -25,15 +25,15 @@ def cola_dir(tmp_path_factory):
 
 @pytest.fixture
 def settings(bert_dir, cola_dir, tmp_path) -> Settings:
-    """A run that does nothing yet: 13 micro-steps of 4, 7 updates, when it trains."""
+    """Settings with no job enabled; training is 7 updates in 13 micro-steps of 4."""
     return tiny_bert.make_settings(bert_dir, cola_dir, tmp_path / "output")
 
 
 @pytest.fixture(scope="session")
 def trained_settings(bert_dir, cola_dir, tmp_path_factory) -> Settings:
-    """Those of a run that has trained and predicted; its folder is not to change.
+    """Settings of a run that has trained and predicted, in a read-only folder.
 
-    Saved after micro-steps 5 (the middle of a window), 10 and 13.
+    Its checkpoints are of micro-steps 5 (the middle of a window), 10 and 13.
     """
     folder = tmp_path_factory.mktemp("trained") / "output"
     settings = tiny_bert.make_settings(bert_dir, cola_dir, folder)

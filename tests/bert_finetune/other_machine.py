@@ -2,8 +2,8 @@
 
     python other_machine.py logical_cpus=2 dies_after=10 --flags=of run_classifier.py
 
-logical_cpus: devices of kind CPU.
-dies_after: the process is killed after so many micro-steps of its own.
+logical_cpus: number of CPU devices.
+dies_after: number of micro-steps of this process after which it is killed.
 """
 
 import os
@@ -17,11 +17,11 @@ from bert_finetune import model_fn, run_classifier
 
 
 def limited(encode, examples: int):
-    """Returns `encode`, which runs out of memory over more examples in training."""
+    """Returns `encode`, which runs out of memory above `examples` in training."""
 
     def check(rows):
         if rows > examples:
-            raise MemoryError(f"{rows} examples")  # to TensorFlow, as its own
+            raise MemoryError(f"{rows} examples")  # like TensorFlow's own
         return np.int32(0)
 
     def limited_encode(config, input_ids, *args, is_training, **options):

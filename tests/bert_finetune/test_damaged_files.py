@@ -1,4 +1,4 @@
-"""Damaged files: the program goes on, or leaves with one sentence and nothing changed."""
+"""Damaged files: the program continues, or ends with one sentence and no changes."""
 
 import itertools
 import shutil

@@ -1,4 +1,4 @@
-"""One effective batch: how it is cut, padded and shared out changes no weight."""
+"""An effective batch gives the same weights, however it is cut, padded and shared."""
 
 import dataclasses
 import json
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.slow
 
 _MACHINE = pathlib.Path(__file__).with_name("other_machine.py")
 _PLAN = "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
-_OTHER_TASKS = {"strategy": "multi_worker", "watchdog_secs": 10**6}  # no clock decides
+_OTHER_TASKS = {"strategy": "multi_worker", "watchdog_secs": 10**6}  # never on a clock
 
 
 @pytest.fixture(scope="module")
 def of_16(bert_dir, cola_dir, tmp_path_factory) -> Settings:
-    """2 x 50 examples, 16 an update: 7 updates, the last of 4 examples."""
+    """Settings of 2 x 50 examples, 16 per update: 7 updates, the last of 4 examples."""
     folder = tmp_path_factory.mktemp("of_16") / "output"
     settings = tiny_bert.make_settings(bert_dir, cola_dir, folder)
     batch = {"effective_batch_size": 16, "gradient_accumulation_steps": None}
@@ -41,7 +41,7 @@ def settings(of_16, tmp_path) -> Settings:
 
 
 def _run_counted(settings, name, **changes) -> tuple[pathlib.Path, int]:
-    """Returns the folder of a run, and how many `session.run`s it made."""
+    """Returns the folder of a run and its number of `session.run` calls."""
     folder = pathlib.Path(settings.output_dir).with_name(name)
     session = tf.compat.v1.Session
     noted = {"autospec": True, "side_effect": session.run}
@@ -51,7 +51,7 @@ def _run_counted(settings, name, **changes) -> tuple[pathlib.Path, int]:
 
 @pytest.fixture(scope="module")
 def whole(of_16) -> pathlib.Path:
-    """Folder of a run of 16 examples at once, padded to the end."""
+    """Folder of a run on 16 examples at once, padded to the maximum length."""
     folder = pathlib.Path(of_16.output_dir).with_name("whole")
     changes = {"train_batch_size": 16, "pad_to_max_length": True}
     return run(of_16, output_dir=str(folder), **changes)
@@ -59,21 +59,21 @@ def whole(of_16) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def in_threes(of_16) -> tuple[pathlib.Path, int]:
-    """Of that run in micro-batches of 3; saved at micro-steps 10, 20, 30 and 38."""
+    """The run in micro-batches of 3, saved at micro-steps 10, 20, 30 and 38."""
     changes = {"train_batch_size": 3, "save_checkpoints_steps": 10}
     return _run_counted(of_16, "in_threes", **changes)
 
 
 @pytest.fixture(scope="module")
 def tokens(of_16) -> tuple[pathlib.Path, int]:
-    """Of that run in micro-batches of up to 80 tokens; saved 4 times in 18 of them."""
+    """The run in 18 micro-batches of up to 80 tokens, saved 4 times."""
     changes = {"tokens_per_micro_batch": 80, "save_checkpoints_steps": 5}
     return _run_counted(of_16, "tokens", **changes)
 
 
 @pytest.fixture(scope="module")
 def auto(of_16) -> pathlib.Path:
-    """Folder of a run of as many at once as memory takes, which is 5."""
+    """Folder of a run with micro-batches "auto" and memory for 5 examples."""
     folder = pathlib.Path(of_16.output_dir).with_name("auto")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modeling, "encode", limited(modeling.encode, 5))
@@ -82,7 +82,7 @@ def auto(of_16) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def mirrored(of_16) -> pathlib.Path:
-    """Folder of two devices of one process; saved after every second update."""
+    """Folder of a run on two devices of a process, saved after every second update."""
     folder = pathlib.Path(of_16.output_dir).with_name("mirrored")
     changes = {"strategy": "mirrored", "save_checkpoints_steps": 3}
     flags = flags_of(of_16, output_dir=str(folder), **changes)
@@ -123,7 +123,7 @@ def test_windows_of_so_many_tokens_have_the_same_weights(tokens, whole):
 
 
 def test_a_micro_step_is_one_session_run(in_threes, tokens):
-    assert in_threes[1] - tokens[1] == 38 - 18  # micro-steps: they save equally often
+    assert in_threes[1] - tokens[1] == 38 - 18  # both save equally often
 
 
 @pytest.mark.once
@@ -184,7 +184,7 @@ def test_two_processes_go_on_with_a_run_and_the_chief_does_the_rest(
 
 @pytest.mark.once
 def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypatch):
-    """A real lost task: tests/distributed_room/test_clusters.py."""
+    """For a task that is really lost see tests/distributed_room/test_clusters.py."""
     calls = mock.Mock()
     copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     changed = dataclasses.replace(settings, **_OTHER_TASKS)

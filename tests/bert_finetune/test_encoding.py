@@ -1,4 +1,4 @@
-"""Tokenized examples: their labels, and their checksum, which tells them apart."""
+"""Tokenized examples: their labels, and a checksum that differs for other examples."""
 
 import pytest
 

@@ -19,7 +19,7 @@ _MAX_SEQ_LENGTH = 9
 @pytest.fixture
 def tokenizer(tmp_path):
     path = tmp_path / "vocab.txt"
-    # [PAD] away from 0, so that a padding of zeros would be seen.
+    # [PAD] is not 0, so that padding with zeros would be noticed.
     tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *_LETTERS]
     tokens += [f"n{i}" for i in range(99)]
     path.write_text("\n".join(tokens))
@@ -27,7 +27,7 @@ def tokenizer(tmp_path):
 
 
 def _examples(count, label=True, pair=False):
-    """Example i is `n<i>` and as many letters as the last digit of i, label i % 3."""
+    """Example i is `n<i>` and as many letters as i's last digit, with label i % 3."""
     return [
         Example(
             guid=str(i),
@@ -45,7 +45,7 @@ def encoded(tokenizer):
 
 
 def _batches(input_fn):
-    """All that an input_fn yields, as an Estimator would read it."""
+    """Returns all batches of an input_fn, read as an Estimator does."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         batch = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
         batches = []
@@ -74,7 +74,7 @@ def _flat(batches):
 
 
 def _ids(features):
-    """What example each row of a batch is: the id after [CLS]."""
+    """Returns the id after [CLS] of each row, which identifies the example."""
     return features["input_ids"][:, 1].tolist()
 
 
@@ -90,7 +90,7 @@ def test_batches_from_a_micro_step_on_are_the_tail_of_the_run(encoded, done):
 
 
 def test_replicas_of_a_process_take_turns_and_an_empty_share_is_not_real(encoded):
-    """23 examples in windows of 2 x 3 x 3, the last 1: it is for the first replica."""
+    """19 examples in windows of 2 x 3 x 3; the last one goes to the first replica."""
     windows = _windows(Batches(18, 2, 3), num_train_epochs=19.5 / 23)
     alone = _train_batches(encoded, windows=windows, replicas=[0])
     pair = _train_batches(encoded, windows=windows, replicas=[1, 2])

@@ -1,4 +1,4 @@
-"""Whole runs on a tiny BERT: train, evaluate, predict, export, go on."""
+"""Whole runs on a tiny BERT: train, evaluate, predict, export, resume."""
 
 import dataclasses
 import logging
@@ -17,7 +17,7 @@ from bert_finetune.output_dir import make_output_dir
 
 @pytest.fixture(scope="module")
 def learned(bert_dir, cola_dir, tmp_path_factory) -> pathlib.Path:
-    """Folder of a run that has done everything; 20 epochs."""
+    """Folder of a run with all jobs and 20 epochs."""
     folder = tmp_path_factory.mktemp("learned") / "output"
     settings = tiny_bert.make_settings(bert_dir, cola_dir, folder)
     done = {"do_train": True, "do_eval": True, "do_predict": True, "do_export": True}
@@ -45,12 +45,12 @@ def test_a_run_trains_evaluates_predicts_and_exports(learned):
 
 
 def test_metrics_have_a_row_an_update_and_count_every_example(trained):
-    """50 examples in micro-batches of 4, two an update; the last window holds 2."""
+    """50 examples in micro-batches of 4, two per update; the last window has 2."""
     rows = metrics(trained)
     assert [int(row["update_step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [int(row["global_step"]) for row in rows] == [2, 4, 6, 8, 10, 12, 13]
     assert [float(row["examples"]) for row in rows] == [8, 16, 24, 32, 40, 48, 50]
-    # No warm-up in 7 updates: the line falls from 1e-3 to 0 in updates.
+    # No warm-up in 7 updates: the rate falls linearly from 1e-3 to 0, per update.
     rates = [float(row["learning_rate"]) for row in rows]
     np.testing.assert_allclose(rates, [1e-3 * (1 - i / 7) for i in range(7)], rtol=1e-5)
     assert all(float(row["gradient_norm"]) > 0 for row in rows)
@@ -71,14 +71,14 @@ def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
 def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
     settings, trained
 ):
-    """As a kill between the last micro-step's save and the end of training leaves it."""
+    """As after a kill between the last micro-step's save and the end of training."""
     prepared = jobs.prepare(dataclasses.replace(settings, do_train=True))
     make_output_dir(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
         kept = lambda partial_window, **options: keep("keep", **options)
         patch.setattr(model_fn, "make_accumulation_hooks", kept)
-        # As before K followed the window that the data ends in.
+        # K = 2 for the last window too, so that it stays partial.
         patch.setattr(training, "_schedule", lambda windows: 2)
         jobs.execute(prepared)
     assert all_variables(settings.output_dir)["accumulation/micro_steps"] == 1
@@ -110,7 +110,7 @@ def test_a_trained_folder_gives_the_same_later_padded_and_in_batches_of_any_size
     for name, value in before.items():
         np.testing.assert_allclose(after[name], value, rtol=1e-5, err_msg=name)
     before, after = (np.loadtxt(f / "test_results.tsv") for f in (learned, folder))
-    assert np.ptp(before[:, 0]) > 0.1  # or their order could not be seen
+    assert np.ptp(before[:, 0]) > 0.1  # so that their order is visible
     np.testing.assert_allclose(after, before, atol=1e-5)
     assert (folder / "CoLA.tsv").read_text() == (learned / "CoLA.tsv").read_text()
 

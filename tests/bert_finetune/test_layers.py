@@ -49,7 +49,7 @@ def test_dense_has_the_derived_gradients_in_training(session):
         y = _dense(x, 4, is_training)
         gradients = tf.gradients(tf.square(y), [x, *variables])
         results.append([y, *gradients])
-    results = session.run(results)  # of one x
+    results = session.run(results)  # all from the same x
     tf.nest.map_structure(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results
     )

@@ -1,4 +1,4 @@
-"""bert_finetune/masked_lm.py: what is masked, what is learned, what is saved."""
+"""bert_finetune/masked_lm.py: masking, learning and saving."""
 
 import dataclasses
 import pathlib
@@ -26,13 +26,13 @@ def _pretrain(checkpoint: pathlib.Path, num_updates: int, seed: int = 0) -> floa
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> tuple[pathlib.Path, float]:
-    """The checkpoint of 120 updates, and their last loss."""
+    """(checkpoint after 120 updates, last loss)."""
     checkpoint = tmp_path_factory.mktemp("pretrained") / "bert_model.ckpt"
     return checkpoint, _pretrain(checkpoint, num_updates=120)
 
 
 def test_pretraining_learns_what_a_masked_token_was(pretrained):
-    # ln 2: which of the two tokens, not knowing the neighbours.
+    # ln 2 is the loss of a guess between the two tokens without their neighbours.
     assert pretrained[1] < 0.2 < np.log(2)
 
 
@@ -43,7 +43,7 @@ def test_pretraining_is_bit_identical_for_one_seed(tmp_path, pretrained):
     first, second, other = (tf.train.load_checkpoint(str(c)) for c in checkpoints)
     for name in first.get_variable_to_shape_map():
         np.testing.assert_array_equal(first.get_tensor(name), second.get_tensor(name))
-    kernel = "bert/pooler/dense/kernel"  # which pre-training does not move
+    kernel = "bert/pooler/dense/kernel"  # pre-training does not train it
     assert not np.array_equal(first.get_tensor(kernel), other.get_tensor(kernel))
 
 
@@ -68,7 +68,7 @@ def test_only_ordinary_tokens_are_masked_four_of_five_of_them_by_mask():
     assert set(masked.masked_ids) == set(ordinary_ids)
     shown = masked.input_ids.flat[masked.masked_places]
     assert abs(np.mean(shown == 4) - 0.8) < 0.02
-    # Of the tenth that is another token, a quarter is by chance the same one.
+    # Of the tenth that becomes a random token, a quarter is the same one by chance.
     assert abs(np.mean(shown == masked.masked_ids) - 0.125) < 0.02
     is_left = np.ones(rows.size, bool)
     is_left[masked.masked_places] = False

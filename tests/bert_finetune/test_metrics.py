@@ -1,4 +1,4 @@
-"""GLUE's metrics over batches equal their definitions over the whole set."""
+"""GLUE's metrics over batches equal their definitions on the whole set."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The encoder and the classifier against NumPy, and what they promise."""
+"""The encoder and the classifier, compared with NumPy, and their guarantees."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ _BATCH = (_IDS, _MASK, _SEGMENTS)
 
 
 class _Model:
-    """An encoder with a classifier, in a graph and a session of its own."""
+    """An encoder with a classifier, in its own graph and session."""
 
     def __init__(
         self, config=_CONFIG, *, shape=(None, None), is_training=False, is_packed=True
@@ -55,7 +55,7 @@ class _Model:
     @functools.cached_property
     def session(self):
         session = tf.compat.v1.Session(graph=self.graph)
-        # Large weights, and vectors that are not 0 and 1, tell bugs.
+        # Large weights, and vectors other than 0 and 1, show bugs.
         generator = np.random.default_rng(3)
         values = {}
         for name, variable in self.variables.items():
@@ -66,7 +66,7 @@ class _Model:
 
     @functools.cached_property
     def gradients(self):
-        """Of the mean squared distance of the logits from 1, by variable."""
+        """Gradients of the logits' mean squared distance from 1, by variable."""
         with self.graph.as_default():
             losses = tf.reduce_sum(tf.square(self.logits - 1.0), axis=1)  # [B]
             variables = list(self.variables.values())
@@ -77,13 +77,13 @@ class _Model:
         return self.session.run(fetches, dict(zip(self.inputs, batch, strict=True)))
 
     def values(self):
-        """Every variable in float64."""
+        """Values of all variables in float64."""
         return {k: np.float64(v) for k, v in self.session.run(self.variables).items()}
 
 
 @pytest.fixture(scope="module")
 def model() -> _Model:
-    """For inference; a graph takes batches of every shape."""
+    """A model for inference, whose graph takes batches of every shape."""
     return _Model()
 
 

@@ -1,4 +1,4 @@
-"""AdamW and its schedule are google-research/bert's, counted in updates."""
+"""AdamW and its schedule are those of google-research/bert, counted in updates."""
 
 import numpy as np
 import numpy_reference

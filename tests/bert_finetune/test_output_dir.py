@@ -1,4 +1,4 @@
-"""What stands in an output folder already: refused before anything is written."""
+"""Output folders with other content: refused before anything is written."""
 
 import dataclasses
 import json
@@ -19,13 +19,13 @@ from estimator_accum.runs.progress import latest_checkpoint
 
 @pytest.fixture
 def copy(trained_settings, tmp_path) -> Settings:
-    """A run that has trained, in a folder that a test may spoil."""
+    """Settings of a trained run, in a copied folder that a test may change."""
     copy_at_step(trained_settings.output_dir, tmp_path / "copy", 13)
     return dataclasses.replace(trained_settings, output_dir=str(tmp_path / "copy"))
 
 
 def _refusal(settings, **changes) -> str:
-    """The sentence; the folder stays as it is."""
+    """Returns the error message; the folder must stay as it is."""
     before = _content(settings.output_dir)
     with pytest.raises(ValueError) as refused:
         jobs.prepare(dataclasses.replace(settings, **changes))
@@ -87,7 +87,7 @@ def _other_config(settings, folder, **changes) -> dict[str, str]:
     ],
 )
 def test_another_bert_config_is_refused(copy, tmp_path, mode, key, value, expected):
-    """Of another hidden_act or number of heads the shapes are the same."""
+    """Another hidden_act or number of heads has the same shapes."""
     changes = _other_config(copy, tmp_path, **{key: value})
     sentence = _refusal(copy, **mode, **changes)
     assert f"Received: {copy.output_dir}, whose run has {expected}. Use" in sentence
@@ -121,7 +121,7 @@ def test_a_classifier_of_other_classes_is_refused_without_run_settings(copy):
 
 
 def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_path):
-    """SST-2 has two classes as well: the shapes fit."""
+    """SST-2 also has two classes, so the shapes match."""
     checkpoint = f"{copy.output_dir}/model.ckpt-13"
     changes = {"output_dir": str(tmp_path / "new"), "init_checkpoint": checkpoint}
     sentence = _refusal(copy, **_EVAL, **changes, task_name="SST-2")
@@ -178,7 +178,7 @@ def test_a_foreign_table_of_metrics_is_refused_before_training(settings):
 
 @pytest.mark.parametrize("fault", ["cannot be written to", "is not a folder"])
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, fault):
-    """Root may write everywhere: the question is answered for it."""
+    """`os.access` is patched, because root may write everywhere."""
     path = tmp_path / "above"
     path.mkdir() if fault == "cannot be written to" else path.touch()
     monkeypatch.setattr(os, "access", lambda other, mode: other != path)

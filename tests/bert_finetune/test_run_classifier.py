@@ -1,4 +1,4 @@
-"""The command line: flags, one sentence for bad input, a run that is killed."""
+"""The command line: flags, one sentence for invalid input, a killed run."""
 
 import pathlib
 import re
@@ -25,7 +25,7 @@ _MACHINE = pathlib.Path(__file__).with_name("other_machine.py")
 
 @pytest.fixture
 def flags(bert_dir, cola_dir, tmp_path) -> dict:
-    """A complete command line, by flag."""
+    """A complete command line: flag -> value."""
     return command_line(bert_dir, cola_dir, tmp_path / "output")
 
 
@@ -39,7 +39,7 @@ def _main(*arguments) -> None:
 
 
 def _refused(flags, capsys) -> str:
-    """Runs in this process; returns the one line on stderr."""
+    """Runs the program in this process; returns the one line on stderr."""
     before = set(pathlib.Path(flags["output_dir"]).parent.rglob("*"))
     with pytest.raises(SystemExit) as stopped:
         _main(*_arguments(flags))
@@ -184,7 +184,7 @@ def test_help_names_every_flag_and_ends_well(capsys):
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
     dies_after, saved, trained_settings, tmp_path, capsys
 ):
-    """Killed in mid-window and after updates that no checkpoint has, or at a save."""
+    """Killed in mid-window, after updates without a checkpoint, or during a save."""
     flags = vars(trained_settings) | {"output_dir": tmp_path / "output"}
     killed = running.run(_MACHINE, f"dies_after={dies_after}", *_arguments(flags))
     assert killed.returncode == -9
@@ -221,7 +221,7 @@ def test_a_folder_in_use_is_refused_to_those_who_train(flags, capsys):
 
 @pytest.fixture
 def _not_ignored_sigint():
-    """Whoever runs the tests in the background may have Ctrl-C ignored."""
+    """Enables Ctrl-C, which a shell ignores in its background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

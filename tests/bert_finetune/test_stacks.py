@@ -1,4 +1,4 @@
-"""TensorFlow 2.15 and the newest: one curve, and each other's checkpoints."""
+"""TensorFlow 2.15 and the newest: the same losses, and exchangeable checkpoints."""
 
 import dataclasses
 import json
@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 def _stack(python) -> tuple[str, ...]:
-    """Returns TensorFlow's version; ("",) where the interpreter has none."""
+    """Returns TensorFlow's version; ("",) if the interpreter has none."""
     code = "import importlib.metadata as m; print(m.version('tensorflow'))"
     return tuple(running.run("-c", code, python=python).stdout.strip().split(".")[:2])
 
 
 @pytest.fixture(scope="module")
 def other_python() -> str:
-    """The interpreter of the other stack: named, or in .ci/run's environments."""
+    """Path of the other stack's Python: given, or in .ci/run's environments."""
     named = os.environ.get("ESTIMATOR_ACCUM_OTHER_PYTHON")
     folders = [running.ROOT / f".venv-{version}" for version in ("3.11", "3.12")]
     candidates = [named] if named else [str(f / "bin" / "python") for f in folders]
@@ -47,7 +47,7 @@ for arguments in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def settings(bert_dir, cola_dir):
-    """Saved after micro-step 15, in the middle of a window."""
+    """Settings of a run that saves after micro-step 15, in the middle of a window."""
     settings = make_settings(bert_dir, cola_dir, bert_dir)
     changes = {"num_train_epochs": 4.0, "save_checkpoints_steps": 15}
     return dataclasses.replace(settings, do_train=True, **changes)
@@ -55,7 +55,7 @@ def settings(bert_dir, cola_dir):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, settings, other_python):
-    """Folders of a run on this stack, of it on the other, and moved from each."""
+    """Folder with the run on this stack, on the other, and moved from each."""
     folder = tmp_path_factory.mktemp("stacks")
     run(settings, output_dir=str(folder / "this"))
     copy_at_step(folder / "this", folder / "moved_from_this", 15)

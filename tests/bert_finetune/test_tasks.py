@@ -1,4 +1,4 @@
-"""GLUE's files, in GLUE's layout and with everything that can be wrong in them."""
+"""GLUE's files, in GLUE's layout and with all kinds of errors."""
 
 import logging
 
@@ -19,7 +19,7 @@ def _pair(first, second):
     return f"{header}\tlabel", "0\t{a}\t{b}\t{label}", header, "3\t{a}\t{b}"
 
 
-# The header of each task's labelled files, their rows, and those of its test files.
+# Header and rows of each task's labelled files, then of its test files.
 _LAYOUTS = {
     "CoLA": (None, "gj04\t{label}\t*\t{a}", "index\tsentence", "3\t{a}"),
     "SST-2": ("sentence\tlabel", "{a}\t{label}", "index\tsentence", "3\t{a}"),
@@ -58,12 +58,12 @@ def _read(folder, name, file):
 
 
 def _texts(text, row):
-    """Two texts, the first with a space at its end, or one and None."""
+    """Returns two texts, the first ending with a space; None for a missing second."""
     return f"A {text}. ", f"B {text}?" if "{b}" in row else None
 
 
 def _labelled(name):
-    """The header of a labelled file, and a row for each label."""
+    """Returns the header of a labelled file, and a row for each label."""
     header, row, *_ = _LAYOUTS[name]
     rows = []
     for label in get_task(name).labels:

@@ -1,4 +1,4 @@
-"""Tokens beside the text: what is kept, what invalidates it, what goes without."""
+"""Tokens cached beside the text: content, invalidation, runs without the cache."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ def tokenizer(bert_dir):
 
 @pytest.fixture
 def encodings(monkeypatch):
-    """Counts how often text is tokenized."""
+    """Mock that counts the calls of the tokenizer."""
     calls = mock.Mock(side_effect=encode_examples)
     monkeypatch.setattr(token_cache, "encode_examples", calls)
     return calls
@@ -112,7 +112,7 @@ def test_damaged_file_is_made_anew(text, tokenizer, encodings, keep_bytes):
 def test_folder_that_cannot_be_written_to_goes_without(
     text, tokenizer, encodings, monkeypatch, caplog
 ):
-    """Root may write everywhere: the file system answers for it."""
+    """The file's creation is patched to fail, because root may write everywhere."""
     refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
     monkeypatch.setattr(token_cache.tempfile, "NamedTemporaryFile", refuse)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _WORDS = [*"abcdefghijklmnopqrstuvwxyz", "##s", "the", "book", "##ing", ".", "un", "["]
 
-# Blocks whose characters have kept their categories since Unicode 8, the library's.
+# Blocks whose characters have kept their categories since the library's Unicode 8.
 _BLOCKS = {
     "ASCII, control characters included": (0x00, 0x7F),
     "Latin-1": (0x80, 0xFF),
@@ -57,7 +57,7 @@ def _tokens(tokenizer, ids):
 
 
 def _learned_words(texts):
-    """Frequent words and word ends of texts, and all their characters."""
+    """Returns frequent words and word ends of texts, and all their characters."""
     words = collections.Counter(w for text in texts for w in re.findall(r"\w+", text))
     ends = collections.Counter(f"##{word[-3:]}" for word in words)
     characters = sorted({c for text in texts for c in text if c.strip()})
@@ -68,7 +68,7 @@ def _learned_words(texts):
 
 def _assert_ids_of_transformers(vocab_file, do_lower_case, texts):
     transformers = pytest.importorskip("transformers")
-    # The Python one, a restatement of google-research/bert's tokenization.py.
+    # The Python tokenizer, which restates google-research/bert's tokenization.py.
     reference = transformers.BertTokenizer(str(vocab_file), do_lower_case=do_lower_case)
     reference.wordpiece_tokenizer.max_input_chars_per_word = 200
     tokenizer = WordPieceTokenizer(vocab_file, do_lower_case)
@@ -90,17 +90,17 @@ def test_ids_of_real_cola_are_those_of_transformers(real_data, tmp_path, do_lowe
         texts += [example.text_a for example in examples]
     learned = _learned_words([t.lower() if do_lower_case else t for t in texts])
     vocab_file = _write_vocabulary(tmp_path, learned)
-    # Every fourth: transformers is slow.
+    # Every fourth text, because transformers is slow.
     _assert_ids_of_transformers(vocab_file, do_lower_case, texts[::4])
 
 
 def _generated_texts(first, last, do_lower_case):
-    """Every assigned character of a block inside, at the end of, and beside words."""
+    """Returns texts with a block's assigned characters in, after and beside words."""
     generator = random.Random(first)
     characters = [
         character
         for character in map(chr, range(first, last + 1))
-        # transformers drops what is unassigned, google-research/bert does not.
+        # transformers drops unassigned characters, google-research/bert does not.
         if unicodedata.category(character) not in ("Cn", "Co")
     ]
     texts = [f"ab{c}cd Xy{c} {c} {c}{c}Z." for c in characters]

@@ -1,4 +1,4 @@
-"""The order of a run, and how its windows are shared out."""
+"""The order of a run's examples, and their division among replicas."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ _CUTS = [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5), (7, 3)]
 def _windows(
     size=4, steps=1, replicas=1, num_examples=23, num_train_epochs=3.0, seed=1
 ):
-    """In windows of size x steps x replicas examples."""
+    """Returns windows of size x steps x replicas examples."""
     batches = Batches(size * steps * replicas, steps, replicas)
     return make_windows(num_examples, num_train_epochs, batches, seed)
 
@@ -43,7 +43,7 @@ def test_each_epoch_uses_every_example_exactly_once():
 def test_order_is_a_function_of_seed_and_epoch():
     assert _rows(seed=1) == _rows(seed=1)
     assert _rows(seed=1) != _rows(seed=2)
-    # Not the same orders one epoch later, which seed + epoch would give.
+    # seed + epoch would repeat another seed's orders one epoch later.
     assert epoch_order(50, 8, 1).tolist() != epoch_order(50, 7, 2).tolist()
 
 
@@ -71,7 +71,7 @@ def test_micro_batches_cross_epochs_and_only_the_last_is_short():
 @pytest.mark.parametrize("num_train_epochs", [1.0, 2.7, 3.0])
 @pytest.mark.parametrize(("steps", "replicas"), _CUTS)
 def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, replicas):
-    """301 examples, windows of 42: they do not divide, nor do most cuts of them."""
+    """301 examples, windows of 42: neither they nor most cuts divide evenly."""
     whole = make_windows(301, num_train_epochs, Batches(42, 1, 1), seed=5)
     cut = make_windows(301, num_train_epochs, Batches(42, steps, replicas), seed=5)
     assert whole.num_updates == cut.num_updates == -(-int(301 * num_train_epochs) // 42)
@@ -146,7 +146,7 @@ def test_cola_needs_a_fifth_more_tokens_than_there_are(real_data):
     """8 x 4: sorted 1.21 tokens for each real one, in the stream's order 1.61."""
     cola = real_data / "cola"
     rows = read_examples(get_task("CoLA"), cola, "train.tsv", labelled=True)
-    # As long as WordPiece with BERT's vocabulary makes them, within a token or so.
+    # About as many tokens as WordPiece gives with BERT's vocabulary.
     words = [len(re.findall(r"\w+|[^\w\s]", row.text_a)) for row in rows]
     lengths = np.minimum(np.array(words) + 2, 128)
     share = {}

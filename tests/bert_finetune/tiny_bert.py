@@ -1,4 +1,4 @@
-"""A tiny BERT, a corpus in CoLA's layout, runs on them and what runs leave behind."""
+"""A tiny BERT, a corpus in CoLA's layout, runs on them, and readers of their files."""
 
 import csv
 import dataclasses
@@ -34,7 +34,7 @@ def write_rows(path: pathlib.Path, count: int, seed: int, make_row) -> None:
 
 
 def write_cola(folder: pathlib.Path, count: int = 50) -> None:
-    """`count` training examples, 20 of dev and 10 of test."""
+    """Writes `count` training examples, 20 of dev and 10 of test."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, size, seed in (("train.tsv", count, 0), ("dev.tsv", 20, 1)):
         write_rows(
@@ -46,7 +46,7 @@ def write_cola(folder: pathlib.Path, count: int = 50) -> None:
 
 
 def write_bert(folder: pathlib.Path, seed: int = 0) -> None:
-    """`bert_config.json`, `vocab.txt` and a random `bert_model.ckpt`."""
+    """Writes `bert_config.json`, `vocab.txt` and a random `bert_model.ckpt`."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     arrays = {
@@ -64,7 +64,7 @@ def write_bert(folder: pathlib.Path, seed: int = 0) -> None:
 def make_settings(
     bert_dir: pathlib.Path, cola_dir: pathlib.Path, output_dir: pathlib.Path
 ) -> Settings:
-    """A run that does nothing yet: 13 micro-steps of 4, 7 updates, when it trains."""
+    """Returns settings with no job; training is 7 updates in 13 micro-steps of 4."""
     return Settings(
         task_name="CoLA",
         data_dir=str(cola_dir),
@@ -98,7 +98,7 @@ def make_settings(
 
 
 def command_line(bert_dir, data_dir, output_dir) -> dict:
-    """Flags of `run_classifier.py` that suffice for training, by name."""
+    """Returns the flags of `run_classifier.py` needed for training: name -> value."""
     return {
         "task_name": "CoLA",
         "do_train": "true",
@@ -112,7 +112,7 @@ def command_line(bert_dir, data_dir, output_dir) -> dict:
 
 
 def run(settings: Settings, **changes) -> pathlib.Path:
-    """Does a run in this process; returns its output folder."""
+    """Executes a run in this process; returns its output folder."""
     settings = dataclasses.replace(settings, **changes)
     prepared = jobs.prepare(settings)
     make_output_dir(settings.output_dir)
@@ -121,7 +121,7 @@ def run(settings: Settings, **changes) -> pathlib.Path:
 
 
 def flags_of(settings: Settings, **changes) -> list[str]:
-    """The same run's command line."""
+    """Returns the command line of the same run."""
     values = dataclasses.asdict(dataclasses.replace(settings, **changes))
     if values["train_batch_size"] == AUTO:
         values["micro_batch_size"] = values.pop("train_batch_size")
@@ -129,7 +129,7 @@ def flags_of(settings: Settings, **changes) -> list[str]:
 
 
 def copy_at_step(source, folder: pathlib.Path, step: int) -> pathlib.Path:
-    """Copies a run as a kill leaves it: the checkpoint of `step` is its last."""
+    """Copies a run as after a kill: the checkpoint of `step` is the last one."""
     shutil.copytree(source, folder)
     for file in folder.glob("model.ckpt-*"):
         if not file.name.startswith(f"model.ckpt-{step}."):
@@ -139,18 +139,18 @@ def copy_at_step(source, folder: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def all_variables(folder) -> dict[str, np.ndarray]:
-    """Every variable of a folder's last checkpoint."""
+    """Returns every variable of a folder's last checkpoint."""
     reader = tf.train.load_checkpoint(str(folder))
     return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
 
 
 def variables(folder) -> dict[str, np.ndarray]:
-    """Those without the sums of a window."""
+    """Returns `all_variables` without the sums of a window."""
     return {n: v for n, v in all_variables(folder).items() if "accumul" not in n}
 
 
 def metrics(folder) -> list[dict[str, str]]:
-    """The rows of `train_metrics.csv`."""
+    """Returns the rows of `train_metrics.csv`."""
     with open(f"{folder}/train_metrics.csv", newline="") as file:
         return list(csv.DictReader(file))
 

@@ -1,4 +1,4 @@
-"""Fixtures of the room's tests: a task in their process, the run of one worker."""
+"""Fixtures of these tests: a task in the same process, the run of one worker."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from estimator_accum.runs.cluster import Cluster
 
 @pytest.fixture
 def _flags_as_before():
-    """main() sets the process's flags; other tests read theirs."""
+    """Resets the process's flags, which main() sets and other tests read."""
     yield
     for flags in (command_line.FLAGS, launch_local.FLAGS):
         flags.unparse_flags()
@@ -43,7 +43,7 @@ def run_main(
 
 @pytest.fixture(scope="session")
 def one_worker(tmp_path_factory) -> pathlib.Path:
-    """Output folder of one process alone that takes each batch at once."""
+    """Output folder of a run in one process, without accumulation."""
     folder = tmp_path_factory.mktemp("alone") / "output"
     jobs.execute(jobs.prepare(short_run.short_settings(folder), Cluster()))
     return folder

@@ -1,8 +1,9 @@
-"""`distributed.main` on a machine that holds `--rows_in_memory` images at once.
+"""`distributed.main` on a machine with memory for `--rows_in_memory` images at once.
 
-It dies after so many `--micro_steps`; 0 is never, and -n a SIGTERM in the one after n.
-It leaves a file `died` in its folder: from then on the watchdogs of others find that
-time flies. A Python MemoryError in the graph is TensorFlow's out-of-memory error.
+It dies after `--micro_steps` micro-steps; 0 is never, and -n sends a SIGTERM in the
+micro-step after n. When it dies it leaves a file `died` in its folder; after that the
+clock of other tasks' watchdogs runs fast. A Python MemoryError in the graph is
+TensorFlow's out-of-memory error.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A short run in the files' order, and whether others have its weights."""
+"""A short run in the files' order, and comparisons with its weights."""
 
 import pathlib
 
@@ -10,12 +10,12 @@ from distributed.settings import Settings
 from estimator_accum.runs.batches import micro_batch_size_of
 
 _SETTINGS = {"train_updates": 6, "effective_batch_size": 203, "shuffle": False}
-# No clock decides: who waits for a lost task is ended by the test's deadline.
+# No test depends on the clock: a task that waits for a lost one ends by the deadline.
 FLAGS = [f"--{k}={v}" for k, v in _SETTINGS.items()] + ["--watchdog_secs=1000000"]
 
 
 def settings(**changes) -> Settings:
-    """Returns the flags' defaults but for these."""
+    """Returns settings with the flags' defaults, except for these changes."""
     values = {
         name: command_line.FLAGS[name].default for name in Settings.__dataclass_fields__
     }
@@ -36,7 +36,7 @@ def values(output_dir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def assert_same_weights(output_dir: pathlib.Path, other_dir: pathlib.Path) -> None:
-    """Up to the order in which numbers are added, after the same updates."""
+    """Compares weights up to rounding, after the same number of updates."""
     ours, theirs = values(output_dir), values(other_dir)
     weights = [name for name in theirs if name.endswith(("/kernel", "/bias"))]
     assert len(weights) == 8
@@ -46,6 +46,6 @@ def assert_same_weights(output_dir: pathlib.Path, other_dir: pathlib.Path) -> No
 
 
 def examples_seen(output_dir: pathlib.Path) -> list[int]:
-    """Returns what train_metrics.csv says after each update."""
+    """Returns the column `examples` of train_metrics.csv, a number per update."""
     rows = (output_dir / "train_metrics.csv").read_text().splitlines()[1:]
     return [int(row.split(",")[2]) for row in rows]

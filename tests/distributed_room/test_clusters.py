@@ -1,6 +1,6 @@
-"""Real clusters on this machine: the weights of one worker, and a task that is lost.
+"""Real clusters on this machine: the same weights as one worker, and a lost task.
 
-Tasks that are killed and started again: tests/scripts/test_kill_tasks.py.
+For tasks that are killed and restarted see tests/scripts/test_kill_tasks.py.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ def _flags(folder) -> tuple:
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory) -> pathlib.Path:
-    """Output folder of two workers that the launcher started."""
+    """Output folder of a run of two workers, started by the launcher."""
     folder = tmp_path_factory.mktemp("two_workers") / "output"
     launcher = ("-m", "distributed.launch_local", "--workers=2")
     done = running.run(*launcher, *_flags(folder))
@@ -44,12 +44,12 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_wor
     command = (_PROGRAM, "--rows_in_memory=1000")
     flags = ("--save_checkpoints_updates=3", *_flags(folder))
     options = {"jobs": ("chief", "worker"), "cwd": tmp_path}
-    # In mid-window, and after an update that no checkpoint has.
+    # Dies in mid-window, and after an update without a checkpoint.
     lives, dies = ((*command, f"--micro_steps={n}", *flags) for n in (0, 9))
     with running.cluster(lives, dies, **options) as tasks:
         chief, worker = (task.wait() for task in tasks)
     assert (chief.returncode, worker.returncode) == (75, 9)
-    # TensorFlow's session is made anew, or waits for ever.
+    # TensorFlow creates a new session, or waits for ever.
     new_session = "after another task was lost. Start all tasks again."
     waits = "chief 0 has made no progress for 1e+06 seconds, and ends itself."
     assert new_session in chief.output or waits in chief.output
@@ -73,7 +73,7 @@ def test_a_signal_to_one_task_stops_all_after_the_same_update(tmp_path, two_work
     folder = tmp_path / "output"
     command, flags = (_PROGRAM, "--rows_in_memory=1000"), _flags(folder)
     options = {"jobs": ("chief", "worker"), "cwd": tmp_path}
-    # In the first micro-step of the third update.
+    # The signal comes in the first micro-step of the third update.
     lives, stops = ((*command, f"--micro_steps={n}", *flags) for n in (0, -4))
     with running.cluster(lives, stops, **options) as tasks:
         chief, worker = (task.wait() for task in tasks)

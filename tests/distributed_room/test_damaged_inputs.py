@@ -1,4 +1,4 @@
-"""Damaged images and clusters: a task goes on, or leaves with one sentence."""
+"""Damaged images and clusters: a task continues, or ends with one sentence."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_damaged_tf_config_is_used_or_refused(tmp_path, monkeypatch, run):
 
 
 def _prepare(settings, cluster):
-    """The examples are not what is damaged."""
+    """Returns a job without examples, which are not damaged here."""
     return jobs.Job(settings, cluster, None, None, None, "")
 
 
@@ -61,7 +61,7 @@ def test_damaged_images_are_used_or_refused(name, tmp_path, run, idx_dir):
 
 @pytest.fixture
 def idx_dir(tmp_path):
-    """Ten images of 4 x 4 in two files."""
+    """Folder with ten images of 4 x 4, in two files."""
     folder = tmp_path / "idx"
     folder.mkdir()
     sizes = b"\0\0\0\x0a" + b"\0\0\0\x04" * 2

@@ -1,4 +1,4 @@
-"""--micro_batch_size=auto: as many micro-batches as memory asks for, the same weights."""
+"""--micro_batch_size=auto: as many micro-batches as memory needs, the same weights."""
 
 import pathlib
 

@@ -110,13 +110,13 @@ def test_each_epoch_has_each_example_once(shuffle):
     is_in_order = [epoch.tolist() == list(range(7)) for epoch in stream]
     assert is_in_order == [not shuffle] * 3
     assert (stream[0].tolist() == stream[1].tolist()) is not shuffle
-    # Wherever it is cut.
+    # The same order, wherever it is cut.
     cut = [places(n, n + 3, 7, shuffle, seed=0) for n in range(0, 21, 3)]
     np.testing.assert_array_equal(np.concatenate(cut), stream.reshape(-1))
 
 
 def _numbered(count: int) -> Examples:
-    """Each example shows its number, which is its label too."""
+    """Returns examples whose pixels and label are the example's number."""
     numbers = np.arange(count, dtype=np.int32)
     images = np.broadcast_to(numbers[:, None, None], [count, 2, 2])
     return Examples(images.astype(np.uint8), numbers)
@@ -148,7 +148,7 @@ def test_workers_read_everything_once_also_after_a_restart(workers, steps, shuff
 
     whole = [read(rank, 0, 5) for rank in range(workers)]
     stream = places(0, 50, 23, shuffle, seed=5).tolist()
-    # Micro-step by micro-step, of each the workers in their order.
+    # Ordered by micro-step, then by worker.
     in_order = itertools.chain.from_iterable(zip(*whole, strict=True))
     assert list(itertools.chain.from_iterable(in_order)) == stream
     for rank in range(workers):

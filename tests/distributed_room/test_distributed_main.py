@@ -1,4 +1,4 @@
-"""One task alone, and what a task refuses."""
+"""One task alone, and a task's refusals."""
 
 import json
 
@@ -97,7 +97,7 @@ def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
     (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-12"\n')
     code, output = run_main(*flags, "--micro_batch_size=102")
     assert code == 0 and "going on after update 3" in output
-    # What each micro-step has used; those from 13 on are there twice.
+    # The examples of each micro-step; those from 13 on are logged twice.
     lines = (folder / "examples-0.log").read_text().splitlines()
     assert [int(line.split()[0]) for line in lines] == [*range(1, 25), *range(13, 19)]
     numbers = [int(n) for line in lines[:12] + lines[24:] for n in line.split()[1:]]
@@ -130,7 +130,7 @@ def test_gradients_that_are_not_finite_end_in_one_sentence(tmp_path, run_main):
 def test_error_in_a_task_ends_it_at_once(
     tmp_path, run_main, monkeypatch, error, code, last_line
 ):
-    """Threads of TensorFlow would not let it go."""
+    """TensorFlow's threads would keep the process alive."""
 
     def execute(job):
         raise error

@@ -1,4 +1,4 @@
-"""Flags of the room's README are those that there are; manifests can be parsed."""
+"""The README of distributed/ has exactly the existing flags; manifests are valid."""
 
 import re
 import subprocess
@@ -54,7 +54,7 @@ def test_kubernetes_manifest_is_a_job_of_one_program():
     replicas = job["spec"]["tfReplicaSpecs"]
     assert set(replicas) == {"Chief", "Worker"}
     for each in replicas.values():
-        # The tasks that wait for a lost one end with 75, and have to start again.
+        # Tasks that wait for a lost one end with 75, and must be started again.
         assert each["restartPolicy"] == "OnFailure" and each["replicas"] >= 1
         pod = each["template"]["spec"]
         [container] = pod["containers"]

@@ -1,4 +1,4 @@
-"""The sizes of a run: what follows from what, and what is refused."""
+"""The sizes of a run: how they are derived, and which are refused."""
 
 import dataclasses
 import re

@@ -1,6 +1,6 @@
-"""What the launcher does with tasks that end, hang, or speak.
+"""The launcher with tasks that end, hang, or print.
 
-The tasks here are a small program in TensorFlow's place; test_clusters.py has real ones.
+The tasks here are a small program without TensorFlow; test_clusters.py has real ones.
 """
 
 import io
@@ -44,7 +44,8 @@ starts = (folder / "starts").read_text().count(f'["{{task}}"')
 (folder / f"{{task}}-{{starts}}").touch()
 """
 
-# They import no TensorFlow: to start one costs less than to fork a process that did.
+# These tasks do not import TensorFlow: a start costs less than a fork of a process that
+# did.
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("real_starts")]
 
 
@@ -91,7 +92,7 @@ def launch(output_dir, monkeypatch, capsys, _flags_as_before):
 
 
 def _start_launcher(folder: pathlib.Path, body: str = "") -> running.Program:
-    """Starts a launcher, in a process of its own, whose tasks wait."""
+    """Starts a launcher in a new process; its tasks wait."""
     task = folder.with_name("task.py")
     task.write_text(_TASK + body + "\nwait_for('what never comes')")
     program = (

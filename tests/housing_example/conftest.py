@@ -1,4 +1,4 @@
-"""Fixtures of the room's tests: a small CSV file, a run and its settings, memory."""
+"""Fixtures of these tests: a small CSV file, a run and its settings, memory limits."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from housing_example.settings import Settings
 
 @pytest.fixture(scope="session")
 def csv(tmp_path_factory) -> pathlib.Path:
-    """20 generated examples, below a line with the columns' names; not to be changed."""
+    """A CSV file of 20 generated examples with a header; tests must not change it."""
     path = tmp_path_factory.mktemp("csv") / "houses.csv"
     path.write_text(input_pipeline.csv_text(demo_data.generate(20)))
     return path
@@ -26,7 +26,7 @@ def csv(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def settings_in() -> Callable[[pathlib.Path], Settings]:
-    """Makes a run's, from its output folder: 59 x 3 in the file's order, made-up data."""
+    """Makes settings from an output folder: 59 x 3, file order, generated data."""
     return lambda output_dir: Settings(
         train_csv=None,
         test_csv=None,
@@ -51,7 +51,7 @@ def settings(settings_in, tmp_path) -> Settings:
 
 @pytest.fixture
 def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., running.Done]:
-    """Runs the program in this process with these flags, by name; None is left out."""
+    """Runs the program in this process with flags (name -> value; None: left out)."""
 
     def forget_flags() -> None:
         main.FLAGS.unparse_flags()
@@ -76,7 +76,7 @@ def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., running.D
 
 @pytest.fixture(scope="session")
 def limited_memory() -> Callable[[int], contextlib.AbstractContextManager]:
-    """Lets training on more rows at once than that run out of memory.
+    """Makes training run out of memory above a number of rows at once.
 
     A Python MemoryError in the graph is TensorFlow's out-of-memory error.
     """

@@ -1,8 +1,8 @@
-"""`housing_example.main` on a made-up machine: `--cpus=2 --dies_after=5`, 0: never.
+"""`housing_example.main` on a fake machine: `--cpus=2 --dies_after=5` (0: never).
 
-Several logical CPUs are several devices. It dies after that many updates, and leaves a
-file `died` in its folder: from then on the watchdogs of others find that time flies.
-Checkpoints are 4 updates apart.
+--cpus is the number of CPU devices. The program dies after --dies_after updates, and
+leaves a file `died` in its folder; after that the clock of other tasks' watchdogs runs
+fast. Checkpoints are 4 updates apart.
 """
 
 import itertools

@@ -1,6 +1,6 @@
-"""Sizes of an update: which follow from which, and with which others a run goes on.
+"""Sizes of an update: how they are derived, and with which other sizes a run resumes.
 
-Their weights: test_housing_model.py and test_housing_strategies.py.
+For the resulting weights see test_housing_model.py and test_housing_strategies.py.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from housing_example.settings import batches_of, check_output_dir, remember_sett
 
 
 def _with(settings, **changes):
-    """Only the sizes that are named."""
+    """Returns settings with only the given sizes."""
     names = ("effective_batch_size", "train_batch_size", "gradient_accumulation_steps")
     return dataclasses.replace(settings, **dict.fromkeys(names) | changes)
 

@@ -1,4 +1,4 @@
-"""The generated dataset: its ranges, and that there is something to learn."""
+"""The generated dataset: its ranges, and that a model can learn from it."""
 
 import numpy as np
 import pandas as pd

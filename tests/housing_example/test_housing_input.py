@@ -1,4 +1,4 @@
-"""CSV files: what is read, what is refused, how it is split, what training gets."""
+"""CSV files: reading, refusals, the split, and the batches for training."""
 
 import re
 
@@ -193,7 +193,7 @@ def test_replicas_share_each_update_and_leave_nothing_out(csv):
     shares = [ours[r][step][1][:, 0] for step in range(8) for r in range(2)]
     assert [len(share) for share in shares] == [2, 3, 3, 3] * 4
     np.testing.assert_array_equal(np.concatenate(shares), whole)
-    # One process with both takes them in turns.
+    # One process with both replicas reads their shares in turns.
     for share, (_, labels) in zip(shares, read(range(2), 16), strict=True):
         np.testing.assert_array_equal(labels[:, 0], share)
 
@@ -225,5 +225,5 @@ def test_input_layer_gets_log_of_crim_clipped_b_and_chas_as_a_category(csv):
 
 def test_constant_column_is_left_at_zero():
     table = demo_data.generate(7).assign(NOX=0.1)
-    assert table["NOX"].to_numpy().std() > 0  # though all are equal
+    assert table["NOX"].to_numpy().std() > 0  # from rounding: all values are equal
     assert measure(table)["NOX"].deviation == 1.0

@@ -1,4 +1,4 @@
-"""The command line: flags, one sentence for bad input, a run that is killed."""
+"""The command line: flags, one sentence for invalid input, a killed run."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ _PROGRAM = pathlib.Path(__file__).with_name("housing_program.py")
 
 
 def _flags(csv, folder) -> dict:
-    """Returns a complete command line, by flag; it trains for a moment."""
+    """Returns a complete command line, flag -> value, of a very short training."""
     return {
         "train_csv": shutil.copy(csv, folder / "houses.csv"),
         "output_dir": folder / "new" / "output",
@@ -39,7 +39,7 @@ def flags(csv, tmp_path) -> dict:
 
 @pytest.fixture(scope="module")
 def trained(csv, tmp_path_factory) -> tuple[dict, running.Done]:
-    """A run as a user starts it: its flags, and what it has printed."""
+    """(flags, output) of a run that is started as a user does."""
     flags = _flags(csv, tmp_path_factory.mktemp("trained"))
     with programs.real_starts():
         done = running.run("-m", "housing_example.main", *_arguments(flags))
@@ -52,7 +52,7 @@ def _arguments(flags):
 
 
 def _refused(run_main, flags, folder) -> str:
-    """Returns the one line on stderr."""
+    """Runs the program, which must refuse; returns the one line on stderr."""
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     done = run_main(flags)
     assert done.returncode == 2
@@ -133,7 +133,7 @@ def test_bad_csv_ends_with_one_sentence(flags, run_main, tmp_path, flag):
 
 def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     flags, output = trained
-    # A slow machine says now and then at which update it is.
+    # A slow machine also prints its progress.
     unknown = ("update ", "checkpoints take up to ")
     said = [each for each in output.stderr.splitlines() if not each.startswith(unknown)]
     sizes = "4 examples x 3 micro-steps x 1 replica; 18 micro-steps"
@@ -217,7 +217,7 @@ def test_help_names_every_flag_and_the_readme_too():
 def test_defaults_of_the_readme_are_those_of_the_flags():
     readme = (_SCRIPT.parent / "README.md").read_text()
     rows = dict(re.findall(r"^\| `--(\w+)` \| `?(\S+?)`? \|", readme, re.MULTILINE))
-    assert len(rows) == 9  # and those that follow from each other
+    assert len(rows) == 9  # sizes that are derived from each other have no default
     for name, default in rows.items():
         shown = str(main.FLAGS[name].default).lower()
         assert shown in (default, f"{default}.0"), name

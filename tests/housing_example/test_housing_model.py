@@ -14,15 +14,16 @@ from housing_example import input_pipeline, jobs, results
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn
 
-# Of a variable's largest weight. The two sides add up the same numbers in another order,
-# which changes a sum by about 1e-7; 500 updates end at most 3.4e-6 apart (six seeds,
-# both datasets), since elu and a rate that falls to 0 do not let the difference grow.
+# Relative to a variable's largest weight. The two sides add the same numbers in another
+# order, which changes a sum by about 1e-7; after 500 updates they are at most 3.4e-6
+# apart (six seeds, both datasets), since elu and a rate that falls to 0 keep the
+# difference small.
 _TOLERANCE = 2e-5
 _UPDATES = 250
 
 
 def _train(settings, name: str):
-    """Trains one model in a folder beside those of the others."""
+    """Trains one model in a folder of its own."""
     job = jobs.prepare(settings)
     batches = job.batches
     if name == "whole":
@@ -36,7 +37,7 @@ def _train(settings, name: str):
 
 @pytest.fixture(scope="module")
 def boston(request) -> str | None:
-    """The real data; None stands for generated data, where there is no other."""
+    """Path of the real data; None, which selects generated data, if it is missing."""
     try:
         folder = request.getfixturevalue("real_data")
     except pytest.skip.Exception:
@@ -66,21 +67,22 @@ def test_updates_of_59_x_3_give_the_weights_of_177(
         assert result.losses["examples"].tolist() == examples
         updates = list(range(1, _UPDATES + 1))
         assert result.losses["update_step"].tolist() == updates
-    # A micro-step is one; the end of the data looks for an open window once, and two
-    # hooks of Estimator look at the step every 100 micro-steps.
+    # One run per micro-step; one more looks for an open window at the end of the data,
+    # and two hooks of Estimator read the step every 100 micro-steps.
     assert runs["ours"] - runs["whole"] == (3 - 1) * _UPDATES + 1 + 2 * 5
     truth = jobs.prepare(settings).test[TARGET].to_numpy()
     error = ours.prices - truth
     assert ours.metrics["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-5)
     assert ours.metrics["mae"] == pytest.approx(np.mean(np.abs(error)), rel=1e-5)
-    # It has learnt; of the real data 9.2 is the mean price's, and 4.1 was measured.
+    # The model has learnt: on the real data the mean price has 9.2, and 4.1 was
+    # measured.
     assert ours.metrics["rmse"] < (4.6 if boston else 0.4 * truth.std())
     for name, steps in (("ours", 3), ("whole", 1)):  # whole updates apart
         folder = pathlib.Path(settings.output_dir).with_name(name)
         saved = {path.name for path in folder.glob("*.index")}
         ends = (0, 150, _UPDATES)
         assert saved == {f"model.ckpt-{n * steps}.index" for n in ends}
-        assert list((folder / "eval").glob("events*"))  # beside training, too
+        assert list((folder / "eval").glob("events*"))  # also beside training
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "infer"])

@@ -1,4 +1,4 @@
-"""The picture: what is drawn on both sides."""
+"""The picture: the curves on both sides."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ _LABELS = ["with accumulation (59 x 3)", "without (177)"]
 
 @pytest.fixture
 def drawn():
-    """(labels' losses, their prices, the truth, the figure)."""
+    """(losses by label, predicted prices by label, true prices, the figure)."""
     losses = {
         label: pd.DataFrame(
             {"update_step": range(1, 61), "loss": np.linspace(80, 4 + number, 60)}
@@ -40,7 +40,7 @@ def test_losses_are_drawn_against_updates(drawn):
     bold = [line for line in axes.lines if line.get_linewidth() > 1]
     means = losses[_LABELS[0]]["loss"].iloc[30 - 12 : 30 + 13].mean()
     assert bold[0].get_ydata()[30] == pytest.approx(means)
-    # The one above is narrower and dashed: both are seen where they coincide.
+    # The upper curve is narrower and dashed, so both are visible where they coincide.
     assert bold[0].get_linewidth() > 2 * bold[1].get_linewidth()
     assert not bold[0].is_dashed() and bold[1].is_dashed()
 

@@ -1,4 +1,4 @@
-"""One command for any hardware: devices, tasks and memory change no weight."""
+"""One command for any hardware: devices, tasks and memory do not change the weights."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.once]
 _PROGRAM = pathlib.Path(__file__).with_name("housing_program.py")
 _UPDATES = 6
 _FLAGS = {"effective_batch_size": 13, "train_updates": _UPDATES}
-_FLAGS |= {"watchdog_secs": 1_000_000}  # no clock decides
+_FLAGS |= {"watchdog_secs": 1_000_000}  # never on a clock
 
 
 def _weights(folder) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ def _assert_all_seen(folder: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_devices(csv, tmp_path_factory) -> pathlib.Path:
-    """Output folder of two devices of one process; what it compares with is one."""
+    """Output folder of a run on two devices of a process, compared with one device."""
     folder = tmp_path_factory.mktemp("two_devices") / "output"
     flags = {"train_csv": csv, "output_dir": folder, "strategy": "mirrored"} | _FLAGS
     given = (f"--{name}={value}" for name, value in flags.items())
@@ -63,13 +63,13 @@ def two_devices(csv, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def whole(two_devices) -> dict[str, np.ndarray]:
-    """The weights of one device that takes 13 examples at once."""
+    """Weights of a run on one device with 13 examples at once."""
     return _weights(two_devices / "without_accumulation")
 
 
 @pytest.fixture
 def killed(two_devices, tmp_path) -> pathlib.Path:
-    """That folder as a kill after update 4, of 2 micro-steps, leaves it."""
+    """Copy of `two_devices` as after a kill after update 4, of 2 micro-steps each."""
     folder = pathlib.Path(shutil.copytree(two_devices, tmp_path / "output"))
     state = 'model_checkpoint_path: "model.ckpt-8"\n'
     (folder / "with_accumulation" / "checkpoint").write_text(state)
@@ -103,7 +103,7 @@ def test_memory_and_fewer_devices_change_no_weight(
 def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
     csv, killed, settings_in, monkeypatch, rank
 ):
-    """Real clusters: tests/distributed_room and tests/bert_finetune."""
+    """For real clusters see tests/distributed_room and tests/bert_finetune."""
     cluster = Cluster(workers=("a:1", "b:1"), task_type="worker", task_index=rank)
     calls, train_input_fn = [], input_pipeline.train_input_fn
 
@@ -128,7 +128,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
         steps = hook._first_global_step, train_spec.max_steps
         calls.append((*steps, json.loads(os.environ["TF_CONFIG"])["task"]["index"]))
 
-    monkeypatch.setenv("TF_CONFIG", "")  # as it was, afterwards
+    monkeypatch.setenv("TF_CONFIG", "")  # restored after the test
     monkeypatch.setattr(jobs, "Watchdog", NotedWatchdog)
     monkeypatch.setattr(jobs, "make_strategy", make_strategy)
     monkeypatch.setattr(input_pipeline, "train_input_fn", noted_input_fn)
@@ -145,7 +145,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
     assert calls[3] == "stop"
     if rank == 0:
         assert "with accumulation (at most 4 x 2 x 2)" in told and "plot: " in told
-        assert "TF_CONFIG" not in os.environ  # the others may have left
+        assert "TF_CONFIG" not in os.environ  # other tasks may have ended
     else:
         assert told is None
 
@@ -173,7 +173,7 @@ def test_evaluator_and_cluster_without_strategy_are_refused(
 def test_task_that_is_a_cluster_of_its_own_trains_alone(
     csv, tmp_path, run_main, monkeypatch
 ):
-    """Once an update, on a test set of its own: there is nothing to compare with."""
+    """With K = 1 and its own test set: there is nothing to compare with."""
     task = {"type": "worker", "index": 0}
     config = {"cluster": {"worker": ["localhost:1"]}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))

@@ -1,4 +1,4 @@
-"""Fixtures that tests of scripts share."""
+"""Fixtures shared by the tests of scripts."""
 
 import pathlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from running import Done
 
 @pytest.fixture
 def server(monkeypatch):
-    """Publishes its `files`."""
+    """A running LocalServer, which publishes its `files`."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with running_server() as server:
         yield server
@@ -32,7 +32,7 @@ def call(capsys) -> Callable[..., Done]:
 
 @pytest.fixture
 def refusal(call, tmp_path) -> Callable[..., str]:
-    """Runs `main`, which must refuse and write nothing; returns its one sentence."""
+    """Runs `main`, which must refuse and write nothing; returns its error message."""
 
     def run(main, *flags, code: int = 2) -> str:
         before = _content(tmp_path)

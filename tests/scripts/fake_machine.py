@@ -1,7 +1,7 @@
-"""A machine with fake Pythons, to test the shell scripts on: no network.
+"""A machine with fake Pythons, to test the shell scripts without a network.
 
-Interpreters are small shell scripts that answer what the scripts ask of Python, on a
-PATH of their own; the repository is a copy of the files that matter.
+Interpreters are small shell scripts that answer the scripts' calls of Python, on their
+own PATH; the repository is a copy of the relevant files.
 """
 
 import os
@@ -16,8 +16,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TOOLS = ("cat", "cksum", "dirname", "env", "bash", "grep", "ls", "mkdir", "rm", "sh")
 _TOOLS += ("chmod", "cp", "sleep")
 
-# $log collects what is done; FAIL_PIP, PIP_WAITS_FOR (a file), PYTEST_CODE and
-# PYTEST_FAILS_ON (all versions unless set) come from the test.
+# $log records the calls; FAIL_PIP, PIP_WAITS_FOR (a file), PYTEST_CODE and
+# PYTEST_FAILS_ON (all versions unless set) are set by the test.
 _INTERPRETER = """#!/bin/sh
 case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
@@ -58,7 +58,7 @@ exit 127
 
 
 def executable(path: pathlib.Path, text: str) -> pathlib.Path:
-    """Writes a program."""
+    """Writes an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def log(self) -> list[str]:
-        """What the interpreters were asked to do, a line each."""
+        """Calls of the interpreters, one line each."""
         return self._log.read_text().splitlines() if self._log.exists() else []
 
     def forget_log(self) -> None:
@@ -139,6 +139,6 @@ class Machine:
         return self.run(str(self.repository / name), *arguments, **variables)
 
     def pick(self, **variables: str) -> subprocess.CompletedProcess:
-        """Prints the interpreter that the scripts take."""
+        """Prints the interpreter that the scripts select."""
         script = 'root=$1; . "$1/scripts/environment.sh"; pick_python; echo "$python"'
         return self.run("sh", "-euc", script, "sh", str(self.repository), **variables)

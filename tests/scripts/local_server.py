@@ -8,14 +8,14 @@ import zipfile
 
 
 class LocalServer(http.server.ThreadingHTTPServer):
-    """Serves `files`, path to content; remembers the paths that were asked for."""
+    """Serves `files` (path -> content); records the requested paths."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files = {}
         self.requests = []
-        self.bytes_withheld = 0  # of every answer, although its header counts them
+        self.bytes_withheld = 0  # missing in every answer, but counted in its header
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -47,9 +47,9 @@ def running_server():
 
 
 def make_zip(files, folder=""):
-    """A zip as the publishers make them, with more in it than is wanted."""
+    """Returns a zip like the publishers', which has other files too."""
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:  # stored: damage is easy to do
+    with zipfile.ZipFile(content, "w") as archive:  # uncompressed, so easy to damage
         archive.writestr(f"__MACOSX/{folder}._train.tsv", "rubbish")
         archive.writestr("../escaped.tsv", "rubbish")
         for name, text in files.items():
@@ -59,5 +59,5 @@ def make_zip(files, folder=""):
 
 
 def content_of(folder):
-    """The files of a folder: name to text."""
+    """Returns the files of a folder: name -> text."""
     return {path.name: path.read_text() for path in folder.iterdir()}

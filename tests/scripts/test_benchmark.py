@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: its arithmetic, its table, and every part on a small setting."""
+"""scripts/benchmark.py: its arithmetic, its table, and every part at a small size."""
 
 import contextlib
 import csv
@@ -96,7 +96,7 @@ def test_script_or_contender_that_fails_says_why():
 
 def test_way_that_is_not_installed_is_left_out_with_a_sentence():
     sentences = [why_not("Keras built-in"), why_not("GradientAccumulator")]
-    # Keras 2 has the one, Keras 3 the other; no installation has both.
+    # One way needs Keras 2, the other Keras 3; no installation has both.
     assert any(sentence and " is left out: " in sentence for sentence in sentences)
 
 
@@ -106,7 +106,7 @@ def tiny_is_tiny(monkeypatch):
 
 
 def _benchmark(folder, *flags):
-    """Measures each way once; its programs are those of a real run."""
+    """Measures each way once, with the programs of a real run."""
     sizes = ["--sizes=tiny", "--micro_batch_size=2", "--tokens=4", "--runs=1"]
     sizes += ["--accumulation_steps=2", "--rounds=1", "--starts=1"]
     assert benchmark.main([f"--output_dir={folder}", *sizes, *flags]) == 0
@@ -142,7 +142,7 @@ def test_memory_and_housing_are_measured(tmp_path, tiny_is_tiny, monkeypatch):
     answers = []
 
     @contextlib.contextmanager
-    def started_once(programs):  # a real one for the first, its answer for the others
+    def started_once(programs):  # really started once, its answer reused
         [(name, (_, spec))] = programs.items()
         assert json.loads(spec)["way"] in GRAPH_WAYS
         if not answers:

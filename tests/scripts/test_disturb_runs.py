@@ -1,4 +1,4 @@
-"""disturb_runs.py: a signal and a full disk that change nothing, and what it calls so."""
+"""disturb_runs.py: a signal and a full disk change nothing; faults are reported."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from scripts import disturb_runs
 def test_a_stopped_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypatch):
     short = [sys.executable, "-m", "housing_example.main", "--train_updates=200"]
     monkeypatch.setattr(disturb_runs, "_commands", lambda _: {"housing": short})
-    disks = int(os.geteuid() == 0)  # who may mount one
+    disks = int(os.geteuid() == 0)  # only root may mount one
     flags = ["--programs", "housing", "--signals=1", f"--full_disks={disks}"]
     folder = tmp_path / "disturbed"
     code = disturb_runs.main([*flags, f"--output_dir={folder}"])

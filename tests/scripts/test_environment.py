@@ -80,7 +80,7 @@ def test_unsuitable_pythons_are_named(machine):
     interpreter(machine.bin / "python", "2.7")
     message = _refusal(machine.pick())
     assert f"found: Python 3.14 at {machine.bin}/python3, Python 2.7 at" in message
-    for name in ("python", "python3"):  # a plain name of one that fits is picked
+    for name in ("python", "python3"):  # also under a plain name
         suitable = interpreter(machine.bin / name, "3.10")
         assert _picked(machine.pick()) == str(suitable)
 
@@ -119,7 +119,7 @@ def test_unsuitable_explicit_python_is_refused(machine, version, has_venv, reaso
 
 @pytest.fixture
 def made(machine) -> Machine:
-    """The machine has an environment, which tests have made and used."""
+    """A machine with an environment that scripts/test has created and used."""
     interpreter(machine.bin / "python3.11", "3.11")
     first = machine.test("-k", "one thing")
     assert first.returncode == 0, first.stderr
@@ -161,7 +161,7 @@ def test_another_explicit_python_makes_the_environment_anew(made):
     made.test(PYTHON=str(other))
     assert made.log[0] == "venv 3.10"
     made.forget_log()
-    made.test()  # not named again: what is there stays
+    made.test()  # without PYTHON it stays
     assert made.log[0] == "ruff check"
 
 
@@ -174,7 +174,7 @@ def test_environment_that_somebody_else_made_is_not_deleted(machine):
     assert message.returncode == 2
     assert "Received: one of Python 3.14 that somebody else made." in message.stderr
     assert machine.log == []
-    interpreter(foreign / "bin" / "python", "3.10")  # one that fits is used
+    interpreter(foreign / "bin" / "python", "3.10")  # a suitable one is used
     assert machine.test().returncode == 0
     assert machine.log[0] == f"pip {machine.repository}[test]"
 

@@ -30,7 +30,7 @@ def bert(call, flags):
     return functools.partial(call, fetch_bert.main, *flags)
 
 
-# The zips of 2018 have a folder, those of 2020 have none.
+# The zips of 2018 have a folder, the zips of 2020 have none.
 @pytest.mark.parametrize("folder", ["", f"{_TINY}/"])
 def test_bert_zip_becomes_the_models_folder(bert, server, tmp_path, folder):
     server.files[f"/2020_02_20/{_TINY}.zip"] = make_zip(_MODEL, folder)

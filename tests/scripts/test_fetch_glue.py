@@ -1,4 +1,4 @@
-"""Fetching GLUE: what arrives, what is verified, and what is said when it fails."""
+"""Fetching GLUE: files, checksums, and error messages."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ _KINDS = ("matched", "mismatched")
 
 @pytest.fixture
 def no_checksums(monkeypatch):
-    """What is made up here cannot have the published checksums."""
+    """Removes the checksums, which made-up files cannot have."""
     for name, source in fetch_glue.SOURCES.items():
         files = tuple(replace(file, sha256=None) for file in source.files)
         monkeypatch.setitem(fetch_glue.SOURCES, name, replace(source, files=files))
@@ -42,7 +42,7 @@ def glue(call, flags, no_checksums):
 
 @pytest.fixture
 def refused(refusal, flags):
-    """Runs fetch_glue, which must end with that code and sentence and leave nothing."""
+    """Runs fetch_glue, which must fail with this code and message and leave nothing."""
 
     def run(code, pattern, *more):
         assert re.search(pattern, refusal(fetch_glue.main, *flags, *more, code=code))

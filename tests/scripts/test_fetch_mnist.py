@@ -1,4 +1,4 @@
-"""Fetching MNIST: what arrives, what is verified, and what is said when it fails."""
+"""Fetching MNIST: files, checksums, and error messages."""
 
 import functools
 import hashlib
@@ -16,7 +16,7 @@ _NAMES = [file.name for file in fetch_mnist.FILES]
 
 @pytest.fixture
 def server(server, monkeypatch):
-    """Publishes made-up files, whose checksums are taken for the published ones."""
+    """A server with made-up files, whose checksums replace the published ones."""
     server.files = {f"/{name}": f"content of {name}".encode() for name in _NAMES}
     sums = [hashlib.sha256(each).hexdigest() for each in server.files.values()]
     files = zip(fetch_mnist.FILES, sums, strict=True)

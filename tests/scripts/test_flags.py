@@ -1,4 +1,4 @@
-"""Flags that do not fit: exit code 2 and a sentence, of every script."""
+"""Invalid flags of every script: exit code 2 and one sentence."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""The comparison of the four runs, with two of them, for a few updates."""
+"""four_runs.py, with two of the four runs, for a few updates."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_runs_are_compared_and_drawn(monkeypatch, tmp_path, capsys):
     output = capsys.readouterr().out
     assert "largest difference of any weight from 1 worker x 200, K=1" in output
     assert (tmp_path / "runs" / "four_runs.png").stat().st_size > 10_000
-    # Both are there now; a weight further apart than is allowed:
+    # Both runs are complete now. Then a weight that differs by more than is allowed:
     monkeypatch.setattr(four_runs, "_LARGEST_DIFFERENCE", -1.0)
     assert four_runs.main(flags) == 1
 

@@ -20,9 +20,9 @@ def test_auto_and_the_fixed_count_that_survives_have_the_same_losses(
         if micro_batches == "auto":
             return train_in_process(micro_batches, flags)
         fixed_counts.append(micro_batches)
-        if len(fixed_counts) == 1:  # memory runs out, and more are tried
+        if len(fixed_counts) == 1:  # out of memory: more are tried
             return None
-        # Without a limit: whether it survives makes no difference to its losses.
+        # Without a limit, which does not change the losses of a run that fits.
         script = "scripts/growing_sequences.py"
         done = running.run(script, "--child", micro_batches, *lengths)
         return json.loads(done.stdout.splitlines()[-1])

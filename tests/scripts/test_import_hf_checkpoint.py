@@ -23,7 +23,7 @@ _MADE = ["bert_config.json", *_CHECKPOINT, "vocab.txt"]
 
 @pytest.fixture
 def import_folder(tmp_path, call):
-    """Runs the script in this process, which must succeed; returns what it says."""
+    """Runs the script in this process, which must succeed; returns its output."""
 
     def run(source, destination=tmp_path / "bert"):
         flags = [f"--input_dir={source}", f"--output_dir={destination}"]
@@ -36,7 +36,7 @@ def import_folder(tmp_path, call):
 
 @pytest.fixture
 def refused(tmp_path, refusal):
-    """Runs the script, which must refuse and leave nothing; returns its sentence."""
+    """Runs the script, which must refuse and leave nothing; returns its message."""
 
     def run(source):
         flags = [f"--input_dir={source}", f"--output_dir={tmp_path / 'bert'}"]
@@ -51,7 +51,7 @@ def _variables(folder):
 
 
 def _with_head(tensors, old_names=False):
-    """As in a model with a head: prefixed; before 2019 LayerNorm had other names."""
+    """Renames tensors as in a model with a head; old names are those before 2019."""
     renamed = {}
     for name, array in tensors.items():
         if old_names and "LayerNorm" in name:
@@ -220,7 +220,7 @@ def test_pytorch_file_alone_is_answered_with_the_conversion(tmp_path, refused):
 @pytest.mark.parametrize("model_type", ["roberta", "distilbert", None])
 def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
     source = write_folder(tmp_path / "theirs", model_type=model_type)
-    (source / "vocab.txt").unlink()  # many others have none: it is not what counts
+    (source / "vocab.txt").unlink()  # as in other models
     sentence = rf"`model_type` in \S+config.json must be 'bert'. Rec.*: {model_type!r}."
     assert re.match(sentence, refused(source))
 

@@ -11,11 +11,11 @@ import running
 from scripts import kill_tasks
 
 _FLAGS = argparse.Namespace(workers=2, train_updates=20, data_dir=None)
-_SIZE = 2000  # of the digits that are drawn: half of what 20 updates take
+_SIZE = 2000  # generated digits: half of the examples of 20 updates
 
 
 def _write_logs(folder, *, repeated=0, changed=None):
-    """Two workers' logs; the last micro-steps stand there twice, first wrongly."""
+    """Writes logs of two workers; the last micro-steps are repeated, first wrong."""
     folder.mkdir()
     for rank in range(2):
         lines = []
@@ -73,7 +73,7 @@ def test_metrics_may_differ_in_the_speed_only(tmp_path, capsys, last, word):
 
 
 def test_tasks_are_found_by_their_command_line_and_environment(tmp_path):
-    # A flag of the interpreter: really started, so that /proc shows its own command.
+    # With an interpreter flag it is really started, so /proc shows its own command.
     command = ("-S", "-c", "import signal; signal.pause()", "main.py")
     command += (f"--output_dir={tmp_path}", "--workers=2")
     with running.cluster(command, jobs=("chief", "worker")) as tasks:
@@ -83,7 +83,7 @@ def test_tasks_are_found_by_their_command_line_and_environment(tmp_path):
 
 
 def _forked_tasks(_) -> dict[int, str]:
-    """They show their server's command line, but lead sessions."""
+    """Returns forked tasks: they have their server's command line, but own sessions."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -100,7 +100,7 @@ def test_a_kill_changes_no_bit_and_loses_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kill_tasks, "_EFFECTIVE_BATCH", 20)
     monkeypatch.setattr(kill_tasks, "_LONGEST_PAUSE_SECS", 0.0)
     monkeypatch.setattr(kill_tasks, "_DEADLINE_SECS", running.DEADLINE_SECS)
-    # A cluster of one: of two, test_launch_local.py kills one.
+    # A cluster of one task; test_launch_local.py kills one of two.
     flags = ["--workers=1", "--kills=1", "--seed=14"]
     flags += ["--train_updates=200", "--save_checkpoints_updates=25"]
     code = kill_tasks.main([f"--output_dir={tmp_path / 'kills'}", *flags])

@@ -37,7 +37,7 @@ def _digest(folder: pathlib.Path) -> str:
 
 
 def test_same_seed_writes_the_same_bytes_on_every_machine(folder):
-    # A digest on record: two runs in one process would not notice another Python.
+    # A fixed digest: two runs in one process would not show a change between Pythons.
     assert _digest(folder) == (
         "935a1edd3c885e2d8062529037d3aa84e5413f53d6a7e7909f8aaefa54092ad5"
     )
@@ -124,7 +124,7 @@ def _words(sentence) -> list[str]:
 
 
 def _columns(sentences) -> dict[str, int]:
-    """The column of each word in a bag."""
+    """Returns the column of each word in a bag of words."""
     words = sorted({word for sentence in sentences for word in _words(sentence)})
     return {word: column for column, word in enumerate(words)}
 
@@ -149,7 +149,7 @@ def _matthews_correlation(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def test_bag_of_words_baseline_can_learn_what_words_do_tell(corpus):
-    """The baseline is no straw man: it finds a label that a word decides."""
+    """The baseline is strong enough to learn a label that one word decides."""
     told = [s._replace(is_acceptable="again" in s.text) for s in corpus.train]
     bags, labels = _bags(told, _columns(told))
     weights = _ridge_regression(bags[:2500], labels[:2500])

@@ -11,7 +11,7 @@ from scripts import memory_table
 @pytest.mark.slow
 @pytest.mark.once
 def test_peak_memory_falls_with_the_number_of_micro_batches(tmp_path, monkeypatch):
-    # The plain Estimator is measured once: its time is what differs later.
+    # Measures the plain Estimator once: its later runs only correct for speed changes.
     monkeypatch.setattr(memory_table, "_run", functools.cache(memory_table._run))
     sizes = ["--batch_size=160", "--updates=1", "--micro_batches", "16"]
     flags = [f"--output_dir={tmp_path}", "--models", "conv", *sizes]

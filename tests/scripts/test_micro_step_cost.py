@@ -1,4 +1,4 @@
-"""scripts/micro_step_cost.py on a tiny encoder, by a clock of the test."""
+"""scripts/micro_step_cost.py on a tiny encoder, with a fake clock."""
 
 import re
 
@@ -8,7 +8,7 @@ from scripts import micro_step_cost
 
 _TINY = {"hidden_size": 64, "num_layers": 1, "vocab_size": 50, "rounds": 1}
 _TINY |= {"micro_batch_size": 2, "tokens": 4}
-_SECS = {(): 2.0, ("on_nonfinite",): 1.6, ("noise_scale",): 2.2}  # by the options
+_SECS = {(): 2.0, ("on_nonfinite",): 1.6, ("noise_scale",): 2.2}  # by option
 
 
 def _exit_code(monkeypatch, **flags) -> int:

@@ -1,4 +1,4 @@
-"""The mutants, the tests that they get, and what becomes of the floor."""
+"""Mutants, the tests chosen for them, and the files of killed ones and survivors."""
 
 import ast
 import contextlib
@@ -231,7 +231,7 @@ def test_forked_run_keeps_the_order_and_leaves_no_process(tmp_path):
 
 
 class _Workers(contextlib.nullcontext):
-    """Stands for `run.Workers`: `weak` does not notice, `red` never passes."""
+    """Fake of `run.Workers`: `weak` never fails, `red` never passes."""
 
     def __init__(self, *_):
         super().__init__(self)

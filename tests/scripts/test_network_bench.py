@@ -1,4 +1,4 @@
-"""Two workers with a slow link between them, and what the model says of it."""
+"""Two workers with a slow link between them, and the model's prediction."""
 
 import csv
 import os
@@ -16,7 +16,7 @@ from bert_finetune.checkpoint import write_checkpoint
 from distributed import command_line, local_clusters
 from scripts import network_bench
 
-# Two that send each other a byte an update, at the address of their TF_CONFIG.
+# Two tasks that send each other a byte per update, at the address in their TF_CONFIG.
 _TASK = """
 import itertools, json, os, socket, sys
 config = json.loads(os.environ["TF_CONFIG"])
@@ -38,7 +38,7 @@ for update in itertools.count(1):
 
 @pytest.fixture
 def networks():
-    """Skips where no networks can be made."""
+    """Skips the test if networks cannot be created."""
     missing = [tool for tool in network_bench.TOOLS if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"not on PATH: {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The bytes of an update, measured in a small run, and what is refused."""
+"""The bytes of an update, measured in a small run."""
 
 import re
 
@@ -7,8 +7,8 @@ import running
 
 from scripts import network_bytes
 
-# Whatever starts programs with a function of its own forks itself, with its network:
-# see programs.py.
+# With a `preexec_fn` a program is forked from this process, and so inherits its
+# network: see programs.py.
 _IN_ITS_NETWORK = """
 import functools, subprocess, sys
 subprocess.Popen = functools.partial(subprocess.Popen, preexec_fn=int)
@@ -26,7 +26,7 @@ sys.exit(network_bytes.main(sys.argv[1:]))
 @pytest.mark.slow
 @pytest.mark.once
 def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
-    # A process of its own: it moves to another network.
+    # In a new process, because it moves to another network.
     flags = ["--updates=20", "--effective_batch_size=16"]
     result = running.run("-c", _IN_ITS_NETWORK, *flags)
     print(result.stdout, result.stderr)
@@ -36,7 +36,7 @@ def test_eight_micro_steps_send_at_most_1_1_times_the_bytes_of_one():
     rows = re.findall(r"^(.+?) +([\d,]+) +([\d.]+)$", result.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ["K=1", "K=8", "8 reductions"]
     sizes = [int(row[1].replace(",", "")) for row in rows]
-    # A ring of two sends the parameters twice; what it sends when idle is subtracted.
+    # A ring of two sends the parameters twice; idle traffic is subtracted.
     assert sizes[0] > 1.9 * 4 * 27_000
     assert sizes[1] / sizes[0] <= 1.1
     assert abs(sizes[2] - 8 * sizes[0]) <= 8

@@ -1,4 +1,4 @@
-"""The table of K, which stands in the README too."""
+"""The table of K, which is also in the README of distributed/."""
 
 import pathlib
 

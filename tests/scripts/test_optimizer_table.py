@@ -1,4 +1,4 @@
-"""scripts/optimizer_table.py: what it measures, and that a broken rule is seen."""
+"""scripts/optimizer_table.py: its measurements, and that it detects a broken rule."""
 
 import csv
 import inspect
@@ -18,7 +18,7 @@ def _run(*arguments: str) -> int:
 
 @pytest.fixture
 def one_k(monkeypatch):
-    """The smallest table in which a broken rule shows."""
+    """Makes the table as small as possible to detect a broken rule."""
     monkeypatch.setattr(optimizer_table, "_STEPS", (2,))
     monkeypatch.setattr(optimizer_table, "_CLIP_NORMS", (3.0,))
 

@@ -1,4 +1,4 @@
-"""What the benchmark restates of google-research/bert computes the same as ours."""
+"""The benchmark's restatement of google-research/bert computes the same as ours."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""scripts/plan_table.py: the planner against encoders that really train."""
+"""scripts/plan_table.py: the planner compared with encoders in training."""
 
 import csv
 
@@ -7,8 +7,8 @@ import pytest
 from scripts import plan_table
 
 
-# Two of four: a process each, which starts anew for its allocator. Dropout is tiny's:
-# its random numbers take mini as long as all else.
+# Two of the four encoders, each in a process that is started anew for its allocator.
+# Only tiny has dropout: its random numbers would double the time of mini.
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""scripts/plot_loss.py: what is drawn, and every refusal."""
+"""scripts/plot_loss.py: the picture, and every refusal."""
 
 import os
 import pathlib
@@ -76,7 +76,7 @@ def test_bold_line_is_the_centred_mean():
     clocks = {"update_step": range(1, 8), "examples": range(32, 256, 32)}
     run = pd.DataFrame(clocks | {"loss": [0, 0, 0, 5, 0, 0, 0]})
     _, smoothed = plot_loss.draw([run], ["spike"]).axes[0].get_lines()
-    # The ends have three updates, then four, to average.
+    # At the ends the mean has three updates, then four.
     np.testing.assert_allclose(smoothed.get_ydata(), [0, 5 / 4, 1, 1, 1, 5 / 4, 0])
 
 

@@ -1,4 +1,4 @@
-"""scripts/quickstart_demo.py: what it refuses, and that its model really learns."""
+"""scripts/quickstart_demo.py: its refusals, and that its model really learns."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart_demo, "_call", fail)
     assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 7
     assert called == ["scripts/make_demo_data.py"]
-    assert os.listdir(tmp_path) == []  # no result that this demo did not make
+    assert os.listdir(tmp_path) == []  # a failed demo leaves no result
 
 
 def test_table_has_a_row_for_each_run(tmp_path):
@@ -65,7 +65,7 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
             shorter = [each.replace(f"{epochs}5", f"{epochs}3") for each in arguments]
             call(script, *shorter, **options)
 
-    # Of these pairs both have the same words: without their order nothing is learned.
+    # Both sentences of a pair have the same words, so only their order can be learned.
     order = {"order": demo_grammar.PHENOMENA["order"]}
     monkeypatch.setattr(demo_grammar, "PHENOMENA", order)
     monkeypatch.setattr(quickstart_demo, "_call", call_shorter)
@@ -87,5 +87,5 @@ def test_demo_learns_acceptability_and_accumulation_changes_nothing(
     folders = [demo / run.folder for run in quickstart_demo.RUNS]
     ours, theirs = (pd.read_csv(each / "train_metrics.csv") for each in folders)
     np.testing.assert_array_equal(ours["examples"], theirs["examples"])
-    # Afterwards the loss falls, and rounding grows about fivefold in ten updates.
+    # After that the loss falls, and rounding grows about fivefold in ten updates.
     np.testing.assert_allclose(ours["loss"][:40], theirs["loss"][:40], atol=1e-5)
