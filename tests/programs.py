@@ -258,7 +258,7 @@ def _become(request: dict, descriptors: list[int], prepare=None):
         if prepare:
             prepare()
         code = _run(request["arguments"])
-    except BaseException:  # noqa: BLE001, a fault of this module: nobody else says it
+    except BaseException:  # noqa: BLE001, a fault of this module, shown only here
         traceback.print_exc()
         sys.stderr.flush()
     finally:
