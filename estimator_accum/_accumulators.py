@@ -1,15 +1,15 @@
-"""What is accumulated: running gradient sums, dense and sparse.
+"""Accumulators: running sums of gradients, dense and sparse.
 
     first micro-step of a window:   accumulator = 0 + w * g
     every later micro-step:         accumulator = accumulator + w * g
 
-A dense accumulator is never zeroed: it holds the old window's sum until the next window's
-first micro-step. The new sum is made as soon as its gradient is there, which is then
-still in a cache, and becomes the accumulator, without a copy, once all of them are made
-and found good: a micro-step that fails has added nothing. A sparse accumulator is
-scattered into, and only the rows that the window touched are read and cleared at the
-boundary; on a CPU a large one takes memory only for rows that some micro-batch touched,
-until a restore writes all of them.
+A dense accumulator is never zeroed: it holds the old window's sum until the first
+micro-step of the next window. Each new sum is computed as soon as its gradient is,
+while that is still in a cache. It becomes the accumulator, without a copy, only after
+all sums are computed and checked: a micro-step that fails has added nothing. A sparse
+gradient is scattered into its accumulator, and only the rows that the window touched
+are read and cleared at the boundary; on a CPU a large one takes memory only for rows
+that some micro-batch touched, until a restore writes all of them.
 
 Accumulators are ON_READ variables: under a `tf.distribute` strategy every replica adds
 to its own copy and nothing crosses the network until the boundary.
@@ -44,11 +44,11 @@ def create_accumulator(
     """Creates `<name>` and, for sparse gradients, `<name>_rows`, all zeros.
 
     Args:
-        name: From the graph's root.
-        shape: The variable's.
-        dtype: Of the sum.
+        name: Its name from the graph's root.
+        shape: The trained variable's static shape.
+        dtype: Dtype of the sum.
         is_sparse: Whether gradients are `IndexedSlices`.
-        **options: Of tf.compat.v1.Variable.
+        **options: Further arguments of tf.compat.v1.Variable.
     """
 
     def create(name, shape, dtype, has_idle_rows=False):
@@ -69,7 +69,7 @@ def create_accumulator(
 
 
 def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
-    """Returns all their variables."""
+    """Returns all variables of the accumulators."""
     return [v for accumulator in accumulators for v in accumulator if v is not None]
 
 
@@ -79,18 +79,18 @@ def add(
     is_first: tf.Tensor,
     has_same_shapes: bool = False,
 ) -> list[Gradient]:
-    """Returns what `commit` makes of this replica's accumulators.
+    """Returns this replica's new sums, for `commit`.
 
     Args:
         accumulators: One for each gradient.
-        gradients: Of this replica's micro-batch, weighted.
+        gradients: Weighted gradients of this replica's micro-batch.
         is_first: Scalar bool, whether this is the window's first micro-step.
         has_same_shapes: Whether both branches of a tf.cond must return the same shapes,
-            as XLA asks; costs a pass over the accumulators.
+            as XLA requires; costs a pass over the accumulators.
 
     Returns:
-        For each gradient the new sum, or the gradient itself where it is sparse; not
-        finite where the gradient is not.
+        For each dense gradient the new sum, for each sparse one the gradient itself. A
+        value is not finite if its gradient is not.
     """
     dense = [a.total for a in accumulators if a.touched is None]
 
@@ -100,14 +100,14 @@ def add(
         zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
         return [zero[total.dtype] for total in dense]
 
-    # No gradient goes through a branch: it would begin when all of them are there.
+    # No gradient is an input of a branch, which would wait until all are computed.
     before = iter(either(is_first, nothing, lambda: [read(total) for total in dense]))
     sums = []
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
         total = accumulator.total
         value = cast(gradient, total.dtype)
         if accumulator.touched is None:
-            # The gradient's own buffer takes the sum, if nobody else needs it.
+            # The sum reuses the gradient's buffer, if no other operation needs it.
             value = tf.raw_ops.AddV2(x=next(before), y=value)
             value.set_shape(total.shape)
         sums.append(value)
@@ -120,17 +120,17 @@ def commit(
     is_first: tf.Tensor,
     is_good: tf.Tensor | None = None,
 ) -> list[tf.Operation]:
-    """Makes the accumulators hold what `add` has returned.
+    """Writes the sums from `add` to the accumulators.
 
     Args:
-        accumulators: As of `add`.
-        sums: What `add` has returned.
-        is_first: As of `add`.
-        is_good: Scalar bool, whether the micro-batch counts at all; None is True. One
-            that does not may still begin the window, where other replicas' do.
+        accumulators: As for `add`.
+        sums: The values that `add` returned.
+        is_first: As for `add`.
+        is_good: Scalar bool, whether the micro-batch counts; None means True. A skipped
+            first micro-batch still resets the sums, because other replicas' may count.
 
     Returns:
-        The operations after which they do.
+        The operations that write.
     """
 
     def write():
@@ -152,7 +152,8 @@ def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
     touched = tf.raw_ops.ResourceScatterUpdate(
         resource=accumulator.touched.handle, indices=value.indices, updates=1.0
     )
-    # A run that fails in between leaves no row that `clear` would not find.
+    # Rows are marked before they are added to: if the run fails in between, `clear`
+    # still finds them.
     with tf.control_dependencies([touched]):
         added = tf.raw_ops.ResourceScatterAdd(
             resource=handle, indices=value.indices, updates=value.values
@@ -165,10 +166,10 @@ def take_window(
 ) -> tuple[list[Gradient], list[tf.Operation]]:
     """Reads the window's sums over all replicas, in replica context, at a boundary.
 
-    This is the window's one reduction. A sparse sum comes back as `IndexedSlices` over
-    the rows that any replica touched, each row once. One replica alone reads those
-    rows and no others; several reduce the whole table, because a collective's shape
-    must be the same at every run.
+    This is the window's only reduction. A sparse sum is returned as `IndexedSlices` of
+    the rows that any replica touched, each row once. A single replica reads only those
+    rows; several replicas reduce the whole table, because a collective's shape must be
+    the same at every run.
 
     Returns:
         The sums, and the operations that clear the sparse accumulators.
@@ -214,7 +215,7 @@ def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
 
 
 def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
-    """Makes this replica's dense sums 0."""
+    """Sets this replica's dense sums to 0."""
     return [
         tf.raw_ops.AssignVariableOp(
             resource=total.handle, value=zeros(total.shape, total.dtype)

@@ -1,4 +1,4 @@
-"""The optimizer inside the branch that updates: what it is given, finds and reads there."""
+"""The optimizer's call inside the branch that updates: gradients, variables, clock."""
 
 import contextlib
 import inspect
@@ -16,16 +16,16 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def apply(strategy, state: State, gradients, loss) -> list[tf.Operation]:
-    """Cross-replica: applies the replicas' gradients, which are reduced already.
+    """Applies the replicas' gradients, already reduced, in cross-replica context.
 
     Args:
-        strategy: The strategy in force.
-        state: The train op's.
-        gradients: For each variable, scaled and clipped.
-        loss: The window's; nothing is written before it is there.
+        strategy: The current strategy.
+        state: The train op's state.
+        gradients: One gradient per variable, scaled and clipped.
+        loss: The window's loss; nothing is written before it is computed.
 
     Returns:
-        What has then run: the update, and then what is to run once for each.
+        The operations of the update, then those of `after_update_ops`.
     """
     call = strategy.extended.call_for_each_replica
     graph = tf.compat.v1.get_default_graph()
@@ -43,14 +43,14 @@ def apply(strategy, state: State, gradients, loss) -> list[tf.Operation]:
 
 
 def _apply(state: State, gradients: list[Gradient], loss: tf.Tensor):
-    """Replica context: the optimizer, which must not reduce a second time."""
+    """Applies in replica context; the optimizer must not reduce a second time."""
     optimizer, options = state.rule.optimizer, {}
-    if is_loss_scaling(optimizer):  # cannot be told
+    if is_loss_scaling(optimizer):  # always reduces: has no such argument
         gradients = [scaled(g, 1.0 / state.num_replicas) for g in gradients]
     elif tf.distribute.has_strategy():
         options["skip_gradients_aggregation"] = True
-    # An optimizer may decay a slot before its gradient is there. A micro-step that fails,
-    # as the one does that finds the end of the data, must not move even that.
+    # An optimizer may decay a slot before its gradient is computed. A micro-step that
+    # fails, such as one at the end of the data, must not change even that slot.
     with tf.control_dependencies([loss]):
         if _requires_global_step(innermost(optimizer)):
             options["global_step"] = state.update_step + 1
@@ -60,14 +60,14 @@ def _apply(state: State, gradients: list[Gradient], loss: tf.Tensor):
 
 
 def _requires_global_step(optimizer: tf.compat.v1.train.Optimizer) -> bool:
-    """Whether `apply_gradients` computes from the number of the update, as LAMB's do."""
+    """Returns whether `apply_gradients` needs the update's number, as LAMB's does."""
     parameters = inspect.signature(optimizer.apply_gradients).parameters
     parameter = parameters.get("global_step")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _after_update(make: Callable) -> tf.Operation:
-    """Replica context: what the caller wants to run once an update."""
+    """Makes the caller's `after_update_ops` in replica context."""
     graph = tf.compat.v1.get_default_graph()
     known = set(graph.get_operations())
     made = [each for each in tf.nest.flatten(make()) if each is not None]
@@ -84,7 +84,7 @@ def _after_update(make: Callable) -> tf.Operation:
 
 @contextlib.contextmanager
 def _finding_variables(optimizer: tf.compat.v1.train.Optimizer) -> Iterator[None]:
-    """Lets an optimizer find, in a branch's graph, what it has made in the outer one."""
+    """Lets an optimizer in a branch's graph find its variables in the outer graph."""
     made = optimizer._non_slot_dict
     optimizer._non_slot_dict = _OfOuterGraphs(made)
     try:
@@ -94,7 +94,7 @@ def _finding_variables(optimizer: tf.compat.v1.train.Optimizer) -> Iterator[None
 
 
 class _OfOuterGraphs(dict):
-    """Variables by (name, graph), also by those of the branches inside the graph."""
+    """Variables by (name, graph); a branch's graph also finds those of outer graphs."""
 
     def get(self, key, default=None):
         name, graph = key
@@ -105,7 +105,7 @@ class _OfOuterGraphs(dict):
 
 
 def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> None:
-    """Warns where the optimizer's `operations` are computed from global_step."""
+    """Warns if the optimizer's `operations` are computed from global_step."""
     clock = state.global_step
     if clock is None and (clock := tf.compat.v1.train.get_global_step()) is None:
         return

@@ -1,4 +1,4 @@
-"""Checks of what a train op is given: one function a rule, one sentence an error."""
+"""Checks of a train op's arguments: one function per rule, one sentence per error."""
 
 import inspect
 
@@ -15,7 +15,7 @@ _FOR_EACH_EXAMPLE = (
 
 
 def check_graph() -> None:
-    """Raises under eager execution, and in what is traced for it."""
+    """Raises RuntimeError in eager execution and in functions traced for it."""
     with tf.init_scope():
         is_outside_eager = tf.executing_eagerly()
     if is_outside_eager:
@@ -61,12 +61,12 @@ def check_scalar(argument: str, value, more: str = "") -> tf.Tensor:
 
 
 def check_weight(weight) -> tf.Tensor:
-    """Returns a micro-batch's weight as a Tensor that no gradient goes through.
+    """Returns a micro-batch's weight as a Tensor that stops gradients.
 
     Raises:
-        TypeError: If it is no number.
-        ValueError: If it is no scalar; if its value is known, and negative, or in a
-            graph, where every micro-batch would have it, 0.
+        TypeError: If it is not a number.
+        ValueError: If it is not a scalar, or a constant that is negative. Also if it is
+            a constant 0 in a graph, where every micro-batch would have that weight.
         tf.errors.InvalidArgumentError: From the session, if it is negative.
     """
     weight = tf.stop_gradient(check_scalar("weight", weight))
@@ -89,7 +89,7 @@ def check_weight(weight) -> tf.Tensor:
 
 
 def check_replica_context(optimizer) -> None:
-    """Raises where no micro-step can be made, for this optimizer or at all."""
+    """Raises ValueError if no micro-step can be made here with this optimizer."""
     if tf.distribute.get_replica_context() is None:
         raise ValueError(
             "An accumulating train op must be made in replica context. Received: "
@@ -111,7 +111,7 @@ def check_replica_context(optimizer) -> None:
 
 
 def _check_no_collectives(strategy) -> None:
-    """Raises where a loss-scaling optimizer, which reduces by itself, may hang."""
+    """Raises ValueError if a loss-scaling optimizer, which reduces itself, may hang."""
     reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
     if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
         raise ValueError(
@@ -123,7 +123,7 @@ def _check_no_collectives(strategy) -> None:
 
 
 def checked_var_list(var_list) -> list[tf.Variable]:
-    """Returns the variables of any structure, or raises unless all are variables."""
+    """Returns the variables in any structure; raises TypeError for anything else."""
     variables = tf.nest.flatten(var_list)
     for variable in variables:
         if not hasattr(variable, "assign"):
@@ -137,11 +137,11 @@ def checked_var_list(var_list) -> list[tf.Variable]:
 def check_trained(
     pairs, loss: tf.Tensor | None
 ) -> tuple[list[Gradient], list[tf.Variable]]:
-    """Returns (gradients, their variables) without those that have no gradient.
+    """Returns (gradients, their variables), without variables that have no gradient.
 
     Raises:
-        ValueError: If none has, or a variable is one that no `tf.cond` can hold, or one
-            that replicas or workers share.
+        ValueError: If no variable has a gradient, or one cannot be updated in a
+            `tf.cond`, is shared by replicas or workers, or has no static shape.
     """
     pairs = [
         (gradient, variable) for gradient, variable in pairs if gradient is not None
@@ -162,7 +162,7 @@ def check_trained(
 
 
 def no_gradient(loss: tf.Tensor | None) -> str:
-    """What is wrong where there is nothing to train."""
+    """Returns the error message for a loss without trained variables."""
     return (
         "`loss` must depend on a trained variable. Received: "
         f"{'gradients' if loss is None else loss.name}, of which no variable has a "
@@ -184,7 +184,7 @@ def _check_resource_variables(variables: list[tf.Variable]) -> None:
 
 
 def check_own_copies(variables: list[tf.Variable]) -> None:
-    """Raises where each of several replicas would apply the window to one variable."""
+    """Raises ValueError if several replicas would update the same variable."""
     if not tf.distribute.has_strategy():
         return
     strategy = tf.distribute.get_strategy()
@@ -201,7 +201,7 @@ def check_own_copies(variables: list[tf.Variable]) -> None:
 
 
 def _check_own_job(variables: list[tf.Variable]) -> None:
-    """Raises where variables are on parameter servers, which all workers write to."""
+    """Raises ValueError for variables on parameter servers, which workers share."""
     with tf.control_dependencies(None):
         here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)
     for variable in variables:

@@ -1,4 +1,4 @@
-"""Gradients, dense or sparse: their sum over replicas, their norm, clipping."""
+"""Dense and sparse gradients: sums over replicas, norms, clipping."""
 
 import tensorflow as tf
 
@@ -6,12 +6,12 @@ Gradient = tf.Tensor | tf.IndexedSlices
 
 
 def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
-    """Sums each tensor over all replicas; call in replica context."""
+    """Sums each tensor over all replicas; call it in replica context."""
     context = tf.distribute.get_replica_context()
     if not tensors or context.num_replicas_in_sync == 1:
         return tensors
-    # all_reduce looks for the variables that other replicas' tensors depend on, as far as
-    # gradients would flow, and does not know those replicas' names of them.
+    # all_reduce follows each tensor's gradient path back to variables, and does not
+    # recognize other replicas' copies of them.
     tensors = [_map_values(tf.stop_gradient, tensor) for tensor in tensors]
     if are_cpus_of_one_process(context.strategy):
         return context.merge_call(_sum_on_one_device, args=(tensors,))
@@ -27,11 +27,11 @@ def sum_over_replicas(tensors: list[Gradient]) -> list[Gradient]:
 
 
 def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:
-    """Whether several replicas train on CPUs of this process, and no others do.
+    """Returns whether all replicas, at least two, train on CPUs of this process.
 
     TensorFlow's collectives, the default of a MirroredStrategy that was made eagerly,
-    wait there for ever in a Session that has fewer CPUs than the strategy has replicas,
-    and a Session has one unless it is told.
+    then wait forever in a Session with fewer CPU devices than replicas, and a Session
+    has one CPU device by default.
     """
     devices = strategy.extended.worker_devices
     is_one_process = len(devices) == strategy.num_replicas_in_sync > 1
@@ -39,7 +39,7 @@ def are_cpus_of_one_process(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _sum_on_one_device(strategy, tensors: list[Gradient]) -> list[Gradient]:
-    """Cross-replica: sums each tensor without a collective."""
+    """Sums each tensor without a collective, in cross-replica context."""
     del strategy
     return tf.distribute.ReductionToOneDevice().batch_reduce(
         tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors]
@@ -57,7 +57,7 @@ def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
-    """Returns a dense gradient itself, of a sparse one the rows that it names."""
+    """Returns a dense gradient unchanged, and the values of a sparse one's rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
@@ -75,7 +75,7 @@ def half_squared_norms(
 
     Args:
         gradients: Tensors or `IndexedSlices`.
-        dtype: Of the result.
+        dtype: Dtype of the result.
         has_unique_rows: Whether no `IndexedSlices` names a row twice.
 
     Returns:
@@ -86,7 +86,7 @@ def half_squared_norms(
         if isinstance(value, tf.IndexedSlices):
             value = value.values if has_unique_rows else _sum_duplicates(value)
         if value.dtype in (tf.float16, tf.bfloat16):
-            value = tf.cast(value, dtype)  # squares leave float16's range
+            value = tf.cast(value, dtype)  # squares may overflow float16
         halves.append(tf.cast(tf.nn.l2_loss(value), dtype))
     return tf.stack(halves)
 
@@ -96,7 +96,7 @@ def scale_and_clip(sums, factor, clip_norm, norm):
 
     Args:
         sums: Tensors or `IndexedSlices`.
-        factor: Scalar of the dtype of `norm`; None is 1, exactly.
+        factor: Scalar of the dtype of `norm`; None means exactly 1.
         clip_norm: Largest global norm; None does not clip.
         norm: Global norm of `sums`.
     """
@@ -104,8 +104,8 @@ def scale_and_clip(sums, factor, clip_norm, norm):
         norm = norm * factor
     scale = factor
     if clip_norm is not None:
-        # As tf.clip_by_global_norm does, to the bit: 1 where the norm is within, NaN
-        # where it is not finite.
+        # Bit for bit as tf.clip_by_global_norm: 1 if the norm is within the limit, NaN
+        # if it is not finite.
         one = tf.constant(1.0, norm.dtype)
         clip = clip_norm * tf.minimum(one / norm, one / clip_norm)
         clip += norm - norm
@@ -116,6 +116,6 @@ def scale_and_clip(sums, factor, clip_norm, norm):
 
 
 def _sum_duplicates(slices: tf.IndexedSlices) -> tf.Tensor:
-    """A row that is looked up twice has one gradient: the sum of both slices."""
+    """Returns one value per row: a row that is looked up twice has the sum of both."""
     unique, positions = tf.unique(slices.indices)
     return tf.math.unsorted_segment_sum(slices.values, positions, tf.size(unique))

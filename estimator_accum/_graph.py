@@ -1,17 +1,17 @@
-"""Graphs: the library's own variables, branches without captures, walks, replicas."""
+"""Graph helpers: ancestors, branches without captures, variables, replicas."""
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
-# Of a variable: its first initializer, which a warm start may replace.
+# A variable's attribute with its first initializer, which a warm start may replace.
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 
 
 def ancestors(
     operations: list[tf.Operation],
 ) -> dict[tf.Operation, tf.Operation | None]:
-    """Returns `operations` and all that they need, each with who asked for it."""
+    """Returns `operations` and all that they need, each with the one that needs it."""
     return _walk(
         operations,
         lambda operation: [
@@ -24,14 +24,14 @@ def ancestors(
 def data_ancestors(
     operations: list[tf.Operation],
 ) -> dict[tf.Operation, tf.Operation | None]:
-    """Returns `operations` and whose values they are computed from.
+    """Returns `operations` and all operations whose values they are computed from.
 
-    Goes no way of control dependencies, and out of branches' graphs into outer ones.
+    Ignores control dependencies; follows captures from branches' graphs to outer ones.
 
     Returns:
-        Each with who asked for it.
+        Each operation with the one that needs it.
     """
-    captured = {}  # of each graph: what its placeholders stand for
+    captured = {}  # per graph: outer operation by the placeholder that stands for it
 
     def needed(operation: tf.Operation) -> list[tf.Operation]:
         graph = operation.graph
@@ -61,10 +61,10 @@ def _walk(
 
 
 def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
-    """Returns the operations that `session.run(fetches)` asks for.
+    """Returns the operations that `session.run(fetches)` fetches.
 
     Args:
-        graph: The session's.
+        graph: The session's graph.
         fetches: As `session.run` takes them: tensors, operations, variables, names and
             structures of these.
     """
@@ -78,23 +78,23 @@ def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
 def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
     """`tf.cond` without captures.
 
-    Every tensor that the branches of a `tf.cond` read is one of its inputs: a
-    placeholder in each of two functions, and a Switch in the session, run at every step.
-    Here, in a graph, a branch is what depends on the predicate by control dependencies,
-    and is built where it stands.
+    Every tensor that the branches of a `tf.cond` read becomes an input of it: a
+    placeholder in each of two functions, and a Switch that runs at every step. Here, in
+    a graph, a branch is the operations with a control dependency on the predicate,
+    built in place.
 
     Args:
         predicate: Scalar bool.
-        if_true: Returns a list of tensors. All that it makes must be made under the
-            control dependencies in force.
-        if_false: Likewise, of the same dtypes. Within functions and in eager execution
-            what holds for `tf.cond` holds for both.
+        if_true: Returns a list of tensors. It must make all its operations under the
+            current control dependencies.
+        if_false: Likewise, with the same dtypes. Within functions and in eager
+            execution the rules of `tf.cond` apply to both.
 
     Returns:
         The tensors of the branch that ran.
     """
     is_eager = tf.executing_eagerly()
-    # A tf.function orders operations by itself, and what waits for a dead one is dead.
+    # A tf.function adds control dependencies, and what waits for a dead branch is dead.
     if is_eager or tf.compat.v1.get_default_graph().building_function:
         return tf.cond(predicate, if_true, if_false)
     switch = tf.raw_ops.Switch(data=predicate, pred=predicate)
@@ -111,10 +111,11 @@ def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
 def run_either(
     predicate: tf.Tensor, if_true: Callable, if_false: Callable
 ) -> tf.Operation | None:
-    """`either`, over functions that return lists of operations.
+    """`either` for functions that return lists of operations.
 
     Returns:
-        What runs after those of one branch; None in eager execution, where they have.
+        An operation that runs after those of the chosen branch; None in eager
+        execution, where they have already run.
     """
     is_eager = tf.executing_eagerly()
 
@@ -128,17 +129,17 @@ def run_either(
 
 
 def nan(dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Returns what is reported where there is no number."""
+    """Returns NaN, which reports that a value is unknown."""
     return tf.constant(float("nan"), dtype)
 
 
 def first_of(strategy, values):
-    """Returns one replica's value, of what every replica knows alike."""
+    """Returns one replica's value of `values`, which are equal in all replicas."""
     return strategy.experimental_local_results(values)[0]
 
 
 def flatten(strategy, values) -> list:
-    """Returns every replica's values, of any structure."""
+    """Returns every replica's values in one list, from any structure."""
     per_value = tf.nest.map_structure(strategy.experimental_local_results, values)
     return tf.nest.flatten(per_value)
 
@@ -146,7 +147,7 @@ def flatten(strategy, values) -> list:
 def create_shared_scalar(
     name: str, dtype: tf.DType = tf.int64, collections: list[str] | None = None
 ) -> tf.Variable:
-    """Creates a scalar, 0, that every replica sees with the same value.
+    """Creates a scalar 0 with the same value in every replica.
 
     Args:
         name: Its name from the graph's root, whatever scope is open.
@@ -172,10 +173,10 @@ def create_variable(
         shape: Its static shape.
         dtype: Its dtype.
         has_idle_rows: Whether rows that are never written to should take no memory.
-        **options: Of tf.compat.v1.Variable.
+        **options: Further arguments of tf.compat.v1.Variable.
     """
-    # Not by get_variable: what users do to all variables of a scope (partitioners,
-    # init_from_checkpoint) is not meant for these.
+    # Not by get_variable: partitioners and init_from_checkpoint, set by users for all
+    # variables of a scope, must not change these.
     make_zeros = idle_zeros if has_idle_rows else zeros
     with tf.init_scope(), tf.compat.v1.name_scope(None):
         variable = tf.compat.v1.Variable(
@@ -192,31 +193,31 @@ def create_variable(
 
 
 def zeros(shape, dtype: tf.DType) -> tf.Tensor:
-    """Makes the zeros that a variable is to begin with, or is assigned later.
+    """Returns zeros to initialize a variable or to assign to it.
 
-    Of tf.zeros the session would make a constant when the graph is optimized, and keep
-    it for as long as it lives: the variables' bytes once more.
+    The session would turn tf.zeros into a constant when it optimizes the graph, and
+    keep it until the session ends: as many bytes as the variables again.
 
     Args:
-        shape: The variable's, static.
-        dtype: Its dtype.
+        shape: The variable's static shape.
+        dtype: The variable's dtype.
     """
     shape = tf.TensorShape(shape).as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
 def idle_zeros(shape, dtype: tf.DType) -> tf.Tensor:
-    """Makes `zeros` whose rows take no memory until they are written to, on a CPU.
+    """Returns zeros whose rows, on a CPU, take no memory until they are written to.
 
-    What is allocated there in a large piece are the operating system's pages, zeros that
-    exist from their first write on. Only what has been in use before is made zeros.
+    A large allocation there is fresh pages of the operating system, which read as zeros
+    and take memory from their first write on. Only reused memory is filled with zeros.
 
     Args:
-        shape: The variable's, static.
-        dtype: Its dtype.
+        shape: The variable's static shape.
+        dtype: The variable's dtype.
     """
     allocated = tf.raw_ops.Empty(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
-    # Of the bits: to TensorFlow's kernels the smallest numbers, denormal ones, equal 0.
+    # Compares bits: in TensorFlow's kernels denormal numbers, the smallest, equal 0.
     are_zeros = tf.equal(tf.reduce_max(tf.bitcast(allocated, tf.uint8)), 0)
     (value,) = either(
         are_zeros, lambda: [tf.identity(allocated)], lambda: [zeros(shape, dtype)]
@@ -225,7 +226,7 @@ def idle_zeros(shape, dtype: tf.DType) -> tf.Tensor:
 
 
 def read(variable: tf.Variable) -> tf.Tensor:
-    """Reads this replica's copy."""
+    """Returns the value of this replica's copy."""
     value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
     value.set_shape(variable.shape)
     return value

@@ -1,9 +1,9 @@
-"""The three kinds of window: when one closes, and where its operations go.
+"""Three kinds of window: when each one closes, and where its operations go.
 
-    Plain         one run of the train op, whose micro-batch is all of the window
-    MicroSteps    K runs of the train op; a variable counts them
-    WholeBatch    one batch of `microbatch_model_fn`, whose micro-batches a hook runs one
-                  after the other before it runs the train op; placeholders say where
+    Plain         one run of the train op; its micro-batch is the whole window
+    MicroSteps    K runs of the train op, counted by a variable
+    WholeBatch    one batch of `microbatch_model_fn`: a hook runs its micro-batches one
+                  after the other, then the train op; placeholders give the position
 
 The rule (estimator_accum/_micro_step.py) is the same for all three.
 """
@@ -25,10 +25,10 @@ _current = threading.local()  # replicas build their graphs in threads of their 
 
 
 class Added(NamedTuple):
-    """What became of a micro-batch.
+    """The result of adding one micro-batch to a window.
 
     Attributes:
-        gradients: Gradients and scalars that nothing has accumulated; else None.
+        gradients: Gradients and scalars of a window without accumulators; else None.
         counted: int64 scalar, 1 if the window counts the micro-batch, else 0.
         mean_loss: Mean loss of this replica's micro-batches in the window so far.
     """
@@ -39,18 +39,18 @@ class Added(NamedTuple):
 
 
 class _Kind:
-    """What holds unless a kind says otherwise."""
+    """Defaults of all kinds."""
 
-    keeps_sums = True  # accumulators
+    keeps_sums = True  # in accumulators
     has_counter = False  # a variable that counts micro-steps
-    spans_runs = False  # of the train op
-    needs_weight = True  # for its mean
+    spans_runs = False  # a window is several runs of the train op
+    needs_weight = True  # to compute the mean
 
     def weigh(self, weight: tf.Tensor | None, reduction: str):
         """Returns (what a micro-batch counts for, factor of its loss and gradients).
 
         Args:
-            weight: Scalar, as the caller gave it; None where nobody says.
+            weight: Scalar, as the caller gave it; None if not given.
             reduction: "mean" or "sum".
         """
         del reduction
@@ -58,20 +58,20 @@ class _Kind:
         return weight, weight
 
     def is_mean(self) -> tf.Tensor | None:
-        """Returns whether the window's sum is its mean already; None is False."""
+        """Returns whether the window's sum is already its mean; None means False."""
         return None
 
     def at_the_boundary(self):
-        """Context of what follows the micro-batch."""
+        """Returns the context for the operations that follow the micro-batch."""
         return contextlib.nullcontext()
 
     def count(self, counter, counted: list[tf.Tensor], steps: tf.Tensor):
-        """Returns (whether the window closes, micro-steps that it then holds)."""
+        """Returns (whether the window closes, number of micro-steps in it now)."""
         del counter, counted
         return tf.constant(True), steps
 
     def close(self, counter, is_boundary, update: Callable, otherwise: Callable):
-        """Returns what `update` returns at the boundary, else what `otherwise` does."""
+        """Returns `update()` at the boundary, else `otherwise()`."""
         del counter, is_boundary, otherwise
         return update()
 
@@ -80,7 +80,7 @@ class Plain(_Kind):
     """Every micro-batch is a window.
 
     Args:
-        num_replicas: Replicas that train in sync.
+        num_replicas: Number of replicas that train in sync.
     """
 
     keeps_sums = False
@@ -94,7 +94,7 @@ class Plain(_Kind):
         return tf.constant(1, tf.int64)
 
     def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
-        """Hands the micro-batch on as it is."""
+        """Passes on the micro-batch without accumulating it."""
         del counter
         gradients, scale = micro_batch.gradients, micro_batch.scale
         if scale is not None and self.needs_weight:
@@ -135,13 +135,13 @@ class MicroSteps(_Kind):
             return Added(None, tf.identity(counted), mean)
 
     def count(self, counter, counted: list[tf.Tensor], steps: tf.Tensor):
-        """Moves the counter, once every replica has added its micro-batch."""
+        """Increases the counter after every replica has added its micro-batch."""
         with tf.control_dependencies(counted):
             done = add_to(counter, counted[0])
         return done >= steps, done
 
     def close(self, counter, is_boundary, update: Callable, otherwise: Callable):
-        """Updates in a branch of its own, and begins to count anew."""
+        """Updates in a separate branch, and resets the counter there."""
 
         def update_and_begin_anew():
             result = update()
@@ -154,22 +154,26 @@ class MicroSteps(_Kind):
 
 
 class WholeBatch(_Kind):
-    """One replica's batch, of which the graph sees one micro-batch at a time.
+    """One replica's batch; the graph sees one micro-batch of it at a time.
 
     Attributes:
-        begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is
-            `size` examples from `begin` on, of a batch of `rows`.
-        num_micro_batches: Scalar int64 placeholder, of the batch.
+        begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is the
+            half-open range [begin, begin + size) of a batch of `rows` examples.
+        num_micro_batches: Scalar int64 placeholder, the number of micro-batches in the
+            batch.
         is_first: Scalar bool, whether this is the batch's first micro-batch.
-        is_whole: Scalar bool, whether the batch is one micro-batch.
-        reduction: "mean" or "sum", of the losses.
-        weight: Scalar, what the micro-batch counts for in the loss; known when the first
-            train op is made.
-        micro_ops: What runs with every micro-batch.
-        discard_ops: What forgets the micro-batches so far, before they are run again.
-        empty_ops: What runs instead of micro-batches in a replica without examples.
-        initialize_ops: What begins a session: nothing here is in a collection.
-        handles: Of what the micro-batches may write and need not restore.
+        is_whole: Scalar bool, whether this micro-batch is the whole batch.
+        reduction: "mean" or "sum", how the loss reduces its examples.
+        weight: Scalar, the micro-batch's weight in the loss; set when the first train
+            op is made.
+        micro_ops: Operations that run with every micro-batch.
+        discard_ops: Operations that drop the micro-batches so far, before a retry.
+        empty_ops: Operations that run instead of micro-batches on a replica without
+            examples.
+        initialize_ops: Operations that run once in a new session, because the variables
+            here are in no collection.
+        handles: Handles of variables that micro-batches may write and that a retry does
+            not restore.
     """
 
     def __init__(self, reduction: str):
@@ -190,7 +194,7 @@ class WholeBatch(_Kind):
 
     @contextlib.contextmanager
     def as_current(self):
-        """Makes this the window of the train ops that are made inside."""
+        """Makes this batch the window of the train ops that are made inside."""
         _current.batch = self
         try:
             yield
@@ -198,18 +202,18 @@ class WholeBatch(_Kind):
             _current.batch = None
 
     def steps(self, update_step: tf.Variable) -> tf.Tensor:
-        """Returns the number of micro-batches, which is K here."""
+        """Returns K, here the number of micro-batches in the batch."""
         del update_step
         return tf.identity(self.num_micro_batches)
 
     def default_weight(self, reduction: str) -> tf.Tensor:
-        """Returns what a micro-batch counts for where nobody says: its examples."""
+        """Returns the default weight: the micro-batch's examples; 1 for a sum."""
         if reduction == "sum":
             return tf.constant(1.0)
         return tf.cast(self.size, tf.float32)
 
     def weigh(self, weight: tf.Tensor | None, reduction: str):
-        """Returns the weight twice; for a whole batch on one replica, it and 1."""
+        """Returns (weight, weight); for a whole batch on one replica, (weight, 1)."""
         if weight is None:
             weight = self.default_weight(reduction)
         if self.weight is None:
@@ -218,20 +222,20 @@ class WholeBatch(_Kind):
         return weight, weight if has_more else self.scale(weight)
 
     def scale(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns the factor of a term of the batch's sum: exactly 1 if it is all."""
+        """Returns a micro-batch's factor in the sum; exactly 1 for a whole batch."""
         return tf.where(self.is_whole, tf.ones_like(weight), weight)
 
     def is_mean(self) -> tf.Tensor | None:
-        """Returns whether the batch is one micro-batch, where no replica adds more."""
+        """Returns whether one micro-batch on one replica is the whole batch."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         return self.is_whole if replicas == 1 else None
 
     def at_the_boundary(self):
-        """Context in which nothing sees the micro-batch, whatever the caller needs."""
+        """Returns a context without the caller's dependencies on the micro-batch."""
         return tf.control_dependencies(None)
 
     def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
-        """Gives the hook what it has to run before the train op."""
+        """Registers the operations that the hook runs before the train op."""
         del counter
         counted = accumulate(terms, micro_batch, lambda: tf.identity(self.is_first))
         self.micro_ops += [counted.op, *update_ops]
@@ -248,5 +252,5 @@ Kind = Plain | MicroSteps | WholeBatch
 
 
 def current_batch() -> WholeBatch | None:
-    """Returns the batch that is the window here; None where runs of the train op are."""
+    """Returns the batch that is the window; None outside `microbatch_model_fn`."""
     return getattr(_current, "batch", None)

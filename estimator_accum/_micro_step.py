@@ -1,10 +1,10 @@
-"""The rule: what one micro-step adds, and what closes a window.
+"""The accumulation rule: `accumulate` for a micro-step, `close_window` at a boundary.
 
     update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
 
 over all micro-batches i of the window and all replicas. `make_accumulating_train_op`,
-`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by the two
-functions of this file; who applies the mean, and when, is theirs. Order inside one
+`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by these
+two functions; they differ in how and when the mean is applied. Order inside one
 micro-step, every arrow a control or data dependency:
 
     gradients -> accumulate -> (boundary only: reduce over replicas once, normalize,
@@ -36,27 +36,27 @@ from estimator_accum._nonfinite import all_finite, assert_finite
 
 
 class Terms(NamedTuple):
-    """What the rule has to know of a train op, the same in every replica.
+    """The rule's parameters for one train op, the same in every replica.
 
     Attributes:
         names: Names of the trained variables, for errors.
-        dtypes: Dtypes of the trained variables, in which the mean is handed on.
-        accumulators: Sums of the variables, then of weight, loss and further scalars;
-            empty where every micro-batch is a window.
-        num_replicas: Replicas that train in sync.
+        dtypes: Dtypes of the trained variables and of the mean gradients.
+        accumulators: Sums of the variables' gradients, then of weight, loss and further
+            scalars; empty if every micro-batch is a window.
+        num_replicas: Number of replicas that train in sync.
         gradient_divisor: Number by which the gradients were divided, so that their sum
             over replicas is a mean.
         loss_divisor: Number by which the losses were divided.
-        on_nonfinite: Policy of estimator_accum/_nonfinite.py; None leaves what is not
-            finite to the optimizer.
-        has_loss: Whether the window's loss is known, and so is to be finite.
-        is_reported: Whether norm and finiteness are asked for, checked or not.
+        on_nonfinite: Policy of estimator_accum/_nonfinite.py; None leaves NaN and
+            infinity to the optimizer.
+        has_loss: Whether the window's loss is known, and so must be finite.
+        is_reported: Whether norm and finiteness are computed even without a policy.
         reduction: "mean" or "sum".
         clip_norm: Largest global norm of the mean; None does not clip.
         sparse_norm: "rows" or "slices".
-        is_mean: Scalar bool, whether the sums are means already; None is False.
+        is_mean: Scalar bool, whether the sums are already means; None means False.
         clock: Number of micro-steps before this one, for errors; None if unknown.
-        requests: Scalars that are summed over replicas with the window.
+        requests: Scalars that are summed over replicas together with the window.
     """
 
     names: list[str]
@@ -77,14 +77,14 @@ class Terms(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What one replica adds to its sums.
+    """The terms that one replica adds to its sums.
 
     Attributes:
         gradients: One for each trained variable.
-        scale: Scalar by which they are still to be multiplied; None is 1.
+        scale: Scalar by which the gradients must still be multiplied; None means 1.
         scalars: Weight, weighted loss and further scalars to sum.
         loss: Scalar mean over the micro-batch; None if unknown.
-        has_weight: Scalar bool, whether the weight is not 0; None is always.
+        has_weight: Scalar bool, whether the weight is not 0; None means always.
     """
 
     gradients: list[Gradient]
@@ -95,15 +95,15 @@ class MicroBatch(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """What a window came to; scalars, the same in every replica.
+    """Results of a closed window; scalars, the same in every replica.
 
     Attributes:
-        is_good: Whether it is to be applied.
-        loss: Mean loss, or its sum.
-        gradient_norm: Global norm of the mean before clipping; NaN if nobody asks.
+        is_good: Whether the window is applied.
+        loss: Mean loss, or the sum with `reduction="sum"`.
+        gradient_norm: Global norm of the mean before clipping; NaN if not computed.
         weight: Sum of the weights.
         more: Sums of the further scalars.
-        requests: Sum of `Terms.requests`, NaN without any.
+        requests: Sum of `Terms.requests`; NaN if there are none.
     """
 
     is_good: tf.Tensor
@@ -123,14 +123,14 @@ def accumulate(
     """Adds one micro-batch to this replica's sums.
 
     Args:
-        terms: The rule's.
-        micro_batch: What to add.
+        terms: The rule's parameters.
+        micro_batch: The terms to add.
         is_first: Returns whether this is the window's first micro-step, scalar bool.
-        has_same_shapes: As of `accumulators.add`.
+        has_same_shapes: As for `_accumulators.add`.
 
     Returns:
-        What the window counts the micro-batch for, int64 scalar 0 or 1; it is there
-        when the micro-batch is added.
+        int64 scalar, 1 if the window counts the micro-batch, else 0; available after
+        the micro-batch is added.
     """
     gradients, scalars = micro_batch.gradients, micro_batch.scalars
     if micro_batch.scale is not None:  # in the accumulators' dtype: it may be wider
@@ -138,7 +138,7 @@ def accumulate(
             scaled(cast(gradient, accumulator.total.dtype), micro_batch.scale)
             for gradient, accumulator in zip(gradients, terms.accumulators)
         ]
-    with tf.control_dependencies([scalars[1]]):  # no loss, nothing is written
+    with tf.control_dependencies([scalars[1]]):  # a failed loss writes nothing
         first = is_first()
         sums = add(terms.accumulators, [*gradients, *scalars], first, has_same_shapes)
     is_good, checked = _check_micro_batch(terms, sums[: len(gradients)], micro_batch)
@@ -152,7 +152,7 @@ def accumulate(
     with tf.control_dependencies(written):
         if is_good is None or terms.num_replicas > 1:
             return tf.constant(1, tf.int64)
-        return tf.cast(is_good, tf.int64)  # the window takes another one instead
+        return tf.cast(is_good, tf.int64)  # another one takes its place in the window
 
 
 def mean_loss(terms: Terms) -> tf.Tensor:
@@ -173,15 +173,15 @@ def close_window(
     """Takes the window's mean and applies it, in cross-replica context.
 
     Args:
-        strategy: The strategy in force, TensorFlow's default one included.
-        terms: The rule's.
-        apply: Applies the replicas' gradients, which are reduced already; returns what
-            is to be observed, a float32 scalar.
-        gradients: The replicas' gradients and scalars, where nothing is accumulated.
+        strategy: The current strategy, which may be TensorFlow's default one.
+        terms: The rule's parameters.
+        apply: Applies the replicas' gradients, which are already reduced; returns an
+            observed value, a float32 scalar.
+        gradients: The replicas' gradients and scalars, if nothing is accumulated.
 
     Returns:
-        What the window came to, and what `apply` has observed: NaN where it was not
-        called. Both are there when the window is applied and clear.
+        (the window's results, the value from `apply`: NaN if it was not called). Both
+        are available after the window is applied and cleared.
     """
     mean, closed = strategy.extended.call_for_each_replica(
         _take_mean, args=(terms, gradients)
@@ -198,13 +198,13 @@ def close_window(
 
 
 def checks_micro_batches(terms: Terms) -> bool:
-    """Whether every micro-step looks at its sums, and not the boundary alone."""
+    """Returns whether every micro-step checks its sums, not only the boundary."""
     return terms.on_nonfinite in ("raise", "skip_micro_batch")
 
 
 def _check_micro_batch(terms: Terms, sums: list[Gradient], micro_batch: MicroBatch):
-    """Returns (whether it counts; None is always, what must come first)."""
-    if not checks_micro_batches(terms):  # the window's sum will tell
+    """Returns (whether it counts, None for always; what must run before)."""
+    if not checks_micro_batches(terms):  # NaN and infinity stay in the window's sum
         return None, [values_of(value) for value in sums]
     scalars = micro_batch.scalars[: 1 if micro_batch.loss is None else 2]
     halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
@@ -224,10 +224,10 @@ def _raise_unless_finite(terms: Terms, values, halves, names: list[str]):
 
 
 def _take_mean(terms: Terms, gradients: list[Gradient] | None):
-    """Replica context, at a boundary: reduce, check, normalize, clip, clear.
+    """Reduces, checks, normalizes, clips and clears, in replica context at a boundary.
 
     Returns:
-        The gradients for the optimizer, and what the window came to.
+        The gradients for the optimizer, and the window's results.
     """
     if terms.accumulators:
         sums, cleared = take_window(terms.accumulators, terms.requests)
@@ -262,21 +262,21 @@ def _take_mean(terms: Terms, gradients: list[Gradient] | None):
 
 
 def _norm(terms: Terms, sums, halves: tf.Tensor, more: list[tf.Tensor]):
-    """Returns (global norm of the sums, the further scalars that it leaves)."""
+    """Returns (global norm of the sums, the further scalars that remain)."""
     half_square = tf.reduce_sum(halves)
     if terms.sparse_norm == "slices":
         *more, of_slices = more
-        if terms.accumulators:  # where slices were summed to rows
+        if terms.accumulators:  # which have summed slices to rows
             dense = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
             half_square = of_slices + tf.reduce_sum(tf.gather(halves, dense))
     return tf.sqrt(half_square * tf.constant(2.0, halves.dtype)), more
 
 
 def _check_window(terms: Terms, sums: list[Gradient], halves: tf.Tensor, scalars):
-    """Returns (whether the window is to be applied, what must come first)."""
+    """Returns (whether the window is applied, what must run before)."""
     unknown = list(range(len(sums)))
     if checks_micro_batches(terms) and terms.accumulators and terms.num_replicas == 1:
-        # Of a sparse sum the micro-steps have seen the slices, not the rows.
+        # The micro-steps have checked the slices of a sparse sum, not its rows.
         unknown = [i for i in unknown if isinstance(sums[i], tf.IndexedSlices)]
     halves = tf.gather(halves, tf.constant(unknown, tf.int32))
     halves = tf.concat([halves, tf.stack(scalars)], 0)
@@ -285,13 +285,13 @@ def _check_window(terms: Terms, sums: list[Gradient], halves: tf.Tensor, scalars
         names = [terms.names[i] for i in unknown]
         return tf.constant(True), [_raise_unless_finite(terms, values, halves, names)]
     is_good = all_finite(values, halves)
-    if terms.on_nonfinite is not None:  # or was every micro-batch left out?
+    if terms.on_nonfinite is not None:  # at weight 0 every micro-batch was skipped
         is_good = tf.logical_and(is_good, scalars[0] > 0)
     return is_good, []
 
 
 def _reduced(terms: Terms, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Returns the mean or the sum over the window of what was summed."""
+    """Returns the window's mean, or `total` itself for `reduction="sum"`."""
     if terms.reduction == "sum":
         return total
     mean = tf.math.divide_no_nan(total, weight)

@@ -1,18 +1,18 @@
-"""The gradient noise scale: how large a batch is worth making.
+"""Gradient noise scale: an estimate of the largest batch that is still useful.
 
 McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1
 (https://arxiv.org/abs/1812.06162). A batch far below it wastes updates, one far above
-it wastes examples. Where their estimate wants batches of two sizes, accumulation has
-them already: the micro-batches and the window. For n micro-batches of weight w_i with
-mean gradients g_i, W = sum w_i and the window's mean gradient g:
+it wastes examples. Their estimate needs batches of two sizes, and accumulation has
+both: the micro-batches and the window. For n micro-batches of weight w_i with mean
+gradients g_i, W = sum w_i and the window's mean gradient g:
 
     E |g_i|^2 = |G|^2 + S / w_i          E |g|^2 = |G|^2 + S / W
     S     = (sum w_i |g_i|^2 / W - |g|^2) * W / (n - 1)      the noise
     |G|^2 = |g|^2 - S / W                                    the signal
     noise scale = mean of S / mean of |G|^2                  [unit of the weights]
 
-With the number of examples for weight it is a batch size in examples; without weights,
-in micro-batches.
+If weights are numbers of examples, it is a batch size in examples; without weights, in
+micro-batches.
 """
 
 from typing import NamedTuple
@@ -21,12 +21,12 @@ import tensorflow as tf
 
 from estimator_accum._graph import create_shared_scalar
 
-# The share of one update in the running means: of about a hundred updates.
+# Share of one update in the running means, which so cover about a hundred updates.
 _SHARE = 0.01
 
 
 class NoiseScale(NamedTuple):
-    """Running means of both terms; only their quotient has a meaning."""
+    """Running means of noise and signal; only their quotient is meaningful."""
 
     noise: tf.Variable
     signal: tf.Variable
@@ -47,14 +47,14 @@ def update_noise_scale(
     weight: tf.Tensor,
     norm: tf.Tensor,
 ) -> tf.Tensor:
-    """Takes one window into the means; returns the noise scale so far.
+    """Adds one window to the means; returns the noise scale so far.
 
     Args:
         scale: The means.
         squares: Sum of w_i |g_i|^2 over micro-batches and replicas.
-        count: How many those are; a window of one says nothing and changes nothing.
+        count: Number of micro-batches in that sum; a window of one changes nothing.
         weight: Sum of their weights.
-        norm: Of the window's mean gradient.
+        norm: Norm of the window's mean gradient.
     """
     weight, norm, squares, count = (
         tf.cast(value, tf.float32) for value in (weight, norm, squares, count)

@@ -1,10 +1,10 @@
-"""What becomes of gradients that are NaN or infinite: `on_nonfinite`.
+"""Policies for gradients that are NaN or infinite: `on_nonfinite`.
 
     "raise"             the micro-step fails, before anything is accumulated
-    "skip_micro_batch"  the micro-batch is left out, and its window goes on without it
+    "skip_micro_batch"  the micro-batch is left out, and its window continues
     "skip_window"       the window ends without an update
 
-A window that follows a skipped one starts clean in every case.
+The window after a skipped one always starts clean.
 """
 
 import re
@@ -16,12 +16,12 @@ from estimator_accum._graph import either, run_either
 
 POLICIES = ("raise", "skip_micro_batch", "skip_window")
 
-_MOST_NAMES = 3  # of variables in an error
-_HEALTH = 2  # a summary of two numbers: whose it is, and 1 for NaN or infinity
+_MOST_NAMES = 3  # variables that an error names
+_HEALTH = 2  # mode with two numbers: the tensor's id, and 1 for NaN or infinity
 
 
 def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
-    """Raises unless `on_nonfinite` is a policy that the optimizer allows."""
+    """Raises ValueError unless `on_nonfinite` is a policy that the optimizer allows."""
     if on_nonfinite not in POLICIES:
         raise ValueError(
             "`on_nonfinite` must be one of 'raise', 'skip_micro_batch' and "
@@ -40,8 +40,8 @@ def all_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:
 
     Args:
         gradients: Tensors or `IndexedSlices`.
-        half_squares: Their `half_squared_norms`, finite in all but rare cases, and then
-            nothing else has to be read.
+        half_squares: Their `half_squared_norms`. These are almost always finite, and
+            then the gradients are not read again.
     """
     return either(
         tf.reduce_all(tf.math.is_finite(half_squares)),
@@ -56,18 +56,20 @@ def assert_finite(
     names: list[str],
     micro_step: tf.Tensor | None,
 ) -> tf.Operation | None:
-    """Returns an operation that fails, naming what is not finite.
+    """Returns an operation that fails if a gradient is not finite, and names it.
 
     Args:
         gradients: Tensors or `IndexedSlices`.
-        half_squares: As of `all_finite`.
-        names: Of the gradients.
-        micro_step: Scalar, of which the error speaks; None where nobody counts.
+        half_squares: Their `half_squared_norms`, as for `all_finite`.
+        names: The gradients' names for the error message.
+        micro_step: Scalar, the micro-step's number for the error message; None if
+            there is no global step.
     """
 
     def read_and_assert():
-        # One operation a gradient, where IsFinite and All with its axes make four: the
-        # session would keep them all. XLA has none of it, and no assertions either.
+        # One operation per gradient: IsFinite and All with its axes would be four, and
+        # the session would keep them all. XLA does not have this operation, but it does
+        # not have assertions either.
         summaries = [
             tf.raw_ops.DebugNumericSummaryV2(
                 input=values_of(gradient),
@@ -86,7 +88,7 @@ def assert_finite(
 
 
 def _read_all(gradients: list[Gradient]) -> tf.Tensor:
-    """Whether each is finite, bool [gradients]; the square of 1e20 is not."""
+    """Returns bool [gradients]: is each finite? 1e20 is, though its square is not."""
     finite = [tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients]
     return tf.stack(finite)
 
@@ -111,9 +113,9 @@ def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
 
 
 def what_was_not_finite(error: Exception) -> str | None:
-    """Returns what an error of `on_nonfinite="raise"` has received, else None.
+    """Returns the values named in an error of `on_nonfinite="raise"`, else None.
 
-    Such as "NaN or infinity at micro-step 12 in dense/kernel".
+    For example "NaN or infinity at micro-step 12 in dense/kernel".
     """
     found = re.search(r"Gradients must be finite\. Received: (.*?)\. Pass ", str(error))
     return found and found[1]

@@ -1,4 +1,4 @@
-"""`AccumulatingOptimizer`: the rule behind `tf.compat.v1.train.Optimizer`'s interface."""
+"""`AccumulatingOptimizer`: accumulation as a `tf.compat.v1.train.Optimizer`."""
 
 from collections.abc import Callable
 
@@ -24,28 +24,31 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
 
     For code that takes an optimizer and makes the train op itself: heads and canned
     estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
-    `minimize` or `apply_gradients` is what one call of `make_accumulating_train_op` is;
-    see there for the arguments, the variables and the errors. A learning rate that
-    changes takes `get_or_create_update_step()` for its clock. Inside
-    `microbatch_model_fn` the batch is the window, whatever K says.
+    `minimize` or `apply_gradients` makes one accumulating train op; see
+    `make_accumulating_train_op` for the arguments, the variables and the errors. A
+    learning-rate schedule must be computed from `get_or_create_update_step()`. Inside
+    `microbatch_model_fn` the batch is the window, whatever the value of K.
 
     Args:
         optimizer: The `tf.compat.v1.train.Optimizer` that updates.
         gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable.
         clip_norm: Largest global norm of the window's mean gradient; None: no clipping.
-        weight: Scalar Tensor, what the micro-batch counts for, or a callable without
-            arguments that returns it in the graph of the gradients; None is 1, inside
-            `microbatch_model_fn` the number of examples.
+        weight: The micro-batch's weight: a scalar Tensor, or a callable without
+            arguments that returns it in the graph of the gradients. None means 1;
+            inside `microbatch_model_fn` the number of examples.
         name: Scope of the window's counters; None takes the next free one.
-        reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum the
-            loss over the batch unless they are told otherwise by `loss_reduction`.
-        sparse_norm: "rows" or "slices", whose norm is tf.clip_by_global_norm's.
+        reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum
+            the loss over the batch unless `loss_reduction` says otherwise.
+        sparse_norm: "rows", or "slices" for the norm of tf.clip_by_global_norm.
         on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
-        accumulator_dtype: None is each variable's own.
-        accumulator_device: None is where the variables are created.
+        accumulator_dtype: Dtype of the accumulators; None keeps each variable's dtype.
+        accumulator_device: Device of the accumulators; None is where the variables are
+            created.
         noise_scale: Whether to estimate the gradient noise scale.
-        update_ops: What runs with every micro-step; None is the graph's `UPDATE_OPS`.
-        after_update_ops: A function that makes what runs once after each update.
+        update_ops: Operations that run with every micro-step; None takes the graph's
+            `UPDATE_OPS`.
+        after_update_ops: A function that makes the operations to run once after each
+            update.
 
     Example:
         estimator = tf.compat.v1.estimator.DNNClassifier(
@@ -109,9 +112,11 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         """Accumulates one micro-batch's gradients; at the boundary, applies the mean.
 
         Args:
-            grads_and_vars: Of the mean loss over this replica's micro-batch.
-            global_step: Moves by 1 every micro-step; None leaves that to the caller.
-            name: Ignored; the constructor's counts.
+            grads_and_vars: (gradient, variable) pairs of the mean loss over this
+                replica's micro-batch.
+            global_step: Variable that increases by 1 every micro-step; None leaves that
+                to the caller.
+            name: Ignored; the constructor's `name` is used.
 
         Returns:
             The train op.
@@ -131,7 +136,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return make_train_op(rule, kind, computed, global_step)
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:
-        """The loss to report; None if somebody else computed the gradients."""
+        """Returns the loss to report; None if its gradients were computed elsewhere."""
         with tf.init_scope():
             graph = tf.compat.v1.get_default_graph()
         if getattr(self._loss, "graph", None) is graph:
@@ -151,7 +156,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return [*self._optimizer.variables(), *_window_variables()]
 
     def _trackable_children(self, *args, **kwargs):
-        """What object-based checkpoints hold, those of Keras's Estimators for one."""
+        """Returns the variables for object-based checkpoints, as of Keras Estimators."""
         children = self._optimizer._trackable_children(*args, **kwargs)
         return {**children, **{v.op.name: v for v in _window_variables()}}
 

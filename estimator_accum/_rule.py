@@ -1,4 +1,4 @@
-"""The caller's options of one accumulating train op, checked once."""
+"""Options of one accumulating train op, checked once."""
 
 import dataclasses
 import math
@@ -20,11 +20,11 @@ from estimator_accum._window import (
 class Rule:
     """Options of `make_accumulating_train_op` and `AccumulatingOptimizer`.
 
-    See there for what they mean.
+    Their docstrings explain the options.
 
     Raises:
-        TypeError: If an option is of another kind.
-        ValueError: If its value is out of range, or two do not go together.
+        TypeError: If an option has the wrong type.
+        ValueError: If an option is out of range, or two options exclude each other.
     """
 
     optimizer: tf.compat.v1.train.Optimizer
@@ -56,7 +56,7 @@ class Rule:
         window_name(self.name)
 
     def of_train_op(self) -> tuple["Rule", Kind]:
-        """Returns the rule of a train op that is made here, and its kind of window."""
+        """Returns the rule and the kind of window for a train op made here."""
         rule = dataclasses.replace(self, name=window_name(self.name))
         batch = current_batch()
         if batch is not None:
@@ -65,7 +65,7 @@ class Rule:
                 rule = dataclasses.replace(rule, reduction="sum")
             return rule, batch
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        # Several replicas leave out a micro-batch each on their own: from accumulators.
+        # Each of several replicas skips its own micro-batches: that takes accumulators.
         skips = replicas > 1 and self.on_nonfinite == "skip_micro_batch"
         if self.gradient_accumulation_steps == 1 and not skips:
             return rule, Plain(replicas)
@@ -188,14 +188,14 @@ def _check_window_for_noise_scale() -> None:
 
 
 def is_loss_scaling(optimizer: tf.compat.v1.train.Optimizer) -> bool:
-    """Whether `optimizer` scales the loss and unscales the gradients."""
+    """Returns whether `optimizer` scales the loss and unscales the gradients."""
     return isinstance(
         optimizer, tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
     )
 
 
 def is_dynamic(optimizer: tf.compat.v1.train.Optimizer) -> bool:
-    """Whether `optimizer` expects gradients that are not finite, and handles them."""
+    """Returns whether `optimizer` handles gradients that are not finite by itself."""
     return is_loss_scaling(optimizer) and isinstance(
         optimizer._loss_scale, tf.compat.v1.mixed_precision.DynamicLossScale
     )

@@ -1,4 +1,4 @@
-"""The variables of one accumulating train op, and what it takes from a micro-batch."""
+"""Variables of one accumulating train op, and the terms of one micro-batch."""
 
 from typing import NamedTuple
 
@@ -15,16 +15,16 @@ from estimator_accum._window import get_or_create_update_step, get_windows
 
 
 class Computed(NamedTuple):
-    """What one replica computed of one micro-batch.
+    """Gradients, loss and weight that one replica computed from one micro-batch.
 
     Attributes:
         gradients: One for each variable.
         variables: The trained variables.
-        loss: Scalar mean over the micro-batch; None where nobody knows.
-        weight: Scalar, what it counts for.
+        loss: Scalar mean over the micro-batch; None if unknown.
+        weight: Scalar, the micro-batch's weight.
         scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
-            micro-batch is all of the window, and its own mean.
-        is_weighted: Whether `gradients` are those of scale * loss already.
+            micro-batch is the whole window and so its own mean.
+        is_weighted: Whether `gradients` are already those of scale * loss.
     """
 
     gradients: list[Gradient]
@@ -36,13 +36,13 @@ class Computed(NamedTuple):
 
 
 class State(NamedTuple):
-    """The variables of one accumulating train op; the same in every replica."""
+    """Variables of one accumulating train op, the same in every replica."""
 
     rule: Rule
     kind: Kind
     terms: Terms
     variables: list[tf.Variable]
-    micro_steps: tf.Variable | None  # None: every run of the train op ends a window
+    micro_steps: tf.Variable | None  # None if every run of the train op is a window
     clipped_updates: tf.Variable | None
     noise_scale: NoiseScale | None
     update_step: tf.Variable
@@ -50,12 +50,12 @@ class State(NamedTuple):
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that train in sync."""
+        """Number of replicas that train in sync."""
         return self.terms.num_replicas
 
     @property
     def saved(self) -> list[tf.Variable]:
-        """What a graph without accumulation does not have, and cannot do without."""
+        """Variables that only accumulation has, and that a restore needs."""
         if self.micro_steps is None:
             return [self.update_step]
         sums = variables_of(self.terms.accumulators)
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
     @property
     def statistics(self) -> list[tf.Variable]:
-        """What is only reported: a checkpoint without it restores all the same."""
+        """Variables that are only reported: a checkpoint may lack them."""
         statistics = list(self.noise_scale or [])
         if self.clipped_updates is not None:
             statistics.append(self.clipped_updates)
@@ -79,18 +79,19 @@ def create_state(
     global_step: tf.Variable | None,
     loss_divisor: int,
 ) -> State:
-    """Cross-replica: creates the variables, before any branch that would own them.
+    """Creates the variables in cross-replica context, outside any branch.
 
     Args:
-        strategy: The strategy in force.
+        strategy: The current strategy.
         rule: The caller's options.
         kind: The kind of window.
-        computed: What a replica computed.
-        micro_batch: What it adds.
-        global_step: Moves by 1 every micro-step; None leaves that to the caller.
+        computed: One replica's gradients, loss and weight.
+        micro_batch: The terms that the replica adds to its sums.
+        global_step: Variable that increases by 1 every micro-step; None leaves that to
+            the caller.
         loss_divisor: Number by which compute_gradients divided the loss.
     """
-    with tf.init_scope():  # slots then have their plain names
+    with tf.init_scope():  # slots then get their usual names
         innermost(rule.optimizer)._create_slots(computed.variables)
     shared_step = get_or_create_update_step()
     is_first = not get_windows()
@@ -136,7 +137,7 @@ def create_state(
 
 
 def _stop_requests(strategy) -> tuple[tf.Tensor, ...]:
-    """A place where a task of a cluster may ask all to stop, in clusters."""
+    """Returns, in clusters, a placeholder by which this task asks all to stop."""
     if not strategy.extended._in_multi_worker_mode():
         return ()
     with tf.control_dependencies(None):
@@ -146,16 +147,16 @@ def _stop_requests(strategy) -> tuple[tf.Tensor, ...]:
 def _create_accumulators(
     rule: Rule, kind: Kind, computed: Computed, scalars: list[tf.Tensor]
 ) -> list[Accumulator]:
-    """Makes an accumulator for each variable, then those of the scalars."""
+    """Creates an accumulator for each variable, then one for each scalar."""
     taken = {v.op.name for window in get_windows() for v in window.state}
-    # Without a counter they are never saved: a checkpoint lies between two windows.
+    # Without a counter they are not saved: checkpoints are written between windows.
     options = {} if kind.has_counter else {"collections": []}
     made = []
     with tf.device(rule.accumulator_device):
         for gradient, variable in zip(
             computed.gradients, computed.variables, strict=True
         ):
-            # `op.name` of a mirrored variable is replica 0's, the same in every replica.
+            # `op.name` of a mirrored variable is replica 0's name in every replica.
             name = f"{variable.op.name}/accumulator"
             if name in taken:  # a second train op's variable
                 name = f"{variable.op.name}/{rule.name}/accumulator"
@@ -174,21 +175,21 @@ def _create_accumulators(
 
 
 def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBatch:
-    """Returns what a replica adds to its sums.
+    """Returns the terms that a replica adds to its sums.
 
     Args:
         rule: The caller's options.
-        computed: What the replica computed.
+        computed: The replica's gradients, loss and weight.
         loss_divisor: Number by which compute_gradients divided the loss.
     """
     is_wide = any(gradient.dtype == tf.float64 for gradient in computed.gradients)
-    dtype = tf.float64 if is_wide else tf.float32  # at least, for norms too
+    dtype = tf.float64 if is_wide else tf.float32  # norms need float32 or wider
     loss = computed.loss
-    if loss is None:  # nothing to report, and nothing to find not finite
+    if loss is None:  # a zero is always finite and is never reported
         with tf.control_dependencies([values_of(computed.gradients[0])]):
             loss = tf.zeros([], dtype)
     with tf.control_dependencies([loss]):
-        # A constant weight must not be counted when the micro-batch fails to come.
+        # If the micro-batch cannot be read, a constant weight must not be added either.
         weight = tf.identity(tf.cast(computed.weight, dtype))
     scalars = [weight, tf.cast(computed.scale, dtype) * tf.cast(loss, dtype)]
     if rule.noise_scale:
@@ -202,7 +203,7 @@ def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBa
             if computed.is_weighted
             else squares * weight
         )
-        # A micro-batch of weight 0, all of it masked, says nothing.
+        # A micro-batch of weight 0, where all is masked, is not a sample of the noise.
         scalars += [squares, tf.cast(weight > 0, dtype)]
     if rule.sparse_norm == "slices":
         scalars.append(_half_squared_slices(computed, dtype))
@@ -217,7 +218,7 @@ def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBa
 
 
 def _half_squared_slices(computed: Computed, dtype: tf.DType) -> tf.Tensor:
-    """Of the weighted sparse gradients: what summing their rows would forget."""
+    """Returns half the squared norm of all weighted slices, which row sums lose."""
     sparse = [g for g in computed.gradients if isinstance(g, tf.IndexedSlices)]
     if not sparse:
         return tf.zeros([], dtype)
@@ -228,11 +229,12 @@ def _half_squared_slices(computed: Computed, dtype: tf.DType) -> tf.Tensor:
 
 
 def loss_divisor_of(gradients: list[Gradient]) -> int:
-    """By what `compute_gradients` has divided the loss, to sum means over replicas.
+    """Returns the number by which `compute_gradients` divided the loss.
 
-    TensorFlow divides in Estimator's model_fns, and notes in the graph whether its last
-    call did. Whether these gradients come from such a call, or from `tf.gradients`, the
-    factor among their ancestors tells.
+    In Estimator's model_fns TensorFlow divides by the number of replicas, so that sums
+    over replicas are means, and the graph only records whether its last call did. These
+    gradients may come from another call, or from `tf.gradients`, so the function looks
+    for the factor 1 / replicas among their ancestors.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas == 1:

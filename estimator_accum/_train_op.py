@@ -28,8 +28,8 @@ from estimator_accum._state import (
 from estimator_accum._window import AccumulationSteps, Window, register
 
 
-# Under a strategy TensorFlow would rewrite all of the library's Python, for seconds,
-# and find nothing to rewrite.
+# Under a strategy AutoGraph would otherwise spend seconds on the library's Python, and
+# find nothing to convert.
 @tf.autograph.experimental.do_not_convert
 def make_accumulating_train_op(
     loss: tf.Tensor,
@@ -50,73 +50,75 @@ def make_accumulating_train_op(
     update_ops: list[tf.Operation] | None = None,
     after_update_ops: Callable[[], list[tf.Operation]] | None = None,
 ) -> tf.Operation:
-    """Makes a train op of which each run is one micro-step and each K-th an update.
+    """Makes a train op: every run is a micro-step, every K-th run an update.
 
         update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
 
-    The weights after an update are those of one batch that joins the window's
-    micro-batches. Between boundaries neither variables nor optimizer slots change.
-    Call it in a model_fn (under a `tf.distribute` strategy: in replica context) where
-    `optimizer.minimize(loss, global_step)` would stand. Inside `microbatch_model_fn` the
-    batch is the window, whatever K says, and a micro-batch counts for its examples.
+    The weights after an update are those of training on one batch that joins the
+    window's micro-batches. Between boundaries neither variables nor optimizer slots
+    change. Call it in a model_fn (under a `tf.distribute` strategy: in replica context)
+    instead of `optimizer.minimize(loss, global_step)`. Inside `microbatch_model_fn` the
+    batch is the window, whatever the value of K, and a micro-batch is weighted by its
+    number of examples.
 
     Args:
         loss: Scalar, the mean over this replica's micro-batch (or its sum, see
-            `reduction`); nobody divides it by K or by the number of replicas.
-        optimizer: A `tf.compat.v1.train.Optimizer`. A learning rate that changes takes
-            `get_or_create_update_step()` for its clock.
+            `reduction`), not divided by K or by the number of replicas.
+        optimizer: A `tf.compat.v1.train.Optimizer`. Its learning-rate schedule must be
+            computed from `get_or_create_update_step()`.
         gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable
             that maps the `update_step` variable to an int scalar Tensor. 1 is the
             plain optimizer.
         clip_norm: Largest global norm of the window's mean gradient, > 0; None does not
             clip.
-        weight: Scalar, what the micro-batch counts for, e.g. its number of examples or
-            tokens; None is 1, inside `microbatch_model_fn` the number of examples.
+        weight: Scalar, the micro-batch's weight, e.g. its number of examples or tokens.
+            None means 1; inside `microbatch_model_fn` the number of examples.
         var_list: Variables to train; None is all trainable ones.
-        global_step: Moves by 1 every micro-step; None is the graph's global step.
+        global_step: Variable that increases by 1 every micro-step; None is the graph's
+            global step.
         name: Scope of the window's counters. None is "accumulation", for a second train
             op "accumulation_1" and so on.
         reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
-            one that sums over its examples, whose big batch sums over the window's.
-        sparse_norm: What `clip_norm` bounds where the gradient of an embedding looked a
-            row up twice. "rows": the true norm, of what the row gets in all. "slices":
-            that of every look-up by itself, as tf.clip_by_global_norm takes
-            `IndexedSlices`; with it, code that clips so keeps its weights.
-        on_nonfinite: What becomes of a micro-batch whose gradients or loss are NaN or
+            one that sums over its examples, so that the window's loss is the sum too.
+        sparse_norm: Norm that `clip_norm` limits, if a row of an embedding is looked up
+            twice. "rows": the true norm, of each row's total gradient. "slices": the
+            norm of all look-ups separately, as tf.clip_by_global_norm computes it for
+            `IndexedSlices`; code that clips so keeps its weights.
+        on_nonfinite: Policy for a micro-batch whose gradients or loss are NaN or
             infinite. "raise": the micro-step fails with the variables' names, and
-            nothing was accumulated. "skip_micro_batch": it is left out, and the window
-            takes another one instead (of several replicas, the others' count alone).
+            nothing is accumulated. "skip_micro_batch": it is left out, and the window
+            takes another one instead (with several replicas, only the others count).
             "skip_window": the window ends without an update. An optimizer with dynamic
             loss scaling skips the window and lowers its scale by itself. Estimator
-            stops by itself where `EstimatorSpec.loss` is NaN: to go on, give it
+            stops by itself if `EstimatorSpec.loss` is NaN: to continue, give it
             tf.where(tf.math.is_finite(loss), loss, 0.0).
-        accumulator_dtype: Of the accumulators, e.g. tf.float32 for float16 variables;
-            None is each variable's own.
-        accumulator_device: Where they live, e.g. "/cpu:0"; None is where the variables
-            are created.
+        accumulator_dtype: Dtype of the accumulators, e.g. tf.float32 for float16
+            variables; None keeps each variable's dtype.
+        accumulator_device: Device of the accumulators, e.g. "/cpu:0"; None is where the
+            variables are created.
         noise_scale: Whether to estimate the gradient noise scale (McCandlish et al.
             2018, https://arxiv.org/abs/1812.06162) for hooks to report.
-        update_ops: What runs with every micro-step, outside the branch that updates,
-            also for a micro-batch that is skipped; None is the graph's `UPDATE_OPS`,
-            batch normalization's moving averages.
-        after_update_ops: A function that makes, when it is called, what runs once after
-            each update, e.g. lambda: [ema.apply(variables)]; an operation made before
-            would run with every micro-step.
+        update_ops: Operations that run with every micro-step, outside the branch that
+            updates, also for a micro-batch that is skipped; None takes the graph's
+            `UPDATE_OPS`, batch normalization's moving averages.
+        after_update_ops: A function that makes the operations to run once after each
+            update, e.g. lambda: [ema.apply(variables)]; an operation made before the
+            call would run with every micro-step.
 
     Creates:
         `update_step`, `<name>/micro_steps` (int64 scalars), `<name>/weight`,
         `<name>/loss` (scalars), and for each trained variable `<variable>/accumulator`
-        of its shape, with `<variable>/accumulator_rows` (float32 [rows]) where the
+        of its shape, with `<variable>/accumulator_rows` (float32 [rows]) if the
         gradient is sparse; with clipping `<name>/clipped_updates` (int64 scalar), for
         the noise scale four scalars, for a further train op `<name>/update_step`. All
-        are global variables that checkpoints hold. K = 1 makes no accumulator, unless
+        are global variables that checkpoints hold. K = 1 creates no accumulator, unless
         several replicas skip micro-batches.
 
     Returns:
         The train op.
 
     Raises:
-        TypeError: If `optimizer`, K, `clip_norm` or `loss` is of another kind.
+        TypeError: If `optimizer`, K, `clip_norm` or `loss` has the wrong type.
         ValueError: If K < 1, `clip_norm` <= 0, `loss` or `weight` is not a scalar, no
             variable gets a gradient, a name is taken, or the context does not fit.
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
@@ -146,11 +148,11 @@ def make_accumulating_train_op(
     var_list = checked_var_list(var_list)
     if not var_list:
         raise ValueError(no_gradient(loss))
-    # Weighting the loss costs nothing; but what is float16 would leave its range.
+    # Weighting the loss is free, but may overflow float16.
     is_weighted = kind.needs_weight and not _has_half_precision(loss, optimizer)
-    # By default gradients are held back until all of their operation's are there, lest a
-    # variable changes before the last one has read it. That is what a window does by
-    # itself, and a third of the gradients' graph.
+    # By default each gradient waits until all gradients of its operation are computed,
+    # so that no variable changes before the last one has read it. A window ensures that
+    # anyway, and the gates would be a third of the gradients' graph.
     gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
     pairs = optimizer.compute_gradients(
         loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
@@ -165,7 +167,7 @@ def make_accumulating_train_op(
 
 
 def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
-    """Returns whether the loss, or what it is made of, is or may become float16."""
+    """Returns whether the loss or its ancestors are, or may become, half precision."""
     if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
         return True
     halves = (tf.float16, tf.bfloat16)
@@ -184,8 +186,9 @@ def make_train_op(
     Args:
         rule: The caller's options.
         kind: The kind of window.
-        computed: What this replica computed of its micro-batch.
-        global_step: Moves by 1 every micro-step; None leaves that to the caller.
+        computed: This replica's gradients, loss and weight.
+        global_step: Variable that increases by 1 every micro-step; None leaves that to
+            the caller.
     """
     replica = tf.distribute.get_replica_context()
     divisor = loss_divisor_of(computed.gradients)
@@ -195,7 +198,7 @@ def make_train_op(
             strategy, rule, kind, computed, micro_batch, global_step, divisor
         )
     )
-    with tf.control_dependencies(None):  # hooks ask for K without a micro-batch
+    with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
         steps = kind.steps(state.update_step)
     added = kind.add(state.terms, state.micro_steps, micro_batch, _update_ops(rule))
     with kind.at_the_boundary():
@@ -203,24 +206,24 @@ def make_train_op(
 
 
 def _update_ops(rule: Rule) -> list[tf.Operation]:
-    """What has to run once a micro-step: the moving averages of batch normalization."""
+    """Returns the operations of every micro-step: batch normalization's averages."""
     if rule.update_ops is not None:
         return rule.update_ops
     if tf.compat.v1.get_default_graph().building_function:
-        return []  # inside somebody's tf.cond; they belong outside
+        return []  # inside a caller's tf.cond; they belong outside
     return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
 
 
 def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
-    """Cross-replica: the `tf.cond` on the boundary, then global_step += 1.
+    """Makes the `tf.cond` on the boundary, then global_step += 1, cross-replica.
 
     Args:
-        strategy: The strategy in force, TensorFlow's default one included.
+        strategy: The current strategy, which may be TensorFlow's default one.
         state: The train op's variables.
-        gradients: The replicas' gradients and scalars, where none are accumulated.
-        counted: What the window counts each replica's micro-batch for, 0 or 1.
+        gradients: The replicas' gradients and scalars, if nothing is accumulated.
+        counted: Per replica, 1 if the window counts its micro-batch, else 0.
         mean_loss: The replicas' mean losses of the window so far.
-        steps: K.
+        steps: K [micro-steps per update].
     """
     steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
     counted = flatten(strategy, counted)
@@ -233,7 +236,7 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
         closed, noise_scale = close_window(
             strategy, state.terms, apply_and_observe, gradients
         )
-        return closed._replace(more=[]), noise_scale  # nobody else asks for them
+        return closed._replace(more=[]), noise_scale  # only `apply` uses them
 
     def apply_and_observe(mean, closed: Closed) -> tf.Tensor:
         with tf.control_dependencies(apply(strategy, state, mean, closed.loss)):
@@ -245,7 +248,7 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
         closed, noise_scale = kind.close(
             state.micro_steps, is_boundary, update, lambda: _nothing_closed(state)
         )
-        # Whoever computes a learning rate in this micro-step has read its clock before.
+        # A learning rate of this micro-step must read update_step before it changes.
         with tf.control_dependencies(_reads(strategy, state.update_step)):
             updates, clipped_share = _count_update(state, closed.is_good)
         of_partial = _count_update(state, closed.is_good)
@@ -289,7 +292,7 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
 
 
 def _nothing_closed(state: State) -> tuple[Closed, tf.Tensor]:
-    """Between boundaries: there is nothing to report."""
+    """Returns the results off the boundary: not applied, all values NaN."""
     *_, last = state.terms.accumulators
     nothing = nan(last.total.dtype)
     is_good = tf.constant(False)
@@ -297,7 +300,7 @@ def _nothing_closed(state: State) -> tuple[Closed, tf.Tensor]:
 
 
 def _observe(state: State, closed: Closed) -> tf.Tensor:
-    """Cross-replica, after an update: returns the noise scale, NaN without one."""
+    """Counts clipping after an update; returns the noise scale, NaN without one."""
     counted, norm = [], closed.gradient_norm
     if state.clipped_updates is not None:
         is_clipped = tf.cast(norm > state.rule.clip_norm, tf.int64)
@@ -309,7 +312,7 @@ def _observe(state: State, closed: Closed) -> tf.Tensor:
 
 
 def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
-    """The operations of this graph that read `variable`, so far."""
+    """Returns the operations of this graph that already read `variable`."""
     if tf.compat.v1.get_default_graph().building_function:
         return []
     return [
@@ -321,7 +324,7 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
 
 
 def _count_update(state: State, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (updates, the share of them that were clipped), after this one."""
+    """Returns (updates, share of them that were clipped), this one included."""
     updates = add_to(state.update_step, tf.cast(has_updated, tf.int64))
     if state.clipped_updates is None:
         return updates, tf.constant(0.0)

@@ -4,10 +4,10 @@ A window is K consecutive micro-steps that end in one optimizer update. Two coun
 say where training stands, both global variables that checkpoints hold:
 
     update_step               optimizer updates so far   [updates]
-    accumulation/micro_steps  micro-steps that the open window holds   [micro-steps]
+    accumulation/micro_steps  micro-steps in the open window   [micro-steps]
 
-The second is the clock of the predicate. It moves in the same chain of control
-dependencies as `global_step`, so the two cannot drift apart, and unlike
+The second one decides whether a micro-step is a boundary. It moves in the same chain of
+control dependencies as `global_step`, so the two cannot drift apart, and unlike
 `global_step % K` it stays right when K changes and when a partial window was applied.
 """
 
@@ -30,9 +30,9 @@ AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 def get_or_create_update_step() -> tf.Variable:
     """Returns the variable that counts optimizer updates.
 
-    Learning rates, warm-up and decay take it where a plain model_fn takes
-    `global_step`; it moves once per accumulation window. Where a graph has several
-    accumulating train ops it counts the updates of the first.
+    Learning rates, warm-up and decay use it where a plain model_fn uses
+    `global_step`; it moves once per accumulation window. If a graph has several
+    accumulating train ops, it counts the updates of the first.
 
     Creates:
         `update_step`: int64 scalar, not trainable, saved in checkpoints.
@@ -40,7 +40,7 @@ def get_or_create_update_step() -> tf.Variable:
     Returns:
         The default graph's `update_step` [updates].
     """
-    with tf.init_scope():  # out of whatever branch the caller may be building
+    with tf.init_scope():  # the caller may be building a branch
         found = tf.compat.v1.get_collection(_UPDATE_STEP_KEY)
         if found:
             return found[0]
@@ -49,7 +49,7 @@ def get_or_create_update_step() -> tf.Variable:
 
 
 def check_accumulation_steps(steps: AccumulationSteps) -> None:
-    """Raises unless `steps` is an integer >= 1 or a callable."""
+    """Raises TypeError or ValueError unless `steps` is an int >= 1 or a callable."""
     if callable(steps):
         return
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer):
@@ -70,7 +70,7 @@ def accumulation_steps_tensor(
     """Returns K of the open window as an int64 scalar [micro-steps per update].
 
     Raises:
-        ValueError: If a callable returns something else than an integer scalar.
+        ValueError: If a callable returns anything but an integer scalar.
     """
     if not callable(steps):
         return tf.constant(steps, tf.int64)
@@ -91,7 +91,7 @@ def accumulation_steps_tensor(
             "`gradient_accumulation_steps` must return an integer scalar. Received: "
             f"{received}. Cast it to tf.int64."
         )
-    # A schedule that falls to 0 would never close a window of its own accord.
+    # A schedule below 1 is a mistake: each window would close after one micro-step.
     at_least_one = tf.debugging.assert_positive(
         scheduled,
         message="`gradient_accumulation_steps` must return an integer >= 1",
@@ -101,41 +101,44 @@ def accumulation_steps_tensor(
 
 
 class Window(NamedTuple):
-    """What hooks may run and fetch of one accumulating train op; scalars throughout.
+    """Tensors and variables of one accumulating train op, for hooks; all scalars.
 
     Attributes:
-        name: The scope of the window's variables.
+        name: Scope of the window's variables.
         is_boundary: Whether this micro-step closes the window. Fed with True, any of
             `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
             window without consuming a micro-batch.
-        has_updated: Whether the optimizer was applied: at boundaries, unless the window
-            was skipped for what was not finite.
+        has_updated: Whether the optimizer was applied: true at boundaries, unless the
+            window was skipped because it was not finite.
         loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
-        gradient_norm: Its gradient's global norm before clipping; NaN off the boundary.
-        weight: Sum of its weights over all replicas; NaN off the boundary.
+        gradient_norm: Global norm of the window's gradient before clipping; NaN off the
+            boundary.
+        weight: Sum of the window's weights over all replicas; NaN off the boundary.
         noise_scale: Gradient noise scale, in the unit of the weights, over the updates
-            so far; NaN off the boundary, and throughout if it was not asked for.
-        mean_loss: Mean loss of the open window so far, this replica's micro-batches;
-            at a boundary that of the whole window.
-        micro_steps: Counts the micro-steps of the open window; None for K = 1.
-        micro_steps_after: What this micro-step makes of it, before a boundary sets it
-            to 0; running it counts one. K where there is no counter.
+            so far; NaN off the boundary, and always NaN if it is not estimated.
+        mean_loss: Mean loss of this replica's micro-batches in the open window; at a
+            boundary, in the whole window.
+        micro_steps: Variable, the number of micro-steps in the open window; None for
+            K = 1.
+        micro_steps_after: `micro_steps` after this micro-step, before a boundary resets
+            it to 0; running it counts one. K if there is no counter.
         gradient_accumulation_steps: K of the open window [micro-steps per update].
-        num_replicas: Replicas that train in sync, a Python int.
-        clipped_share: Share of the updates so far that were clipped.
-        update_step: Counts updates.
-        update_step_after: `update_step` as this micro-step leaves it.
-        of_partial: What to fetch in place of these two to apply a partial window:
-            (`update_step_after`, `clipped_share`), which wait for nobody who reads
-            `update_step` with a micro-batch.
-        global_step: Counts micro-steps; None if the caller counts them.
-        global_step_after: `global_step` as this micro-step leaves it; None likewise.
-        stop_request: Fed with 1.0 where this task of a cluster is to stop; None outside
-            of clusters.
-        stop_requests: At a boundary of a cluster, 1.0 or more if any task is to stop
-            after this window; NaN elsewhere.
+        num_replicas: Number of replicas that train in sync, a Python int.
+        clipped_share: Share of the updates so far that were clipped, 0 to 1.
+        update_step: Variable, the number of updates.
+        update_step_after: `update_step` after this micro-step.
+        of_partial: (`update_step_after`, `clipped_share`) for applying a partial
+            window. They do not wait for the operations that read `update_step`, which
+            may need a micro-batch.
+        global_step: Variable, the number of micro-steps; None if the caller counts.
+        global_step_after: `global_step` after this micro-step; None if the caller
+            counts micro-steps.
+        stop_request: Placeholder, fed with 1.0 if this task of a cluster should stop;
+            None outside clusters.
+        stop_requests: At a boundary in a cluster, >= 1.0 if any task should stop after
+            this window; NaN elsewhere.
         state: Variables that a graph without accumulation does not have.
-        statistics: Further ones, that are only reported.
+        statistics: More such variables, which are only reported.
     """
 
     name: str
@@ -166,7 +169,8 @@ def window_name(name: str | None) -> str:
     """Returns `name`, or the first free one of "accumulation", "accumulation_1", ...
 
     Raises:
-        ValueError: If it is no scope's name, or that of another accumulating train op.
+        ValueError: If `name` is not a valid scope, or another accumulating train op of
+            the graph has it.
     """
     known = {window.name for window in get_windows()}
     if name is None:
