@@ -156,7 +156,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return [*self._optimizer.variables(), *_window_variables()]
 
     def _trackable_children(self, *args, **kwargs):
-        """Returns the variables for object-based checkpoints, as of Keras Estimators."""
+        """Returns the children in object-based checkpoints, as of Keras Estimators."""
         children = self._optimizer._trackable_children(*args, **kwargs)
         return {**children, **{v.op.name: v for v in _window_variables()}}
 

@@ -2,23 +2,23 @@
 
 Order around one micro-step, as TensorFlow calls it:
 
-    before_run    asks for the window's scalars, where the caller runs the train op
+    before_run    fetches the window's scalars too, if the caller runs the train op
     session.run   gradients -> accumulate -> (boundary: update) -> global_step += 1
     after_run     reports the update, if the micro-step was a window boundary
 
-A `session.run` of anything else stays what it is: the hook adds nothing to it. Where a
-graph has several accumulating train ops, each is reported where it is run.
+The hook adds nothing to a `session.run` of anything else. If a graph has several
+accumulating train ops, each is reported when it is run.
 
-and when training ends, whether at the last micro-step or at the end of the data:
+When training ends, either at the last micro-step or at the end of the data:
 
     CheckpointSaverHook.end -> saver.save     the partial window first, if it is applied
-    AccumulationHook.end                      says what became of the partial window
+    AccumulationHook.end                      logs whether it was kept or applied
 
-The data has ended where the last run of a train op did not finish: a micro-step that
-finds no batch raises OutOfRangeError, and `after_run` is not called.
+The data has ended if the last run of a train op did not finish: a micro-step that finds
+no batch raises OutOfRangeError, and `after_run` is not called.
 
-A run that ends with an error has no `end`: its partial window is that of its last
-checkpoint.
+A run that ends with an error does not call `end`: its partial window is the one in its
+last checkpoint.
 """
 
 import logging
@@ -43,7 +43,7 @@ from estimator_accum.hooks._signals import SignalStop
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-# What the current `session.run` of the caller is, or the last one that failed.
+# Kind of the caller's current `session.run`, or of the last one that failed.
 _TRAIN_OP, _OTHER = "train op", "other"
 _PARTIAL_WINDOW_CHOICES = ("auto", "keep", "apply")
 
@@ -62,42 +62,41 @@ def make_accumulation_hooks(
     """Makes the hooks of a run that trains with `make_accumulating_train_op`.
 
     For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
-    MonitoredTrainingSession. With them, a checkpoint that was trained without
-    accumulation resumes with it, with an empty window.
+    MonitoredTrainingSession. With them, a run resumes with accumulation, from an empty
+    window, even if its checkpoint was trained without.
 
     Args:
-        partial_window: What becomes of fewer than K micro-steps that are left when
-            training ends. "keep": the final checkpoint holds them, and the next
-            `train` resumes in mid-window as if it had never stopped. "apply": they are
-            applied, divided by their own weight, and the final checkpoint holds the
-            result. "auto": applied where the data ends, as the big batch would be;
-            kept where training stops for another reason, such as `steps`, `max_steps`
-            or a hook that asks for it.
-        metrics_dir: Folder for `train_metrics.csv` and TensorBoard events with a
-            row an update; None writes neither. A further accumulating train op of the
-            graph has a `train_metrics_<name>.csv` of its own. Of several workers the
-            chief writes.
+        partial_window: Treatment of a partial window, the fewer than K micro-steps that
+            are left when training ends. "keep": the final checkpoint holds them, and
+            the next `train` resumes in mid-window as if it had never stopped. "apply":
+            they are applied, divided by their own weight, and the final checkpoint
+            holds the result. "auto": applied if the data ends, as the big batch would
+            be; kept if training stops for another reason, such as `steps`, `max_steps`
+            or a hook that requests it.
+        metrics_dir: Folder for `train_metrics.csv` and TensorBoard events, one row per
+            update; None writes neither. Each further accumulating train op of the graph
+            has its own `train_metrics_<name>.csv`. In a cluster only the chief writes.
         learning_rate: Scalar that the rows of the first train op report.
-        weight_unit: What `weight` counts, the name of a column: "examples", "tokens";
-            "micro_steps" where no weight is given.
-        micro_batch_size: Examples that one replica takes in a micro-step, to report the
-            effective batch size; None where weights count the examples.
+        weight_unit: Unit of `weight` and name of a column: "examples", "tokens";
+            "micro_steps" if no weight is given.
+        micro_batch_size: Examples per replica in a micro-step, to report the effective
+            batch size; None if weights count examples.
         total_updates: Updates of the whole run, for the progress bar's remaining time.
         saver: Your own `Scaffold`'s Saver, if it has one; None finds the Estimator's.
-        save_on_signal: Whether SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop training, with
-            a checkpoint. True: after the micro-step, in mid-window; "update", and of
-            several replicas always: after the window, all of them after the same.
-            `train` then raises SystemExit with code 143, 130 or 75, once every hook has
-            ended; a second signal ends the process at once. Where another thread than
-            the main one trains, see `watch_signals`.
+        save_on_signal: Whether SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop training with
+            a checkpoint. True: after the micro-step, in mid-window. "update", and with
+            several replicas always: after the window, the same one on all of them.
+            `train` then raises SystemExit with code 143, 130 or 75, after every hook
+            has ended; a second signal ends the process at once. If training does not
+            run in the main thread, see `watch_signals`.
 
     Returns:
-        The hooks, in the order in which they have to stand.
+        The hooks, in the order in which they must be passed.
 
     Raises:
-        TypeError: If `metrics_dir` is no path.
-        ValueError: If `partial_window` or `save_on_signal` is none of these, or
-            `total_updates` < 1; later, when training begins, if the graph has no
+        TypeError: If `metrics_dir` is not a path.
+        ValueError: If `partial_window` or `save_on_signal` is not one of these values,
+            or `total_updates` < 1; later, when training begins, if the graph has no
             accumulating train op.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
@@ -135,16 +134,16 @@ def make_accumulation_hooks(
 
 
 class AccumulationHook(tf.compat.v1.train.SessionRunHook):
-    """Decides what becomes of a partial window, and reports every update.
+    """Keeps or applies a partial window, and reports every update.
 
     Args:
         partial_window: "auto", "keep" or "apply".
         learning_rate: Scalar Tensor to report; None reports none.
         make_reports: Returns the reports of a train op, objects with
-            open(update_step), write(Update) and close(); gets None for the graph's
-            first train op, the name of a further one.
+            open(update_step), write(Update) and close(). Its argument is None for the
+            graph's first train op, else the train op's name.
         saver: The Saver of the run; None finds it in the graph.
-        signals: Tells when a signal has come; None leaves signals alone.
+        signals: Stops training when a signal arrives; None ignores signals.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             check_is_saved(self._watch)
         self._run_context = run_context
         self._requested = self._windows_that_run(run_context)
-        # A train op's run that did not finish, before whatever follows it.
+        # The run before this one was a train op's and did not finish.
         self._has_data_ended |= self._running == _TRAIN_OP
         self._running = _TRAIN_OP if self._requested else _OTHER
         fetched = [self._fetched[index] for index in self._requested]
@@ -224,7 +223,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return tf.compat.v1.train.SessionRunArgs(fetched, self._stop_requests())
 
     def _stop_requests(self) -> dict | None:
-        """Tells the other tasks of a cluster, at the boundary, that a signal came."""
+        """Returns the feeds that tell the other tasks of a cluster of a signal."""
         if self._signals is None or not self._signals.is_asked:
             return None
         windows = [self._windows[index] for index in self._requested]
@@ -239,7 +238,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             self._partial_updates[index].remember(of_partial)
             if self._windows[index].global_step_after is not None:
                 self._last_global_step = int(values[-1])
-            else:  # whoever counts it does so after the train op
+            else:  # the caller counts it, after the train op
                 self._last_global_step = run_context.session.run(self._global_step())
             by_name = dict(zip(self._scalars[index], values))
             if values[0]:
@@ -250,7 +249,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             run_context.request_stop()
 
     def _stops_after(self, values: dict) -> bool:
-        """Whether a signal ends training after this micro-step, all replicas alike."""
+        """Returns whether a signal ends training now; the same in all replicas."""
         window = self._windows[0]
         if window.stop_request is not None:
             return values["stop_requests"] > 0
@@ -260,7 +259,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return self._signals.is_asked
 
     def _windows_that_run(self, run_context) -> list[int]:
-        """Returns the places of those whose train op the caller runs."""
+        """Returns the indices of the windows whose train op the caller runs."""
         graph = run_context.session.graph
         operations = fetched_operations(graph, run_context.original_args.fetches)
         request = tuple(operation.name for operation in operations)
@@ -301,7 +300,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             self._signals.close()
 
     def _end_for_signal(self, session) -> None:
-        """Says what is saved and ends training, once it is."""
+        """Logs the saved position and ends training, after the save."""
         if not self._watch.has_saved:
             _logger.warning("not saved: this run writes no checkpoints.")
             self._signals.stop()
@@ -318,7 +317,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
         if self._watch.has_saved_at(session.run(self._global_step())):
             finish()
-        else:  # a hook behind this one saves, or fails, which is then the end
+        else:  # a later hook saves, or its error ends training
             self._watch.after_next_save = finish
 
     def _before_save(self, session) -> int:
@@ -334,20 +333,20 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return self._partial_window == "apply"
 
     def _is_final_save(self, session) -> bool:
-        """Whether no micro-step follows, and a partial window is to be applied."""
+        """Returns whether this save is the last, and a partial window is applied."""
         if self._run_context is None or self._running == _OTHER:
-            return False  # `end` saves again if need be
+            return False  # `end` saves again if necessary
         if not self._applies_at_the_end():
             return False
         if self._running == _TRAIN_OP:
-            # Either the data has ended, or a hook ahead of this one saves what the
-            # session has just run.
+            # Either the data has ended, or an earlier hook saves right after this
+            # micro-step.
             return session.run(self._global_step()) == self._last_global_step
         return self._run_context.stop_requested or self._coordinator.should_stop()
 
     def _apply_partial_windows(self, session) -> bool:
         partial = self._partial_windows(session)
-        # The first window moves the clock that the others read: it comes last.
+        # The first window comes last: it moves update_step, which the others read.
         for window, held, steps in reversed(partial):
             index = self._windows.index(window)
             result = self._partial_updates[index].run(session)
@@ -412,7 +411,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             report.write(update)
 
     def _of_partial(self, window: Window) -> dict[str, tf.Tensor]:
-        """Returns a partial window's scalars to report; it counts no micro-step."""
+        """Returns a partial window's scalars to report; it adds no micro-step."""
         scalars = self._window_scalars(window)
         for name in ("global_step", "micro_batches", "stop_requests"):
             scalars.pop(name, None)
@@ -420,9 +419,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return scalars
 
     def _window_scalars(self, window: Window) -> dict[str, tf.Tensor]:
-        """What a report needs; NaN where there is nothing to report.
+        """Returns the scalars of a report by name; NaN if there is nothing to report.
 
-        The first is `has_updated`, the last `global_step`, if the train op moves it.
+        The first is `has_updated`; the last is `global_step`, if the train op moves it.
         """
         scalars = {
             "has_updated": window.has_updated,
@@ -444,13 +443,13 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _counters(window: Window) -> list[tf.Tensor]:
-    """Returns the counters that every micro-step moves, and nothing else."""
+    """Returns the counters that every micro-step moves and nothing else does."""
     counters = [window.update_step_after, window.global_step_after]
     return [counter for counter in counters if counter is not None]
 
 
 def _can_be_run(window: Window) -> bool:
-    """Whether a session can fetch it: it is inside no function, branch or loop."""
+    """Returns whether a session can fetch it: not in a function, branch or loop."""
     operation = window.is_boundary.op
     is_inside = operation._get_control_flow_context() is not None
     return operation.graph is tf.compat.v1.get_default_graph() and not is_inside

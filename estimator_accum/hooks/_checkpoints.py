@@ -1,12 +1,12 @@
-"""What the accumulation window asks of a graph's Saver, and who calls it.
+"""Saver integration: warm starts, checkpoints without accumulators, the final save.
 
-Three things that a hook cannot say through the Saver's own interface:
+The Saver's own interface does not cover three cases:
 
-* a warm start is not meant for accumulators;
-* a checkpoint of a graph without accumulation has no accumulators, and must restore
-  all the same, with an empty window;
-* a partial window that is applied when training ends has to be applied *before* the
-  final save, which TensorFlow's CheckpointSaverHook makes ahead of later hooks' `end`.
+* a warm start must not change accumulators;
+* a checkpoint of a graph without accumulation has no accumulators, and must still
+  restore, with an empty window;
+* a partial window that is applied when training ends must be applied *before* the
+  final save, which TensorFlow's CheckpointSaverHook makes before later hooks' `end`.
 """
 
 import logging
@@ -27,7 +27,7 @@ def get_or_add_saver() -> tf.compat.v1.train.Saver:
     """
     savers = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.SAVERS)
     if not savers:
-        # What Scaffold would make of its own accord, after the hooks' begin().
+        # The same Saver that Scaffold makes by default, after the hooks' begin().
         savers.append(
             tf.compat.v1.train.Saver(sharded=True, allow_empty=True, defer_build=True)
         )
@@ -35,9 +35,10 @@ def get_or_add_saver() -> tf.compat.v1.train.Saver:
 
 
 def keep_initial_values(windows: list[Window]) -> None:
-    """Takes back what a warm start has made of the accumulation state: nothing.
+    """Undoes a warm start of the accumulation state, which starts empty as usual.
 
-    `WarmStartSettings` with a list of patterns means global variables, these included.
+    `WarmStartSettings` with a list of patterns matches all global variables, and so
+    these too.
     """
     for window in windows:
         for variable in (*window.state, *window.statistics):
@@ -47,14 +48,14 @@ def keep_initial_values(windows: list[Window]) -> None:
 
 
 class SaveWatch:
-    """Calls back before every save of `saver`, and can repeat the latest ones.
+    """Calls a function before every save of `saver`, and can repeat the latest saves.
 
     Args:
         saver: The Saver to watch.
-        before_save: Gets the session; returns its global_step.
+        before_save: Called with the session; returns its global_step.
 
     Attributes:
-        after_next_save: Called once, behind the next save; None is nothing.
+        after_next_save: Function to call once after the next save; None calls none.
     """
 
     def __init__(
@@ -78,25 +79,25 @@ class SaveWatch:
 
     @property
     def has_saved(self) -> bool:
-        """Whether there was any save."""
+        """Whether anything was saved."""
         return bool(self._latest)
 
     def has_saved_at(self, global_step: int) -> bool:
-        """Whether the latest save was of that micro-step."""
+        """Returns whether the latest save was at this global_step."""
         return any(step == global_step for step, *_ in self._latest.values())
 
     def save_again(self, session: tf.compat.v1.Session, global_step: int) -> None:
-        """Repeats the saves of `global_step`, of what the session holds now."""
+        """Repeats the saves of `global_step` with the session's current values."""
         for save_path, (saved_step, args, kwargs) in self._latest.items():
             if saved_step == global_step:
                 self._save(session, save_path, *args, **kwargs)
 
 
 def check_is_saved(watch: SaveWatch) -> None:
-    """Raises where a cluster would train and report success without any checkpoint.
+    """Raises ValueError if a cluster would train without writing any checkpoint.
 
     TensorFlow makes MultiWorkerMirroredStrategy's CheckpointSaverHook, which saves as
-    soon as there is a session, only where it makes a SummarySaverHook too.
+    soon as there is a session, only if it makes a SummarySaverHook too.
 
     Raises:
         ValueError: Before the first micro-step, if no checkpoint has been written.
@@ -114,8 +115,8 @@ def check_is_saved(watch: SaveWatch) -> None:
 class WindowlessRestore:
     """Lets `saver` restore checkpoints that lack accumulation state.
 
-    `update_step` then counts on from the checkpoint's own, or, where it has none, from
-    its `global_step`: without accumulation every micro-step was an update. The window
+    `update_step` then continues from the checkpoint's own, or, if it has none, from its
+    `global_step`: without accumulation every micro-step was an update. The window
     starts empty. Statistics that the checkpoint lacks start at 0.
 
     Args:
@@ -131,7 +132,7 @@ class WindowlessRestore:
         self._initialize = tf.compat.v1.variables_initializer(
             [*state.values(), *statistics.values()]
         )
-        # The graph is finalized before anyone knows which checkpoint is restored.
+        # Made now: the graph is finalized before the checkpoint is known.
         self._scalars = {
             name: _Assignment(variable)
             for name, variable in {
@@ -173,7 +174,7 @@ class WindowlessRestore:
 
 
 class _Assignment:
-    """Sets a scalar variable in a graph that is finalized by then."""
+    """Assigns to a scalar variable after the graph is finalized."""
 
     def __init__(self, variable: tf.Variable):
         self._value = tf.compat.v1.placeholder(variable.dtype.base_dtype, [])
@@ -192,7 +193,7 @@ def _by_name(variables) -> dict[str, tf.Variable]:
 
 
 def _saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict:
-    """Returns what a Saver was made of: its own list, or names of its own choice."""
+    """Returns the Saver's variables: a list, a dict by name, or the graph's default."""
     if saver._var_list is not None:
         return saver._var_list
     return [
@@ -209,7 +210,7 @@ def _without(saveables: list | dict, ours: list[tf.Variable]) -> list | dict:
 
 
 class _ByIdentity:
-    """Membership by identity: variables compare elementwise."""
+    """Membership by identity, because variables compare elementwise."""
 
     def __init__(self, items: list):
         self._ids = {id(item) for item in items}
@@ -219,7 +220,7 @@ class _ByIdentity:
 
 
 def _warn_of_lost_window(reader, names: set[str], state_names: set[str]) -> None:
-    """Says so when a checkpoint's partial window finds no place in this graph."""
+    """Warns if this graph cannot continue the checkpoint's partial window."""
     for name in names:
         if not name.endswith("/micro_steps") or f"{name[:-12]}/weight" not in names:
             continue

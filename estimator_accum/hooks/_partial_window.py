@@ -1,9 +1,9 @@
-"""The update of a partial window: a boundary without a micro-batch.
+"""Update of a partial window: a boundary without a micro-batch.
 
-Fed with `is_boundary`, the branch that updates runs and nothing else. But what it takes
-from outside may wait for a micro-batch, which does not come any more: a learning rate
-that is made inside `tf.control_dependencies(update_ops)`, or that depends on the batch's
-size. It is then what the last micro-step of the window has made of it.
+If `is_boundary` is fed, only the branch that updates runs. But its inputs may wait for
+a micro-batch, and there is none left: for example a learning rate that is made inside
+`tf.control_dependencies(update_ops)`, or that depends on the batch's size. Such inputs
+are fed with their values from the last micro-step of the window.
 """
 
 import re
@@ -13,28 +13,28 @@ import tensorflow as tf
 from estimator_accum._graph import ancestors
 from estimator_accum._window import Window
 
-# What asks for a micro-batch: input pipelines, queues, what users feed.
+# Operations that take a micro-batch: input pipelines, queues, placeholders.
 _SOURCES = re.compile(
     ".*IteratorGetNext.*|.*Dequeue.*|ReaderRead.*|Placeholder(V2)?|.*PyFunc.*"
 )
 
 
 class PartialUpdate:
-    """Applies what a window holds.
+    """Applies a partial window.
 
     Args:
         window: The train op's window.
-        scalars: What to report of it, by names.
+        scalars: Scalars to report, by name.
 
     Attributes:
-        needed: What a session has to fetch with every micro-step, for `remember`.
+        needed: Tensors that a session must fetch with every micro-step, for `remember`.
     """
 
     def __init__(self, window: Window, scalars: dict[str, tf.Tensor]):
         self._window = window
         self._scalars = dict(scalars)
         self.needed, needs_more = _needed_of(window, [*self._scalars.values()])
-        if needs_more:  # the learning rate by itself, say, beside the update's
+        if needs_more:  # e.g. a reported learning rate that the update does not use
             for name, scalar in scalars.items():
                 if _needed_of(window, [scalar])[1]:
                     del self._scalars[name]
@@ -42,14 +42,14 @@ class PartialUpdate:
         self._known = None
 
     def remember(self, values: list) -> None:
-        """Takes the values of `needed` in a micro-step."""
+        """Stores the values that `needed` had in a micro-step."""
         self._known = values
 
     def run(self, session: tf.compat.v1.Session) -> dict | None:
-        """Applies it; returns the scalars' values by names.
+        """Applies the window; returns the scalars' values by name.
 
-        None is that it cannot be: no micro-step of this session has told what the update
-        needs to know of one.
+        Returns None if it cannot: the update needs values of a micro-step, and this
+        session has run no micro-step or cannot be fed with the values.
         """
         if self.needed and self._known is None or "has_updated" not in self._scalars:
             return None
@@ -59,7 +59,7 @@ class PartialUpdate:
 
 
 def as_vector(scalars: dict[str, tf.Tensor]) -> tf.Tensor:
-    """One fetch a micro-step; each further one costs a small model 2% of its time.
+    """Returns the scalars in one tensor: each fetch costs a small model 2% of its time.
 
     Returns:
         float64 [scalars], exact for counters below 2**53.
@@ -68,7 +68,7 @@ def as_vector(scalars: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 def _needed_of(window: Window, fetched: list) -> tuple[list[tf.Tensor], bool]:
-    """Returns (what of a micro-batch enters the branch, whether that is not all)."""
+    """Returns (inputs of the branch to feed, whether `fetched` still waits)."""
     operations = ancestors([tensor.op for tensor in fetched])
     waiting = _waiting_for_a_micro_batch(window, operations, [])
     entering = {}
@@ -83,7 +83,7 @@ def _needed_of(window: Window, fetched: list) -> tuple[list[tf.Tensor], bool]:
 
 
 def _enters_the_branch(window: Window, operation: tf.Operation) -> list[tf.Tensor]:
-    """What the tf.cond on the boundary takes, where `operation` is it or of it."""
+    """Returns the inputs of `operation` if it is part of the boundary's tf.cond."""
     if operation.type in ("If", "StatelessIf"):
         predicate, *taken = operation.inputs
     elif operation.type in ("Switch", "RefSwitch"):  # control flow v1
@@ -98,7 +98,7 @@ def _enters_the_branch(window: Window, operation: tf.Operation) -> list[tf.Tenso
 
 
 def _waiting_for_a_micro_batch(window: Window, operations, fed: list[tf.Tensor]) -> set:
-    """Those of the operations that need one, though these tensors are fed."""
+    """Returns those operations that need a micro-batch even if `fed` is fed."""
     names = {tensor.name for tensor in (*fed, window.is_boundary)}
     users = {}
     for operation in operations:

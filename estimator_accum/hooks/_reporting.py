@@ -1,4 +1,4 @@
-"""What a run tells of its updates: a CSV file, TensorBoard scalars, progress."""
+"""Reports of updates: a CSV file, TensorBoard scalars, progress."""
 
 import csv
 import logging
@@ -26,7 +26,7 @@ class Update(NamedTuple):
         micro_batches: Micro-batches in the window, over all replicas.
         clipped_share: Share of the updates so far that were clipped, 0 to 1.
         noise_scale: Gradient noise scale [unit of the weights]; NaN if unknown.
-        learning_rate: As this update used it; NaN if unknown.
+        learning_rate: Learning rate of this update; NaN if unknown.
     """
 
     update_step: int
@@ -41,17 +41,17 @@ class Update(NamedTuple):
 
 
 class MetricsFile:
-    """`train_metrics.csv`: a row an update, across restarts each update once.
+    """`train_metrics.csv`: one row per update, each update once even across restarts.
 
     Columns: update_step, global_step, <unit> (so far), learning_rate, loss,
-    gradient_norm, <unit>_per_sec, where <unit> is what weights count. The same values
-    go to TensorBoard under `accumulation/`, at the update's global_step, beside the
+    gradient_norm, <unit>_per_sec, where <unit> is the unit of the weights. The same
+    values go to TensorBoard under `accumulation/`, at the update's global_step, with the
     window's weight, effective_batch_size, clipped_share and noise_scale.
 
     Args:
-        folder: Where the file and the events go; made if need be.
-        unit: What weights count, e.g. "examples".
-        micro_batch_size: Examples that one replica takes in a micro-step, for
+        folder: Folder of the file and the events; created if it does not exist.
+        unit: Unit of the weights, e.g. "examples".
+        micro_batch_size: Examples per replica in a micro-step, for
             `effective_batch_size`; None if weights count examples, or if unknown.
         name: Name of a further train op of the graph: its file is
             `train_metrics_<name>.csv` and its scalars are under `<name>/`.
@@ -81,7 +81,7 @@ class MetricsFile:
         self._events = None
 
     def open(self, update_step: int) -> None:
-        """Starts after `update_step`: rows of updates that were lost are dropped."""
+        """Opens the file after `update_step`; drops rows of later updates, now lost."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         rows = self._rows_until(update_step)
@@ -96,7 +96,7 @@ class MetricsFile:
         self._events = tf.compat.v1.summary.FileWriterCache.get(str(self._path.parent))
 
     def check(self) -> None:
-        """Raises ValueError if there is a file that `open` could not go on with."""
+        """Raises ValueError if there is a file to which `open` could not append."""
         self._rows_until(0)
 
     def _rows_until(self, update_step: int) -> list[dict]:
@@ -104,7 +104,7 @@ class MetricsFile:
             return []
         try:
             text = self._path.read_text(encoding="utf-8")
-            # A run that was killed may have left half a line.
+            # A killed run may have left half a line.
             lines = text[: text.rfind("\n") + 1].splitlines()
             header, *rows = list(csv.reader(lines)) or [self._columns]
             if header != self._columns:
@@ -167,18 +167,18 @@ class MetricsFile:
         return update.weight if self._unit == "examples" else math.nan
 
     def close(self) -> None:
-        """Leaves every row and event on disk."""
+        """Writes all pending events to disk."""
         if self._events is not None:
             self._events.flush()
 
 
 class Progress:
-    """Updates done, to do, and the remaining time.
+    """Progress display: updates done, updates to do, and the remaining time.
 
-    A bar where stderr is a terminal; elsewhere a log line now and then.
+    A bar if stderr is a terminal; otherwise a log line at most every 30 seconds.
 
     Args:
-        total_updates: Updates of the whole run; None when nobody knows.
+        total_updates: Updates of the whole run; None if unknown.
     """
 
     _SECS_BETWEEN_LINES = 30
@@ -188,20 +188,20 @@ class Progress:
         self._bar = None
 
     def open(self, update_step: int) -> None:
-        """Starts at `update_step`."""
+        """Starts the display at `update_step`."""
         self.close()
         self._bar = tqdm.tqdm(
             total=self._total,
             initial=update_step,
             unit="update",
             desc="training",
-            disable=None,  # where stderr is no terminal
+            disable=None,  # disables the bar if stderr is not a terminal
         )
         self._start = (update_step, time.perf_counter())
         self._next_line = self._start[1] + self._SECS_BETWEEN_LINES
 
     def write(self, update: Update) -> None:
-        """Moves on to one update."""
+        """Shows one update."""
         if self._bar.disable:
             if time.perf_counter() >= self._next_line:
                 self._log(update)

@@ -2,10 +2,10 @@
 
     SIGTERM, SIGINT, SIGUSR1    exit codes 143, 130, 75
 
-Slurm, Kubernetes and spot machines send one some time before they kill. A thread gets it
-at once, also while the session computes: Python's own handlers wait until it returns.
-The first is noted, and the next one ends the process there and then. Between two
-trainings, and after one that failed, signals do what they did before.
+Slurm, Kubernetes and spot machines send a signal some time before they kill. A thread
+receives it at once, even while the session computes: Python's own handlers would wait
+until the session returns. The first signal is noted, and the next one ends the process
+at once. Between two trainings, and after one that failed, signals act as before.
 """
 
 import logging
@@ -20,16 +20,16 @@ import tensorflow as tf
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-# What shells make of a death by that signal; SIGUSR1, which is no failure: EX_TEMPFAIL.
+# 128 + signal, as shells report it; SIGUSR1 is not a failure and exits EX_TEMPFAIL.
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 75}
 
 
 class _Watch:
-    """Handlers of this process, and what they have received.
+    """Signal handlers of this process, and the signal that they received.
 
     Attributes:
-        received: The signal that is to end the training in progress, or None.
-        is_kept: Whether the handlers stay when training has ended.
+        received: The signal that ends the current training, or None.
+        is_kept: Whether the handlers stay after training ends.
     """
 
     def __init__(self):
@@ -38,15 +38,15 @@ class _Watch:
 
     @property
     def is_started(self) -> bool:
-        """Whether the handlers are there."""
+        """Whether the handlers are installed."""
         return self._before is not None
 
     def start(self) -> None:
-        """Sets the handlers; in the main thread."""
+        """Installs the handlers; call it in the main thread."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        # Who starts a process to outlive a terminal has it ignore some.
+        # A process that must outlive its terminal was started to ignore some signals.
         numbers = [n for n in EXIT_CODES if signal.getsignal(n) != signal.SIG_IGN]
         handlers = {n: signal.signal(n, self._in_main_thread) for n in numbers}
         self._before = descriptor, writer, handlers
@@ -54,9 +54,9 @@ class _Watch:
         listen.start()
 
     def stop(self) -> None:
-        """Sets what was before; in the main thread."""
-        # Python calls its handlers some time after the signal: not those from before,
-        # for one that is noted already.
+        """Restores the previous handlers; call it in the main thread."""
+        # Python calls a handler some time after the signal: let it handle a noted one
+        # now, before the previous handlers are back.
         time.sleep(0)
         descriptor, writer, handlers = self._before
         for number, handler in handlers.items():
@@ -67,11 +67,11 @@ class _Watch:
         self._before, self.is_kept = None, False
 
     def begin(self, coordinator: tf.train.Coordinator) -> None:
-        """From here on signals are for this training, until its coordinator stops."""
+        """Directs signals to this training, until its coordinator stops."""
         self._coordinator = coordinator
 
     def exit_main_thread(self, trained: threading.Thread) -> None:
-        """Ends the main thread, when the other one that has trained has ended."""
+        """Ends the main thread after the thread `trained` has ended."""
         trained.join()
         self._is_done = True
         os.kill(os.getpid(), self.received)
@@ -96,7 +96,7 @@ class _Watch:
         )
 
     def _in_main_thread(self, number: int, frame) -> None:
-        """Python's handler, which comes when the main thread computes in Python."""
+        """Handles a signal in Python, as soon as the main thread runs Python code."""
         if self._is_done:
             self._is_done = False
             self.stop()
@@ -110,14 +110,14 @@ _watch = _Watch()
 
 
 def watch_signals() -> None:
-    """Lets training in another thread than the main one be stopped by signals.
+    """Lets signals stop training that runs outside the main thread.
 
     Call it in the main thread, before that training begins with the hooks of
-    `make_accumulation_hooks(save_on_signal=True)`. Where the main thread itself trains,
-    the hooks do it.
+    `make_accumulation_hooks(save_on_signal=True)`. If the main thread itself trains,
+    the hooks install the handlers.
 
     Raises:
-        ValueError: In another thread.
+        ValueError: If it is called in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise ValueError(
@@ -130,17 +130,17 @@ def watch_signals() -> None:
 
 
 class SignalStop:
-    """What a hook needs to stop one training when a signal has come.
+    """Stops one training for a hook when a signal arrives.
 
     Args:
-        stops_at_update: Whether the window is to be finished first.
+        stops_at_update: Whether to finish the open window first.
     """
 
     def __init__(self, stops_at_update: bool):
         self.stops_at_update = stops_at_update
 
     def begin(self) -> None:
-        """Before the session is made."""
+        """Installs the handlers; call it before the session is made."""
         self._thread = threading.current_thread()
         self._coordinator = None
         _watch.received = None
@@ -156,24 +156,24 @@ class SignalStop:
             )
 
     def open(self, coordinator: tf.train.Coordinator) -> None:
-        """When there is something to save."""
+        """Directs signals to this training; call it when there is something to save."""
         self._coordinator = coordinator
         _watch.begin(coordinator)
 
     @property
     def is_asked(self) -> bool:
-        """Whether this process has got a signal."""
+        """Whether this process has received a signal."""
         return _watch.received is not None
 
     def close(self) -> None:
-        """When training ends without a signal."""
+        """Removes the handlers after training that ended without a signal."""
         is_in_main_thread = self._thread is threading.main_thread()
         if is_in_main_thread and _watch.is_started and not _watch.is_kept:
             _watch.stop()
 
     def stop(self) -> None:
-        """When it ends for one: lets `train` raise SystemExit, after every hook."""
-        try:  # SIGUSR1's is for tasks of a cluster of which others have got a signal
+        """Ends training after a signal: `train` raises SystemExit, after every hook."""
+        try:  # SIGUSR1's code if only another task of the cluster received a signal
             sys.exit(EXIT_CODES[_watch.received or signal.SIGUSR1])
         except SystemExit as stopped:
             self._coordinator.request_stop(stopped)
