@@ -45,8 +45,8 @@ class MetricsFile:
 
     Columns: update_step, global_step, <unit> (so far), learning_rate, loss,
     gradient_norm, <unit>_per_sec, where <unit> is the unit of the weights. The same
-    values go to TensorBoard under `accumulation/`, at the update's global_step, with the
-    window's weight, effective_batch_size, clipped_share and noise_scale.
+    values go to TensorBoard under `accumulation/`, at the update's global_step, with
+    the window's weight, effective_batch_size, clipped_share and noise_scale.
 
     Args:
         folder: Folder of the file and the events; created if it does not exist.

@@ -1,4 +1,4 @@
-"""Whole batches in several micro-batches: `microbatch_model_fn`."""
+"""Training whole batches as several micro-batches: `microbatch_model_fn`."""
 
 from estimator_accum.microbatch._model_fn import batch_mean, microbatch_model_fn
 

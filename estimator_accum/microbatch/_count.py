@@ -1,4 +1,4 @@
-"""How many micro-batches a batch is cut into, as memory has it."""
+"""Adaptive number of micro-batches per batch."""
 
 import json
 import logging
@@ -9,14 +9,14 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 class MicroBatchCount:
-    """The number of micro-batches, which outlives the run in the output folder.
+    """Number of micro-batches, adapted to memory and kept in the output folder.
 
     Args:
-        initial: Where to begin, if `path` says nothing.
-        maximum: Never more; None sets no limit.
+        initial: First number, >= 1, if there is no file at `path`.
+        maximum: Largest number; None sets no limit.
         grow_after: Updates without an out-of-memory error after which half as many
-            micro-batches are tried; None never does.
-        path: A JSON file; None forgets the number with the run.
+            micro-batches are tried; None never tries.
+        path: JSON file that keeps the number; None keeps it in memory only.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MicroBatchCount:
         """Doubles the number, after memory ran out.
 
         Args:
-            rows: Examples of the batch; more micro-batches there cannot be.
+            rows: Number of examples in the batch, the upper limit of micro-batches.
             update: The update that the batch is for.
 
         Raises:
@@ -51,7 +51,7 @@ class MicroBatchCount:
                 f"with {-(-rows // self.value)} of {rows} examples at once. Allow more, "
                 "or use smaller batches."
             )
-        if self._is_trial:  # it was a wrong guess: wait longer for the next
+        if self._is_trial:  # the trial failed: wait longer for the next one
             self._grow_after *= 2
         self._change(more)
         _logger.warning(
@@ -61,7 +61,7 @@ class MicroBatchCount:
         )
 
     def count_update(self, update: int) -> bool:
-        """Counts an update whose micro-batches fitted; whether the number changed."""
+        """Counts an update that fitted in memory; returns whether `value` changed."""
         self._updates += 1
         self._is_trial = False
         if (
@@ -89,13 +89,13 @@ class MicroBatchCount:
 
 
 class FixedCount:
-    """A number of micro-batches that the user chose."""
+    """Fixed number of micro-batches, chosen by the user."""
 
     def __init__(self, value: int):
         self.value = value
 
     def count_update(self, update: int) -> bool:
-        """Changes nothing."""
+        """Returns False: the number never changes."""
         del update
         return False
 

@@ -1,8 +1,8 @@
-"""What the graph of a model_fn says of its micro-batches.
+"""Graph analysis for micro-batches: splits the train op, finds written variables.
 
-A train op falls in two: what needs the micro-batch (statistics, metrics) runs with every
-micro-batch, and the rest, the update itself, once a batch. What the first part writes
-has to be taken back if memory runs out in mid-batch.
+Operations of a train op that need the micro-batch (statistics, metrics) run with every
+micro-batch, and the rest, the update itself, once per batch. Variables that the first
+part writes must be rolled back if memory runs out in mid-batch.
 """
 
 import functools
@@ -31,12 +31,11 @@ _TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
 def split_train_op(
     train_op: tf.Operation, begin: tf.Operation
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
-    """Returns what of `train_op` runs with every micro-batch, and what once a batch.
+    """Splits `train_op` into (per-micro-batch, per-batch) operations.
 
     Args:
-        train_op: Of an EstimatorSpec; groups of operations are taken apart.
+        train_op: Train op of an EstimatorSpec; groups of operations are taken apart.
         begin: The placeholder on which every slice of the batch depends.
-
     """
     each, once, seen, waiting = [], [], set(), [train_op]
     while waiting:
@@ -54,7 +53,7 @@ def split_train_op(
 
 
 def check_update(begin: tf.Operation) -> None:
-    """Raises if an update is computed from a micro-batch.
+    """Raises ValueError if an update is computed from a micro-batch.
 
     Args:
         begin: The placeholder on which every slice of the batch depends.
@@ -71,7 +70,7 @@ def check_update(begin: tf.Operation) -> None:
 
 
 def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
-    """Raises if they cannot run before the update, or not on each replica alone."""
+    """Raises ValueError if they wait for the update, or for other replicas."""
     updates = {
         operation
         for window in get_windows()
@@ -94,10 +93,10 @@ def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
 
 
 def check_input_summaries(batch: dict) -> None:
-    """Raises if a summary of input_fn would take a batch that nobody trains.
+    """Raises ValueError if a summary of input_fn would take a batch from training.
 
     Args:
-        batch: What input_fn returned, in any structure.
+        batch: The features and labels from input_fn, in any structure.
     """
     parts = tf.nest.flatten(batch, expand_composites=True)
     inputs = ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
@@ -126,7 +125,7 @@ class Snapshot:
     """Copies of the variables that micro-batches write.
 
     Args:
-        micro_ops: What runs with every micro-batch.
+        micro_ops: Operations that run with every micro-batch.
         without: Handles of variables that need no copy.
     """
 
@@ -161,7 +160,7 @@ def _dtype_of(variable: tf.Operation) -> tf.DType:
 
 
 def _written(micro_ops, without: set[tf.Operation]) -> list[tf.Operation]:
-    """The variables that `micro_ops` may write, in a fixed order."""
+    """Returns the variables that `micro_ops` may write, sorted by name."""
     found = {}
 
     @functools.cache
@@ -181,7 +180,7 @@ def _written(micro_ops, without: set[tf.Operation]) -> list[tf.Operation]:
 
 
 def _variable(tensor: tf.Tensor) -> tf.Operation | None:
-    """The variable that `tensor` is a handle of; None for tables and the like."""
+    """Returns the variable that `tensor` is a handle of; None for tables etc."""
     operation = tensor.op
     while operation.type in _PASSING:
         operation = operation.inputs[0].op
@@ -199,7 +198,7 @@ def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
 
 
 def _functions(node) -> list[str]:
-    """Names of the functions that an operation or a node calls, as branches or body."""
+    """Returns names of the functions that an operation or node calls, e.g. branches."""
     attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
     names = []
     for value in attributes.values():

@@ -1,12 +1,12 @@
-"""Runs a batch's micro-batches ahead of the train op, and again when memory runs out.
+"""Runs a batch's micro-batches before the train op, and again when memory runs out.
 
-    before_run    stage the batch (its end is where training ends, as ever);
+    before_run    stage the batch (at the end of the data, training ends as usual);
                   run the micro-batches one after the other;
-                  out of memory: take back what they wrote, cut finer, run them again
+                  out of memory: roll back what they wrote, cut finer, retry
     session.run   the train op: the mean gradient, one update, global_step += 1
 
-A run that fails is executed in part, so nothing that cannot be taken back is in a run
-that may be repeated: the update never is.
+A run that fails may have executed in part, so a run that may be retried contains only
+operations that can be rolled back: never the update.
 """
 
 from typing import NamedTuple
@@ -23,12 +23,13 @@ from estimator_accum.microbatch._staging import StagedBatch, describe_example, r
 
 
 class ReplicaBatch(NamedTuple):
-    """What the hook has to know of one replica's graph.
+    """One replica's part of the graph, for the hook.
 
     Attributes:
-        window: What to feed and to run.
-        staged: Where the batch comes from.
-        snapshot: What micro-batches write; None if they are never repeated.
+        window: Placeholders to feed and operations to run.
+        staged: The staged batch.
+        snapshot: Copies of the variables that micro-batches write; None if they are
+            never retried.
     """
 
     window: WholeBatch
@@ -37,14 +38,15 @@ class ReplicaBatch(NamedTuple):
 
 
 class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
-    """Turns each run of the train op into one update by a whole batch.
+    """Makes each run of the train op one update with a whole batch.
 
     Args:
-        replicas: Of this process, complete when training begins.
+        replicas: The replicas of this process; the list is complete when training
+            begins.
         count: The number of micro-batches.
         saver: The Saver of the run; None finds it in the graph.
-        summary_dir: Where TensorBoard finds `accumulation/micro_batches`; None is
-            nowhere.
+        summary_dir: Folder for the TensorBoard scalar `accumulation/micro_batches`;
+            None writes none.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
             self._summarize()
 
     def _run_micro_batches(self, session, rows: list[int]) -> dict:
-        """Returns the feeds of the last one, for whoever asks for its tensors."""
+        """Runs all micro-batches; returns the last one's feeds, for tensors of it."""
         sizes = [-(-n // self._count.value) for n in rows]  # ceil
         starts = [
             range(0, n, size) if n else range(1)

@@ -1,12 +1,12 @@
-"""Keras optimizers inside `microbatch_model_fn`, as TensorFlow 2's canned estimators
-have them.
+"""Keras optimizers of TensorFlow 2's canned estimators inside `microbatch_model_fn`.
 
-`tf.estimator.DNNClassifier` and its like ask `tf.keras.optimizers.legacy.Optimizer`
-for `get_updates(loss, variables)`. Where the batch is the window, that is
+`tf.estimator.DNNClassifier` and other canned estimators call `get_updates(loss,
+variables)` of a `tf.keras.optimizers.legacy.Optimizer`. If the batch is the window,
+that becomes
 
     optimizer.get_updates(mean over the batch)
 
-by the one rule of this library; elsewhere it is Keras's own.
+by this library's rule; elsewhere it stays Keras's own method.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from estimator_accum._optimizer import AccumulatingOptimizer
 
 
 class _AsVersion1(tf.compat.v1.train.Optimizer):
-    """A Keras optimizer behind the interface that the rule knows.
+    """Adapts a Keras optimizer to the interface of `tf.compat.v1.train.Optimizer`.
 
-    It counts its updates in `iterations`, which the canned estimators make the global
+    It counts its updates in `iterations`, which canned estimators set to the global
     step. Its own clipping acts on the mean over the batch.
     """
 
@@ -33,14 +33,14 @@ class _AsVersion1(tf.compat.v1.train.Optimizer):
             self._optimizer._create_all_weights(var_list)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Updates the variables, and `iterations`."""
+        """Updates the variables and `iterations`."""
         del global_step, name
         return self._optimizer.apply_gradients(grads_and_vars)
 
 
 @contextlib.contextmanager
 def keras_optimizers_accumulate():
-    """Makes `get_updates` of Keras's optimizers take the batch as their window."""
+    """Makes `get_updates` of Keras optimizers use the batch as their window."""
     kind = tf.keras.optimizers.legacy.Optimizer
     own = kind.get_updates
 

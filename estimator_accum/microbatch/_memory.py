@@ -1,7 +1,7 @@
-"""Which errors mean that memory ran out.
+"""Detection of out-of-memory errors.
 
-On a GPU not all of them are `ResourceExhaustedError`: libraries that allocate by
-themselves report their own codes, and a copy whose target could not be allocated says
+On a GPU not all of them are `ResourceExhaustedError`: libraries with their own
+allocators report their own codes, and a copy whose target could not be allocated says
 "Dst tensor is not initialized" (https://github.com/tensorflow/tensorflow/issues/7025).
 """
 
@@ -17,11 +17,10 @@ _TEXTS = (
     "hipErrorOutOfMemory",
     "Dst tensor is not initialized",
     "OOM when allocating",
-    "out of memory",  # of CUDA's runtime
+    "out of memory",  # CUDA's runtime
 )
-_MESSAGE_TOO_LARGE = (
-    "message larger than max"  # gRPC's; smaller batches may cure it not
-)
+# gRPC's error, which a smaller batch may not fix.
+_MESSAGE_TOO_LARGE = "message larger than max"
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -30,6 +29,6 @@ def is_out_of_memory(error: Exception) -> bool:
         return True
     if isinstance(error, tf.errors.ResourceExhaustedError):
         return _MESSAGE_TOO_LARGE not in str(error)
-    # Unavailable and Aborted are not: they mean a lost peer.
+    # Unavailable and Aborted mean a lost peer, not lack of memory.
     kinds = (tf.errors.InternalError, tf.errors.UnknownError)
     return isinstance(error, kinds) and any(text in str(error) for text in _TEXTS)

@@ -2,8 +2,8 @@
 
     update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
 
-over the micro-batches i of one batch. What `session.run(train_op)` was before, it still
-is: one batch of input_fn, one update, one `global_step`.
+over the micro-batches i of one batch. As before, one `session.run(train_op)` is one
+batch of input_fn, one update and one `global_step`.
 """
 
 import inspect
@@ -42,52 +42,54 @@ def microbatch_model_fn(
 ) -> Callable:
     """Returns a model_fn that trains each batch as several micro-batches.
 
-    For `tf.estimator.Estimator(microbatch_model_fn(model_fn), ...)`. `input_fn` gives
-    whole batches, `model_fn` sees one micro-batch of them at a time and makes its train
-    op by `make_accumulating_train_op` or `AccumulatingOptimizer`, which take the batch
-    as their window whatever K they are given: the same text trains step-wise as well.
-    The `model_fn` of a canned estimator goes here as well: one of `tf.estimator` keeps
+    For `tf.estimator.Estimator(microbatch_model_fn(model_fn), ...)`. `input_fn` returns
+    whole batches; `model_fn` sees one micro-batch at a time and makes its train op with
+    `make_accumulating_train_op` or `AccumulatingOptimizer`. These use the batch as
+    their window, whatever the value of K, so the same code trains by micro-steps as
+    well. The `model_fn` of a canned estimator also works: one of `tf.estimator` keeps
     its Keras optimizer, one of `tf.compat.v1.estimator` takes an
     `AccumulatingOptimizer`.
 
-    With "auto", a batch that runs out of memory is run again in twice as many
-    micro-batches: the same batch, whole, before any update, and all that its
-    micro-batches had written in variables is taken back. The number is kept in
-    `micro_batches.json` in the output folder, from which the next run begins.
+    With "auto", a batch that runs out of memory is retried with twice as many
+    micro-batches: the whole batch, before any update, after all variables that its
+    micro-batches wrote are rolled back. The number is kept in `micro_batches.json` in
+    the output folder, and the next run starts with it.
 
-    A batch in one micro-batch gives the weights of the plain Estimator to the bit (the
-    gradient descent optimizer's sparse ones, where a row is looked up twice, up to
-    rounding), in several micro-batches up to rounding.
+    A batch in one micro-batch gives the weights of the plain Estimator bit for bit (up
+    to rounding for gradient descent where a sparse gradient has a row twice); a batch in
+    several micro-batches gives them up to rounding.
 
-    Evaluation and prediction are those of `model_fn`, untouched. In training:
+    Evaluation and prediction use `model_fn` unchanged. In training:
 
-    * batch normalization's averages, metrics and what else of a grouped train op needs
-      the micro-batch run once per micro-batch; the rest once per batch;
-    * `EstimatorSpec.loss` is reported as the batch's mean, other tensors by
-      `batch_mean`. A summary or hook that asks for a tensor of the micro-batch gets
-      that of the last one;
-    * dropout draws anew in a batch that is run again.
+    * operations of a grouped train op that need the micro-batch, such as metrics and
+      batch normalization's averages, run once per micro-batch; the rest once per batch;
+    * `EstimatorSpec.loss` is reported as the batch's mean, other tensors through
+      `batch_mean`. A summary or hook that fetches a tensor of the micro-batch gets the
+      last micro-batch's value;
+    * a retried batch draws new dropout masks.
 
     Args:
-        model_fn: Of features, and as it likes labels, mode, params and config.
-        micro_batches: How many micro-batches a batch is cut into, >= 1, at most one per
-            example; "auto": as few as memory allows, in powers of two.
-        initial_micro_batches: Where "auto" begins, >= 1.
-        max_micro_batches: Where "auto" gives up, >= 1; None is one per example.
+        model_fn: Function of features and, if it takes them, labels, mode, params and
+            config.
+        micro_batches: Number of micro-batches per batch, >= 1, at most one per example;
+            "auto": as few as memory allows, doubled until the batch fits.
+        initial_micro_batches: First number for "auto", >= 1.
+        max_micro_batches: Largest number for "auto", >= 1; None is one per example.
         reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
-            one that sums over its examples, as those of canned
-            `tf.compat.v1.estimator`s do. A train op that says "sum" is believed too.
-        grow_after: After so many updates [updates] that fit in memory "auto" tries half
-            as many micro-batches; each wrong guess doubles the wait. None: never.
+            one that sums over its examples, as the losses of canned
+            `tf.compat.v1.estimator`s do. A train op with `reduction="sum"` also counts
+            as "sum".
+        grow_after: Updates that fit in memory [updates] after which "auto" tries half
+            as many micro-batches; each failed trial doubles the wait. None: never.
 
     Returns:
-        A function of the same arguments, and config.
+        A function with the arguments of `model_fn`, and config.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If one is out of range; in training: if the parts of a batch
-            disagree in their number of examples, one example does not fit in memory, or
-            `max_micro_batches` is not enough.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range. In training: if the parts of a batch
+            have different numbers of examples, one example does not fit in memory, or
+            `max_micro_batches` is too small.
     """
     if not callable(model_fn):
         raise TypeError(
@@ -136,13 +138,13 @@ def batch_mean(
 
         sum_i w_i * tensor_i / sum_i w_i
 
-    Outside `microbatch_model_fn`, and in evaluation and prediction, it is `tensor`, and
-    so it is where that does not depend on the micro-batch.
+    Returns `tensor` itself outside `microbatch_model_fn`, in evaluation and prediction,
+    and if `tensor` does not depend on the micro-batch.
 
     Args:
         tensor: Floating-point scalar, the mean over the micro-batch.
-        weight: Scalar, what the micro-batch counts for; None is its examples.
-        reduction: "sum" adds up instead, without weights.
+        weight: Scalar, the micro-batch's weight; None is its number of examples.
+        reduction: "mean", or "sum" to add up without weights.
 
     Raises:
         ValueError: If `tensor` or `weight` is not a scalar.
@@ -161,7 +163,7 @@ def batch_mean(
 
 def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Tensor:
     if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
-        return tensor  # a window's, say: the same for every micro-batch
+        return tensor  # e.g. a window's loss: the same for every micro-batch
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
     sums = []
     for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
@@ -183,7 +185,7 @@ def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Te
 
 
 def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
-    """Returns the staged batch, and a spec whose train op is the update alone."""
+    """Returns the staged batch, and a spec whose train op is only the update."""
     whole = {"features": features, "labels": labels}
     check_input_summaries(whole)
     with tf.device("/cpu:0"):
@@ -209,7 +211,7 @@ def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
 
 
 def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
-    """Returns this replica's hook; the first replica's is the one that is run."""
+    """Returns this replica's hook; only the first replica's hook runs."""
     graph = tf.compat.v1.get_default_graph()
     replicas = getattr(graph, _REPLICAS_ATTRIBUTE, [])
     replicas.append(replica)
@@ -223,7 +225,7 @@ def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
 
 
 def _with_arguments(model_fn: Callable, given: dict) -> Callable:
-    """Returns `model_fn` of (features, labels), as Estimator would call it."""
+    """Returns `model_fn` as a function of (features, labels), called as by Estimator."""
     taken = {name: given[name] for name in _arguments(model_fn) if name in given}
 
     def build(features, labels):
@@ -238,7 +240,7 @@ def _arguments(model_fn: Callable) -> list[str]:
 
 
 def _like(model_fn: Callable, wrapped: Callable) -> Callable:
-    """Returns `wrapped`, which the Estimator then calls as it would `model_fn`."""
+    """Returns `wrapped` with the signature of `model_fn`, which Estimator reads."""
     names = dict.fromkeys([*_arguments(model_fn), "config"])
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     wrapped.__signature__ = inspect.Signature(
@@ -248,7 +250,7 @@ def _like(model_fn: Callable, wrapped: Callable) -> Callable:
 
 
 def _count_path(config) -> str:
-    """Each task of a cluster has memory of its own."""
+    """Returns the count's file: one per task, since each has its own memory."""
     task = ""
     if config.num_worker_replicas > 1:
         task = f"-{config.task_type}-{config.task_id}"
@@ -256,7 +258,7 @@ def _count_path(config) -> str:
 
 
 def _check_count(argument: str, value, *others) -> None:
-    """Raises unless `value` is an integer >= 1, or what else is allowed."""
+    """Raises unless `value` is an integer >= 1 or the one in `others`."""
     also = f" or {others[0]}" if others else ""
     if value is None and None in others:
         return

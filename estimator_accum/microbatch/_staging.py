@@ -1,13 +1,13 @@
-"""The batch, held where micro-batches can be cut from it again and again.
+"""Storage of a batch, from which micro-batches can be sliced repeatedly.
 
     stage:    input_fn's tensors -> slots, once a batch
     slice:    slots[begin : begin + size], once a micro-batch, any number of times
 
-A slot is a bare resource and no `tf.Variable`: it takes strings, any shape and a new one
-with every batch, is in no collection and in no checkpoint, and `tf.distribute` does not
-see it. Slots are on the CPU, as the input pipeline's tensors are.
+A slot is a bare resource, not a `tf.Variable`: it holds strings too, its shape may
+change with every batch, it is in no collection and no checkpoint, and `tf.distribute`
+does not see it. Slots are on the CPU, like the input pipeline's tensors.
 
-N = examples of the batch.
+N = number of examples in the batch.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,11 @@ class Slot:
         )
 
     def write(self, value: tf.Tensor) -> tf.Operation:
-        """Returns the operation that puts `value` here."""
+        """Returns the operation that stores `value` in the slot."""
         return tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
     def read(self) -> tf.Tensor:
-        """Returns what was put here last."""
+        """Returns the value that was stored last."""
         value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
         value.set_shape(self._shape)
         return value
@@ -43,10 +43,10 @@ class StagedBatch(NamedTuple):
     """One replica's batch, staged and sliced.
 
     Attributes:
-        names: Of the batch's parts, such as `features['x']`.
+        names: Names of the batch's parts, such as `features['x']`.
         stage: Fetches that take the next batch: the shape of each part, int64 vectors,
             and the operations that fill the slots.
-        sliced: The batch's structure, of the current micro-batch.
+        sliced: The current micro-batch, in the batch's structure.
     """
 
     names: list[str]
@@ -60,10 +60,10 @@ def stage(batch: dict, window: WholeBatch) -> StagedBatch:
     Args:
         batch: "features" and "labels": Tensors, SparseTensors and RaggedTensors of N
             examples, and scalars, which every micro-batch gets; in any structure.
-        window: Says which slice.
+        window: Its placeholders select the slice.
 
     Raises:
-        TypeError: If a part is of another kind.
+        TypeError: If a part has another type.
     """
     parts = [
         (name, _as_tensor(name, value))
@@ -94,10 +94,10 @@ def stage(batch: dict, window: WholeBatch) -> StagedBatch:
 
 
 def rows_of(names: list[str], shapes: list) -> int:
-    """Returns N, from a run of `StagedBatch.stage`.
+    """Returns N for the shapes from a run of `StagedBatch.stage`.
 
     Raises:
-        ValueError: If the parts disagree.
+        ValueError: If the parts have different N, or all are scalars.
     """
     rows = {
         name: int(shape[0])
@@ -121,7 +121,7 @@ def rows_of(names: list[str], shapes: list) -> int:
 
 
 def describe_example(names: list[str], shapes: list) -> str:
-    """Says how large one example is: `features['ids'] [512], labels []`."""
+    """Returns the shape of one example: `features['ids'] [512], labels []`."""
     return ", ".join(
         f"{name} {[int(n) for n in shape[1:]]}"
         for name, shape in zip(names, shapes, strict=True)
@@ -130,7 +130,7 @@ def describe_example(names: list[str], shapes: list) -> str:
 
 
 def _named(name: str, structure) -> list[tuple[str, Any]]:
-    """The leaves and what to call them, in the order of `tf.nest.map_structure`."""
+    """Returns (name, leaf) pairs in the order of `tf.nest.map_structure`."""
     if structure is None:
         return []
     if isinstance(structure, Mapping):
@@ -161,7 +161,7 @@ def _as_tensor(name: str, value):
 
 
 def _any_batch(value, component: tf.Tensor) -> tf.TensorShape:
-    """The component's static shape, whatever the number of examples."""
+    """Returns the component's static shape for any number of examples."""
     if component.shape.rank is None or component.shape.rank == 0:
         return component.shape
     if isinstance(value, tf.SparseTensor) and component is value.dense_shape:
@@ -170,7 +170,7 @@ def _any_batch(value, component: tf.Tensor) -> tf.TensorShape:
 
 
 def _without_static_rows(value):
-    """What `tf.nest` packs components into: `value`'s type for any number of rows."""
+    """Returns the structure for `tf.nest` to pack: `value` for any number of rows."""
     if not isinstance(value, tf.RaggedTensor):
         return value
     return tf.RaggedTensorSpec(
@@ -182,7 +182,7 @@ def _without_static_rows(value):
 
 
 def _shape_of(value) -> tf.Tensor:
-    """int64 [rank]; of ragged dimensions the longest row."""
+    """Returns the shape, int64 [rank]; a ragged dimension is its longest row."""
     if isinstance(value, tf.SparseTensor):
         return value.dense_shape
     if isinstance(value, tf.RaggedTensor):
@@ -191,7 +191,7 @@ def _shape_of(value) -> tf.Tensor:
 
 
 def _slice(value, window: WholeBatch):
-    """The micro-batch's examples of one part."""
+    """Returns the micro-batch's examples of one part."""
     end = window.begin + window.size
     if isinstance(value, tf.SparseTensor):
         return _slice_sparse(value, window)
