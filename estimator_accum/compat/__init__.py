@@ -1,28 +1,28 @@
-"""tf.estimator on TensorFlow 2.16 and later, which no longer carry it.
+"""tf.estimator on TensorFlow 2.16 and later, which no longer include it.
 
     tf = enable_estimator()
 
 runs the frozen tensorflow-estimator 2.15.0 on a newer TensorFlow: unofficial, with
 Keras 2 (`tf_keras`) in that process, and not supported by the TensorFlow team. Up to
-TensorFlow 2.15 it does nothing. A script that is not to be edited runs with
+TensorFlow 2.15 it does nothing. A script that must not be edited runs with
 
     python -m estimator_accum.compat legacy_script.py --its --flags
 
-What legacy scripts and tensorflow-estimator ask of TensorFlow and newer ones lack, and
-what stands in:
+Names that legacy scripts and tensorflow-estimator need and newer TensorFlows lack, with
+their replacements:
 
     tensorflow.python.estimator.*    tensorflow-estimator's modules of the same names
     tensorflow.python.training.training_ops    TensorFlow's gen_training_ops, which
         optimizers of that time call
-    tensorflow.python.distribute.estimator_training    the functions below: TF_CONFIG
-        clusters, one task a process; no `experimental_distribute.remote_cluster`
+    tensorflow.python.distribute.estimator_training    that of _training.py: TF_CONFIG
+        clusters, one task per process; no `experimental_distribute.remote_cluster`
     tensorflow.python.util.tf_export.ESTIMATOR_API_NAME    an `estimator_export` that
         returns what it decorates
-    tensorflow.python.tpu.*, for TPUEstimator    classes that refuse to be made
+    tensorflow.python.tpu.*, for TPUEstimator    classes whose constructors raise
 
 Source of the contract: tensorflow_estimator 2.15.0 (run_config.py, training.py and
 estimator.py; Apache-2.0, The TensorFlow Authors), and the behavior of TensorFlow
-2.15's module of that name. This is the one package that asks for TensorFlow's version.
+2.15's module of that name. This is the only package that checks TensorFlow's version.
 """
 
 import importlib.metadata
@@ -36,18 +36,18 @@ VERIFIED_VERSIONS = ("2.16", "2.17", "2.18", "2.19", "2.20", "2.21")
 def enable_estimator() -> types.ModuleType:
     """Makes `tf.estimator` and `tf.compat.v1.estimator` work; returns `tf`.
 
-    Call it before anything touches `tf.keras`: from then on that is Keras 2 in this
-    process and, by TF_USE_LEGACY_KERAS, in those that it starts. A second call does
-    nothing, and so does any call on TensorFlow 2.15 and earlier.
+    Call it before any use of `tf.keras`: from then on `tf.keras` is Keras 2 in this
+    process and, by TF_USE_LEGACY_KERAS, in processes that it starts. A second call does
+    nothing, like any call on TensorFlow 2.15 and earlier.
 
     Returns:
         The module `tensorflow`.
 
     Raises:
         ImportError: If tensorflow-estimator 2.15.0 or tf_keras is missing, protobuf
-            does not fit, or `tf.keras` is Keras 3 already.
+            does not fit, or `tf.keras` is already Keras 3.
     """
-    import tensorflow as tf  # here: the command's --help needs none
+    import tensorflow as tf  # here, because the command's --help must not need it
 
     if _minor(tf.__version__) < (2, 16) or "estimator" in vars(tf):
         return tf
@@ -66,15 +66,15 @@ def enable_estimator() -> types.ModuleType:
 
 
 def check_packages(tensorflow: str, installed: dict[str, str | None]) -> None:
-    """Warns of a TensorFlow that is not verified.
+    """Checks installed packages, and warns if TensorFlow's version is not verified.
 
     Args:
         tensorflow: TensorFlow's version, 2.16 or later.
         installed: The versions of tensorflow-estimator, tf_keras and protobuf; None
-            for what is not installed.
+            for a package that is not installed.
 
     Raises:
-        ImportError: If one of them does not fit.
+        ImportError: If a package is missing or its version does not fit.
     """
     major, minor = _minor(tensorflow)
     estimator = installed["tensorflow-estimator"]

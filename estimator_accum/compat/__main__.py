@@ -1,4 +1,4 @@
-"""A script that is not to be edited, with `tf.estimator`.
+"""Runs a script that must not be edited with `tf.estimator`.
 
 python -m estimator_accum.compat legacy_script.py --its --flags
 """
@@ -17,7 +17,7 @@ _USAGE = "python -m estimator_accum.compat legacy_script.py --its --flags"
 def main(arguments: list[str]) -> None:
     """Runs `legacy_script.py --its --flags` as `python` does, with `tf.estimator`.
 
-    Not by runpy: what the script leaves to run at exit finds its `__main__`.
+    Not by runpy: functions that the script runs at exit must find its `__main__`.
     """
     script, *_ = arguments or ["nothing"]
     if script in ("-h", "--help"):
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     except ImportError as error:
         _leave(str(error))
     sys.argv[:] = arguments
-    if not getattr(sys.flags, "safe_path", False):  # else there is no folder of ours
+    if not getattr(sys.flags, "safe_path", False):  # else there is no folder to replace
         sys.path[0] = str(pathlib.Path(script).resolve().parent)
     path = os.path.abspath(script)
     module = types.ModuleType("__main__")
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _show_from(path: str, kind: type, error: BaseException, trace) -> None:
-    """Shows a traceback that begins in that file, as under `python`."""
+    """Shows a traceback that starts in the script, as under `python`."""
     while trace and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -1,4 +1,4 @@
-"""Keras 2 as `tf.keras`, on TensorFlows whose own is Keras 3."""
+"""Keras 2 as `tf.keras`, on TensorFlows that come with Keras 3."""
 
 import importlib.util
 import operator
@@ -17,11 +17,14 @@ _KERAS_LOADERS += ("compat.v2.keras",)
 
 
 def use_keras_2() -> None:
-    """Resolves all of TensorFlow's names for Keras to tf_keras, now.
+    """Resolves all of TensorFlow's names for Keras to tf_keras.
 
-    TensorFlow reads TF_USE_LEGACY_KERAS at two times: when it is imported it takes
-    the folders for `from tensorflow.keras import ...`, and each of its lazy loaders
-    (`tf.keras`, `tf.losses`, ...) chooses at its own first use.
+    TensorFlow reads TF_USE_LEGACY_KERAS at two times: its import chooses the folders
+    for `from tensorflow.keras import ...`, and each of its lazy loaders (`tf.keras`,
+    `tf.losses`, ...) chooses at its own first use.
+
+    Raises:
+        ImportError: If TF_USE_LEGACY_KERAS is not 1, or `tf.keras` is already Keras 3.
     """
     received = os.environ.get(_KERAS_VARIABLE) or "1"
     if received not in _KERAS_IS_LEGACY:
@@ -36,7 +39,7 @@ def use_keras_2() -> None:
         if name in sys.modules:
             names[name] = sys.modules[name]
     for name, module in names.items():
-        _ = module.__name__  # a loader becomes the module that it stands for
+        _ = module.__name__  # loads a lazy module
         if _is_keras_3(module):
             raise ImportError(
                 "tf.estimator must be enabled before Keras 3 is used as tf.keras. "
@@ -46,7 +49,7 @@ def use_keras_2() -> None:
 
 
 def _redirect_imports_of_keras() -> None:
-    """Lets `from tensorflow.keras import ...` find tf_keras."""
+    """Makes `from tensorflow.keras import ...` find tf_keras."""
     keras_3 = importlib.util.find_spec("keras")
     if keras_3 is None:
         return

@@ -1,4 +1,4 @@
-"""Modules that tensorflow-estimator imports of TensorFlow, and newer ones lack."""
+"""Modules that tensorflow-estimator imports and newer TensorFlows lack."""
 
 import importlib
 import importlib.abc
@@ -18,7 +18,7 @@ _OLD_NAMES = {  # up to TensorFlow 2.15 -> today
 
 
 def install() -> None:
-    """Makes `tf.estimator` of tensorflow-estimator's modules."""
+    """Makes `tf.estimator` from tensorflow-estimator's modules."""
     for module in _replacements():
         sys.modules[module.__name__] = module
         parent, _, name = module.__name__.rpartition(".")
@@ -31,7 +31,7 @@ def install() -> None:
         sys.modules[f"tensorflow{name}.estimator"] = api
     for outer in (tf, tf.compat.v1, tf.compat.v2):
         outer.compat.v1.estimator, outer.compat.v2.estimator = v1, v2
-    tf.estimator = v2  # the last: it says that all is done
+    tf.estimator = v2  # last, because enable_estimator() takes it as done
 
 
 def _replacements() -> list[types.ModuleType]:
@@ -66,7 +66,7 @@ def _module(name: str, **contents) -> types.ModuleType:
 
 
 class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets an import of an old name, or of what is in it, find the module of today."""
+    """Makes imports of an old module, or of a submodule, find the new one."""
 
     def find_spec(self, fullname, path=None, target=None):
         del path, target
@@ -86,7 +86,7 @@ class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _EstimatorExport:
-    """The decorator that named a symbol for TensorFlow's API: names nothing."""
+    """Replaces the decorator that exported symbols to TensorFlow's API: no effect."""
 
     def __init__(self, *names: str, v1=None):
         del names, v1

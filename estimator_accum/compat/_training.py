@@ -1,6 +1,6 @@
-"""Training of tf.estimator in TF_CONFIG clusters, one task a process.
+"""Training of tf.estimator in TF_CONFIG clusters, one task per process.
 
-Stands in for TensorFlow 2.15's `tensorflow.python.distribute.estimator_training`.
+Replaces TensorFlow 2.15's `tensorflow.python.distribute.estimator_training`.
 """
 
 import copy
@@ -14,9 +14,9 @@ _INDEPENDENT_WORKER = "independent_worker"
 def init_run_config(config, tf_config: dict) -> None:
     """Completes a RunConfig that has a strategy.
 
-    Decides whether `train_and_evaluate` goes through TensorFlow's distribute
-    coordinator, which needs a strategy to train with and a TF_CONFIG cluster of
-    `chief`, `worker`, `ps` and `evaluator` tasks; a `master` is the older kind.
+    Decides whether `train_and_evaluate` uses TensorFlow's distribute coordinator, which
+    needs a training strategy and a TF_CONFIG cluster of `chief`, `worker`, `ps` and
+    `evaluator` tasks. Older clusters have a `master` instead and do not use it.
     """
     distribute = config._experimental_distribute
     if distribute is not None and distribute.remote_cluster:
@@ -38,7 +38,7 @@ def init_run_config(config, tf_config: dict) -> None:
     cluster = tf.train.ClusterSpec(tf_config.get("cluster", {}))
     if cluster and config._train_distribute and "master" not in cluster.jobs:
         config._init_distributed_setting_from_environment_var({})
-        config._cluster_spec = cluster  # the coordinator says the rest, at its time
+        config._cluster_spec = cluster  # the coordinator sets the rest later
         config._distribute_coordinator_mode = _INDEPENDENT_WORKER
         return
     config._distribute_coordinator_mode = None
@@ -52,7 +52,7 @@ def should_run_distribute_coordinator(config) -> bool:
 
 
 def train_and_evaluate(estimator, train_spec, eval_spec, executor_class) -> None:
-    """Runs this process's task of the cluster, whatever it is, to its end."""
+    """Runs this process's task of the cluster, of any type, to its end."""
     coordinator = importlib.import_module(
         "tensorflow.python.distribute.distribute_coordinator"
     )
@@ -80,7 +80,7 @@ def train_and_evaluate(estimator, train_spec, eval_spec, executor_class) -> None
 
 
 def _for_this_task(estimator, kind: str, strategy):
-    """Returns a copy that knows its task and its server, and no coordinator."""
+    """Returns a copy with its own task and server, and without a coordinator."""
     context = importlib.import_module(
         "tensorflow.python.distribute.distribute_coordinator_context"
     ).get_current_worker_context()
@@ -110,7 +110,7 @@ def _for_this_task(estimator, kind: str, strategy):
 
 
 def global_id(jobs: dict[str, list], context) -> int:
-    """The chief is 0; then come the other jobs by name, and parameter servers last."""
+    """Returns the task's number: chief 0, other jobs by name, then parameter servers."""
     if not context.task_type:
         return 0
     order = sorted(jobs, key=lambda job: (job != "chief", job == "ps", job))

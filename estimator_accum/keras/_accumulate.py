@@ -23,41 +23,43 @@ def accumulate(
         update = optimizer( sum_i w_i * g_i / sum_i w_i )
 
     over all micro-batches i of the window and all replicas. The weights after an update
-    are those of one batch that joins the window's micro-batches. `iterations`, learning
-    rate schedules, weight decay, EMA and clipping move once per update, and the
-    optimizer sees the rows of a sparse gradient that the window touched, each once.
-    Under a `tf.distribute` strategy nothing is reduced but the window's sums.
+    are those of training on one batch that joins the window's micro-batches.
+    `iterations`, learning rate schedules, weight decay, EMA and clipping act once per
+    update. A sparse gradient reaches the optimizer with the rows that the window
+    touched, each once. Under a `tf.distribute` strategy only the window's sums are
+    reduced.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer` (also of `tf.keras` 2.15, `tf_keras`,
-            Keras 2's `optimizers.legacy`) or a LossScaleOptimizer of one, which sees
-            the window once and keeps its scale throughout it. Where the global policy
-            is "mixed_float16", `optimizer` is put into a LossScaleOptimizer first, as
-            `compile` would.
+            Keras 2's `optimizers.legacy`) or a LossScaleOptimizer of one, which is
+            called once per window and keeps its scale throughout the window. If the
+            global policy is "mixed_float16", `optimizer` is wrapped in a
+            LossScaleOptimizer first, as `compile` does.
         gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable
             that maps `iterations`, the number of updates, to an int scalar Tensor. 1
             is the plain optimizer.
-        weight: Callable without arguments that returns what the micro-batch counts
-            for, a scalar Tensor; None is 1. In a `train_step` of your own, pass
+        weight: Callable without arguments that returns the micro-batch's weight, a
+            scalar Tensor; None means 1. In a `train_step` of your own, pass
             `apply_gradients(pairs, weight=...)` instead.
-        on_nonfinite: What becomes of NaN and infinite gradients: "raise",
+        on_nonfinite: Policy for NaN and infinite gradients: "raise",
             "skip_micro_batch" or "skip_window", as in `make_accumulating_train_op`.
-            None hands them on, as Keras does; then a LossScaleOptimizer skips their
-            window.
+            None passes them to the optimizer, as Keras does; a LossScaleOptimizer then
+            skips their window.
 
     Creates:
-        With the optimizer's own variables, once it is built: an accumulator for each
-        trained variable and a few scalars, all of which `model.save` and checkpoints
-        hold: training that stops in mid-window goes on exactly.
+        An accumulator for each trained variable and a few scalars, when the optimizer's
+        own variables are built. `model.save` and checkpoints hold all of them: training
+        that stops in mid-window resumes exactly.
 
     Returns:
         An optimizer of the same Keras, for `model.compile`, `model_to_estimator`
         (`optimizers.legacy` only) and training loops of your own.
 
     Raises:
-        TypeError: If `optimizer` or K is of another kind, or accumulates already.
-        ValueError: If K < 1, or `on_nonfinite` is none of the policies or not one that
-            the optimizer allows.
+        TypeError: If `optimizer` or K has the wrong type, or `optimizer` already
+            accumulates.
+        ValueError: If K < 1, or `on_nonfinite` is not a policy that the optimizer
+            allows.
     """
     family = _families.find_family(optimizer)
     _check_optimizer(optimizer, family)
@@ -79,7 +81,7 @@ def accumulate(
 
 @functools.cache
 def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
-    """Makes, and registers for `load_model`, the class for one kind of optimizer."""
+    """Makes the class for one kind of optimizer, and registers it for `load_model`."""
     keras = _families.load(root)
     optimizer, loss_scaling = adapter._bases(keras)
     bases = (optimizer,)
@@ -97,13 +99,13 @@ def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
 
 
 def _register_classes(keras) -> None:
-    """Makes `load_model` of this Keras find the classes."""
+    """Registers all classes for `load_model` of this Keras."""
     for adapter in _families.adapters_of(keras):
         for is_loss_scaling in (False, True):
             _wrapper_class(keras.__name__, adapter, is_loss_scaling)
 
 
-# Now, or when it is imported.
+# Runs now if Keras is imported already, else when it is.
 wrapt.register_post_import_hook(_register_classes, "keras")
 wrapt.register_post_import_hook(_register_classes, "tf_keras")
 

@@ -1,4 +1,4 @@
-"""`AccumulationCallback`: what becomes of a partial window, and what `fit` logs."""
+"""`AccumulationCallback`: partial windows and logs of `fit`."""
 
 import tensorflow as tf
 
@@ -11,13 +11,13 @@ _CHOICES = ("keep", "apply", "apply_every_epoch")
 class AccumulationCallback:
     """A callback of `fit` for an optimizer from `accumulate`, of any Keras.
 
-    `fit` ends an epoch wherever the data ends, which may be in mid-window.
+    `fit` ends an epoch when the data ends, which may be in mid-window.
 
     Args:
         partial_window: "keep" leaves a partial window open: the next epoch, `fit` or
-            process that loads the model goes on with it. "apply" applies it when `fit`
+            process that loads the model continues it. "apply" applies it when `fit`
             ends, and "apply_every_epoch" at the end of each epoch, before validation;
-            both divide it by what it really holds.
+            both divide it by its own weight.
 
     Adds to the logs of `fit` (History, CSVLogger, TensorBoard, the progress bar):
         `updates`, the number of optimizer updates, after each epoch (Keras 3: after
@@ -25,14 +25,15 @@ class AccumulationCallback:
         after each batch.
 
     Raises:
-        ValueError: If `partial_window` is something else; from `fit` TypeError, if the
-            model's optimizer is not from `accumulate`, and RuntimeError in a graph.
+        ValueError: If `partial_window` is not one of these values.
+        TypeError: From `fit`, if the model's optimizer is not from `accumulate`.
+        RuntimeError: From `fit`, in a graph.
 
     Example:
         model.fit(data, callbacks=[AccumulationCallback("apply")])
     """
 
-    # What the callback lists of Keras ask for beside the hooks.
+    # Attributes that Keras's callback lists read, besides the hooks.
     _supports_tf_logs = True
     _chief_worker_only = None
     async_safe = False
@@ -55,11 +56,11 @@ class AccumulationCallback:
         raise AttributeError(name)
 
     def set_model(self, model) -> None:
-        """Of Keras's callbacks: comes first."""
+        """Sets the model, which Keras does before it calls the hooks."""
         self.model = model
 
     def set_params(self, params) -> None:
-        """Of Keras's callbacks."""
+        """Sets the parameters of `fit`."""
         self.params = params
 
     def _implements_train_batch_hooks(self) -> bool:
@@ -74,7 +75,7 @@ class AccumulationCallback:
     @property
     def _optimizer(self) -> Accumulating:
         optimizer = self.model.optimizer
-        # Keras 2 may have put it into a LossScaleOptimizer.
+        # Keras 2 may have wrapped it in a LossScaleOptimizer.
         inner = getattr(optimizer, "inner_optimizer", None)
         for candidate in (optimizer, inner):
             if isinstance(candidate, Accumulating):
@@ -86,7 +87,7 @@ class AccumulationCallback:
         )
 
     def on_train_begin(self, logs=None) -> None:
-        """Notes where training starts."""
+        """Stores the number of updates at the start of training."""
         del logs
         if not tf.executing_eagerly():
             raise RuntimeError(
@@ -96,24 +97,24 @@ class AccumulationCallback:
             )
         self._is_training = True
         self._first_update = int(self._optimizer.iterations.numpy())
-        # Applied before the averages of EMA become the weights, which Keras does
-        # before `on_train_end`.
+        # The optimizer applies it before EMA's averages become the weights, which Keras
+        # does before `on_train_end`.
         if self.partial_window == "apply":
             self._optimizer.partial_window = "apply"
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Adds to what the progress bar shows."""
+        """Adds to the values that the progress bar shows."""
         del batch
         self._add_to(logs, is_epoch=False)
 
     def on_test_begin(self, logs=None) -> None:
-        """Inside `fit`, validation comes before the end of the epoch."""
+        """Ends the epoch: inside `fit`, validation comes before `on_epoch_end`."""
         del logs
         if self._is_training:
             self._end_epoch()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
-        """Adds to what History keeps."""
+        """Adds to the values that History keeps."""
         del epoch
         self._end_epoch()
         self._add_to(logs, is_epoch=True)
@@ -135,7 +136,7 @@ class AccumulationCallback:
         updates = int(optimizer.iterations.numpy())
         if logs is None or updates == self._first_update:
             return
-        # The bar of Keras 2 would show the mean of all it was ever told.
+        # The bar of Keras 2 would show the mean of all values so far.
         if is_epoch or isinstance(optimizer, Keras3):
             logs["updates"] = updates
         if optimizer.window_loss is not None:

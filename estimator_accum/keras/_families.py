@@ -1,11 +1,11 @@
-"""What differs between Kerases: three families of optimizers, one adapter each.
+"""Adapters for the three families of Keras optimizers.
 
     keras 3                        `Keras3`
     tf.keras 2.15 and tf_keras     `Keras2`, and `Keras2Legacy` for
-                                   `optimizers.legacy`, that tf.estimator works with
+                                   `optimizers.legacy`, which tf.estimator uses
 
-The adapters are the family's half of `optimizer.Accumulating`; the other half, with the
-rule, is the same for all of them.
+An adapter is the family's part of `_optimizer.Accumulating`; the other part, with the
+rule, is the same for all families.
 """
 
 import importlib
@@ -21,7 +21,7 @@ _ADAPTERS = {
 
 
 def find_family(optimizer) -> tuple[str, type] | None:
-    """Returns ("keras" or "tf_keras", the adapter); None for other objects."""
+    """Returns ("keras" or "tf_keras", adapter), or None for other objects."""
     for cls in type(optimizer).__mro__:
         root = cls.__module__.split(".")[0]
         if root in ("keras", "tf_keras") and cls.__name__ in _ADAPTERS:

@@ -1,4 +1,4 @@
-"""What is particular to Keras 2: tf.keras 2.15 and tf_keras."""
+"""Adapters for Keras 2: tf.keras 2.15 and tf_keras."""
 
 import importlib
 
@@ -6,10 +6,10 @@ import tensorflow as tf
 
 
 class Keras2:
-    """Adapter of `optimizers.Optimizer` of Keras 2."""
+    """Adapter for `optimizers.Optimizer` of Keras 2."""
 
     _KIND = ""
-    # XLA's tf.unique, by which it sums a row's slices, counts padding as row 0.
+    # Keras 2 sums a row's slices by tf.unique, which in XLA counts padding as row 0.
     _has_sparse_xla = False
 
     @staticmethod
@@ -19,7 +19,7 @@ class Keras2:
 
     @staticmethod
     def _deserialize(keras, config, custom_objects):
-        # h5 files have a format of their own.
+        # h5 files have their own format.
         return keras.optimizers.deserialize(
             config, custom_objects, use_legacy_format="module" not in config
         )
@@ -56,11 +56,11 @@ class Keras2:
         return pairs
 
     def get_scaled_loss(self, loss):
-        """Of a wrapped LossScaleOptimizer."""
+        """Delegates to the wrapped LossScaleOptimizer."""
         return self.inner_optimizer.get_scaled_loss(loss)
 
     def get_unscaled_gradients(self, grads):
-        """Of a wrapped LossScaleOptimizer."""
+        """Delegates to the wrapped LossScaleOptimizer."""
         return self.inner_optimizer.get_unscaled_gradients(grads)
 
     def apply_gradients(
@@ -77,10 +77,12 @@ class Keras2:
         Args:
             grads_and_vars: (gradient, variable) pairs.
             name: Ignored.
-            skip_gradients_aggregation: Whether the caller has summed over replicas.
-            weight: Scalar, what the micro-batch counts for; None is what `accumulate`
-                was told.
-            experimental_aggregate_gradients: The same from another version.
+            skip_gradients_aggregation: Whether the caller has already summed over
+                replicas.
+            weight: Scalar, the micro-batch's weight; None takes `accumulate`'s
+                `weight`.
+            experimental_aggregate_gradients: The opposite of
+                `skip_gradients_aggregation`, from older versions.
 
         Returns:
             `iterations`, the number of updates.
@@ -109,7 +111,7 @@ class Keras2:
 
 
 class Keras2Legacy(Keras2):
-    """Adapter of `optimizers.legacy.Optimizer`, in graphs too."""
+    """Adapter for `optimizers.legacy.Optimizer`, in graphs too."""
 
     _KIND = "Legacy"
     _HAS_AGGREGATE_GRAD = True
@@ -127,7 +129,7 @@ class Keras2Legacy(Keras2):
         """Creates the wrapped optimizer's variables and the window's."""
         super().build(variables)
         if self._window is not None and _is_in_a_session():
-            # Keras initializes what it knows of.
+            # Keras initializes only the variables that it tracks.
             for variable in self._window.state:
                 importlib.import_module(self._ROOT).__internal__.backend.track_variable(
                     variable
@@ -175,14 +177,14 @@ class Keras2Legacy(Keras2):
         Args:
             grads_and_vars: (gradient, variable) pairs.
             name: Ignored.
-            experimental_aggregate_gradients: False where the caller has summed over
-                replicas.
-            weight: Scalar, what the micro-batch counts for; None is what `accumulate`
-                was told.
+            experimental_aggregate_gradients: False if the caller has already summed
+                over replicas.
+            weight: Scalar, the micro-batch's weight; None takes `accumulate`'s
+                `weight`.
 
         Returns:
-            The operation, in graphs; it moves what was assigned to `iterations`, an
-            Estimator's global step, by one.
+            The operation, in graphs; it adds 1 to the variable that was assigned to
+            `iterations`, an Estimator's global step.
         """
         del name
         is_reduced = not experimental_aggregate_gradients
@@ -207,7 +209,7 @@ class Keras2Legacy(Keras2):
 
     @property
     def weights(self):
-        """The same as `variables()`."""
+        """The variables that `variables()` returns."""
         return self._all_variables()
 
     def get_slot(self, var, slot_name):

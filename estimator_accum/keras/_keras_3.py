@@ -1,10 +1,10 @@
-"""What is particular to Keras 3."""
+"""Adapter for Keras 3."""
 
 import tensorflow as tf
 
 
 class Keras3:
-    """Adapter of `optimizers.Optimizer` of Keras 3 on TensorFlow."""
+    """Adapter for `optimizers.Optimizer` of Keras 3 on TensorFlow."""
 
     _KIND = ""
     _has_sparse_xla = True
@@ -27,13 +27,13 @@ class Keras3:
 
     def _build_inner(self, variables) -> None:
         self.inner_optimizer.build(variables)
-        if not self._is_plain:  # it has no argument for this
+        if not self._is_plain:  # apply_gradients() has no argument to skip the sum
             self._innermost._all_reduce_sum_gradients = list
 
     def _all_variables(self) -> list:
         variables = super()._all_variables()
         for variable in variables:
-            if not hasattr(variable, "path"):  # which h5 files ask for
+            if not hasattr(variable, "path"):  # which h5 files need
                 variable.path = self._name_of(variable)
         return variables
 
@@ -48,7 +48,7 @@ class Keras3:
         self.inner_optimizer.apply_gradients(pairs)
 
     def scale_loss(self, loss):
-        """Scales as the wrapped optimizer does."""
+        """Returns the loss as the wrapped optimizer scales it."""
         self._remember_loss(loss)
         return self.inner_optimizer.scale_loss(loss)
 
@@ -57,8 +57,8 @@ class Keras3:
 
         Args:
             grads_and_vars: (gradient, variable) pairs.
-            weight: Scalar, what the micro-batch counts for; None is what `accumulate`
-                was told.
+            weight: Scalar, the micro-batch's weight; None takes `accumulate`'s
+                `weight`.
 
         Returns:
             `iterations`, the number of updates.
@@ -67,7 +67,7 @@ class Keras3:
         return self.iterations
 
     def apply(self, grads, trainable_variables=None):
-        """The same, for gradients in the order of the variables."""
+        """Calls `apply_gradients` with gradients in the order of the variables."""
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
         self.apply_gradients(list(zip(grads, trainable_variables, strict=True)))

@@ -56,8 +56,8 @@ def microbatch_model_fn(
     the output folder, and the next run starts with it.
 
     A batch in one micro-batch gives the weights of the plain Estimator bit for bit (up
-    to rounding for gradient descent where a sparse gradient has a row twice); a batch in
-    several micro-batches gives them up to rounding.
+    to rounding for gradient descent where a sparse gradient has a row twice), and in
+    several micro-batches up to rounding.
 
     Evaluation and prediction use `model_fn` unchanged. In training:
 
@@ -225,7 +225,7 @@ def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
 
 
 def _with_arguments(model_fn: Callable, given: dict) -> Callable:
-    """Returns `model_fn` as a function of (features, labels), called as by Estimator."""
+    """Returns a function of (features, labels) that calls `model_fn` by keywords."""
     taken = {name: given[name] for name in _arguments(model_fn) if name in given}
 
     def build(features, labels):
