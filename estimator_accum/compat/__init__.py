@@ -14,8 +14,9 @@ their replacements:
     tensorflow.python.estimator.*    tensorflow-estimator's modules of the same names
     tensorflow.python.training.training_ops    TensorFlow's gen_training_ops, which
         optimizers of that time call
-    tensorflow.python.distribute.estimator_training    that of _training.py: TF_CONFIG
-        clusters, one task per process; no `experimental_distribute.remote_cluster`
+    tensorflow.python.distribute.estimator_training    the functions of _training.py:
+        TF_CONFIG clusters, one task per process; no
+        `experimental_distribute.remote_cluster`
     tensorflow.python.util.tf_export.ESTIMATOR_API_NAME    an `estimator_export` that
         returns what it decorates
     tensorflow.python.tpu.*, for TPUEstimator    classes whose constructors raise

@@ -110,7 +110,7 @@ def _for_this_task(estimator, kind: str, strategy):
 
 
 def global_id(jobs: dict[str, list], context) -> int:
-    """Returns the task's number: chief 0, other jobs by name, then parameter servers."""
+    """Returns the task's number: chief 0, then jobs by name, parameter servers last."""
     if not context.task_type:
         return 0
     order = sorted(jobs, key=lambda job: (job != "chief", job == "ps", job))

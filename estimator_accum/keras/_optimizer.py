@@ -1,10 +1,11 @@
 """The optimizer that `accumulate` returns: a view of the wrapped one, and a window.
 
-Whatever it does not define itself (hyperparameters, slots, the name, the number of
-updates) is the wrapped optimizer's. That one's whole `apply_gradients` runs once per
-window, with the mean, and so its `iterations`, schedules, weight decay, EMA and
-clipping move once per update. For checkpoints it is the wrapped optimizer too, with the
-window as one more dependency: one that was written without accumulation can be read.
+All attributes that it does not define (hyperparameters, slots, the name, the number of
+updates) are the wrapped optimizer's. The wrapped optimizer's whole `apply_gradients`
+runs once per window, with the mean, and so its `iterations`, schedules, weight decay,
+EMA and clipping act once per update. In checkpoints it is the wrapped optimizer too,
+with the window as one more dependency: a checkpoint that was written without
+accumulation can be read.
 """
 
 import threading
@@ -25,9 +26,9 @@ _DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
 
 
 class Accumulating(Saving, _DelegatingTrackable):
-    """Every Keras's half of the optimizer; see `accumulate` for the arguments."""
+    """Optimizer part that all Keras versions share; see `accumulate` for arguments."""
 
-    # Set on this object; any other attribute is the wrapped optimizer's.
+    # Attributes of this object; all others are set on the wrapped optimizer.
     _OWN = frozenset(
         {
             "_inner",
@@ -74,7 +75,7 @@ class Accumulating(Saving, _DelegatingTrackable):
         return getattr(self._inner, name)
 
     def __getattribute__(self, name):
-        # Keras's own would look for hyperparameters first.
+        # Keras's own method would look for hyperparameters first.
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name, value):
@@ -86,7 +87,7 @@ class Accumulating(Saving, _DelegatingTrackable):
             setattr(self._inner, name, value)
 
     def __dir__(self):
-        # Keras saves what it finds here: the wrapped optimizer's variables are ours.
+        # Keras saves all attributes that it finds here, and these are saved already.
         hidden = {"inner_optimizer", "_inner", "_trackable", "_innermost"}
         return sorted(set(super().__dir__()) - hidden)
 
@@ -120,7 +121,7 @@ class Accumulating(Saving, _DelegatingTrackable):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether there is nothing that the wrapped optimizer does not do itself."""
+        """Whether K = 1 without weight and policy: the wrapped optimizer does it all."""
         steps = self.gradient_accumulation_steps
         is_one = not callable(steps) and steps == 1
         return is_one and self.weight is None and self.on_nonfinite is None
@@ -145,27 +146,30 @@ class Accumulating(Saving, _DelegatingTrackable):
         self._indices = {self._key(v): i for i, v in enumerate(variables)}
 
     def exclude_from_weight_decay(self, *args, **kwargs):
-        """As the wrapped optimizer does."""
+        """Delegates to the innermost optimizer, which decays the weights."""
         self._innermost.exclude_from_weight_decay(*args, **kwargs)
 
     def finalize_variable_values(self, var_list) -> None:
-        """As the wrapped optimizer does, after a partial window that is to be applied."""
+        """Applies a partial window if asked to, then delegates to the wrapped one."""
         if self.partial_window == "apply":
             self.apply_partial_window()
         self._inner.finalize_variable_values(var_list)
 
     def apply_partial_window(self) -> bool:
-        """Updates by what the open window holds, divided by what it really holds.
+        """Applies the open window, divided by its own weight.
 
-        Call it between training steps, outside of `tf.function` and `strategy.run`;
-        of several workers, in each.
+        Call it between training steps, outside of `tf.function` and `strategy.run`; in
+        a cluster, on every worker.
 
         Returns:
-            Whether there was something to apply.
+            Whether the window held any micro-step.
+
+        Raises:
+            ValueError: If the window was loaded and no training step followed.
         """
         if self._window is None or not int(self._window.micro_steps.numpy()):
             return False
-        if self._window.trained is None:  # restored, and not trained yet
+        if self._window.trained is None:  # restored, and no step since
             raise ValueError(
                 "A partial window must be applied after a training step of the same "
                 "process, which tells what is sparse. Received: a window that was "
@@ -187,7 +191,7 @@ class Accumulating(Saving, _DelegatingTrackable):
 
     @property
     def micro_steps(self):
-        """Micro-steps that the open window holds, a variable; None without windows."""
+        """Micro-steps in the open window, a variable; None without windows."""
         return None if self._window is None else self._window.micro_steps
 
     def _key(self, variable):
@@ -204,7 +208,7 @@ class Accumulating(Saving, _DelegatingTrackable):
             self._losses[threading.get_ident()] = loss  # each replica has a thread
 
     def _known_loss(self):
-        """This micro-batch's loss; None where the gradients came without one."""
+        """Returns this micro-batch's loss; None if the gradients came without one."""
         loss = self._losses.pop(threading.get_ident(), None)
         if loss is None or tf.executing_eagerly():
             return loss
@@ -221,7 +225,7 @@ class Accumulating(Saving, _DelegatingTrackable):
         )
 
     def _accumulate(self, grads_and_vars, weight, is_reduced: bool):
-        """One micro-step; returns whether it has closed a window."""
+        """Runs one micro-step; returns whether it closed a window."""
         pairs = list(grads_and_vars)
         replica = tf.distribute.get_replica_context()
         if replica is None:
@@ -290,7 +294,7 @@ class Accumulating(Saving, _DelegatingTrackable):
 
 
 def _is_compiled_by_xla() -> bool:
-    """Whether this is traced for tf.function(jit_compile=True)."""
+    """Returns whether this is traced for tf.function(jit_compile=True)."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
         context = graph._get_control_flow_context()

@@ -1,13 +1,13 @@
-"""What `model.save`, `load_model` and `set_weights` ask of an optimizer."""
+"""Serialization: methods for `model.save`, `load_model` and `set_weights`."""
 
 import importlib
 
 
 class Saving:
-    """A part of `optimizer.Accumulating`."""
+    """Serialization part of `_optimizer.Accumulating`."""
 
     def get_config(self) -> dict:
-        """Returns what `from_config` takes, the wrapped optimizer included."""
+        """Returns the config for `from_config`, the wrapped optimizer included."""
         keras = importlib.import_module(self._ROOT)
         serialize = keras.saving.serialize_keras_object
         config = {
@@ -24,7 +24,7 @@ class Saving:
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Returns the optimizer that `get_config` told of."""
+        """Returns an optimizer from the config of `get_config`."""
         keras = importlib.import_module(cls._ROOT)
         config = {**config}
         config.pop("is_legacy_optimizer", None)
@@ -50,7 +50,7 @@ class Saving:
             store[str(i)] = variable.numpy()
 
     def load_own_variables(self, store) -> None:
-        """Reads all variables, or the wrapped optimizer's alone: the window is empty."""
+        """Reads all variables, or only the wrapped optimizer's for an empty window."""
         variables = self._all_variables()
         inner = self._inner_variables()
         if len(store.keys()) == len(inner):

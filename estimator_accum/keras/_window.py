@@ -1,10 +1,10 @@
-"""The window of Keras optimizers: its variables, and when it closes.
+"""Window of Keras optimizers: its variables, accumulation, and closing.
 
     mean = replicas * sum_i w_i * g_i / sum_i w_i
 
 over all micro-batches i of the window and all replicas: Keras divides the loss by the
-number of replicas and sums gradients. One implementation for every Keras, in eager
-execution, in tf.function and in graphs, by the rule of estimator_accum/_micro_step.py.
+number of replicas and sums gradients. One implementation for every Keras, for eager
+execution, tf.function and graphs, by the rule of estimator_accum/_micro_step.py.
 """
 
 import zlib
@@ -33,13 +33,13 @@ _KIND = MicroSteps(None)  # K is a tensor here
 
 
 class Rule(NamedTuple):
-    """How a window closes.
+    """Options for closing a window.
 
     Attributes:
-        on_nonfinite: A policy of estimator_accum/_nonfinite.py; None is no check.
-        is_reduced: Whether every replica's gradients are the sum over all of them.
-        apply: Replica context: applies (gradients, indices of variables) without a
-            reduction, and returns what has to run.
+        on_nonfinite: A policy of estimator_accum/_nonfinite.py; None does not check.
+        is_reduced: Whether every replica's gradients are already the sum over replicas.
+        apply: Function of (gradients, indices of variables) that applies them in
+            replica context, without a reduction, and returns the operations to run.
     """
 
     on_nonfinite: str | None
@@ -48,18 +48,18 @@ class Rule(NamedTuple):
 
 
 class Window(tf.Module):
-    """The variables of a window.
+    """Variables of a window.
 
     Args:
-        names: Of the trained variables.
+        names: Names of the trained variables.
         variables: The trained `tf.Variable`s.
 
     Creates:
         `accumulation/micro_steps` (int64 scalar), `accumulation/window_loss`,
         `accumulation/weight`, `accumulation/loss` (scalars), and for each variable
         `<variable>/accumulator` of its shape and, unless it is a scalar,
-        `<variable>/accumulator_rows` (float32 [rows]): a checkpoint is read before
-        anybody knows which gradients are sparse.
+        `<variable>/accumulator_rows` (float32 [rows]): a checkpoint may be read before
+        it is known which gradients are sparse.
     """
 
     def __init__(self, names: list[str], variables: list[tf.Variable]):
@@ -78,21 +78,22 @@ class Window(tf.Module):
         self.loss = create_accumulator("accumulation/loss", shape, dtype)
         self.window_loss = create_shared_scalar("accumulation/window_loss", dtype)
         self.micro_steps = create_shared_scalar("accumulation/micro_steps")
-        # Whose gradients the open window holds; of no checkpoint, and so not tracked.
+        # Number of the set of variables that the open window has gradients of; it is in
+        # no checkpoint, and so not tracked.
         owner = create_shared_scalar("accumulation/owner") if _is_eager() else None
         object.__setattr__(self, "owner", owner)
-        object.__setattr__(self, "_sets", {})  # of indices, by the owner's number
+        object.__setattr__(self, "_sets", {})  # sets of indices by the owner's number
         self.trained = None  # indices of the variables that get gradients
         self.sparse = set()  # of those, the ones with `IndexedSlices`
 
     def find_trained(self) -> None:
-        """Makes `trained` that of the open window; in eager execution."""
+        """Sets `trained` to that of the open window, in eager execution."""
         if self.owner is not None:
             self.trained = self._sets.get(int(self.owner.numpy()), self.trained)
 
     @property
     def state(self) -> list[tf.Variable]:
-        """All its variables, in an order that only depends on the trained ones."""
+        """All variables, in an order that depends only on the trained ones."""
         summed = variables_of([*self.accumulators, self.weight, self.loss])
         return [self.micro_steps, self.window_loss, *summed]
 
@@ -108,15 +109,16 @@ def run_micro_step(
     """Accumulates one micro-batch and, at the boundary, updates; in replica context.
 
     Args:
-        window: Its variables.
-        gradients: By index of the variable.
-        weight: Scalar, what the micro-batch counts for; None is 1.
-        loss: Scalar, of this replica, as its gradients are scaled; None is unknown.
+        window: The window's variables.
+        gradients: Gradients by index of the variable.
+        weight: Scalar, the micro-batch's weight; None means 1.
+        loss: Scalar, this replica's loss with the scale of its gradients; None if
+            unknown.
         steps: K, int64 scalar [micro-steps per update].
-        rule: How the window closes.
+        rule: Options for closing the window.
 
     Returns:
-        Scalar bool, whether the window has closed.
+        Scalar bool, whether the window closed.
     """
     gradients = _of_known_kinds(window, gradients)
     dtype = window.weight.total.dtype
@@ -127,7 +129,7 @@ def run_micro_step(
         has_weight = tf.not_equal(weight, 0.0)
     term = nan(dtype) if loss is None else counts_for * loss
     if rule.on_nonfinite == "skip_window" and loss is not None:
-        # The boundary looks at the weight; the losses before may be unknown.
+        # The boundary checks the weight, because some losses may be unknown.
         counts_for = tf.where(tf.math.is_finite(loss), counts_for, nan(dtype))
     micro_batch = MicroBatch(
         gradients=list(gradients.values()),
@@ -146,7 +148,7 @@ def run_micro_step(
 
 
 def close_partial_window(window: Window, rule: Rule) -> tf.Tensor:
-    """Updates by what the window holds so far; in replica context."""
+    """Applies the micro-batches in the window so far, in replica context."""
     nothing = tf.constant(0, tf.int64)
     return _close_if_done(window, rule, nothing, nothing)
 
@@ -169,16 +171,16 @@ def _terms(window: Window, rule: Rule) -> Terms:
         gradient_divisor=1 if rule.is_reduced else replicas,
         loss_divisor=replicas,
         on_nonfinite=rule.on_nonfinite,
-        has_loss=False,  # of some micro-steps, perhaps
+        has_loss=False,  # some micro-steps may have none
         is_reported=False,
     )
 
 
 def _finish(strategy, window: Window, rule: Rule, counted, steps) -> tf.Tensor:
-    """Cross-replica: the tf.cond on the boundary."""
+    """Closes the window at a boundary, in cross-replica context."""
     counted = strategy.experimental_local_results(counted)
     is_boundary, _ = _KIND.count(window.micro_steps, counted, first_of(strategy, steps))
-    with tf.control_dependencies(counted):  # what has failed is nobody's
+    with tf.control_dependencies(counted):  # a failed step owns nothing
         owned = []
         if window.owner is not None and window.trained is not None:
             owned = [set_to(window.owner, _owner_of(window))]
@@ -210,7 +212,7 @@ def _is_first(window: Window) -> tf.Tensor:
 
 
 def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
-    """Gradients, each dense or sparse as in the micro-steps before."""
+    """Returns the gradients, each dense or sparse as in earlier micro-steps."""
     indices = tuple(gradients)
     if window.trained is None:
         window.trained = indices
@@ -218,7 +220,7 @@ def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
             i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
         )
     if indices != tuple(window.trained) and _is_empty(window):
-        window.trained = indices  # some layers were frozen, or thawed, between windows
+        window.trained = indices  # layers were frozen or unfrozen between windows
         window.sparse.update(
             i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
         )
@@ -240,7 +242,7 @@ def _is_eager() -> bool:
 
 
 def _is_empty(window: Window) -> bool:
-    """Whether it holds nothing now, where anybody can tell."""
+    """Returns whether the window is known to be empty now."""
     if window.owner is None:
         return False
     with tf.init_scope():
@@ -248,7 +250,7 @@ def _is_empty(window: Window) -> bool:
 
 
 def _owner_of(window: Window) -> tf.Tensor:
-    """A number for the set of variables that this micro-step trains, > 0."""
+    """Returns a number > 0 for the set of variables that this micro-step trains."""
     indices = tuple(window.trained)
     number = 1 + zlib.crc32(repr(indices).encode())
     window._sets[number] = indices
@@ -256,7 +258,7 @@ def _owner_of(window: Window) -> tf.Tensor:
 
 
 def _check_owner(window: Window, is_first: tf.Tensor) -> list:
-    """Fails where the open window holds the gradients of other variables."""
+    """Returns an assertion that the open window has gradients of the same variables."""
     if window.owner is None:
         return []
     owner = window.owner.read_value()
@@ -282,7 +284,7 @@ def _names(window: Window, indices=None) -> list[str]:
 
 
 def _open(window: Window) -> list[Accumulator]:
-    """The accumulators in use, the scalars' last; rows for sparse gradients only."""
+    """Returns the accumulators in use, scalars last; rows for sparse gradients only."""
     made = [
         Accumulator(a.total, a.touched if i in window.sparse else None)
         for i, a in enumerate(window.accumulators)
@@ -291,6 +293,6 @@ def _open(window: Window) -> list[Accumulator]:
 
 
 def _run(operations) -> tf.Tensor:
-    """A tensor that needs them; in eager execution they have run."""
+    """Returns a tensor that needs `operations`; in eager execution they have run."""
     with tf.control_dependencies([o for o in operations if o is not None]):
         return tf.constant(True)
