@@ -34,7 +34,7 @@ _MODULES = {
 
 
 def __getattr__(name: str):
-    # At first use: the planner and the launcher of a cluster need no TensorFlow.
+    # Imports at first use: the planner and the cluster launcher need no TensorFlow.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -11,7 +11,7 @@ INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 def ancestors(
     operations: list[tf.Operation],
 ) -> dict[tf.Operation, tf.Operation | None]:
-    """Returns `operations` and all that they need, each with the one that needs it."""
+    """Maps `operations` to None, and what they need to an operation that needs it."""
     return _walk(
         operations,
         lambda operation: [
@@ -29,7 +29,7 @@ def data_ancestors(
     Ignores control dependencies; follows captures from branches' graphs to outer ones.
 
     Returns:
-        Each operation with the one that needs it.
+        Each operation with one that needs it; None for `operations` themselves.
     """
     captured = {}  # per graph: outer operation by the placeholder that stands for it
 
@@ -94,7 +94,7 @@ def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
         The tensors of the branch that ran.
     """
     is_eager = tf.executing_eagerly()
-    # A tf.function adds control dependencies, and what waits for a dead branch is dead.
+    # A tf.function adds control dependencies, and what waits for a dead one is dead.
     if is_eager or tf.compat.v1.get_default_graph().building_function:
         return tf.cond(predicate, if_true, if_false)
     switch = tf.raw_ops.Switch(data=predicate, pred=predicate)

@@ -47,7 +47,7 @@ class _Kind:
     needs_weight = True  # to compute the mean
 
     def weigh(self, weight: tf.Tensor | None, reduction: str):
-        """Returns (what a micro-batch counts for, factor of its loss and gradients).
+        """Returns (a micro-batch's weight, factor of its loss and gradients).
 
         Args:
             weight: Scalar, as the caller gave it; None if not given.

@@ -203,7 +203,7 @@ def checks_micro_batches(terms: Terms) -> bool:
 
 
 def _check_micro_batch(terms: Terms, sums: list[Gradient], micro_batch: MicroBatch):
-    """Returns (whether it counts, None for always; what must run before)."""
+    """Returns (whether it counts, None for always; operations to run before)."""
     if not checks_micro_batches(terms):  # NaN and infinity stay in the window's sum
         return None, [values_of(value) for value in sums]
     scalars = micro_batch.scalars[: 1 if micro_batch.loss is None else 2]
@@ -273,7 +273,7 @@ def _norm(terms: Terms, sums, halves: tf.Tensor, more: list[tf.Tensor]):
 
 
 def _check_window(terms: Terms, sums: list[Gradient], halves: tf.Tensor, scalars):
-    """Returns (whether the window is applied, what must run before)."""
+    """Returns (whether the window is applied, operations to run before)."""
     unknown = list(range(len(sums)))
     if checks_micro_batches(terms) and terms.accumulators and terms.num_replicas == 1:
         # The micro-steps have checked the slices of a sparse sum, not its rows.

@@ -88,7 +88,7 @@ def assert_finite(
 
 
 def _read_all(gradients: list[Gradient]) -> tf.Tensor:
-    """Returns bool [gradients]: is each finite? 1e20 is, though its square is not."""
+    """Returns bool [gradients], whether each is finite; 1e20 is, its square is not."""
     finite = [tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients]
     return tf.stack(finite)
 

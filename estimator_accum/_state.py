@@ -42,7 +42,7 @@ class State(NamedTuple):
     kind: Kind
     terms: Terms
     variables: list[tf.Variable]
-    micro_steps: tf.Variable | None  # None if every run of the train op is a window
+    micro_steps: tf.Variable | None  # None if every run of the train op ends a window
     clipped_updates: tf.Variable | None
     noise_scale: NoiseScale | None
     update_step: tf.Variable

@@ -118,8 +118,8 @@ class Window(NamedTuple):
             so far; NaN off the boundary, and always NaN if it is not estimated.
         mean_loss: Mean loss of this replica's micro-batches in the open window; at a
             boundary, in the whole window.
-        micro_steps: Variable, the number of micro-steps in the open window; None for
-            K = 1.
+        micro_steps: Variable, the number of micro-steps in the open window; None if
+            every run of the train op ends a window.
         micro_steps_after: `micro_steps` after this micro-step, before a boundary resets
             it to 0; running it counts one. K if there is no counter.
         gradient_accumulation_steps: K of the open window [micro-steps per update].

@@ -142,7 +142,7 @@ def run_micro_step(
         _terms(window, rule),
         micro_batch,
         lambda: _is_first(window),
-        has_same_shapes=True,  # as XLA asks
+        has_same_shapes=True,  # as XLA requires
     )
     return _close_if_done(window, rule, counted, tf.identity(steps))
 

@@ -147,6 +147,7 @@ def batch_mean(
         reduction: "mean", or "sum" to add up without weights.
 
     Raises:
+        TypeError: If `tensor` or `weight` is not a number.
         ValueError: If `tensor` or `weight` is not a scalar.
     """
     batch = current_batch()
