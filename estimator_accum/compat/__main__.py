@@ -1,4 +1,4 @@
-"""Runs a script that must not be edited with `tf.estimator`.
+"""Runs a script with `tf.estimator`, without editing it.
 
 python -m estimator_accum.compat legacy_script.py --its --flags
 """
