@@ -1,14 +1,13 @@
-"""What programs that train have in common; the library itself needs none of it.
+"""Common parts of programs that train; the library itself needs none of them.
 
-Here, and nowhere else in this package but in `compat`, the environment is read, exit
-codes are chosen, folders are made and words are printed:
+These modules read the environment, choose exit codes, make folders and print:
 
     command_line  argparse of scripts
-    program    a quiet start, flags, refusals in one sentence
-    ending     exit codes and last words
+    program    quiet start, flags, one-sentence errors
+    ending     exit codes and final messages
     cluster    TF_CONFIG and Slurm;  strategies: --strategy
     batches    effective batch = micro-batch x micro-steps x replicas
     folder     settings of a run;  lock: one run at a time;  disk: room for checkpoints
-    progress   where a run stands;  saving: the hook that saves checkpoints
-    watchdog   tasks of a cluster that are lost
+    progress   steps and updates done;  saving: the hook that saves checkpoints
+    watchdog   ends a task when another task of the cluster is lost
 """

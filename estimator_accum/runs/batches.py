@@ -1,9 +1,9 @@
-"""How many examples an update has, and how many of them a replica takes at once.
+"""Division of each update's examples into micro-steps and replicas.
 
     effective_batch_size = micro_batch_size * gradient_accumulation_steps * replicas
 
-The weights depend on the left side alone: what the right side makes of it is a question
-of memory and of the number of replicas.
+The weights depend on the left side only; the right side follows from the available
+memory and the number of replicas.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ AUTO = "auto"  # a micro-batch as large as memory allows
 
 @dataclass(frozen=True)
 class Batches:
-    """How the examples of each update are shared out.
+    """Division of each update's examples into micro-steps and replicas.
 
     Attributes:
         effective_batch_size: Examples of one update, over all replicas.
-        gradient_accumulation_steps: [micro-steps per update].
-        num_replicas: That train in sync.
-        is_auto: Whether a replica takes its share of the update at once, cut into as
-            many micro-batches as memory asks for.
+        gradient_accumulation_steps: K [micro-steps per update].
+        num_replicas: Replicas that train in sync.
+        is_auto: Whether a replica takes its whole share of the update in one
+            micro-step, cut into as many micro-batches as memory requires.
     """
 
     effective_batch_size: int
@@ -34,17 +34,17 @@ class Batches:
 
     @property
     def largest_share(self) -> int:
-        """Examples that a replica takes in a micro-step, at most."""
+        """Most examples that a replica takes in a micro-step."""
         return -(-self.effective_batch_size // self._num_shares)
 
     def share(self, micro_step: int, replica: int) -> tuple[int, int]:
-        """Returns the (first, behind the last) of an update's examples, by place.
+        """Returns the half-open range [start, stop) of one share in an update.
 
-        Shares differ by one example at most, and together they are the whole.
+        Shares differ by at most one example; together they cover the update.
 
         Args:
-            micro_step: In the window, from 0.
-            replica: From 0.
+            micro_step: Number of the micro-step in the window, from 0.
+            replica: Number of the replica, from 0.
         """
         number = micro_step * self.num_replicas + replica
         first, behind = (
@@ -55,7 +55,7 @@ class Batches:
 
     @property
     def replicas(self) -> str:
-        """Such as "2 replicas"."""
+        """Number of replicas as text, such as "2 replicas"."""
         return f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
 
     def __str__(self) -> str:
@@ -81,22 +81,24 @@ def share_out(
     may_be_empty: bool = False,
     micro_flag: str = "--micro_batch_size",
 ) -> Batches:
-    """Returns how the examples of each update are shared out.
+    """Returns the division of each update's examples into micro-steps and replicas.
 
-    Without an effective batch it is the product of the others. With one, a micro-batch
-    says how many micro-steps it takes, and micro-steps say how large the micro-batches
-    are.
+    Without an effective batch size, it is the product of the other sizes. With one, the
+    micro-batch size determines the number of micro-steps, and the number of micro-steps
+    determines the micro-batch size.
 
     Args:
-        effective_batch_size: Examples of one update, over all replicas; None: not said.
-        micro_batch_size: Examples that a replica takes at once, at most; `AUTO`: as
-            memory allows; None: not said.
-        gradient_accumulation_steps: [micro-steps per update]; None: not said.
-        num_replicas: That train in sync.
-        default_micro_batch_size: Where nothing follows; None is the whole share.
-        default_gradient_accumulation_steps: Where nothing follows.
+        effective_batch_size: Examples of one update, over all replicas; None if not
+            given.
+        micro_batch_size: Most examples that a replica takes at once; `AUTO`: as many as
+            memory allows; None if not given.
+        gradient_accumulation_steps: K [micro-steps per update]; None if not given.
+        num_replicas: Replicas that train in sync.
+        default_micro_batch_size: Used if the other sizes do not determine the
+            micro-batch; None is a replica's whole share.
+        default_gradient_accumulation_steps: Used if the other sizes do not determine K.
         may_be_empty: Whether some replicas may have no example in a micro-step.
-        micro_flag: What errors call the micro-batch.
+        micro_flag: Name of the micro-batch flag in error messages.
 
     Raises:
         ValueError: If the sizes disagree, or there are not enough examples.
@@ -133,10 +135,10 @@ def share_out(
 
 
 def micro_batch_size_of(text: str | None, flag: str = "--micro_batch_size"):
-    """Returns the integer, `AUTO` or None that a flag says.
+    """Returns the value of a micro-batch flag: an integer, `AUTO` or None.
 
     Raises:
-        ValueError: If it says anything else.
+        ValueError: If the text is anything else.
     """
     if text in (None, AUTO):
         return text

@@ -1,10 +1,10 @@
-"""Who trains: a `TF_CONFIG` cluster, the tasks of a Slurm step, or one process alone.
+"""Training tasks: a `TF_CONFIG` cluster, a Slurm step, or one process alone.
 
     TF_CONFIG='{"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]},
                 "task": {"type": "worker", "index": 0}}'
 
-The chief and the workers train; without a chief, worker 0 is the one that saves. An
-evaluator may be in the cluster or not, and trains nothing.
+The chief and the workers train; without a chief, worker 0 saves. An evaluator may be
+listed in the cluster or not, and does not train.
 """
 
 import json
@@ -12,23 +12,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-STRATEGIES = ("none", "mirrored", "multi_worker")  # of `--strategy`
+STRATEGIES = ("none", "mirrored", "multi_worker")  # values of `--strategy`
 
 _TYPES = ("chief", "worker", "evaluator")
-_FIRST_PORT = 20000  # below those that systems give to whoever asks for any
+_FIRST_PORT = 20000  # below the range of ephemeral ports
 _NUM_PORTS = 10000
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tasks of a run, and which of them this process is.
+    """The tasks of a run, and the task that this process is.
 
     Attributes:
-        chief: The chief's address, host:port; None without one.
-        workers: The workers' addresses.
-        has_evaluator: Whether the cluster is known to have one.
+        chief: Address of the chief, host:port; None without a chief.
+        workers: Addresses of the workers, host:port.
+        has_evaluator: Whether the cluster is known to have an evaluator.
         task_type: "chief", "worker" or "evaluator".
-        task_index: Of its type, >= 0.
+        task_index: Index among the tasks of this type, >= 0.
     """
 
     chief: str | None = None
@@ -39,57 +39,59 @@ class Cluster:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one process trains without any cluster."""
+        """Returns whether one process trains without a cluster."""
         return not self.chief and not self.workers
 
     @property
     def num_workers(self) -> int:
-        """Tasks that train, the chief included."""
+        """Number of tasks that train, the chief included."""
         return 1 if self.is_alone else len(self.workers) + bool(self.chief)
 
     @property
     def rank(self) -> int:
-        """Of this task among those that train, the chief first."""
+        """Index of this task among those that train, the chief first."""
         is_behind_chief = self.task_type == "worker" and self.chief is not None
         return self.task_index + is_behind_chief
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this task evaluates, and trains nothing."""
+        """Returns whether this task evaluates and does not train."""
         return self.task_type == "evaluator"
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task trains and saves."""
+        """Returns whether this task trains and saves."""
         return not self.is_evaluator and self.rank == 0
 
     @property
     def name(self) -> str:
-        """Such as "worker 0"."""
+        """Name of this task, such as "worker 0"; "alone" without a cluster."""
         return "alone" if self.is_alone else f"{self.task_type} {self.task_index}"
 
     def tf_config(self) -> str:
-        """Returns what Estimator and strategy want to read in `TF_CONFIG`.
+        """Returns the `TF_CONFIG` that Estimator and strategies read.
 
-        The evaluator is in its own alone: the others' sessions would wait for it.
+        Only the evaluator's own lists the evaluator: in the others, the sessions would
+        wait for it.
         """
         cluster = {"worker": list(self.workers)} if self.workers else {}
         if self.chief:
             cluster["chief"] = [self.chief]
         if self.is_evaluator:
-            cluster["evaluator"] = ["localhost:1"]  # nobody connects to it
+            cluster["evaluator"] = ["localhost:1"]  # no task connects to it
         task = {"type": self.task_type, "index": self.task_index}
         return json.dumps({"cluster": cluster, "task": task})
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster:
-    """Returns the cluster that the environment describes: `TF_CONFIG` before Slurm.
+    """Returns the cluster that the environment describes; `TF_CONFIG` precedes Slurm.
 
     Args:
-        environment: Variables such as those of `os.environ`.
+        environment: Environment variables, such as `os.environ`.
 
     Raises:
-        ValueError: If it describes none that can train, naming the field.
+        ValueError: If it describes a cluster that cannot train; the message names the
+            field.
     """
     if environment.get("TF_CONFIG"):
         return _from_tf_config(environment["TF_CONFIG"])
@@ -117,7 +119,7 @@ def _from_tf_config(text: str) -> Cluster:
 
 
 def _checked_jobs(jobs) -> dict[str, list[str]]:
-    """Returns the addresses of each kind of task, or raises ValueError."""
+    """Returns the addresses of each type of task, or raises ValueError."""
     if not isinstance(jobs, dict) or not jobs:
         raise _error('["cluster"]', "an object of task types", _shown(jobs))
     for job, addresses in jobs.items():
@@ -166,7 +168,7 @@ def _checked_task(task, jobs: dict[str, list[str]]) -> tuple[str, int]:
     if task_type not in allowed:
         where = '["task"]["type"]'
         raise _error(where, f"one of {', '.join(allowed)}", _shown(task_type))
-    # An evaluator is not always listed among the others.
+    # An evaluator need not be listed in the cluster.
     last = len(jobs.get(task_type, [None])) - 1
     if type(index) is not int or not 0 <= index <= last:
         allowed = f"an integer from 0 to {last} for a {task_type}" if last else "0"
@@ -195,8 +197,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster:
         num_tasks = int(environment["SLURM_STEP_NUM_TASKS"])
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             port_base=port,
-            # Made-up GPUs, one a task: without any it lists no address. It is kept
-            # from handing them out.
+            # One fictitious GPU per task: without GPUs the resolver lists no address.
+            # auto_set_gpu=False keeps it from assigning them.
             gpus_per_node=num_tasks,
             gpus_per_task=1,
             auto_set_gpu=False,
@@ -215,7 +217,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster:
 
 
 def enter(cluster: Cluster) -> None:
-    """Tells TensorFlow, which reads the environment, of the cluster."""
+    """Sets or removes `TF_CONFIG`, from which TensorFlow learns of the cluster."""
     if cluster.is_alone:
         os.environ.pop("TF_CONFIG", None)
     else:
@@ -227,11 +229,12 @@ def read_cluster_of(strategy: str, environment: Mapping[str, str]) -> Cluster:
 
     Args:
         strategy: One of `STRATEGIES`; only "multi_worker" trains in a cluster.
-        environment: Variables such as those of `os.environ`.
+        environment: Environment variables, such as `os.environ`.
 
     Raises:
-        ValueError: If `strategy` is none of them, or the environment describes another
-            run than it: `TF_CONFIG` a cluster of several tasks, or an evaluator.
+        ValueError: If `strategy` is not one of `STRATEGIES`, the environment describes
+            a cluster that cannot train, this task is an evaluator, or `TF_CONFIG` has
+            several training tasks without "multi_worker".
     """
     if strategy not in STRATEGIES:
         raise ValueError(
@@ -246,7 +249,7 @@ def read_cluster_of(strategy: str, environment: Mapping[str, str]) -> Cluster:
                 "evaluates when training ends. Received: an evaluator. Leave it out."
             )
         return cluster if cluster.num_workers > 1 else Cluster()
-    # Not Slurm: its tasks may be so many runs of their own.
+    # Slurm is not read here: its tasks may be independent runs.
     if environment.get("TF_CONFIG"):
         cluster = read_cluster(environment)
         if cluster.num_workers > 1 or cluster.is_evaluator:

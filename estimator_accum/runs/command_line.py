@@ -1,4 +1,4 @@
-"""What the scripts' command lines share: flags, one sentence for an error, exit codes."""
+"""Command lines of scripts: flags, one-sentence errors, exit codes."""
 
 import argparse
 import math
@@ -12,14 +12,14 @@ from estimator_accum.runs.program import path_sentence
 
 
 class FetchError(Exception):
-    """A file could not be had, or is not what was published: exit code 1."""
+    """A file cannot be fetched, or differs from the published one: exit code 1."""
 
 
 class OneSentenceParser(argparse.ArgumentParser):
-    """An argument parser that says what is wrong in one sentence, without usage."""
+    """An argument parser that reports errors in one sentence, without usage."""
 
     def __init__(self, description: str, **options):
-        """The description, a script's docstring, is shown as it is."""
+        """Makes a parser that shows `description`, a script's docstring, unchanged."""
         kind = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=kind, **options)
 
@@ -29,7 +29,7 @@ class OneSentenceParser(argparse.ArgumentParser):
         self.add_argument(f"--{name}", **options)
 
     def add_numbers(self, *rows: tuple[str, float, str]) -> None:
-        """Adds a flag, of its default's type, for each (name, default, what it is)."""
+        """Adds a flag of the default's type for each (name, default, description)."""
         for name, default, what in rows:
             is_whole = isinstance(default, int)
             self.add_argument(
@@ -41,12 +41,12 @@ class OneSentenceParser(argparse.ArgumentParser):
             )
 
     def error(self, message: str):
-        """Leaves with exit code 2."""
+        """Exits with code 2."""
         self.exit(2, f"{self.prog}: {message.rstrip('.')}. Try --help.\n")
 
 
 def check_counts(flags: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that is a whole number below 1."""
+    """Raises ValueError if a flag is an integer below 1."""
     for name, value in vars(flags).items():
         if isinstance(value, int) and value < 1:
             raise ValueError(
@@ -56,7 +56,7 @@ def check_counts(flags: argparse.Namespace) -> None:
 
 
 def check_above_0(flags: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that is a number, and not above 0."""
+    """Raises ValueError if a flag is a float that is not finite or not above 0."""
     for name, value in vars(flags).items():
         if isinstance(value, float) and not 0 < value < math.inf:
             raise ValueError(
@@ -66,11 +66,11 @@ def check_above_0(flags: argparse.Namespace) -> None:
 
 
 def exit_code_of(action: Callable[[], int | None]) -> int:
-    """Runs a script's action; its error becomes one sentence on stderr.
+    """Runs a script's action and prints its error as one sentence on stderr.
 
     Returns:
-        What the action returns, 0 for None; 1 (nothing to fetch from, or something else
-        came), 2 (bad flags), or 141, as a shell says it of a program whose reader left.
+        The action's result, 0 for None; 1 if a fetch fails or yields another file; 2
+        for bad flags or files; 141 (128 + SIGPIPE) if the reader of stdout has left.
     """
     try:
         code = action() or 0

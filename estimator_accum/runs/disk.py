@@ -1,4 +1,4 @@
-"""Room on the disk: how much checkpoints need, and what a full disk leaves behind."""
+"""Disk space: how much checkpoints need, and cleanup after a full disk."""
 
 import errno
 import logging
@@ -16,10 +16,10 @@ _UNFINISHED = ("model.ckpt-*_temp", "checkpoint.tmp*", "graph.pbtxt.tmp*", ".*.p
 
 
 class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
-    """Says before training how much room checkpoints take, and refuses too little.
+    """Logs before training how much space checkpoints need, and refuses too little.
 
     Args:
-        config: The `tf.estimator.RunConfig` of the Estimator that is trained.
+        config: The Estimator's `tf.estimator.RunConfig`.
     """
 
     def __init__(self, config):
@@ -27,19 +27,19 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
         self._kept = config.keep_checkpoint_max
 
     def begin(self) -> None:
-        """When the graph is made.
+        """Compares the checkpoints of the finished graph with the free space.
 
         Raises:
             OSError: ENOSPC, if checkpoints do not fit.
         """
-        if not self._folder.is_dir():  # of object storage, whose room nobody knows
+        if not self._folder.is_dir():  # object storage, whose free space is unknown
             return
         sizes = [
             (variable.shape.num_elements() or 0) * variable.dtype.size
             for variable in tf.compat.v1.global_variables()
         ]
         graph = tf.compat.v1.get_default_graph().as_graph_def().ByteSize()
-        # The next one is written before the oldest is deleted; None keeps all.
+        # The next checkpoint is written before the oldest is deleted; None keeps all.
         needed = (sum(sizes) + graph) * ((self._kept or 1) + 1)
         there = [path.stat().st_size for path in self._folder.glob("model.ckpt-*")]
         missing, free = needed - sum(there), shutil.disk_usage(self._folder).free
@@ -55,7 +55,7 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
 
 
 def spoken(size: int) -> str:
-    """Writes a number of bytes with a unit."""
+    """Returns a number of bytes as text with a unit."""
     for unit, bytes_of_it in (("GB", 1e9), ("MB", 1e6)):
         if size >= bytes_of_it:
             return f"{size / bytes_of_it:,.1f} {unit}"
@@ -63,11 +63,11 @@ def spoken(size: int) -> str:
 
 
 def is_of_full_disk(error: BaseException) -> bool:
-    """Whether an error, or what caused it, is that there is no room left."""
+    """Returns whether an error, or one that caused it, reports a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _ERRORS:
             return True
-        message = getattr(error, "message", "")  # of TensorFlow's errors
+        message = getattr(error, "message", "")  # set in TensorFlow's errors
         if any(os.strerror(number) in message for number in _ERRORS):
             return True
         error = error.__cause__ or error.__context__
@@ -75,10 +75,10 @@ def is_of_full_disk(error: BaseException) -> bool:
 
 
 def remove_unfinished(output_dir: str | os.PathLike) -> str | None:
-    """Deletes what a full disk has cut off.
+    """Deletes files that a full disk has left incomplete.
 
     Returns:
-        The name of the checkpoint that training will go on from; None is no checkpoint.
+        Name of the checkpoint from which training will resume; None without one.
     """
     folder = pathlib.Path(output_dir)
     for pattern in _UNFINISHED:

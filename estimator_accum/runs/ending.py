@@ -1,4 +1,4 @@
-"""How a program that trains ends: its exit code, and one sentence of what went wrong."""
+"""Exit codes and one-sentence errors of programs that train."""
 
 import contextlib
 import os
@@ -20,15 +20,15 @@ _INTERRUPTED = 130
 def ended_in_words(
     program: str, output_dir: str, advice: str, is_alone: bool
 ) -> Iterator[None]:
-    """Ends the process where what is inside fails; `train` itself ends it for signals.
+    """Ends the process if the `with` block fails; for signals, `train` itself ends it.
 
-    Exit codes: 2 for what the user can mend, 75 when another task was lost, 130 for
-    Ctrl-C outside of training, 1 with a traceback for everything else.
+    Exit codes: 2 for an error that the user can fix, 75 when another task was lost, 130
+    for Ctrl-C outside training, 1 with a traceback for any other error.
 
     Args:
-        program: Its name, with which the sentence begins.
+        program: Name of the program, with which the sentence begins.
         output_dir: The folder that the run writes to.
-        advice: What helps where gradients are not finite.
+        advice: Remedy for gradients that are not finite.
         is_alone: Whether the process is in no cluster.
     """
     try:
@@ -53,11 +53,11 @@ def ended_in_words(
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of TensorFlow would not let it go
+    os._exit(code)  # TensorFlow's threads would keep the process alive
 
 
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
-    """Says in words what a user can mend; None for any other error."""
+    """Returns a sentence for an error that the user can fix; None for any other."""
     if isinstance(error, LockedFolderError):
         return str(error)
     if is_of_full_disk(error):

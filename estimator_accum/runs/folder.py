@@ -1,6 +1,6 @@
-"""The output folder of a run: what it was begun with, and whether this run may go on.
+"""Output folder of a run: its settings, and whether this run may resume there.
 
-A run leaves `run_settings.json` beside its checkpoints.
+A run writes `run_settings.json` beside its checkpoints.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ EXAMPLES_CHECKSUM = "examples_checksum"
 def check_run_folder(
     output_dir: str | os.PathLike, settings: Mapping[str, Any], *, foreign: str
 ) -> None:
-    """Raises ValueError unless the folder is free, or that of a run with these settings.
+    """Raises ValueError unless the folder is free or holds a run with these settings.
 
     Args:
         output_dir: The folder, which need not exist.
-        settings: What decides the run's weights, by the names of flags and
+        settings: The values that determine the run's weights, by flag name or
             `EXAMPLES_CHECKSUM`.
-        foreign: Pattern of the files that a folder without settings must not have.
+        foreign: Glob pattern of files that a folder without settings must not hold.
     """
     folder = pathlib.Path(output_dir)
     if folder.exists() and not folder.is_dir():
@@ -58,7 +58,7 @@ def check_run_folder(
 
 
 def make_run_folder(output_dir: str | os.PathLike) -> None:
-    """Makes the folder, or raises ValueError."""
+    """Makes the folder; raises ValueError if that is impossible."""
     try:
         pathlib.Path(output_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -69,7 +69,7 @@ def make_run_folder(output_dir: str | os.PathLike) -> None:
 
 
 def read_settings(path: pathlib.Path) -> dict[str, Any]:
-    """Returns what a run has written, or raises ValueError."""
+    """Returns the settings that a run has written; raises ValueError if unreadable."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -83,20 +83,20 @@ def read_settings(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_settings(output_dir: str | os.PathLike, settings: Mapping[str, Any]) -> None:
-    """Writes what the run goes on with."""
+    """Writes the settings with which the run can resume."""
     text = json.dumps(settings, indent=2) + "\n"
     write_text(pathlib.Path(output_dir) / SETTINGS_FILE, text)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is either whole or not there."""
+    """Writes a file atomically: it is complete or absent."""
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a path to write to, of a file that is then whole, or not there."""
+    """Yields a temporary path, which replaces `path` if the `with` block succeeds."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial

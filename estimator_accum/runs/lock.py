@@ -1,8 +1,9 @@
-"""One run at a time in an output folder: a lock that ends with the process that holds it.
+"""Lock for one run at a time in an output folder; it ends with its process.
 
-Two runs in one folder would write checkpoints over one another's. `.run.lock` is locked,
-by the operating system; `.run.holder` says by whom. Between machines that holds where a
-network folder has locks: NFS and SMB do, object storage mounted as a folder does not.
+Two runs in one folder would overwrite each other's checkpoints. The operating system
+locks `.run.lock`; `.run.holder` names the process that holds the lock. Between machines
+the lock works on network folders that support locks: NFS and SMB do, object storage
+mounted as a folder does not.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ _LOCK, _HOLDER = ".run.lock", ".run.holder"
 
 
 class LockedFolderError(ValueError):
-    """Another process runs in the folder."""
+    """Another process is running in the folder."""
 
 
 @contextlib.contextmanager
@@ -28,10 +29,10 @@ def locked(output_dir: str | os.PathLike, is_holder: bool = True) -> Iterator[No
 
     Args:
         output_dir: The folder, which exists.
-        is_holder: Whether this process is to hold it: of a cluster, the chief is.
+        is_holder: Whether this process takes the lock: in a cluster, only the chief.
 
     Raises:
-        LockedFolderError: If another process holds it.
+        LockedFolderError: If another process holds the lock.
     """
     if not is_holder:
         yield
@@ -68,6 +69,6 @@ def _read_holder(path: pathlib.Path) -> str:
     try:
         holder = json.loads(path.read_text())
         pid, host, since = holder["pid"], holder["host"], holder["since"]
-    except (OSError, ValueError, KeyError, TypeError):  # it is just writing it
+    except (OSError, ValueError, KeyError, TypeError):  # being written
         return "another process runs"
     return f"process {pid} of {host} runs since {since}"

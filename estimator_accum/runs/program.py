@@ -1,6 +1,6 @@
-"""What programs that train have in common: a quiet start, flags, one-sentence errors.
+"""Start of programs that train: quiet imports, flags, one-sentence errors.
 
-Needs no TensorFlow: what is here runs before its import.
+Needs no TensorFlow, because it runs before TensorFlow's import.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
 
 @contextlib.contextmanager
 def quiet_import(arguments: Sequence[str]) -> Iterator[None]:
-    """Drops what is written to stderr inside, where TensorFlow is imported.
+    """Hides the stderr output of the `with` block, which imports TensorFlow.
 
-    Newer TensorFlows greet from C++ before they have read TF_CPP_MIN_LOG_LEVEL. An
-    import that fails shows all of it, and so does `--verbosity=0` or more.
+    Newer TensorFlow versions log from C++ before they read TF_CPP_MIN_LOG_LEVEL. A
+    failing import shows all output, and so does `--verbosity=0` or more.
 
     Args:
         arguments: The command line, without the program's name.
@@ -50,9 +50,9 @@ def quiet_import(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _open_what_is_closed() -> None:
-    """Gives a process without standard streams, as some daemons are, silent ones.
+    """Opens closed standard streams, as some daemons have them, on `os.devnull`.
 
-    The next file to be opened would else become its standard output.
+    Otherwise the next file that is opened would become the standard output.
     """
     for stream, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         try:
@@ -65,11 +65,11 @@ def _open_what_is_closed() -> None:
 
 
 def set_verbosity(verbosity: int, *programs: str) -> None:
-    """Shows the programs' own lines always, TensorFlow's from 0 upwards.
+    """Shows the programs' own log lines always, TensorFlow's from verbosity 0.
 
     Args:
-        verbosity: Of the command line.
-        programs: Names of loggers below TensorFlow's.
+        verbosity: Value of `--verbosity`; below 0, TensorFlow logs only errors.
+        programs: Names of loggers below `tensorflow`.
     """
     tensorflow_level = logging.INFO if verbosity >= 0 else logging.ERROR
     logging.getLogger("tensorflow").setLevel(tensorflow_level)
@@ -93,8 +93,9 @@ def read_flags(flag_values: flags.FlagValues, argv: Sequence[str]) -> None:
     """Reads the command line.
 
     Raises:
-        flags.Error: If a flag is unknown or has a value of another kind; see `sentence`.
-        ValueError: If something is no flag.
+        flags.Error: If a flag is unknown or its value has the wrong type; see
+            `sentence`.
+        ValueError: If an argument is not a flag.
     """
     rest = flag_values(argv)[1:]
     if rest:
@@ -105,7 +106,7 @@ def read_flags(flag_values: flags.FlagValues, argv: Sequence[str]) -> None:
 
 
 def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
-    """Says what an error is about in one line, absl's in this project's form."""
+    """Returns an error in one line; absl's errors get this project's form."""
     if isinstance(error, flags.UnrecognizedFlagError):
         _, _, similar = str(error).partition("Did you mean: ")
         hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
@@ -128,7 +129,7 @@ def refuse(program: str, error: Exception, flag_values: flags.FlagValues) -> NoR
 
 
 def path_sentence(error: Exception) -> str | None:
-    """Says which path the operating system refused; None for any other error."""
+    """Returns which path the operating system refused; None for any other error."""
     if not isinstance(error, OSError) or error.errno is None or error.filename is None:
         return None
     reason = os.strerror(error.errno)

@@ -1,4 +1,4 @@
-"""Where a run stands: what its folder's last checkpoint says."""
+"""Progress of a run, read from the last checkpoint in its folder."""
 
 import contextlib
 import logging
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 
 class Progress(NamedTuple):
-    """Where a run stands.
+    """Progress of a run at a checkpoint.
 
     Attributes:
-        global_step: Micro-steps so far.
-        update: Updates so far.
-        micro_step: Micro-steps of the next update that are done.
+        global_step: Micro-steps done.
+        update: Updates done.
+        micro_step: Micro-steps done of the next update.
     """
 
     global_step: int
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
 
 
 def read_progress(output_dir: str) -> Progress:
-    """Returns where the folder's last checkpoint stands; all 0 without one."""
+    """Returns the progress at the folder's last checkpoint; all 0 without one."""
     path = latest_checkpoint(output_dir)
     if path is None:
         return Progress(0, 0, 0)
@@ -36,15 +36,15 @@ def read_progress(output_dir: str) -> Progress:
 
 
 def latest_checkpoint(output_dir: str) -> str | None:
-    """Returns the checkpoint that the folder's run stands at; None for a new one.
+    """Returns the latest checkpoint of the folder's run; None for a new run.
 
     Raises:
         ValueError: If there are checkpoints, but the folder's `checkpoint` file, which
-            says what is the latest, is missing or damaged: training must not begin anew
-            over them.
+            names the latest one, is missing or damaged: training must not start again
+            and overwrite them.
     """
     path = None
-    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not even text
+    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not a text file
         path = tf.train.latest_checkpoint(output_dir)
     # A run that is killed while it saves its very first checkpoint has no such file.
     found = [
@@ -64,7 +64,7 @@ def latest_checkpoint(output_dir: str) -> str | None:
 
 @contextlib.contextmanager
 def _silent_tensorflow():
-    """Keeps TensorFlow from saying what a sentence of ours is about to say."""
+    """Silences TensorFlow's log lines where our own error message replaces them."""
     logger = logging.getLogger("tensorflow")
     was_disabled, logger.disabled = logger.disabled, True
     try:

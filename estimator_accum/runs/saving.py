@@ -6,19 +6,20 @@ from estimator_accum.runs.disk import DiskSpaceHook
 
 
 def make_saver_hooks(config) -> list[tf.compat.v1.train.SessionRunHook]:
-    """Makes the hook that Estimator makes of a config, without its `session.run`s.
+    """Returns a replacement for Estimator's saver hook, with fewer `session.run`s.
 
-    With `save_checkpoints_steps` Estimator's own fetches `global_step` once more after
-    every micro-step, since a `session.run` might be 1,000,000 steps. Where a training
-    hook is a CheckpointSaverHook, Estimator makes none.
+    With `save_checkpoints_steps`, Estimator's own hook fetches `global_step` once more
+    after every micro-step, since one `session.run` might be 1,000,000 steps. Estimator
+    makes no hook of its own if a training hook is a CheckpointSaverHook.
 
     Args:
         config: The Estimator's `tf.estimator.RunConfig`.
 
     Returns:
-        The hook, to stand behind those that report: no checkpoint is then ahead of its
-        row. None with a strategy, whose session makes its own, and without
-        `save_checkpoints_steps`. For the chief, one that looks for room on the disk.
+        The hooks, to be placed after those that report, so that no checkpoint is ahead
+        of its row. On the chief, the first one checks the disk space. There is no saver
+        hook with a strategy, whose session makes its own, or without
+        `save_checkpoints_steps`.
     """
     room = [DiskSpaceHook(config)] if config.is_chief else []
     if config.train_distribute is not None or config.save_checkpoints_steps is None:

@@ -1,10 +1,10 @@
-"""`--strategy none|mirrored|multi_worker`: from the word to a `tf.distribute` strategy.
+"""The `tf.distribute` strategy of `--strategy none|mirrored|multi_worker`.
 
 none          one replica
 mirrored      a replica on each GPU of this machine (or on each logical CPU)
-multi_worker  a replica on each GPU of each task, or one a task, of the cluster
-              that `TF_CONFIG` or Slurm describes; alone without either, or with
-              one task
+multi_worker  a replica on each GPU of each task (or one per task) of the cluster
+              that `TF_CONFIG` or Slurm describes; one process alone without a
+              cluster or with one task
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from estimator_accum.runs.cluster import Cluster, enter
 
 
 def count_replicas(strategy: str, cluster: Cluster) -> int:
-    """Returns how many replicas train in sync, those of all tasks."""
+    """Returns how many replicas train in sync, over all tasks."""
     return count_local_replicas(strategy) * cluster.num_workers
 
 
@@ -28,25 +28,25 @@ def count_local_replicas(strategy: str) -> int:
 
 
 def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | None:
-    """Makes what `RunConfig(train_distribute=...)` takes; None for one replica alone.
+    """Returns the value of `RunConfig(train_distribute=...)`; None for one replica.
 
-    The environment gets the cluster's `TF_CONFIG`, which strategy and Estimator read;
-    `enter(Cluster())` takes it away, for an evaluation that needs no other task.
+    Puts the cluster's `TF_CONFIG` in the environment, where strategy and Estimator read
+    it; `enter(Cluster())` removes it for an evaluation that needs no other task.
 
     Args:
         strategy: One of `STRATEGIES`.
-        cluster: What `read_cluster_of` says.
+        cluster: Result of `read_cluster_of`.
     """
     enter(cluster)
     if not cluster.is_alone:
-        # Or the strategy would start a server of its own, beside Estimator's.
+        # Otherwise the strategy would start its own server beside Estimator's.
         tf.compat.v1.disable_eager_execution()
         return tf.distribute.MultiWorkerMirroredStrategy()
     if strategy != "mirrored" and count_local_replicas(strategy) == 1:
         return None
     if tf.config.list_logical_devices("GPU"):
         return tf.distribute.MirroredStrategy()
-    # The default reduction waits for ever between several CPUs of a graph.
+    # The default reduction hangs between several CPUs of a graph.
     cpus = [device.name for device in tf.config.list_logical_devices("CPU")]
     return tf.distribute.MirroredStrategy(
         cpus, cross_device_ops=tf.distribute.ReductionToOneDevice()
@@ -54,9 +54,9 @@ def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | N
 
 
 def make_session_config(strategy: str) -> tf.compat.v1.ConfigProto | None:
-    """Makes what `RunConfig(session_config=...)` takes; None is Estimator's own.
+    """Returns the value of `RunConfig(session_config=...)`; None is Estimator's own.
 
-    A session has one CPU, whatever was configured, unless it is told.
+    By default a session has one CPU, however many logical CPUs were configured.
     """
     if strategy != "mirrored":
         return None

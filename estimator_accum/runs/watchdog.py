@@ -1,8 +1,8 @@
-"""Ends a task that makes no progress: TensorFlow's own wait for ever for a lost one.
+"""Watchdog for tasks of a cluster: TensorFlow waits forever for a lost task.
 
-When a task of a cluster dies, the others neither fail nor go on, also after it has come
-back; all have to start again, from the last checkpoint. Whoever starts them (the
-launcher, Kubernetes, Slurm) can do so once every task has ended.
+When a task of a cluster dies, the others neither fail nor continue, even after it has
+come back; all tasks must restart from the last checkpoint. The launcher, Kubernetes or
+Slurm can restart them once every task has ended.
 """
 
 import logging
@@ -20,13 +20,13 @@ _SECS_BETWEEN_LOOKS = 0.5
 
 
 class Watchdog:
-    """Ends this process unless `beat` is called again and again.
+    """Ends this process if `beat` is not called within `deadline_secs`.
 
     Args:
-        deadline_secs: From one beat to the next, > 0.
-        task: Of which the last words speak.
-        watched: A file whose growth counts as a beat: an evaluator's progress is that
-            of others.
+        deadline_secs: Longest time from one beat to the next [seconds], > 0.
+        task: Task name for the final log line.
+        watched: File whose modification counts as a beat: an evaluator depends on the
+            progress of the other tasks.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Watchdog:
         self.beat()
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the watch."""
         self.beat()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def beat(self) -> None:
-        """Says that there is progress."""
+        """Reports progress."""
         self._last_beat = time.monotonic()
 
     def stop(self) -> None:
-        """Ends the watch: what follows needs no other task."""
+        """Stops the watch, before work that needs no other task."""
         self._is_stopped.set()
 
     def _watch(self) -> None:
@@ -64,7 +64,7 @@ class Watchdog:
                     self._task,
                     self._deadline_secs,
                 )
-                os._exit(EXIT_CODE)  # threads of TensorFlow would not let it go
+                os._exit(EXIT_CODE)  # TensorFlow's threads would keep it alive
 
     def _look_at_file(self) -> None:
         if self._watched is None:
@@ -79,18 +79,18 @@ class Watchdog:
 
 
 class LostTaskError(RuntimeError):
-    """Another task of the cluster has ended, and this one cannot go on."""
+    """Another task of the cluster has ended, and this one cannot continue."""
 
 
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
-    """Beats at every micro-step that is further than any before.
+    """Beats at every micro-step beyond the furthest one so far.
 
-    A task may also lose another one without waiting: its session is then made anew,
-    again and again. That is refused, since all tasks have to start again.
+    A task may also lose another one without waiting: its session is then recreated
+    again and again. `LostTaskError` ends that, since all tasks must restart.
 
     Args:
-        watchdog: Gets the beats.
-        first_global_step: What the examples start at [micro-steps].
+        watchdog: The watchdog to beat.
+        first_global_step: `global_step` at which the examples start [micro-steps].
     """
 
     def __init__(self, watchdog: Watchdog, first_global_step: int):
