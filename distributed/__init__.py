@@ -1,1 +1,1 @@
-"""An image classifier on many workers, with one reduction a window."""
+"""Image classifier trained on many workers, with one reduction per window."""

@@ -1,4 +1,4 @@
-"""The flags of a task, which the launcher passes on; needs no TensorFlow."""
+"""Flags of a task, which the launcher passes on; needs no TensorFlow."""
 
 import functools
 import sys
@@ -8,7 +8,7 @@ from absl import flags
 from distributed.settings import Settings
 from estimator_accum.runs.batches import micro_batch_size_of
 
-# Its own: other examples have flags of the same names.
+# Not flags.FLAGS: other examples define flags of the same names.
 FLAGS = flags.FlagValues()
 _string = functools.partial(flags.DEFINE_string, flag_values=FLAGS)
 _integer = functools.partial(flags.DEFINE_integer, flag_values=FLAGS)
@@ -79,7 +79,7 @@ def settings_from_flags() -> Settings:
     """Returns the flags as settings.
 
     Raises:
-        ValueError: If --micro_batch_size is no number, and not auto.
+        ValueError: If --micro_batch_size is neither a number nor auto.
     """
     values = {name: FLAGS[name].value for name in Settings.__dataclass_fields__}
     values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
@@ -87,5 +87,5 @@ def settings_from_flags() -> Settings:
 
 
 def help_text() -> str:
-    """Returns what --help shows of the flags."""
+    """Returns the flags' part of the --help text."""
     return FLAGS.module_help(sys.modules[__name__])

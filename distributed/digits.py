@@ -1,14 +1,14 @@
 """Generated images of digits, for runs without data.
 
-Each is one of ten glyphs, turned, slanted, scaled and moved a little, with noise: none
-of it was written by hand.
+Each image is one of ten glyphs, slightly rotated, slanted, scaled and shifted, plus
+noise; none is handwritten.
 """
 
 import numpy as np
 
 SIZE = 28  # [pixels], as in MNIST
 
-# Rows of 5 pixels from top to bottom, the bits of a number each.
+# Rows of 5 pixels from top to bottom; each row is the bits of one number.
 _GLYPHS = {
     0: (14, 17, 19, 21, 25, 17, 14),
     1: (4, 12, 4, 4, 4, 4, 14),
@@ -21,17 +21,17 @@ _GLYPHS = {
     8: (14, 17, 17, 14, 17, 17, 14),
     9: (14, 17, 17, 15, 1, 2, 12),
 }
-_PIXELS = 3.0  # of the image to one of the glyph
+_PIXELS = 3.0  # image pixels per glyph pixel
 
 
 def generate(num_images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (images uint8 [N, 28, 28], labels int32 [N]), the same for the same seed.
 
     Args:
-        num_images: N >= 1.
-        seed: Of the random numbers, 0 <= seed < 2**32.
+        num_images: Number of images N, >= 1.
+        seed: Random seed, 0 <= seed < 2**32.
     """
-    # RandomState, not default_rng: NumPy promises its numbers for ever.
+    # RandomState, not default_rng: NumPy guarantees that its numbers never change.
     random = np.random.RandomState(seed)
     labels = random.randint(0, len(_GLYPHS), num_images).astype(np.int32)
     angle = random.uniform(-0.25, 0.25, num_images)
@@ -51,8 +51,8 @@ def generate(num_images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sample(labels: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Returns the glyphs' ink, 0 to 1, at places from their middles [glyph pixels]."""
-    # 2 empty pixels around each: what lies outside is clipped to them.
+    """Returns the glyphs' ink, 0 to 1, at offsets from their centers [glyph pixels]."""
+    # 2 empty pixels around each glyph: offsets outside it are clipped to them.
     glyphs = np.zeros([len(_GLYPHS), 11, 9])
     for digit, bits in _GLYPHS.items():
         glyphs[digit, 2:-2, 2:-2] = [

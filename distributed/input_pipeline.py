@@ -1,9 +1,9 @@
-"""From IDX files to each worker's micro-batches.
+"""Input pipeline: from IDX files to each worker's micro-batches.
 
-All workers know the order of all examples, as a stream without end: epoch after epoch,
-each in the order of the files or in one of its own. Update u takes the places
-`u * effective_batch_size` and on, shared out over its micro-steps and the workers: what
-a worker reads follows from how many updates are done, and nothing else.
+All workers know the order of all examples, an endless stream: epoch after epoch, each
+in file order or in an order of its own. Update u takes the places from
+`u * effective_batch_size` on, divided among its micro-steps and the workers: what a
+worker reads depends only on the number of updates done.
 
 Shapes: N = images of a file, B = examples of a micro-batch.
 """
@@ -27,7 +27,7 @@ from estimator_accum.runs.batches import Batches
 _logger = logging.getLogger("tensorflow.distributed")
 
 NUM_CLASSES = 10
-_TRAIN, _TEST = "train", "t10k"  # what the names of the files begin with
+_TRAIN, _TEST = "train", "t10k"  # prefixes of the file names
 _GENERATED = {_TRAIN: (2000, 0), _TEST: (500, 1)}  # (images, seed)
 _PREFETCHED_BATCHES = 2
 
@@ -35,11 +35,11 @@ InputFn = Callable[[], tf.data.Dataset]
 
 
 class Examples(NamedTuple):
-    """Images and what they show.
+    """Images and their labels.
 
     Attributes:
         images: uint8 [N, height, width].
-        labels: int32 [N], of 0 to 9.
+        labels: int32 [N], 0 to 9.
     """
 
     images: np.ndarray
@@ -49,13 +49,13 @@ class Examples(NamedTuple):
 def load_examples(data_dir: str | None) -> tuple[Examples, Examples]:
     """Returns (training examples, test examples).
 
-    Of a folder with the t10k files only, their last tenth is the test examples.
+    In a folder with only the t10k files, their last tenth becomes the test examples.
 
     Args:
-        data_dir: Folder with MNIST's files, with or without .gz; None generates some.
+        data_dir: Folder with MNIST's files, with or without .gz; None generates digits.
 
     Raises:
-        ValueError: If a file is missing or damaged, naming it.
+        ValueError: If a file is missing or damaged; the message names it.
     """
     if data_dir is None:
         train, test = (Examples(*digits.generate(*_GENERATED[k])) for k in _GENERATED)
@@ -89,7 +89,7 @@ def load_examples(data_dir: str | None) -> tuple[Examples, Examples]:
 
 
 def checksum(*parts: Examples) -> str:
-    """Returns what differs where any example does, or their order."""
+    """Returns the SHA-256 checksum of all examples in their order."""
     digest = hashlib.sha256()
     for array in itertools.chain(*parts):
         digest.update(f"{array.shape}".encode())
@@ -118,7 +118,7 @@ def _read_pair(folder: pathlib.Path, kind: str) -> Examples:
 def _read_idx(
     folder: pathlib.Path, name: str, rank: int
 ) -> tuple[pathlib.Path, np.ndarray]:
-    """Returns (path, bytes as uint8 of that rank); `name` or `name`.gz is read."""
+    """Reads `name` or `name`.gz; returns (path, uint8 array of that rank)."""
     path = folder / name
     if not path.is_file():
         path = folder / f"{name}.gz"
@@ -133,7 +133,7 @@ def _read_idx(
             f"({reason}). Use scripts/fetch_mnist.py."
         ) from error
     begin = 4 + 4 * rank
-    magic = bytes([0, 0, 8, rank])  # unsigned bytes in that many dimensions
+    magic = bytes([0, 0, 8, rank])  # unsigned bytes, `rank` dimensions
     shape = [
         int(n)
         for n in np.frombuffer(content[4:begin], ">u4", len(content[4:begin]) // 4)
@@ -156,14 +156,14 @@ def _read_idx(
 def places(
     first: int, behind: int, num_examples: int, shuffle: bool, seed: int
 ) -> np.ndarray:
-    """Returns the numbers of the examples at places of the stream, int64 [B].
+    """Returns the example numbers at stream places [first, behind), int64 [B].
 
     Args:
-        first: Place in the stream.
-        behind: The place behind the last, > first.
-        num_examples: Of an epoch.
+        first: First place in the stream.
+        behind: Place after the last one, > first.
+        num_examples: Examples of an epoch.
         shuffle: Whether each epoch has an order of its own.
-        seed: Of those orders.
+        seed: Random seed of those orders.
     """
     stream = np.arange(first, behind)
     numbers = stream % num_examples
@@ -189,14 +189,14 @@ def train_input_fn(
     seed: int,
     first_update: int = 0,
 ) -> InputFn:
-    """Returns the input_fn of training: one worker's micro-batches without end.
+    """Returns the input_fn for training: one worker's endless micro-batches.
 
     Args:
-        examples: All of them, the same for each worker.
-        batches: How they are shared out.
-        rank: Of this worker.
-        shuffle: Whether each epoch has an order of its own, not the files'.
-        seed: Of those orders.
+        examples: All training examples, the same for each worker.
+        batches: How the examples of each update are divided.
+        rank: Rank of this worker.
+        shuffle: Whether each epoch has an order of its own instead of the files' order.
+        seed: Random seed of those orders.
         first_update: Updates that are done already.
     """
 
@@ -215,7 +215,7 @@ def train_input_fn(
 
 
 def eval_input_fn(examples: Examples, batch_size: int) -> InputFn:
-    """Returns the input_fn of evaluation: each example once."""
+    """Returns the input_fn for evaluation: each example once."""
 
     def batches() -> Iterator[tuple]:
         for first in range(0, len(examples.labels), batch_size):
@@ -234,7 +234,7 @@ def _dataset(micro_batches: Callable, examples: Examples) -> tf.data.Dataset:
         output_signature=(
             {
                 "image": tf.TensorSpec([None, height, width], tf.uint8),
-                "number": tf.TensorSpec([None], tf.int64),  # among all examples
+                "number": tf.TensorSpec([None], tf.int64),  # index among all examples
             },
             tf.TensorSpec([None], tf.int32),
         ),

@@ -1,4 +1,4 @@
-"""What one task does: check all inputs, train with the others, evaluate, export."""
+"""Job of one task: check all inputs, train with the others, evaluate, export."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ _logger = logging.getLogger("tensorflow.distributed")
 
 _EVAL_BATCH_SIZE = 500
 _SECS_BETWEEN_EVALUATIONS = 5
-_EXPORT = "final"  # the folder in export/
+_EXPORT = "final"  # folder in export/
 _RESULTS = "eval_results.txt"
 
 
@@ -38,12 +38,12 @@ class Job:
     """A checked run: nothing that it needs is missing.
 
     Attributes:
-        settings: What the user asked for.
-        cluster: Of which this process is a task.
-        batches: How the examples are shared out.
-        train: Training examples, all of them.
-        test: Test examples.
-        checksum: Of both.
+        settings: The user's settings.
+        cluster: Cluster of which this process is a task.
+        batches: How the examples of each update are divided.
+        train: All training examples.
+        test: All test examples.
+        checksum: Checksum of training and test examples.
     """
 
     settings: Settings
@@ -58,7 +58,7 @@ def prepare(settings: Settings, cluster: Cluster) -> Job:
     """Reads and checks everything that the run needs; writes nothing.
 
     Raises:
-        ValueError: One sentence for whatever does not fit.
+        ValueError: If an input does not fit; the message is one sentence.
     """
     check_settings(settings)
     batches = batches_of(settings, cluster.num_workers)
@@ -69,7 +69,10 @@ def prepare(settings: Settings, cluster: Cluster) -> Job:
 
 
 def execute(job: Job) -> str | None:
-    """Does this task's part; returns the results as text, if they are its to tell."""
+    """Runs this task's part; returns the results on the task that evaluates, else None.
+
+    An evaluator evaluates last; without one, the chief does.
+    """
     settings, cluster = job.settings, job.cluster
     if cluster.is_chief:
         remember_settings(settings, job.batches, job.checksum)
@@ -90,11 +93,11 @@ def execute(job: Job) -> str | None:
 
 
 def train(job: Job, watchdog: Watchdog) -> None:
-    """Trains as this task of the cluster; as its evaluator, evaluates meanwhile.
+    """Trains as this task of the cluster; an evaluator evaluates meanwhile.
 
     Args:
-        job: To do.
-        watchdog: Gets the beats.
+        job: The checked run.
+        watchdog: Watchdog that is told of progress.
     """
     settings, batches = job.settings, job.batches
     model_dir = pathlib.Path(settings.output_dir)
@@ -106,11 +109,11 @@ def train(job: Job, watchdog: Watchdog) -> None:
     if first_update and not job.cluster.is_evaluator:
         _logger.info("going on after update %s", f"{first_update:,}")
     updates_left = settings.train_updates - first_update
-    # TF_CONFIG, not an argument, is what Estimator and strategy read.
+    # Estimator and strategy read TF_CONFIG, not an argument.
     enter(job.cluster)
     strategy = None
     if not job.cluster.is_alone:
-        # Or Estimator cannot copy the strategy in an evaluator.
+        # Otherwise Estimator cannot copy the strategy in an evaluator.
         tf.compat.v1.disable_eager_execution()
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     estimator = _make_estimator(job, strategy)
@@ -140,7 +143,7 @@ def train(job: Job, watchdog: Watchdog) -> None:
 
 def evaluate_and_export(job: Job) -> str:
     """Evaluates and exports the last checkpoint; returns the metrics as text."""
-    os.environ.pop("TF_CONFIG", None)  # the others may have left
+    os.environ.pop("TF_CONFIG", None)  # the other tasks may have ended
     estimator = _make_estimator(job, None)
     metrics = estimator.evaluate(
         input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE)
@@ -154,10 +157,10 @@ def evaluate_and_export(job: Job) -> str:
 
 
 def _make_estimator(job: Job, strategy):
-    """Makes the Estimator; its checkpoints are between two windows.
+    """Returns the Estimator, whose checkpoints lie between two windows.
 
-    There the sums over the replicas are empty: another number of workers goes on as
-    exactly as the same one does.
+    There the gradient sums of the replicas are empty, so a different number of workers
+    resumes as exactly as the same number.
     """
     steps = job.batches.gradient_accumulation_steps
     model_fn = make_model_fn(job.settings, job.batches)

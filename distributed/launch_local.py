@@ -1,13 +1,13 @@
-"""A whole cluster on one machine: starts all tasks, and again when one is lost.
+"""Runs a whole cluster on one machine, and restarts all tasks when one is lost.
 
     python -m distributed.launch_local --workers=2 --output_dir=output
 
 Each task is a `distributed.main` with the same flags; see there. When a task dies, or
-nothing goes on, all of them start again from the last checkpoint. Ctrl-C stops them after
-their next update, with a checkpoint, a second Ctrl-C at once, and whatever ends the
-launcher ends them. Exit codes: 0; 1 when tasks died again and again without a new
-checkpoint; 2 for flags or data that do not fit; when it was stopped, 75 for SIGUSR1, and
-else 128 + the signal's number: 130 for Ctrl-C.
+there is no progress, all of them restart from the last checkpoint. Ctrl-C stops them
+after their next update, with a checkpoint; a second Ctrl-C stops them at once. If the
+launcher ends for any other reason, the tasks end too. Exit codes: 0; 1 when tasks died
+again and again without a new checkpoint; 2 for flags or data that do not fit; after a
+signal, 75 for SIGUSR1, else 128 + the signal's number: 130 for Ctrl-C.
 """
 
 import contextlib
@@ -61,11 +61,11 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class _Stopped(BaseException):
-    """A signal asks to stop; its number is the argument."""
+    """Raised by a signal that asks to stop; the argument is the signal's number."""
 
 
 class _Task:
-    """One process of the cluster, with its output."""
+    """One process of the cluster and its output."""
 
     def __init__(self, name: str, settings: Settings, tf_config: dict):
         self.name = name
@@ -80,17 +80,17 @@ class _Task:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is the launcher's alone
+            start_new_session=True,  # only the launcher gets Ctrl-C
             # Safe: the launcher has no threads.
             preexec_fn=_die_with_parent if _libc else None,  # noqa: PLW1509
         )
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def show_output(self) -> bool | None:
-        """Prints the lines that have come.
+        """Prints the lines that are available.
 
         Returns:
-            Whether there was something; None when there will be nothing any more.
+            Whether there was any output; None at the end of the output.
         """
         try:
             content = os.read(self.process.stdout.fileno(), 1 << 16)
@@ -104,7 +104,7 @@ class _Task:
         return True if content else None
 
     def kill(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Kills the process if it still runs, and prints its remaining output."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -114,7 +114,7 @@ class _Task:
 
 
 def _die_with_parent() -> None:
-    """In the new process: the kernel ends it when the launcher ends."""
+    """Asks the kernel, in the new process, to kill it when the launcher ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -124,7 +124,7 @@ def _say(line: str, speaker: str = "launcher") -> None:
 
 
 class _Progress:
-    """Updates done; one bar for all tasks."""
+    """Progress of the run, with one bar for all tasks."""
 
     def __init__(self, settings: Settings):
         self._path = pathlib.Path(settings.output_dir) / METRICS
@@ -136,15 +136,15 @@ class _Progress:
             total=self._total,
             unit="update",
             desc="training",
-            disable=None,  # where stderr is no terminal
+            disable=None,  # no bar unless stderr is a terminal
         )
 
     def start(self) -> None:
-        """Begins to wait for progress."""
+        """Starts the clock of `has_stopped`."""
         self._since = time.monotonic()
 
     def look(self) -> None:
-        """Moves the bar to where the tasks are."""
+        """Moves the bar to the last reported update."""
         try:
             size = self._path.stat().st_size
             if size == self._size:
@@ -157,7 +157,7 @@ class _Progress:
         self.bar.refresh()
 
     def has_stopped(self, secs: float) -> bool:
-        """Whether nothing has gone on for that long, though updates are left."""
+        """Returns whether there was no progress for that long, with updates left."""
         is_late = time.monotonic() - self._since > secs
         return is_late and self.updates < self._total
 
@@ -195,7 +195,7 @@ def _stop(number, frame) -> None:
 
 
 def _stop_at_once(number, frame) -> None:
-    for each in _SIGNALS:  # what follows must not be interrupted
+    for each in _SIGNALS:  # the cleanup must not be interrupted
         signal.signal(each, signal.SIG_IGN)
     raise _Stopped(number)
 
@@ -234,14 +234,14 @@ def _keep_running(settings: Settings) -> int:
 def _last_checkpoint(settings: Settings) -> str | None:
     try:
         text = (pathlib.Path(settings.output_dir) / "checkpoint").read_text()
-    except (FileNotFoundError, NotADirectoryError):  # of the second, tasks will speak
+    except (FileNotFoundError, NotADirectoryError):  # the tasks report the second one
         return None
     found = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)
     return found and found[1]
 
 
 def _run_once(settings: Settings, progress: _Progress) -> int:
-    """Starts all tasks; returns 0 when all are done, or the code of one that is not."""
+    """Runs all tasks; returns 0 if all succeed, 2 if inputs do not fit, else 1."""
     tasks = []
     try:
         for name, tf_config in _tf_configs(FLAGS.workers, FLAGS.evaluator).items():
@@ -280,7 +280,7 @@ def _watch(tasks: list[_Task], settings: Settings, progress: _Progress) -> int:
 
 
 def _let_end(tasks: list[_Task], secs: float) -> None:
-    """Has the tasks save after their next update, and waits for all of them."""
+    """Tells the tasks to save after their next update and end, and waits for them."""
     _say("lets all tasks save after their next update; a second signal ends them")
     until = time.monotonic() + secs
     for task in tasks:
@@ -292,7 +292,7 @@ def _let_end(tasks: list[_Task], secs: float) -> None:
 
 
 def _code_of(lost: list[_Task]) -> int:
-    """Says how tasks ended; returns the code that counts."""
+    """Prints how tasks ended; returns 2 if an input did not fit, else 1."""
     for task in lost:
         while task.show_output():
             pass
@@ -322,7 +322,7 @@ def _tf_configs(workers: int, has_evaluator: bool) -> dict[str, dict]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens at; another one's later is a lost task."""
+    """Returns free ports; a port taken in between shows up as a lost task."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,4 +1,4 @@
-"""Clusters that scripts start on this machine, and watch; needs no TensorFlow."""
+"""Clusters that scripts start and watch on this machine; needs no TensorFlow."""
 
 import contextlib
 import os
@@ -16,19 +16,19 @@ _SECS_BETWEEN_LOOKS = 0.002
 
 
 def command_of(module: str, **flags) -> list[str]:
-    """Returns the command that runs a module of the room; None is a flag left out."""
+    """Returns the command that runs a module of this folder; None omits a flag."""
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     return [sys.executable, str(_ROOM / f"{module}.py"), *given]
 
 
 def environment() -> dict[str, str]:
-    """Returns that of a process that is in no cluster of `TF_CONFIG`."""
+    """Returns this process's environment without `TF_CONFIG`."""
     return {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
 
 
 @contextlib.contextmanager
 def launched(output_dir: str | os.PathLike, **flags) -> Iterator[subprocess.Popen]:
-    """Runs `launch_local` while inside; what it prints goes to `log` in the folder."""
+    """Runs `launch_local` in a `with` block; its output goes to `log` in the folder."""
     with (pathlib.Path(output_dir) / "log").open("w") as log:
         launcher = subprocess.Popen(
             command_of("launch_local", output_dir=output_dir, **flags),
@@ -46,11 +46,11 @@ def launched(output_dir: str | os.PathLike, **flags) -> Iterator[subprocess.Pope
 def wait_for_update(
     output_dir: str | os.PathLike, update: int, processes: Iterable[subprocess.Popen]
 ) -> int:
-    """Waits until a run that prints to `log` is there; returns the update that it is at.
+    """Waits until a run reaches an update; returns the update that it is at.
 
     Raises:
-        ValueError: If a process ends before, or it takes too long; the log's end is on
-            stderr then.
+        ValueError: If a process ends first, or it takes longer than 300 seconds. The
+            end of the run's `log` is then printed to stderr.
     """
     end = time.monotonic() + _DEADLINE_SECS
     while (now_at := last_update(output_dir)) < update:

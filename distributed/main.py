@@ -1,19 +1,19 @@
-"""One task of a cluster that trains an image classifier; alone without a cluster.
+"""Trains an image classifier, as one task of a cluster or alone.
 
     python -m distributed.main --data_dir=mnist --output_dir=output
 
-`TF_CONFIG` says which task of which cluster it is, or Slurm does (`srun python -m
-distributed.main`). Each task is started with the same flags. Without --data_dir it
-trains on digits that it draws. Exit codes: 0; 2 for flags, data or a cluster that do
-not fit; 75 when other tasks were lost: start all of them again, and they go on from the
-last checkpoint. python -m distributed.launch_local does that on one machine.
+`TF_CONFIG` or Slurm (`srun python -m distributed.main`) describes the cluster and this
+task. All tasks are started with the same flags. Without --data_dir it trains on
+generated digits. Exit codes: 0; 2 for flags, data or a cluster that do not fit; 75 when
+other tasks were lost: start all of them again, and they resume from the last
+checkpoint. python -m distributed.launch_local does that on one machine.
 """
 
 import os
 import pathlib
 import sys
 
-if __name__ == "__main__":  # from any folder
+if __name__ == "__main__":  # can be run from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
@@ -33,7 +33,7 @@ from estimator_accum.runs.program import (
 
 
 def main(argv: list[str]) -> None:
-    """Checks everything first, then does this task's part."""
+    """Checks everything first, then runs this task's part."""
     if asks_for_help(argv):
         print(__doc__, command_line.help_text(), sep="\n")
         return
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
         cluster = read_cluster(os.environ)
     except (flags.Error, ValueError, TypeError) as error:
         refuse("distributed", error, FLAGS)
-    with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
+    with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
         from distributed import jobs
         from estimator_accum.compat import enable_estimator
         from estimator_accum.runs.ending import ended_in_words

@@ -19,8 +19,8 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
     """Returns the model_fn for `tf.estimator.Estimator`.
 
     Args:
-        settings: Of the run.
-        batches: Of the run.
+        settings: Settings of the run.
+        batches: How the examples of each update are divided.
     """
 
     def model_fn(features, labels, mode, config):
@@ -73,15 +73,15 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
 
 
 def _logged(loss: tf.Tensor, numbers: tf.Tensor, config) -> tf.Tensor:
-    """Returns the loss, once a line of the log has micro-step and examples.
+    """Returns the loss, after logging a line with the micro-step and its examples.
 
-    A line stands there before anything is accumulated. A micro-step that is repeated
-    after a restart has more than one, of which the last counts.
+    The line is written before anything is accumulated. A micro-step that is repeated
+    after a restart has several lines, the last of which counts.
 
     Args:
-        loss: Scalar.
-        numbers: Of the examples, int64 [B].
-        config: The Estimator's.
+        loss: Loss of the micro-batch, a scalar.
+        numbers: Numbers of the examples, int64 [B].
+        config: The Estimator's `tf.estimator.RunConfig`.
     """
     path = os.path.join(config.model_dir, f"examples-{config.global_id_in_cluster}.log")
     micro_step = tf.compat.v1.train.get_global_step().read_value() + 1
@@ -93,11 +93,11 @@ def _logged(loss: tf.Tensor, numbers: tf.Tensor, config) -> tf.Tensor:
 
 
 def _logits(images: tf.Tensor, settings: Settings) -> tf.Tensor:
-    """Makes the logits float32 [B, 10] of images uint8 [B, H, W]."""
+    """Returns the logits, float32 [B, 10], of images, uint8 [B, H, W]."""
     seed = settings.seed
     hidden = tf.cast(images, tf.float32)[..., tf.newaxis] / 255  # [B, H, W, 1]
-    # elu and means: where relu's and the maximum's gradients jump, a rounding error
-    # moves the weights for good.
+    # elu and average pooling: where the gradients of relu and max pooling jump, a
+    # rounding error changes the weights permanently.
     for number, channels in enumerate((8, 16)):
         hidden = tf.keras.layers.Conv2D(
             channels,
@@ -120,5 +120,5 @@ def _logits(images: tf.Tensor, settings: Settings) -> tf.Tensor:
 
 
 def _initializer(seed: int):
-    # A seed of its own: the first weights are the same in every graph.
+    # An explicit seed makes the initial weights the same in every graph.
     return tf.keras.initializers.GlorotUniform(seed)

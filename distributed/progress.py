@@ -1,4 +1,4 @@
-"""How far a run is, as the chief's `train_metrics.csv` says; needs no TensorFlow."""
+"""Progress of a run, read from the chief's `train_metrics.csv`; needs no TensorFlow."""
 
 import os
 import pathlib
@@ -8,9 +8,9 @@ _LAST_ROW_BYTES = 1000  # at most
 
 
 def last_update(output_dir: str | os.PathLike) -> int:
-    """Returns the last update that was reported; 0 before the first.
+    """Returns the last reported update; 0 before the first.
 
-    After a restart it stays where it was until training goes on.
+    After a restart it keeps its value until training resumes.
     """
     try:
         with (pathlib.Path(output_dir) / METRICS).open("rb") as file:

@@ -1,7 +1,7 @@
-"""The settings of a run: one frozen dataclass, checked, remembered in the folder.
+"""Settings of a run: one frozen dataclass, checked and saved in the output folder.
 
-The effective batch is the same whatever the number of workers, unless both the
-micro-batch and the micro-steps of an update are asked for.
+The effective batch does not depend on the number of workers, unless it is left out and
+both the micro-batch and the micro-steps of an update are given.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ _DEFAULT_EFFECTIVE_BATCH = 200
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the flags of `main.py` say; each field is the flag of that name.
+    """Values of the flags of `main.py`; each field is the flag of that name.
 
-    `data_dir` None is generated data. Of the three sizes, None is what follows from the
-    others: see `batches_of`. `micro_batch_size` may be `AUTO`.
+    `data_dir` None is generated data. A batch size of None follows from the others; see
+    `batches_of`. `micro_batch_size` may be `AUTO`.
     """
 
     data_dir: str | None
@@ -41,9 +41,9 @@ class Settings:
 
 
 def batches_of(settings: Settings, num_workers: int) -> Batches:
-    """Returns how the examples of each update are shared out; see `share_out`.
+    """Returns how the examples of each update are divided; see `share_out`.
 
-    Without any two of the three sizes an update has 200 examples.
+    An update has 200 examples unless the effective batch or both other sizes are given.
     """
     effective = settings.effective_batch_size
     micro, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
@@ -53,9 +53,9 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises ValueError with one sentence unless the values make sense.
+    """Raises ValueError with one sentence if a value is invalid.
 
-    Files are not looked at here; those who read them check them.
+    Files are checked later, by the functions that read them.
     """
     for field in (
         "effective_batch_size",
@@ -90,20 +90,20 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> None:
-    """Raises ValueError unless the output folder is free, or this run's own.
+    """Raises ValueError unless the output folder is free or holds this same run.
 
     Args:
-        settings: Of this run.
-        batches: Of this run.
-        checksum: Of its examples.
+        settings: Settings of this run.
+        batches: How the examples of each update are divided.
+        checksum: Checksum of the run's examples.
     """
-    # A worker may be here before the chief has written the file.
+    # A worker may get here before the chief has written the settings.
     decisive = _what_decides(settings, batches, checksum)
     check_run_folder(settings.output_dir, decisive, foreign="*.ckpt*")
 
 
 def remember_settings(settings: Settings, batches: Batches, checksum: str) -> None:
-    """Makes the output folder and writes what the run goes on with.
+    """Makes the output folder and writes the settings with which the run can resume.
 
     Raises:
         ValueError: If the folder cannot be made.
@@ -113,7 +113,7 @@ def remember_settings(settings: Settings, batches: Batches, checksum: str) -> No
 
 
 def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
-    """Returns what decides the weights; into how many shares is no part of it."""
+    """Returns the values that determine the weights; the number of shares does not."""
     return {
         "effective_batch_size": batches.effective_batch_size,
         "train_updates": settings.train_updates,
