@@ -1,8 +1,8 @@
 """A generated dataset with the columns of the Boston housing data.
 
-No row of it is real: each is drawn from a tract's distance to a made-up centre, with
-ranges and roundings like those of Harrison and Rubinfeld (1978). The price follows from
-the other columns, not linearly, plus noise.
+No row is real: each is drawn from a tract's distance to a fictitious centre, with
+ranges and rounding like those of Harrison and Rubinfeld (1978). The price is a
+nonlinear function of the other columns, plus noise.
 """
 
 import numpy as np
@@ -11,17 +11,17 @@ import pandas as pd
 from housing_example.features import COLUMNS
 
 NUM_ROWS = 506
-_NOISE = 2.0  # of a price [1,000 dollars]
+_NOISE = 2.0  # standard deviation of a price's noise [1,000 dollars]
 
 
 def generate(num_rows: int = NUM_ROWS, seed: int = 0) -> pd.DataFrame:
     """Returns a table with the columns `COLUMNS`, the same for the same seed.
 
     Args:
-        num_rows: >= 1.
-        seed: Of the random numbers, 0 <= seed < 2**32.
+        num_rows: Number of rows, >= 1.
+        seed: Random seed, 0 <= seed < 2**32.
     """
-    # RandomState, not default_rng: NumPy promises its numbers for ever.
+    # RandomState, not default_rng: NumPy guarantees that its numbers never change.
     random = np.random.RandomState(seed)
 
     def normal(mean, deviation, low, high):
@@ -56,7 +56,7 @@ def generate(num_rows: int = NUM_ROWS, seed: int = 0) -> pd.DataFrame:
 
 
 def _price(table: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns what a tract's houses cost, but for the noise [1,000 dollars]."""
+    """Returns the price of each tract's houses without noise [1,000 dollars]."""
     rooms = table["RM"] - 6.3
     return (
         (23.0 + 4.0 * rooms + 2.5 * np.maximum(rooms, 0.0) ** 2)

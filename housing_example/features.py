@@ -1,6 +1,6 @@
-"""The table's columns, and what the network sees of them.
+"""Columns of the table, and the network's inputs made of them.
 
-Shapes: B = examples of a micro-batch, F = numbers that the network sees of one example.
+Shapes: B = examples of a micro-batch, F = the network's inputs per example.
 """
 
 import functools
@@ -17,7 +17,7 @@ COLUMNS = (
     *("PTRATIO", "B", "LSTAT", TARGET),
 )
 _NUMBERS = tuple(name for name in COLUMNS if name not in (CATEGORY, TARGET))
-# What a column's distribution asks for; `math` is NumPy or `tf.math`.
+# Transforms for skewed columns; `math` is NumPy or `tf.math`.
 _TRANSFORMS = {
     "CRIM": lambda values, math: math.log(values + 0.01),
     "B": lambda values, math: math.minimum(math.maximum(values, 300.0), 400.0),
@@ -25,17 +25,17 @@ _TRANSFORMS = {
 
 
 class Moments(NamedTuple):
-    """Of one column of the training examples, after its transform."""
+    """Moments of one column of the training examples, after its transform."""
 
     mean: float
     deviation: float  # > 0
 
 
 def measure(train: pd.DataFrame) -> dict[str, Moments]:
-    """Returns the moments of the target and of all columns that are numbers.
+    """Returns the moments of the target and of all numeric columns.
 
     Args:
-        train: Training examples; a column that is constant gets the deviation 1.
+        train: Training examples; a constant column gets the deviation 1.
     """
     moments = {}
     for name in (*_NUMBERS, TARGET):
@@ -53,8 +53,8 @@ def feature_columns(moments: dict[str, Moments]) -> list:
     """Returns the feature columns of the network's input layer, float32 [B, F].
 
     Args:
-        moments: Of `measure`: the log of CRIM, the clipped B and the other numbers
-            enter with mean 0 and deviation 1 over the training examples.
+        moments: Result of `measure`, which normalizes the log of CRIM, the clipped B
+            and the other numbers to mean 0 and deviation 1 over the training examples.
     """
     category = tf.feature_column.categorical_column_with_identity(CATEGORY, 2)
     return [tf.feature_column.indicator_column(category)] + [

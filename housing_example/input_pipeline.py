@@ -1,7 +1,7 @@
-"""From CSV files to micro-batches.
+"""Input pipeline: from CSV files to micro-batches.
 
-pandas reads, checks and splits; what it leaves is two plain CSV files, which `tf.data`
-reads line by line.
+pandas reads, checks and splits the data into two plain CSV files, which `tf.data` reads
+line by line.
 
 Shapes: B = examples of a micro-batch.
 """
@@ -21,23 +21,23 @@ from housing_example.features import CATEGORY, COLUMNS, TARGET
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.3
-_LARGEST = 1e12  # of a cell: its square is a float32 yet
+_LARGEST = 1e12  # bound of a cell, so that its square fits in float32
 _PREFETCHED_BATCHES = 2
 
 InputFn = Callable[[], tf.data.Dataset]
 
 
 def read_table(path: str) -> pd.DataFrame:
-    """Reads a CSV file of the columns `COLUMNS`.
+    """Reads a CSV file with the columns `COLUMNS`.
 
     The first line may name the columns, in any case and any order; other columns are
-    left out. Without such a line there are 14 columns in the order of `COLUMNS`.
+    dropped. Without such a line there must be 14 columns in the order of `COLUMNS`.
 
     Returns:
-        A row an example, in the file's order; CHAS is int64, the others float64.
+        One row per example, in file order; CHAS is int64, the others float64.
 
     Raises:
-        ValueError: If the file is missing or unfit, naming the line.
+        ValueError: If the file is missing or invalid; the message names the line.
     """
     text = _read_text(path)
     line_numbers = [
@@ -94,7 +94,7 @@ def _read_text(path: str) -> str:
 
 
 def _name_columns(path: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns the examples' cells, with the columns' names in their order."""
+    """Returns the examples' cells, with named columns in the order of `COLUMNS`."""
     first = cells.iloc[0].str.upper()
     is_number = pd.to_numeric(first, errors="coerce").notna()
     if is_number.any() and not first.isin(COLUMNS).any():
@@ -122,7 +122,7 @@ def _name_columns(path: str, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check_cells(path: str, cells: pd.DataFrame, table: pd.DataFrame) -> None:
-    """Raises ValueError for the first cell that is no number, or none of its column."""
+    """Raises ValueError for the first cell that breaks the rule of its column."""
     is_number = table.abs() < _LARGEST  # false for NaN
     rules = {
         CATEGORY: (table[CATEGORY].isin([0, 1]), "0 or 1"),
@@ -150,10 +150,10 @@ def _check_cells(path: str, cells: pd.DataFrame, table: pd.DataFrame) -> None:
 
 
 def split(table: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (70% to train, 30% to test), the same for the same table.
+    """Returns (70% for training, 30% for testing), the same for the same table.
 
     Raises:
-        ValueError: If there are less than 2 rows in `source`.
+        ValueError: If there are fewer than 2 rows in `source`.
     """
     if len(table) < 2:
         raise ValueError(
@@ -165,12 +165,12 @@ def split(table: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Returns the lines that `tf.data` reads, after one with the columns' names."""
+    """Returns the table as CSV lines for `tf.data`, after a header line."""
     return table[list(COLUMNS)].to_csv(index=False, lineterminator="\n")
 
 
 def checksum(*tables: pd.DataFrame) -> str:
-    """Returns what differs where any example does, or their order."""
+    """Returns the SHA-256 checksum of all examples in their order."""
     text = "\n".join(csv_text(table) for table in tables)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -184,18 +184,19 @@ def train_input_fn(
     replicas: Iterable[int] = (0,),
     first_update: int = 0,
 ) -> InputFn:
-    """Returns the input_fn of training: micro-batches without end.
+    """Returns the input_fn for training: endless micro-batches.
 
-    An epoch follows the other inside an update, so that all are full. The order of the
-    examples does not depend on how an update's are shared out.
+    A new epoch may begin inside an update, so that all updates are full. The order of
+    the examples does not depend on how an update's examples are divided.
 
     Args:
-        csv: File of `csv_text`.
-        batches: How each update's examples are shared out.
-        shuffle_buffer: The number of examples shuffles all of them, anew each epoch;
-            0 keeps the file's order.
-        seed: Of the order.
-        replicas: Those of this process, which take turns in each micro-step.
+        csv: File with the lines of `csv_text`.
+        batches: How the examples of each update are divided.
+        shuffle_buffer: Size of the shuffle buffer [examples]; the number of all
+            examples shuffles them fully, again in each epoch; 0 keeps the file's order.
+        seed: Random seed of the order.
+        replicas: Numbers of this process's replicas, which take turns in each
+            micro-step.
         first_update: Updates that are done already.
     """
     steps = range(batches.gradient_accumulation_steps)
@@ -217,16 +218,16 @@ def train_input_fn(
 
 
 def eval_input_fn(csv: pathlib.Path, batch_size: int) -> InputFn:
-    """Returns the input_fn of evaluation and prediction: each example once."""
+    """Returns the input_fn for evaluation and prediction: each example once."""
     return lambda: _lines(csv).batch(batch_size).map(_parse)
 
 
 def _lines(csv: pathlib.Path) -> tf.data.Dataset:
-    return tf.data.TextLineDataset(str(csv)).skip(1)  # the columns' names
+    return tf.data.TextLineDataset(str(csv)).skip(1)  # the header line
 
 
 def _parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Makes (features [B], labels [B, 1]) of lines [B]."""
+    """Returns (features [B], labels [B, 1]) of lines [B]."""
     kinds = [tf.int64 if name == CATEGORY else tf.float32 for name in COLUMNS]
     cells = tf.io.decode_csv(lines, [tf.constant([], kind) for kind in kinds])
     features = dict(zip(COLUMNS, cells, strict=True))

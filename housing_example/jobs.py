@@ -1,4 +1,4 @@
-"""What a run does: check all inputs, train with accumulation and without, compare."""
+"""Job of a run: check all inputs, train with and without accumulation, compare."""
 
 import logging
 import math
@@ -51,12 +51,12 @@ class Job:
     """A checked run: nothing that it needs is missing.
 
     Attributes:
-        settings: What the user asked for.
-        cluster: In which this process is a task.
-        batches: How the examples of each update are shared out.
+        settings: The user's settings.
+        cluster: Cluster of which this process is a task.
+        batches: How the examples of each update are divided.
         train: Training examples.
         test: Test examples.
-        checksum: Of both.
+        checksum: Checksum of training and test examples.
     """
 
     settings: Settings
@@ -71,11 +71,11 @@ def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
     """Reads, splits and checks everything that the run needs; writes nothing.
 
     Args:
-        settings: Of the run.
-        cluster: In which this process is a task; None is alone.
+        settings: Settings of the run.
+        cluster: Cluster of which this process is a task; None is one process alone.
 
     Raises:
-        ValueError: One sentence for whatever does not fit.
+        ValueError: If an input does not fit; the message is one sentence.
     """
     check_settings(settings)
     cluster = cluster or Cluster()
@@ -89,16 +89,16 @@ def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
     else:
         train, test = input_pipeline.split(train, settings.train_csv or "the data")
     checksum = input_pipeline.checksum(train, test)
-    if cluster.is_chief:  # the others find what it has made of the folder
+    if cluster.is_chief:  # the other tasks check later what the chief has written
         check_output_dir(settings, batches, checksum)
     return Job(settings, cluster, batches, train, test, checksum)
 
 
 def execute(job: Job) -> str | None:
-    """Trains with accumulation and, to compare, at once on one device.
+    """Trains with accumulation and, for comparison, without it on one device.
 
-    Where an update is one micro-batch of one replica there is nothing to compare, and
-    with `AUTO` the whole batch may not fit in memory: one model then.
+    If an update is one micro-batch of one replica there is nothing to compare, and with
+    `AUTO` the whole batch may not fit in memory: then only one model is trained.
 
     Returns:
         The results as lines of text; None in a task that is not the chief.
@@ -148,7 +148,7 @@ def _label(batches: Batches) -> str:
 
 
 def _wait_for_the_chief(job: Job) -> None:
-    """It makes the files that all tasks read; the watchdog waits with this one."""
+    """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not is_remembered(job.settings):
         time.sleep(_SECS_BETWEEN_LOOKS)
     check_output_dir(job.settings, job.batches, job.checksum)
@@ -160,10 +160,11 @@ def train_and_test(
     """Trains one model, from its last checkpoint if it has one, and tests it.
 
     Args:
-        job: Gives the examples, whose CSV files are in the folder above `model_dir`.
-        model_dir: Of this model.
-        batches: Of this model. More than one replica is the run's strategy.
-        watchdog: Gets the beats of a cluster.
+        job: The checked run; its CSV files are in the folder above `model_dir`.
+        model_dir: Folder of this model.
+        batches: How this model's updates are divided. More than one replica trains with
+            the run's strategy.
+        watchdog: Watchdog that is told of progress in a cluster.
     """
     train(job, model_dir, batches, watchdog)
     watchdog.stop()  # what follows needs no other task
@@ -201,7 +202,7 @@ def train(
     if update:
         _logger.info("going on after update %s", f"{update:,}")
     strategy, replicas, hooks = None, range(1), []
-    enter(Cluster())  # a TF_CONFIG of this task alone is none of Estimator's business
+    enter(Cluster())  # hides from Estimator a TF_CONFIG that lists only this task
     if batches.num_replicas > 1:
         strategy = make_strategy(settings.strategy, job.cluster)
         local = count_local_replicas(settings.strategy)
@@ -228,9 +229,9 @@ def train(
 
 
 def _make_estimator(job: Job, model_dir, batches: Batches, strategy=None):
-    """Makes the Estimator; its checkpoints are between two windows.
+    """Returns the Estimator, whose checkpoints lie between two windows.
 
-    So any other number of micro-steps and replicas goes on as exactly as the same.
+    So a different number of micro-steps or replicas resumes as exactly as the same.
     """
     steps = batches.gradient_accumulation_steps
     model_fn = make_model_fn(job.settings, measure(job.train), steps)

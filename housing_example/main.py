@@ -2,14 +2,14 @@
 
     python -m housing_example.main
 
-trains on data that it generates. Any CSV file with the columns CRIM, ZN, INDUS, CHAS,
-NOX, RM, AGE, DIS, RAD, TAX, PTRATIO, B, LSTAT and MEDV does as well; without a test
-file, 30% of the examples are kept to test:
+trains on generated data. Any CSV file with the columns CRIM, ZN, INDUS, CHAS, NOX, RM,
+AGE, DIS, RAD, TAX, PTRATIO, B, LSTAT and MEDV works as well; without a test file, 30%
+of the examples are kept for testing:
 
     python -m housing_example.main --train_csv=train.csv --test_csv=test.csv
 
-A run that was stopped goes on from its last checkpoints when it is started again with
-the same flags.
+A stopped run resumes from its last checkpoints when it is started again with the same
+flags.
 """
 
 import functools
@@ -18,7 +18,7 @@ import os
 import pathlib
 import sys
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # also runs from a clone that is not installed
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags
@@ -35,7 +35,7 @@ from estimator_accum.runs.program import (
 )
 from housing_example.settings import Settings, check_settings
 
-# Its own: other examples have flags of the same names.
+# Not flags.FLAGS: other examples define flags of the same names.
 FLAGS = flags.FlagValues()
 _string = functools.partial(flags.DEFINE_string, flag_values=FLAGS)
 _integer = functools.partial(flags.DEFINE_integer, flag_values=FLAGS)
@@ -105,8 +105,8 @@ def settings_from_flags() -> Settings:
     """Returns the flags as settings.
 
     Raises:
-        ValueError: If `--clip_norm` is out of its range, or the micro-batch has two
-            sizes.
+        ValueError: If `--clip_norm` is out of its range, or the two flags for the
+            micro-batch size disagree.
     """
     if not 0 <= FLAGS.clip_norm < math.inf:
         raise ValueError(
@@ -139,7 +139,7 @@ def main(argv: list[str]) -> None:
         cluster = read_cluster_of(settings.strategy, os.environ)
     except (flags.Error, ValueError, TypeError) as error:
         refuse("housing_example", error, FLAGS)
-    with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
+    with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
         from estimator_accum.compat import enable_estimator
         from estimator_accum.runs.ending import ended_in_words
         from estimator_accum.runs.lock import locked

@@ -1,6 +1,6 @@
 """The `model_fn` of the regression: feature columns, network, head, accumulation.
 
-Shapes: B = examples of a micro-batch, F = numbers that the network sees of one example.
+Shapes: B = examples of a micro-batch, F = the network's inputs per example.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def make_model_fn(
     """Returns the model_fn for `tf.estimator.Estimator`.
 
     Args:
-        settings: Of the run.
-        moments: Of the training examples.
+        settings: Settings of the run.
+        moments: Moments of the training examples' columns.
         accumulation_steps: K [micro-steps per update].
     """
     head = tf.estimator.RegressionHead()  # its loss is the mean over the micro-batch
@@ -83,24 +83,25 @@ def _training(
         total_updates=settings.train_updates,
         save_on_signal="update",
     )
-    # A checkpoint comes behind the row of its update.
+    # A checkpoint is saved after the row of its update.
     return spec._replace(training_hooks=[*hooks, *make_saver_hooks(config)])
 
 
 def _prices(features, moments: dict[str, Moments], seed: int) -> tf.Tensor:
-    """Makes the prices [unit of MEDV], float32 [B, 1]."""
+    """Returns the predicted prices [unit of MEDV], float32 [B, 1]."""
     hidden = tf.compat.v1.feature_column.input_layer(
         features, feature_columns(moments)
     )  # [B, F]
     for number, units in enumerate(_UNITS):
-        # elu: where relu's gradient jumps, a rounding error moves the weights for good.
+        # elu: where relu's gradient jumps, a rounding error would change the weights
+        # permanently.
         hidden = _dense(f"hidden_{number}", units, seed + number, "elu")(hidden)
     scaled = _dense("price", 1, seed + len(_UNITS))(hidden)  # [B, 1]
     return moments[TARGET].mean + moments[TARGET].deviation * scaled
 
 
 def _dense(name: str, units: int, seed: int, activation: str | None = None):
-    # A seed of its own: the first weights are the same in every graph.
+    # An explicit seed makes the initial weights the same in every graph.
     initializer = tf.keras.initializers.GlorotUniform(seed)
     return tf.keras.layers.Dense(
         units, activation, kernel_initializer=initializer, name=name

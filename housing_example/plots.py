@@ -1,4 +1,4 @@
-"""The picture of a run: its losses, and predicted prices against the true ones."""
+"""Plot of a run: its losses, and predicted prices against the true ones."""
 
 import pathlib
 
@@ -10,8 +10,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from estimator_accum.runs.folder import whole_file
 
-# Told apart by everybody, in print too; the second run is drawn over the first, thin
-# enough for both to be seen where they coincide.
+# Distinct for color-blind readers and in print; the second run is drawn over the first,
+# thin enough that both are visible where they coincide.
 _COLORS = ("#56b4e9", "#b22222")
 _LINES = ({"linewidth": 5.0}, {"linewidth": 2.2, "linestyle": (0, (3, 1.5))})
 _SMOOTHED_UPDATES = 25  # averaged for one point of the bold line
@@ -27,13 +27,13 @@ def write_plot(
     predictions: dict[str, np.ndarray],
     truth: np.ndarray,
 ) -> None:
-    """Writes the picture, .png.
+    """Writes the plot as a PNG file.
 
     Args:
-        path: Where it goes.
+        path: Path of the file.
         losses: The `train_metrics.csv` of one or two runs, by label.
-        predictions: Their prices of the test examples [unit of MEDV], by label.
-        truth: The true ones, in the same order.
+        predictions: Predicted prices of the test examples [unit of MEDV], by label.
+        truth: True prices of the test examples, in the same order.
     """
     figure = draw(losses, predictions, truth)
     with whole_file(path) as partial:

@@ -1,4 +1,4 @@
-"""What a trained model is worth, and how far two are apart, as text."""
+"""Test results of trained models, and the difference between two, as text."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,12 @@ _NUM_SHOWN = 5
 
 
 class Result(NamedTuple):
-    """Of one trained model.
+    """Results of one trained model.
 
     Attributes:
-        metrics: Of the test examples: mae, rmse [unit of MEDV], update_step and more.
-        prices: Predicted for the test examples [unit of MEDV].
+        metrics: Metrics on the test examples: mae, rmse [unit of MEDV], global_step and
+            more.
+        prices: Predicted prices of the test examples [unit of MEDV].
         losses: The rows of `train_metrics.csv`.
         weights: Trained variables by name.
     """
@@ -27,7 +28,7 @@ class Result(NamedTuple):
 def largest_difference(
     weights: dict[str, np.ndarray], others: dict[str, np.ndarray]
 ) -> float:
-    """Returns the largest difference of any weight, over its variable's largest."""
+    """Returns the largest weight difference, relative to its variable's largest."""
     return max(
         float(np.abs(weights[name] - value).max() / np.abs(value).max())
         for name, value in others.items()
@@ -35,10 +36,10 @@ def largest_difference(
 
 
 def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
-    """Returns the metrics, how far the weights are apart, and five predictions.
+    """Returns the metrics, five predictions, and the difference between two models.
 
     Args:
-        results: Of one or two models, by label.
+        results: Results of one or two models, by label.
         truth: True prices of the test examples [unit of MEDV].
     """
     metrics = [("", "MAE", "RMSE")]

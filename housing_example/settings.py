@@ -1,6 +1,6 @@
-"""The settings of a run: one frozen dataclass, checked, remembered in the folder.
+"""Settings of a run: one frozen dataclass, checked and saved in the output folder.
 
-A run leaves `run_settings.json` in its output folder, and goes on there only with the
+A run writes `run_settings.json` to its output folder, and resumes there only with the
 same settings and the same examples.
 """
 
@@ -20,12 +20,12 @@ _DEFAULT_TRAIN_BATCH_SIZE, _DEFAULT_STEPS = 59, 3
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the flags of `main.py` say; each field is the flag of that name.
+    """Values of the flags of `main.py`; each field is the flag of that name.
 
-    `train_csv` None is the generated data; `clip_norm` None does not clip. Of
-    `effective_batch_size` [examples per update], `train_batch_size` [examples], which may
-    be `AUTO`, and `gradient_accumulation_steps` [micro-steps per update], None is what
-    follows from the others: see `batches_of`.
+    `train_csv` None is the generated data; `clip_norm` None does not clip. The three
+    batch sizes are `effective_batch_size` [examples per update], `train_batch_size`
+    [examples], which may be `AUTO`, and `gradient_accumulation_steps` [micro-steps per
+    update]; None follows from the others, see `batches_of`.
     """
 
     train_csv: str | None
@@ -44,7 +44,7 @@ class Settings:
 
 
 def batches_of(settings: Settings, num_replicas: int) -> Batches:
-    """Returns how the examples of each update are shared out; see `share_out`."""
+    """Returns how the examples of each update are divided; see `share_out`."""
     return share_out(
         settings.effective_batch_size,
         settings.train_batch_size,
@@ -57,9 +57,9 @@ def batches_of(settings: Settings, num_replicas: int) -> Batches:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises ValueError with one sentence unless the values make sense.
+    """Raises ValueError with one sentence if a value is invalid.
 
-    Files are not looked at here; those who read them check them.
+    Files are checked later, by the functions that read them.
     """
     if settings.test_csv and not settings.train_csv:
         raise ValueError(
@@ -98,29 +98,29 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> None:
-    """Raises ValueError unless the output folder is free, or this run's own.
+    """Raises ValueError unless the output folder is free or holds this same run.
 
     Args:
-        settings: Of this run.
-        batches: Of this run.
-        checksum: Of its examples.
+        settings: Settings of this run.
+        batches: How the examples of each update are divided.
+        checksum: Checksum of the run's examples.
     """
     decisive = _what_decides(settings, batches, checksum)
     check_run_folder(settings.output_dir, decisive, foreign="[!.]*")
 
 
 def is_remembered(settings: Settings) -> bool:
-    """Returns whether the output folder is that of a run."""
+    """Returns whether the output folder holds a run's settings."""
     return (pathlib.Path(settings.output_dir) / SETTINGS_FILE).exists()
 
 
 def remember_settings(settings: Settings, batches: Batches, checksum: str) -> None:
-    """Writes what the run goes on with."""
+    """Writes the settings with which the run can resume."""
     write_settings(settings.output_dir, _what_decides(settings, batches, checksum))
 
 
 def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:
-    """Returns what decides the weights; into how many shares is no part of it."""
+    """Returns the values that determine the weights; the number of shares does not."""
     return {
         "effective_batch_size": batches.effective_batch_size,
         "train_updates": settings.train_updates,
