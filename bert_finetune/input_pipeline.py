@@ -1,8 +1,8 @@
-"""From encoded examples to `input_fn`s: ordered, cut, padded.
+"""Input pipeline: orders, batches and pads encoded examples for `input_fn`s.
 
-In training the order and the cut are those of `Windows`. Evaluation and prediction go
-from the shortest example to the longest, so that examples of like length share a batch;
-`order` says which example comes when.
+In training, `Windows` determines the order and the micro-batches. Evaluation and
+prediction go from the shortest example to the longest, so that examples of similar
+length share a batch; `order` returns this order.
 
 Shapes: B = examples of a micro-batch, T = its longest example [tokens], or the length
 that all batches are padded to.
@@ -30,18 +30,18 @@ def train_input_fn(
     micro_step: int = 0,
     padded_length: int | None = None,
 ) -> InputFn:
-    """Returns the input_fn of one process's part of a run, or of what is left of it.
+    """Returns the input_fn for one process's part of a run, or for the rest of it.
 
-    A replica that has no example in a micro-step gets one that is not real: its weight
-    is 0, and all replicas make the same number of micro-steps.
+    A replica that has no example in a micro-step gets a placeholder example of weight
+    0, so that all replicas make the same number of micro-steps.
 
     Args:
-        examples: With labels.
-        windows: Of the run.
-        replicas: Those of this process, by number. Its pipeline gives them their
-            micro-batches in turn.
+        examples: Training examples, with labels.
+        windows: Windows of the run.
+        replicas: Numbers of this process's replicas, which get their micro-batches from
+            this pipeline in turn.
         update: Updates that are done, 0 for a new run.
-        micro_step: Micro-steps of the next one that are done.
+        micro_step: Micro-steps of the next update that are done.
         padded_length: T [tokens]; None pads to each micro-batch's longest example.
 
     Returns:
@@ -63,9 +63,9 @@ def train_input_fn(
 def eval_input_fn(
     examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
 ) -> InputFn:
-    """Returns the input_fn of an evaluation: each example once, in `order`.
+    """Returns the input_fn for an evaluation: each example once, in `order`.
 
-    Batches are as in `train_input_fn`, all real; the last one may be short.
+    Batches are as in `train_input_fn`, without placeholders; the last one may be short.
     """
     _check_batch_size("--eval_batch_size", batch_size)
     return _in_order(examples, batch_size, padded_length, is_labelled=True)
@@ -74,15 +74,15 @@ def eval_input_fn(
 def predict_input_fn(
     examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
 ) -> InputFn:
-    """Returns the input_fn of a prediction: as `eval_input_fn`, features only."""
+    """Returns the input_fn for a prediction: as `eval_input_fn`, features only."""
     _check_batch_size("--predict_batch_size", batch_size)
     return _in_order(examples, batch_size, padded_length, is_labelled=False)
 
 
 def order(examples: EncodedExamples, padded_length: int | None = None) -> np.ndarray:
-    """Returns the examples' numbers as evaluation and prediction take them, int64.
+    """Returns the example numbers in the order of evaluation and prediction, int64.
 
-    By length, or as they are where all are padded to one length.
+    The order is by length, or that of the file if all are padded to one length.
     """
     if padded_length is not None:
         return np.arange(len(examples))

@@ -1,4 +1,4 @@
-"""What a run does: check all inputs, then train, evaluate, predict and export."""
+"""Job of a run: check all inputs, then train, evaluate, predict and export."""
 
 import logging
 import pathlib
@@ -41,14 +41,14 @@ _ALONE = Cluster()
 
 
 def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
-    """Reads and checks everything that the run needs; writes nothing but tokens.
+    """Reads and checks everything that the run needs; writes only the token cache.
 
     Args:
-        settings: What the user asked for.
-        cluster: In which this process is a task.
+        settings: The user's settings.
+        cluster: Cluster of which this process is a task.
 
     Raises:
-        ValueError: One sentence for whatever does not fit.
+        ValueError: If an input does not fit; the message is one sentence.
     """
     check_settings(settings)
     task = get_task(settings.task_name)
@@ -101,7 +101,7 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
 
 
 def _check_output(settings: Settings, task: Task) -> None:
-    """Nothing may stand where the run writes later, maybe hours later."""
+    """Raises ValueError if the run could not write its results, maybe hours later."""
     files, folders = [], []
     if settings.do_train:
         files += ["checkpoint", SETTINGS_FILE]
@@ -119,7 +119,7 @@ def _check_output(settings: Settings, task: Task) -> None:
 
 
 def _check_checkpoints(run: Run) -> None:
-    """What the model starts from fits; without training it is a classifier."""
+    """Checks what the model starts from; without training, it must be a classifier."""
     settings, num_labels = run.settings, len(run.task.labels)
     own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
     if not settings.do_train:
@@ -138,7 +138,7 @@ def _check_checkpoints(run: Run) -> None:
 
 
 def execute(run: Run) -> None:
-    """Does what the settings ask for, in order: train, evaluate, predict, export.
+    """Trains, evaluates, predicts and exports, in this order, as the settings say.
 
     The tasks of a cluster train together; the chief does the rest.
     """
@@ -146,7 +146,7 @@ def execute(run: Run) -> None:
         training.train(run)
     if not run.cluster.is_chief:
         return
-    enter(Cluster())  # the others may have left
+    enter(Cluster())  # the other tasks may have ended
     estimator = training.make_estimator(run)
     if run.settings.do_eval:
         _evaluate(run, estimator)
@@ -162,7 +162,7 @@ def execute(run: Run) -> None:
 
 
 def _checkpoint(run: Run) -> str:
-    """The checkpoint to use; without own ones the model is that of --init_checkpoint."""
+    """Returns the run's own latest checkpoint, else --init_checkpoint."""
     return latest_checkpoint(run.settings.output_dir) or run.settings.init_checkpoint
 
 
@@ -178,7 +178,7 @@ def _evaluate(run: Run, estimator) -> None:
             name=suffix.strip("_") or None,
         )
         global_step = found.pop("global_step")
-        # Estimator's own is the mean over batches, of which the last may be short.
+        # Estimator's own loss is the mean over batches, the last of which may be short.
         found["loss"] = found["eval_loss"]
         values |= {f"{name}{suffix}": value for name, value in found.items()}
     values["global_step"] = global_step

@@ -1,7 +1,6 @@
-"""The building blocks of the encoder: packing, dense, layer norm, GELU.
+"""Building blocks of the encoder: packing, dense layer, layer normalization, GELU.
 
-Each is written for few passes over memory, the numerics being those of
-google-research/bert.
+Each makes few passes over memory and keeps the numerics of google-research/bert.
 
 B = micro-batch, T = tokens with padding, P = tokens without padding (B * T where shapes
 are fixed), H = hidden, N = heads, D = H / N.
@@ -22,12 +21,12 @@ class TokenPacking:
 
     `unpack(pack(x)) = x` at real tokens, 0 at padding
 
-    Layers that treat every token alone run on packed tokens: of 8 sentences of CoLA,
-    cut to the longest, 38 % is padding.
+    Layers that treat each token independently run on packed tokens: in a batch of 8
+    CoLA sentences, padded to the longest, 38 % is padding.
 
     Args:
         input_mask: integer Tensor [B, T], 0 at padding.
-        heads: N.
+        heads: Number of attention heads N.
     """
 
     def __init__(self, input_mask: tf.Tensor, heads: int):
@@ -52,7 +51,7 @@ class TokenPacking:
     def split_heads(self, packed: tf.Tensor) -> tf.Tensor:
         """Returns a Tensor [P, H] as [B, N, T, D], zeros at padding.
 
-        To unpack and to transpose would be two passes.
+        One pass, where unpacking and transposing would be two.
         """
         depth = packed.shape[-1] // self._heads
         rows, tokens = tf.unstack(self._padded_shape)
@@ -67,11 +66,11 @@ class TokenPacking:
 
 
 class FixedShape:
-    """A padded batch as one row a token, padding included: shapes never change.
+    """A padded batch as one row per token, padding included: shapes never change.
 
     Args:
         input_mask: integer Tensor [B, T].
-        heads: N.
+        heads: Number of attention heads N.
     """
 
     def __init__(self, input_mask: tf.Tensor, heads: int):
@@ -101,13 +100,13 @@ class FixedShape:
 
 
 def first_weights(name: str, deviation: float) -> Callable:
-    """Returns the initializer of a variable: a normal distribution, cut at 2 deviations.
+    """Returns a variable's initializer: a normal distribution, cut at 2 deviations.
 
-    The numbers follow from the graph's seed and the variable's name alone: whatever
-    else is in the graph, under any strategy, a run starts from the same weights.
+    The values depend only on the graph's seed and the variable's name: a run starts
+    from the same weights whatever else is in the graph, and under any strategy.
 
     Args:
-        name: Of the variable in the current variable scope.
+        name: Name of the variable in the current variable scope.
         deviation: Standard deviation.
     """
     scope = tf.compat.v1.get_variable_scope().name
@@ -123,15 +122,15 @@ def dense(
     initializer_range: float,
     is_training: bool,
 ) -> tf.Tensor:
-    """`y = x @ kernel + bias`.
+    """Applies a dense layer: `y = x @ kernel + bias`.
 
     Args:
         x: float Tensor [rows, inputs]; inputs must be static.
         units: Width of the result.
         name: Variable scope.
         initializer_range: Standard deviation of the first kernel; the bias starts at 0.
-        is_training: Whether gradients will be asked for: then they are the ones written
-            below, of which oneDNN computes that of `x` faster than the derived one.
+        is_training: Whether gradients will be needed; if so, they are those written
+            below, because oneDNN computes that of `x` faster than the derived one.
 
     Creates: `name/kernel` [inputs, units], `name/bias` [units], float32.
 
@@ -152,8 +151,8 @@ def dense(
     @tf.custom_gradient
     def affine(x, kernel, bias):
         def gradient(dy):
-            # Where the second factor is transposed, oneDNN has a slow kernel for
-            # matrices and a fast one for batches of them, here a batch of one.
+            # If the second factor is transposed, oneDNN has a slow kernel for matrices
+            # and a fast one for batches of them, here a batch of one.
             batches = tf.expand_dims(dy, 0), tf.expand_dims(kernel, 0)
             dx = tf.squeeze(tf.matmul(*batches, transpose_b=True), 0)
             d_bias = tf.raw_ops.BiasAddGrad(out_backprop=dy)
@@ -165,12 +164,14 @@ def dense(
 
 
 def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
-    """`y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over the last axis.
+    """Applies layer normalization over the last axis.
+
+        y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
 
     Args:
         x: float Tensor [rows, H].
-        epsilon: > 0.
-        is_training: Whether gradients will be asked for: then they are the ones written
+        epsilon: Added to the variance, > 0.
+        is_training: Whether gradients will be needed; if so, they are those written
             below, which take half the memory passes of the derived ones.
 
     Creates: `LayerNorm/gamma` [H] (ones), `LayerNorm/beta` [H] (zeros), float32.
@@ -204,7 +205,7 @@ def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
 
 
 def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns the function of one of `ACTIVATIONS`.
+    """Returns the activation function with a name from `ACTIVATIONS`.
 
     `gelu` is `x * Phi(x)` with the exact normal distribution, as when BERT was
     published and as in Hugging Face's BERT. The tanh approximation that later versions
@@ -217,7 +218,7 @@ def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tens
 
 
 def _of_tensors(function, x: tf.Tensor, *variables: tf.Variable) -> tf.Tensor:
-    """Calls what has a custom gradient, to which variables would be captured state."""
+    """Calls a custom-gradient function on Tensors; it would capture variables."""
     return function(x, *map(tf.identity, variables))
 
 

@@ -3,8 +3,8 @@
     loss = mean over the masked tokens of -log p(token | the other tokens)
 
 Enough for a small model of a small language; BERT's second task, next-sentence
-prediction, is left out, and with it the training of the pooler. Of the tokens that are
-masked, 80 % become [MASK], 10 % another token, and 10 % stay.
+prediction, is left out, and with it the training of the pooler. Of the masked tokens,
+80 % become [MASK], 10 % become another token, and 10 % stay.
 
 B = batch, T = tokens, M = masked tokens of a batch, H = hidden, V = vocabulary.
 Source: https://arxiv.org/abs/1810.04805, section 3.1.
@@ -29,11 +29,11 @@ _CLIP_NORM = 1.0
 
 
 class _Batch(NamedTuple):
-    """int32 placeholders, and what is fed for them."""
+    """The int32 placeholders of a batch, or the arrays that are fed to them."""
 
     input_ids: object  # [B, T]
-    masked_places: object  # [M], of the B * T tokens
-    masked_ids: object  # [M], what stood there
+    masked_places: object  # [M], places among the B * T tokens
+    masked_ids: object  # [M], the original tokens
 
 
 def pretrain(
@@ -52,17 +52,17 @@ def pretrain(
     """Trains an encoder from random weights and saves it.
 
     Args:
-        config: Of the encoder.
-        sequences: Token ids of one text each, [CLS] and [SEP] included; at most
-            `max_position_embeddings` of them.
+        config: Configuration of the encoder.
+        sequences: Token ids of each text, [CLS] and [SEP] included; at most
+            `max_position_embeddings` per text.
         checkpoint: Prefix of the checkpoint's files, e.g. `folder/bert_model.ckpt`.
         special_ids: Ids that are neither masked nor put in a masked token's place.
-        pad_id: Of [PAD].
-        mask_id: Of [MASK].
+        pad_id: Id of [PAD].
+        mask_id: Id of [MASK].
         num_updates: Updates of training, >= 1.
         batch_size: B [texts], drawn with replacement.
-        peak_learning_rate: Reached after a tenth of the updates; falls to 0.
-        seed: Of the weights, the order and the masks.
+        peak_learning_rate: Rate after a tenth of the updates; then it falls to 0.
+        seed: Random seed of the weights, the order and the masks.
 
     Creates: `bert/...` and `cls/predictions/...` under the names of the published
         checkpoints, the only variables that are saved.
@@ -93,7 +93,7 @@ def pretrain(
 
 
 def _padded(sequences: Sequence[Sequence[int]], pad_id: int) -> np.ndarray:
-    """Returns int32 [texts, T]."""
+    """Returns the sequences padded to the longest, int32 [texts, T]."""
     rows = np.full((len(sequences), max(map(len, sequences))), pad_id, np.int32)
     for row, sequence in zip(rows, sequences, strict=True):
         row[: len(sequence)] = sequence
@@ -149,7 +149,10 @@ def _graph(config, batch: _Batch, pad_id: int, num_updates: int, peak_rate: floa
 
 
 def _masked_logits(config, output: EncoderOutput, places: tf.Tensor) -> tf.Tensor:
-    """The published checkpoints' head: a dense layer, then the word embeddings."""
+    """Returns the logits [M, V] of the published checkpoints' head.
+
+    The head is a dense layer, then the word embeddings.
+    """
     width = config.hidden_size
     tokens = tf.gather(tf.reshape(output.sequence, [-1, width]), places)  # [M, H]
     with tf.compat.v1.variable_scope("bert/embeddings", reuse=True):

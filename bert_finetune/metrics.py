@@ -11,10 +11,10 @@ def eval_metric_ops(
     logits: tf.Tensor,
     per_example_loss: tf.Tensor,
 ) -> dict[str, Metric]:
-    """Returns value and update ops by the names that `eval_results.txt` lists.
+    """Returns (value, update op) pairs by their names in `eval_results.txt`.
 
     Args:
-        names: Out of accuracy, f1 (of class 1) and matthews_correlation.
+        names: Metrics out of accuracy, f1 (of class 1) and matthews_correlation.
         labels: int32 [B].
         logits: [B, classes]; two classes for f1 and matthews_correlation.
         per_example_loss: [B].
@@ -32,7 +32,7 @@ def eval_metric_ops(
 
 
 def _f1(labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
-    """2 tp / (2 tp + fp + fn); 0 where nothing is or is called positive."""
+    """Returns 2 tp / (2 tp + fp + fn); 0 if no label and no prediction is positive."""
 
     def f1(counts):
         tp, _, fp, fn = counts
@@ -42,11 +42,14 @@ def _f1(labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
 
 
 def _matthews_correlation(labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
-    """(tp tn - fp fn) / sqrt((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0 / 0."""
+    """Returns the Matthews correlation; 0 where the formula is 0 / 0.
+
+    (tp tn - fp fn) / sqrt((tp+fp)(tp+fn)(tn+fp)(tn+fn))
+    """
 
     def matthews_correlation(counts):
         tp, tn, fp, fn = counts
-        # Roots first: the product of four counts leaves float32's integers.
+        # Roots first: the product of four counts exceeds float32's exact integers.
         norm = tf.sqrt((tp + fp) * (tp + fn)) * tf.sqrt((tn + fp) * (tn + fn))
         return tf.math.divide_no_nan(tp * tn - fp * fn, norm)
 

@@ -1,6 +1,6 @@
 r"""Fine-tunes BERT on a GLUE task, with gradient accumulation.
 
-The flags are those of google-research/bert's `run_classifier.py`, and
+The flags are those of google-research/bert's `run_classifier.py`, plus
 `--gradient_accumulation_steps`: 8 x 4 trains like 32, in the memory of 8.
 
     python bert_finetune/run_classifier.py --task_name=CoLA --do_train=true \
@@ -9,8 +9,8 @@ The flags are those of google-research/bert's `run_classifier.py`, and
         --init_checkpoint=bert/bert_model.ckpt --max_seq_length=128 \
         --train_batch_size=8 --gradient_accumulation_steps=4 --output_dir=cola_output
 
-A run that was stopped goes on from its last checkpoint when it is started again with
-the same flags.
+A stopped run resumes from its last checkpoint when it is started again with the same
+flags.
 """
 
 import math
@@ -18,7 +18,7 @@ import os
 import pathlib
 import sys
 
-if __name__ == "__main__":  # a clone that is not installed runs as well
+if __name__ == "__main__":  # also runs from a clone that is not installed
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from absl import flags, logging  # noqa: F401, the second defines --verbosity
@@ -208,7 +208,7 @@ def main(argv: list[str]) -> None:
         cluster = read_cluster_of(settings.strategy, os.environ)
     except (flags.Error, ValueError, TypeError) as error:
         refuse("run_classifier.py", error, FLAGS)
-    with quiet_import(argv[1:]):  # TensorFlow's takes seconds: not before the flags fit
+    with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
         from bert_finetune import jobs
         from bert_finetune.output_dir import make_output_dir
         from estimator_accum.compat import enable_estimator

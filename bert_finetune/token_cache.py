@@ -1,9 +1,9 @@
-"""Tokenized examples, kept in a file beside their text.
+"""Cache of tokenized examples, in a file beside their text.
 
     train.tsv  ->  train.tsv.tokens.npz
 
-The file says what it was made of: the text, the vocabulary, the casing, the longest
-input, and the version of the encoder. Where one of them differs it is made anew.
+The file records what it was made from: the text, the vocabulary, the casing, the
+longest input, and the version of the encoder. If one of them differs, it is rewritten.
 """
 
 import json
@@ -23,7 +23,7 @@ from bert_finetune.tokenization import WordPieceTokenizer
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
-_VERSION = 1  # of what `encode_examples` makes of a text; moves when that changes
+_VERSION = 1  # version of the output of `encode_examples`; raised when that changes
 _SUFFIX = ".tokens.npz"
 
 
@@ -33,15 +33,15 @@ def cached_examples(
     tokenizer: WordPieceTokenizer,
     max_seq_length: int,
 ) -> EncodedExamples:
-    """Returns `encode_examples(examples, tokenizer, max_seq_length)`, from a file if any.
+    """Returns `encode_examples(examples, tokenizer, max_seq_length)`, cached in a file.
 
-    A folder that cannot be written to goes without, and the log says so.
+    In a folder that cannot be written to there is no cache, and the log says so.
 
     Args:
-        path: Of the text that `examples` were read from.
+        path: Path of the text file that `examples` were read from.
         examples: As for `encode_examples`.
-        tokenizer: Likewise.
-        max_seq_length: Likewise.
+        tokenizer: As for `encode_examples`.
+        max_seq_length: As for `encode_examples`.
     """
     cache = pathlib.Path(f"{path}{_SUFFIX}")
     made_of = _made_of(examples, tokenizer, max_seq_length)
@@ -76,7 +76,7 @@ def _made_of(
 
 
 def _read(cache: pathlib.Path, made_of: str) -> EncodedExamples | None:
-    """Returns the file's examples; None without a whole file made of the same."""
+    """Returns the cached examples; None if the file is missing, damaged or outdated."""
     try:
         with np.load(cache) as arrays:
             if str(arrays["made_of"]) != made_of:
@@ -93,7 +93,7 @@ def _read(cache: pathlib.Path, made_of: str) -> EncodedExamples | None:
 
 
 def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
-    """Writes a file that is either whole or not there, whoever else writes it too."""
+    """Writes the file atomically, even if other processes write it too."""
     arrays = {
         "made_of": np.array(made_of),
         "input_ids": encoded.input_ids,
@@ -109,7 +109,7 @@ def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
         try:
             np.savez(partial, **arrays)
             partial.close()
-            os.chmod(partial.name, 0o644)  # others may read what they can read
+            os.chmod(partial.name, 0o644)  # temporary files are private
             os.replace(partial.name, cache)
         except BaseException:
             os.unlink(partial.name)

@@ -1,13 +1,13 @@
-"""The order of a training run: which example comes when, and to which replica.
+"""Order of a training run: the examples of each update, micro-step and replica.
 
     stream   ->   windows   ->   sort by length   ->   shares
     epoch after epoch | effective_batch_size examples each | | micro-steps x replicas
 
 The stream is a pure function of seed and place: epoch e is the permutation of all
-examples that (seed, e) draws, and epochs follow one another without a gap. A window is
-what one update sums over, so any cut of it gives the same update: how many micro-steps
-and replicas share it changes no weight, nor does its order: sorted by length, examples
-of like length are padded together.
+examples drawn from (seed, e), and epochs follow one another without a gap. An update
+sums over its window, so neither the number of micro-steps and replicas nor the order
+inside the window changes the update. Windows are sorted by length, so that examples of
+similar length are padded together.
 
 R = replicas, K = micro-steps of a window.
 """
@@ -27,13 +27,14 @@ class Windows:
     """All updates of a training run; see `make_windows`.
 
     Attributes:
-        num_examples: Of an epoch.
-        total: Examples of the run [examples].
-        batches: How many examples a window has, and who shares them.
-        seed: Of the epochs' orders, 0 <= seed < 2**64.
-        lengths: Of each example [tokens]: windows are sorted by them; None: they are not.
-        tokens: Of the micro-batch of one replica, padding included, at most; None cuts
-            by examples.
+        num_examples: Number of examples of an epoch.
+        total: Number of examples of the run, over all epochs.
+        batches: How many examples a window has, and how they are divided.
+        seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
+        lengths: Length of each example [tokens], by which windows are sorted; None
+            leaves them unsorted.
+        tokens: Most tokens of one replica's micro-batch, padding included; None cuts by
+            examples.
     """
 
     num_examples: int
@@ -45,15 +46,15 @@ class Windows:
 
     @property
     def num_updates(self) -> int:
-        """Windows of the run, of which the last may have fewer examples."""
+        """Number of windows of the run; the last one may have fewer examples."""
         return -(-self.total // self.batches.effective_batch_size)
 
     def num_micro_steps(self, update: int = 0, micro_step: int = 0) -> int:
-        """Returns what is left of the run [micro-steps].
+        """Returns the number of micro-steps that are left of the run.
 
         Args:
             update: Updates that are done.
-            micro_step: Micro-steps of the next one that are done.
+            micro_step: Micro-steps of the next update that are done.
         """
         if self.tokens is not None:
             return int(self.micro_steps_by_update[update:].sum()) - micro_step
@@ -65,7 +66,7 @@ class Windows:
 
     @property
     def last_micro_steps(self) -> int:
-        """K of the last window, which ends where its examples do."""
+        """K of the last window, which ends with the last of its examples."""
         return len(self.shares(self.num_updates - 1))
 
     @functools.cached_property
@@ -78,12 +79,12 @@ class Windows:
         """Returns a window's examples, int64, in the order of the stream.
 
         Args:
-            update: Of the window, from 0 to num_updates - 1.
+            update: Number of the window, from 0 to num_updates - 1.
         """
         first = update * self.batches.effective_batch_size
         behind = min(first + self.batches.effective_batch_size, self.total)
         parts = []
-        while first < behind:  # more than one turn where epochs meet
+        while first < behind:  # more than one pass where epochs meet
             epoch, offset = divmod(first, self.num_examples)
             order = _remembered_order(self.num_examples, self.seed, epoch)
             parts.append(order[offset : offset + behind - first])
@@ -93,10 +94,10 @@ class Windows:
     def shares(self, update: int) -> list[list[np.ndarray]]:
         """Returns a window's examples by micro-step and replica, K lists of R arrays.
 
-        The window is cut into K parts, one after the other, and the replicas take turns
-        in each: shares of a whole window differ by one example at most, unless they are
-        cut by tokens. Where there are fewer examples the window ends early, and some
-        shares of its last micro-step may be empty, but not all.
+        The window is cut into K consecutive parts, and the replicas take turns in each:
+        shares of a full window differ by at most one example, unless they are cut by
+        tokens. A window with fewer examples ends early; some shares of its last
+        micro-step may be empty, but not all.
         """
         parts = np.split(self._sorted_examples(update), self._bounds(update))
         replicas = self.batches.num_replicas
@@ -109,7 +110,7 @@ class Windows:
         return examples[np.argsort(self.lengths[examples], kind="stable")]
 
     def _bounds(self, update: int) -> np.ndarray:
-        """Returns where the window's second to last micro-steps begin."""
+        """Returns the start of each of the window's micro-steps except the first."""
         if self.tokens is not None:
             return self._bounds_by_tokens(self.lengths[self._sorted_examples(update)])
         whole, steps = (
@@ -121,7 +122,7 @@ class Windows:
         return bounds[bounds < size]
 
     def _bounds_by_tokens(self, lengths: np.ndarray) -> np.ndarray:
-        """As many examples as fit, from the shortest on: no cut has fewer parts."""
+        """Returns the bounds of the fewest parts, filled with the shortest first."""
         bounds, first = [], 0
         for i, length in enumerate(lengths.tolist()):
             rows = -(-(i + 1 - first) // self.batches.num_replicas)
@@ -133,14 +134,14 @@ class Windows:
     def stream(
         self, replicas: Iterable[int] = (0,), update: int = 0, micro_step: int = 0
     ) -> Iterator[np.ndarray]:
-        """Yields what some replicas take, int64 [examples], one after the other.
+        """Yields the examples of some replicas' micro-batches, each int64 [examples].
 
             micro-step 0: replicas[0], replicas[1], ...; micro-step 1: ...
 
         Args:
-            replicas: Those of one process, by number.
-            update: Updates that are done: their windows are skipped unmade.
-            micro_step: Micro-steps of the next one that are done.
+            replicas: Numbers of one process's replicas.
+            update: Updates that are done; their windows are skipped without being made.
+            micro_step: Micro-steps of the next update that are done.
         """
         for number in range(update, self.num_updates):
             for step in self.shares(number)[micro_step:]:
@@ -157,14 +158,15 @@ def make_windows(
     lengths: np.ndarray | None = None,
     tokens: int | None = None,
 ) -> Windows:
-    """Returns the order of a run.
+    """Returns the windows of a training run.
 
     Args:
-        num_examples: Of an epoch, >= 1.
-        num_train_epochs: May have a fraction: the last epoch is then cut short.
-        batches: How many examples a window has, and who shares them.
-        seed: Of the epochs' orders.
-        lengths: Of each example [tokens], to sort windows by; None does not sort them.
+        num_examples: Number of examples of an epoch, >= 1.
+        num_train_epochs: Number of epochs; a fraction cuts the last epoch short.
+        batches: How many examples a window has, and how they are divided.
+        seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
+        lengths: Length of each example [tokens], by which windows are sorted; None
+            leaves them unsorted.
         tokens: Most tokens of a replica's micro-batch; needs `lengths`.
 
     Raises:
@@ -193,11 +195,11 @@ def make_windows(
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     """Returns the permutation of one epoch, int64 [examples]."""
-    # Sorted random numbers, not a shuffle: NumPy promises the same raw numbers for ever,
-    # but not the same shuffle, and a run may go on under another NumPy.
+    # Sorted random numbers, not a shuffle: NumPy guarantees that the raw numbers never
+    # change, but not the shuffle, and a run may resume under another NumPy version.
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64))
     return np.argsort(bits.random_raw(num_examples), kind="stable")
 
 
-# An epoch has many windows; where two epochs meet, one has both.
+# An epoch has many windows; where two epochs meet, a window needs both orders.
 _remembered_order = functools.lru_cache(maxsize=2)(epoch_order)
