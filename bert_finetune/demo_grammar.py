@@ -1,10 +1,10 @@
-"""The demo's corpus: minimal pairs of a small English, some of them ungrammatical.
+"""Corpus of the demo: minimal pairs of acceptable and unacceptable simple English.
 
 An unacceptable sentence differs from an acceptable one in one point: a verb or
 determiner of the wrong number, a reflexive that does not fit its subject, words in the
-wrong order, an object too many or none. Each word is as frequent in acceptable sentences
-as in unacceptable ones, or nearly: the words alone do not give a sentence away, what
-stands where does.
+wrong order, a superfluous or a missing object. Each word is as frequent in acceptable
+sentences as in unacceptable ones, or nearly: the words alone do not reveal the label,
+only their positions do.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _SHARE_OF_PAIRS = 2 / 3  # of the acceptable sentences come with their unacceptable twin
 
-# Every pair is (singular, plural). No word starts with a vowel where "a" may precede it.
+# Every pair is (singular, plural). No word that "a" may precede starts with a vowel.
 _MARKED_DETERMINERS = (["a", "this", "every"], ["many", "several", "these"])
 _DETERMINERS = (["the", *_MARKED_DETERMINERS[0]], ["the", *_MARKED_DETERMINERS[1]])
 _ADJECTIVES = ["clever", "happy", "quiet", "tall", "young"]
@@ -45,8 +45,8 @@ class Sentence(NamedTuple):
     """One line of the corpus.
 
     Attributes:
-        source: What the sentence tests, one of `PHENOMENA`.
-        is_acceptable: Its label.
+        source: Phenomenon that the sentence tests, one of `PHENOMENA`.
+        is_acceptable: Label of the sentence.
         text: The sentence, with its full stop.
     """
 
@@ -56,13 +56,13 @@ class Sentence(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """No sentence is there twice, and the members of a pair are in the same part.
+    """The demo's sentences; none occurs twice, and a pair is never split over parts.
 
     Attributes:
         train: Sentences to train on.
-        dev: To evaluate on.
-        test: To predict.
-        unlabelled: Acceptable texts, to pre-train on.
+        dev: Sentences to evaluate on.
+        test: Sentences to predict.
+        unlabelled: Acceptable texts to pre-train on.
     """
 
     train: list[Sentence]
@@ -74,10 +74,10 @@ class Corpus(NamedTuple):
 def make_corpus(
     seed: int, num_train: int, num_dev: int, num_test: int, num_unlabelled: int
 ) -> Corpus:
-    """Returns sentences that depend on nothing but the arguments.
+    """Returns sentences that depend only on the arguments.
 
     Args:
-        seed: Of the random choices.
+        seed: Random seed.
         num_train: Sentences to train on.
         num_dev: Sentences to evaluate on.
         num_test: Sentences to predict.
@@ -90,7 +90,7 @@ def make_corpus(
 
 
 def _pairs(random: Random) -> Iterator[tuple[Sentence, Sentence]]:
-    """Yields pairs of sentences that no pair before has had."""
+    """Yields pairs of sentences that no earlier pair contains."""
     grammar = Grammar(random)
     seen = set()
     while True:
@@ -108,7 +108,7 @@ def _part(random: Random, pairs: Iterator, size: int) -> list[Sentence]:
         sentences.append(good)
         if random.random() < _SHARE_OF_PAIRS and len(sentences) < size:
             sentences.append(bad)
-    # Not shuffle(): Python promises only that random() stays the same.
+    # Not shuffle(): Python guarantees only that random() never changes.
     return sorted(sentences, key=lambda _: random.random())
 
 
@@ -132,21 +132,21 @@ class Grammar:
     """Makes minimal pairs: (acceptable words, unacceptable words).
 
     Args:
-        random: Makes the choices; only its `random()` is called, whose numbers are the
-            same in every Python.
+        random: Source of the choices; only its `random()` is called, whose numbers are
+            the same in every Python version.
     """
 
     def __init__(self, random: Random):
         self._random = random
 
     def agreement(self) -> tuple[Words, Words]:
-        """The dog near the cats sleeps / * sleep."""
+        """Returns a pair such as: The dog near the cats sleeps / * sleep."""
         number, subject = self._subject(modified=0.5)
         verbs, rest = self._predicate()
         return subject + [verbs[number]] + rest, subject + [verbs[1 - number]] + rest
 
     def determiner(self) -> tuple[Words, Words]:
-        """This dog / * These dog sleeps."""
+        """Returns a pair such as: This dog / * These dog sleeps."""
         number = self._number()
         good = self._noun_phrase(number, _MARKED_DETERMINERS)
         bad = [self._choice(_MARKED_DETERMINERS[1 - number]), *good[1:]]
@@ -160,7 +160,10 @@ class Grammar:
         return before + good + place, before + bad + place
 
     def order(self) -> tuple[Words, Words]:
-        """The boy thanks the girl / * The boy the girl thanks, * Boy the thanks ..."""
+        """Returns a pair such as: The boy thanks the girl / * The boy the girl thanks.
+
+        Other unacceptable orders: * Boy the thanks ...
+        """
         number, subject = self._subject(modified=0.0)
         verb = [self._verb(_WITH_OBJECT)[number]]
         obj = self._noun_phrase(self._number())
@@ -175,7 +178,7 @@ class Grammar:
         return subject + verb + obj + place, bad + place
 
     def reflexive(self) -> tuple[Words, Words]:
-        """The queen praises herself / * himself."""
+        """Returns a pair such as: The queen praises herself / * himself."""
         number = self._number()
         singular = self._choice(list(_GENDERS))
         fitting = "themselves" if number else singular
@@ -187,7 +190,10 @@ class Grammar:
         return [*before, fitting, *place], [*before, other, *place]
 
     def object(self) -> tuple[Words, Words]:
-        """The dog sleeps / * The dog sleeps the cat / * The dog blames."""
+        """Returns a pair such as: The dog sleeps / * The dog blames.
+
+        Or with an object: The dog blames the cat / * The dog sleeps the cat.
+        """
         number, subject = self._subject(modified=0.4)
         alone = [self._verb(_WITHOUT_OBJECT)[number]]
         with_object = [self._verb(_WITH_OBJECT)[number]]
@@ -217,7 +223,7 @@ class Grammar:
         return number, self._noun_phrase(number) + self._modifier(number, modified)
 
     def _modifier(self, number: int, probability: float) -> Words:
-        """What stands between subject and verb, mostly of the other number."""
+        """Returns the words between subject and verb, mostly of the other number."""
         if not self._happens(probability):
             return []
         other = 1 - number if self._happens(0.7) else number
@@ -231,7 +237,7 @@ class Grammar:
         return f"{verb}s", verb
 
     def _predicate(self) -> tuple[tuple[str, str], Words]:
-        """Both forms of a verb, and what follows."""
+        """Returns both forms of a verb, and the words that follow."""
         if self._happens(0.5):
             return self._verb(_WITHOUT_OBJECT), self._place()
         obj = self._noun_phrase(self._number())

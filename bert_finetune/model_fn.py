@@ -22,7 +22,7 @@ from estimator_accum._window import AccumulationSteps
 from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.saving import make_saver_hooks
 
-WEIGHT_UNIT = "examples"  # what a micro-batch counts for in its window's mean
+WEIGHT_UNIT = "examples"  # unit of a micro-batch's weight in its window's mean
 
 
 def make_model_fn(
@@ -35,10 +35,10 @@ def make_model_fn(
     """Returns the model_fn for `tf.estimator.Estimator`.
 
     Args:
-        settings: Of the run.
-        bert_config: Of the encoder.
-        task: Decides the classes and the metrics.
-        num_updates: Updates of the whole training run, the schedule's length.
+        settings: Settings of the run.
+        bert_config: Configuration of the encoder.
+        task: GLUE task, which determines the classes and the metrics.
+        num_updates: Updates of the whole training run, the length of the schedule.
         gradient_accumulation_steps: K [micro-steps per update].
     """
     if not settings.dropout:
@@ -89,14 +89,14 @@ def make_model_fn(
 
 
 def _trimmed(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Cuts a micro-batch of a longer batch to its own longest example."""
+    """Cuts a micro-batch, padded with its larger batch, to its own longest example."""
     longest = tf.reduce_max(tf.reduce_sum(features["input_mask"], axis=1))
     names = ("input_ids", "input_mask", "segment_ids")
     return features | {name: features[name][:, :longest] for name in names}
 
 
 def _num_examples(features, labels) -> tf.Tensor:
-    """Returns how many examples count: those that fill up a replica's share do not."""
+    """Returns how many examples count; placeholders of an empty share do not."""
     if "is_real_example" in features:
         return tf.reduce_sum(features["is_real_example"])
     return tf.shape(labels)[0]
@@ -156,7 +156,7 @@ def _prediction(mode, logits: tf.Tensor):
 
 
 def serving_input_receiver_fn():
-    """Token ids in: int32 `input_ids`, `input_mask`, `segment_ids`, all [B, T]."""
+    """Returns a receiver of `input_ids`, `input_mask`, `segment_ids`, int32 [B, T]."""
     features = {
         name: tf.compat.v1.placeholder(tf.int32, [None, None], name=name)
         for name in ("input_ids", "input_mask", "segment_ids")

@@ -19,16 +19,16 @@ from bert_finetune.layers import (
     layer_norm,
 )
 
-# Far below any score, so that a padding token gets an attention of exactly 0.
+# Far below any score, so that the attention to a padding token is exactly 0.
 _PADDING_BIAS = -10000.0
 
 
 class EncoderOutput(NamedTuple):
-    """What `encode` returns.
+    """Output of `encode`.
 
-    layers: the embeddings' output and every layer's, float Tensors [B, T, H], 0 at
+    layers: outputs of the embeddings and of every layer, float Tensors [B, T, H], 0 at
       padding.
-    sequence: the last of them.
+    sequence: the last of `layers`.
     pooled: `tanh(dense(first token of the last layer))`, float Tensor [B, H].
     """
 
@@ -49,21 +49,21 @@ def encode(
 ) -> EncoderOutput:
     """Builds BERT's encoder.
 
-    `pooled` needs the last layer for one token per example only and gets it from ops
-    of its own; TensorFlow runs those of `sequence` when somebody asks for it. In
-    training the two see different dropout in the last layer.
+    `pooled` needs the last layer for one token per example only and has its own ops
+    for it; TensorFlow runs those of `sequence` only if it is fetched. In training, the
+    two have different dropout in the last layer.
 
     Args:
-        config: The encoder's numbers.
+        config: Configuration of the encoder.
         input_ids: int32 or int64 Tensor [B, T], 0 <= id < vocab_size; B and T may be
             unknown at graph build.
-        input_mask: integer Tensor [B, T], 1 at tokens and 0 at padding. What stands at
-            padding has no influence on the result.
+        input_mask: integer Tensor [B, T], 1 at tokens and 0 at padding. The ids at
+            padding have no influence on the result.
         segment_ids: int32 or int64 Tensor [B, T], 0 <= id < type_vocab_size.
         is_training: Whether dropout is on.
-        is_packed: Whether layers that treat every token alone leave padding out. Their
-            shapes change then with every batch.
-        scope: Variable scope; "bert" is what the checkpoints use.
+        is_packed: Whether layers that treat each token independently leave padding out.
+            Their shapes then change with every batch.
+        scope: Variable scope; the checkpoints use "bert".
 
     Creates: the float32 variables of a published checkpoint, from
         `bert/embeddings/word_embeddings` to `bert/pooler/dense/bias`.
@@ -71,7 +71,7 @@ def encode(
     Returns: an `EncoderOutput`.
 
     Raises:
-        ValueError: T is greater than `max_position_embeddings`. Where T is known only
+        ValueError: If T is greater than `max_position_embeddings`. If T is known only
             at run time, `session.run` raises `tf.errors.InvalidArgumentError` instead.
     """
     with tf.compat.v1.variable_scope(scope):
@@ -106,7 +106,7 @@ def classifier_logits(
         pooled: float Tensor [B, H].
         num_labels: Number of classes; 1 for a regression.
         is_training: Whether dropout is on.
-        dropout_prob: 0 <= p < 1; google-research/bert has 0.1 here whatever its config.
+        dropout_prob: 0 <= p < 1; google-research/bert uses 0.1 here for every config.
         initializer_range: Standard deviation of the first weights.
 
     Creates: `output_weights` [num_labels, H], `output_bias` [num_labels], float32.
@@ -127,7 +127,7 @@ def classifier_logits(
 
 
 class _Shared(NamedTuple):
-    """What all layers of one encoder have in common."""
+    """Values that all layers of one encoder share."""
 
     config: BertConfig
     packing: TokenPacking | FixedShape
@@ -157,7 +157,7 @@ def _padding_bias(input_mask: tf.Tensor) -> tf.Tensor:
 
 
 def _token_count(config: BertConfig, input_ids: tf.Tensor) -> tf.Tensor:
-    """Returns T, checked against the position table now or in the run."""
+    """Returns T, checked against the position table at graph build or run time."""
     limit = config.max_position_embeddings
     sentence = (
         f"`input_ids` must have at most `max_position_embeddings` = {limit} tokens per "
@@ -187,7 +187,7 @@ def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.
         position_table = _table(
             config, "position_embeddings", config.max_position_embeddings
         )
-        # Words are gathered, their gradient being IndexedSlices over the tokens; the
+        # Words are gathered, so their gradient is IndexedSlices over the tokens; the
         # two small tables get dense gradients, as in google-research/bert.
         words = tf.gather(word_table, pack(input_ids))
         positions = tf.slice(position_table, [0, 0], padded_shape[1:])  # [T, H]
@@ -211,7 +211,7 @@ def _layer(
 ) -> tf.Tensor:
     """Returns one layer's output [P, H], or [B, H] for the first tokens only.
 
-    Only its keys and values then need all tokens: a sixth of the work.
+    For these, only keys and values need all tokens: a sixth of the work.
     """
     config = shared.config
     inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens

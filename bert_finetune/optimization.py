@@ -26,16 +26,16 @@ def learning_rate(
     num_updates: int,
     num_warmup_updates: int,
 ) -> tf.Tensor:
-    """Linear warm-up from 0, then the line that falls from `initial_rate` to 0.
+    """Returns the learning rate: linear warm-up from 0, then linear decay to 0.
 
         update_step < num_warmup_updates:  initial_rate * update_step / num_warmup_updates
         afterwards:                        initial_rate * (1 - update_step / num_updates)
 
     Args:
-        initial_rate: The rate that both lines are drawn to.
+        initial_rate: End of the warm-up line, and start at update 0 of the decay line.
         update_step: Updates so far, int64.
         num_updates: Updates of the whole run, >= 1.
-        num_warmup_updates: Updates of warm-up; 0 is none.
+        num_warmup_updates: Updates of warm-up; 0 turns it off.
 
     Returns:
         The rate of the next update, a float32 scalar.
@@ -56,7 +56,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
     Args:
         rate: Learning rate, a float or a scalar Tensor.
-        weight_decay: Share of a variable that an update of rate 1 takes off.
+        weight_decay: Share of a variable that an update at rate 1 subtracts.
         beta_1: Decay of the gradient's mean.
         beta_2: Decay of the squared gradient's mean.
         epsilon: Added to sqrt(v).
@@ -98,7 +98,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         self._scalars = {dtype: self._scalars_of(rate, dtype) for dtype in self._dtypes}
 
     def _scalars_of(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
-        """The kernel's scalars, once for all variables of a dtype."""
+        """Returns the kernel's scalars, made once for all variables of a dtype."""
         rate, factor = tf.cast(rate, dtype), _root_of_v(self._beta_2, dtype)
         scalars = {
             "beta1_power": 0.0,  # no bias correction
@@ -116,7 +116,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         variable, scalars = handle, dict(self._scalars[grad.dtype])
         share, decayed = scalars.pop("decay"), []
         if _is_decayed(variable.op.name):
-            with tf.control_dependencies([grad]):  # made of the value before
+            with tf.control_dependencies([grad]):  # computed from the old value
                 value = tf.raw_ops.ReadVariableOp(
                     resource=variable.handle, dtype=grad.dtype
                 )
@@ -126,7 +126,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
                 )
             ]
         with tf.control_dependencies(decayed):
-            # One pass over variable, moments and gradient, where single ops make ten.
+            # One pass over variable, moments and gradient; single ops would make ten.
             return tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
                 m=self.get_slot(variable, "m").handle,
@@ -139,18 +139,18 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         # The moments of rows without a gradient decay too, and the rows move.
         rows = tf.cast(indices, tf.int64)[:, tf.newaxis]
         dense = tf.scatter_nd(rows, grad, tf.constant(handle.shape.as_list(), tf.int64))
-        # Having gathered rows, TensorFlow would copy the table at every dense update.
+        # After gathering rows, TensorFlow would copy the table at every dense update.
         is_shared = tf.raw_ops.DisableCopyOnRead(resource=handle.handle)
         with tf.control_dependencies([is_shared]):
             return self._resource_apply_dense(dense, handle)
 
 
 def _root_of_v(beta_2: float, dtype: tf.DType) -> float:
-    """Returns the share of sqrt(v) that the kernel's sqrt(v) is.
+    """Returns the ratio of the kernel's sqrt(v) to the exact one.
 
-    It computes 1 - beta_2 in the gradient's dtype: of 0.999 in float32 that, and so v,
-    is 1.3e-5 too small. With rate and epsilon as much smaller as sqrt(v), the variable
-    is what the formula says.
+    The kernel computes 1 - beta_2 in the gradient's dtype: for 0.999 in float32 this
+    value, and so v, is too small by a relative 1.3e-5. With rate and epsilon scaled by
+    the same ratio as sqrt(v), the variable follows the formula.
     """
     rounded = np.asarray(beta_2, dtype.as_numpy_dtype)
     return math.sqrt(float(1 - rounded) / (1.0 - beta_2))

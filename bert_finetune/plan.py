@@ -6,12 +6,12 @@ r"""Plans the training of a BERT before anything runs: what fits, and what it co
 
     effective_batch_size = micro_batch_size x K x replicas
 
-It prints what training takes in the largest micro-batch that fits, and how long the one
-reduction of an update takes on the network. The bytes are those of tensors that are
-alive at the same time, within 15% of what was measured on encoders of 2 to 6 layers on a
-CPU (`scripts/plan_table.py`); a fifth of the device's memory is left to what its
-allocator cannot use. Exit codes: 0; 2 with one sentence when nothing fits or a flag is
-wrong.
+It prints the memory of training with the largest micro-batch that fits, and how long
+the one reduction of an update takes on the network. The bytes are those of tensors that
+are alive at the same time, within 15% of what was measured on encoders of 2 to 6 layers
+on a CPU (`scripts/plan_table.py`); a fifth of the device's memory is reserved, because
+the allocator cannot use all of it. Exit codes: 0; 2 with one sentence when nothing fits
+or a flag is wrong.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from bert_finetune.plan_memory import BertSizes, Memory, memory_of, read_sizes
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
-# TensorFlow's best-fit allocator needed up to 1.25 times what is alive at once.
+# TensorFlow's best-fit allocator needed up to 1.25 times the bytes alive at once.
 _USABLE_SHARE = 0.8
 _BYTES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_BYTES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -51,17 +51,17 @@ def fewest_micro_steps(
     num_replicas: int,
     usable_bytes: float,
 ) -> tuple[Batches, Memory]:
-    """Returns the largest micro-batches that fit, as a cut of the update.
+    """Returns the division of an update into the largest micro-batches that fit.
 
     Args:
-        sizes: Of the encoder.
-        tokens: Of an example.
+        sizes: Sizes of the encoder.
+        tokens: Tokens of an example.
         effective_batch_size: Examples of an update, over all replicas.
         num_replicas: Devices that train together.
-        usable_bytes: What tensors may take.
+        usable_bytes: Memory that tensors may take [bytes].
 
     Returns:
-        The cut, whose `largest_share` is the micro-batch, and what that takes.
+        The division, whose `largest_share` is the micro-batch, and its memory.
 
     Raises:
         ValueError: If not even one example fits.
@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _memory(text: str) -> float:
-    """Bytes of "11GB"."""
+    """Returns the bytes that a text such as "11GB" means."""
     match = _MEMORY.fullmatch(text.strip())
     value = _positive(match and match[1])
     if not value:
@@ -191,7 +191,7 @@ def _memory(text: str) -> float:
 
 
 def _speed(text: str) -> float:
-    """Bits a second of "10Gbit/s"."""
+    """Returns the bits per second that a text such as "10Gbit/s" means."""
     match = _SPEED.fullmatch(text.strip())
     value = _positive(match and match[1])
     if not value:

@@ -1,4 +1,4 @@
-"""The files that a run leaves: evaluation results, predictions, GLUE submissions."""
+"""Result files of a run: evaluation results, predictions, GLUE submissions."""
 
 import os
 import pathlib
@@ -11,13 +11,13 @@ EVAL_RESULTS = "eval_results.txt"
 
 
 def prediction_files(task: Task) -> dict[str, str]:
-    """Returns, by name of the submission file, that of the file of probabilities."""
+    """Returns the names of the probabilities files by those of the submission files."""
     main, *others = task.test_files
     return {main: "test_results.tsv"} | {o: f"test_results_{o}" for o in others}
 
 
 def write_eval_results(output_dir: str | os.PathLike, values: dict) -> pathlib.Path:
-    """Writes `eval_results.txt`: a line `name = value` each, sorted by name."""
+    """Writes `eval_results.txt`: lines of `name = value`, sorted by name."""
     path = pathlib.Path(output_dir) / EVAL_RESULTS
     write_text(path, "".join(f"{name} = {values[name]}\n" for name in sorted(values)))
     return path
@@ -31,19 +31,20 @@ def write_predictions(
     rows: list[Example],
     predictions: Iterable[dict],
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Writes the classes' probabilities and what GLUE's server takes, in file order.
+    """Writes class probabilities and a submission for GLUE's server, in file order.
 
     Args:
-        output_dir: Where both go.
-        task: Names the labels.
-        submission_file: GLUE's name for it, e.g. `CoLA.tsv`; columns index, prediction.
-        probabilities_file: A line an example, a column a class, no header, as
-            google-research/bert's `test_results.tsv`.
+        output_dir: Folder of both files.
+        task: GLUE task, which names the labels.
+        submission_file: GLUE's name of the submission, e.g. `CoLA.tsv`; its columns are
+            index and prediction.
+        probabilities_file: Name of the other file: one line per example, one column per
+            class, no header, as google-research/bert's `test_results.tsv`.
         rows: The test file's rows.
-        predictions: With "probabilities" and "label", one for each row.
+        predictions: One dict with "probabilities" and "label" for each row.
 
     Returns:
-        The paths of both.
+        The paths (probabilities, submission).
     """
     probabilities, submission = [], ["index\tprediction\n"]
     for row, prediction in zip(rows, predictions, strict=True):

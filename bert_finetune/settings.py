@@ -1,4 +1,4 @@
-"""The settings of a run: one frozen dataclass, checked."""
+"""Settings of a run: one frozen dataclass and its checks."""
 
 import dataclasses
 
@@ -9,13 +9,13 @@ _DEFAULT_TRAIN_BATCH_SIZE = 32
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the flags of `run_classifier.py` say; each field is the flag of that name.
+    """Values of the flags of `run_classifier.py`; each field is the flag of that name.
 
     Sizes are in examples, except `max_seq_length` [tokens], `save_checkpoints_steps`
     [micro-steps], `gradient_accumulation_steps` [micro-steps per update] and
-    `watchdog_secs`. `tokens_per_micro_batch` None cuts by examples. Of
+    `watchdog_secs`. `tokens_per_micro_batch` None cuts by examples. For
     `effective_batch_size`, `train_batch_size`, which may be `AUTO`, and
-    `gradient_accumulation_steps`, None is what follows from the others: see `batches_of`.
+    `gradient_accumulation_steps`, None follows from the others; see `batches_of`.
     """
 
     task_name: str
@@ -49,7 +49,7 @@ class Settings:
 
 
 def batches_of(settings: Settings, num_replicas: int) -> Batches:
-    """Returns how the examples of each update are shared out; see `share_out`."""
+    """Returns how the examples of each update are divided; see `share_out`."""
     return share_out(
         settings.effective_batch_size,
         settings.train_batch_size,
@@ -77,9 +77,9 @@ _POSITIVE = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises ValueError with one sentence unless the values make sense.
+    """Raises ValueError with one sentence if a value is invalid.
 
-    Files are not looked at here; those who read them check them.
+    Files are checked later, by the functions that read them.
     """
     jobs = ("do_train", "do_eval", "do_predict", "do_export")
     if not any(getattr(settings, job) for job in jobs):

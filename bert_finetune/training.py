@@ -34,13 +34,13 @@ class Run:
     """A checked run: nothing that it needs is missing.
 
     Attributes:
-        settings: What the user asked for.
-        cluster: In which this process is a task.
+        settings: The user's settings.
+        cluster: Cluster of which this process is a task.
         task: The GLUE task.
         config: The encoder's architecture.
-        description: What `run_settings.json` says of it.
+        description: Content of `run_settings.json` for this run.
         train: Training examples; None without --do_train.
-        windows: Their order; None likewise.
+        windows: Windows of the training run; None without --do_train.
         dev: Dev examples by suffix of their results.
         test: Test rows and examples by name of their submission file.
     """
@@ -57,13 +57,13 @@ class Run:
 
     @property
     def padded_length(self) -> int | None:
-        """Tokens that every example is padded to; None: what its batch needs."""
+        """Length that every example is padded to [tokens]; None pads per batch."""
         settings = self.settings
         return settings.max_seq_length if settings.pad_to_max_length else None
 
 
 def train(run: Run) -> None:
-    """Trains to the end of the run, from wherever its last checkpoint stands."""
+    """Trains to the end of the run, resuming from its last checkpoint if it has one."""
     settings, windows = run.settings, run.windows
     progress = read_progress(settings.output_dir)
     is_partial = progress.micro_step > 0
@@ -78,7 +78,7 @@ def train(run: Run) -> None:
         _logger.info("no --init_checkpoint: training starts from random weights")
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
-    # The data ends with the run, so that a restart finds where it stands by itself.
+    # The input ends with the run, so a restart needs no number of remaining steps.
     input_fn = _input_fn(run, progress)
     hooks = []
     if run.cluster.is_chief:
@@ -92,16 +92,16 @@ def train(run: Run) -> None:
 
 
 def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
-    """Makes the Estimator of a run.
+    """Returns the Estimator of a run.
 
-    With a strategy, checkpoints are between two updates, where the sums over the
-    replicas are empty: another number of replicas goes on as exactly as the same does.
-    (Not where updates are cut by tokens: their micro-steps differ in number. In the
-    middle of one only the same number goes on.)
+    With a strategy, checkpoints lie between two updates, where the gradient sums of the
+    replicas are empty: a different number of replicas resumes as exactly as the same.
+    (Not if updates are cut by tokens, since their numbers of micro-steps differ. Inside
+    an update, only the same number of replicas can resume.)
 
     Args:
-        run: Checked.
-        strategy: To train with; None is one device.
+        run: The checked run.
+        strategy: Strategy to train with; None is one device.
     """
     settings, windows = run.settings, run.windows
     steps = settings.save_checkpoints_steps
@@ -130,7 +130,7 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
 
 
 def _schedule(windows: Windows) -> AccumulationSteps:
-    """Returns K: an integer, or what the windows make of it."""
+    """Returns K: an integer, or a function of `update_step` if windows differ in K."""
     if windows.tokens is not None:
         table = windows.micro_steps_by_update
         if np.all(table == table[0]):
@@ -150,7 +150,7 @@ def _schedule(windows: Windows) -> AccumulationSteps:
 
 
 def _input_fn(run: Run, progress: Progress) -> InputFn:
-    """Returns this process's share of what is left."""
+    """Returns the input_fn for this process's share of the rest of the run."""
     local = count_local_replicas(run.settings.strategy)
     first = run.cluster.rank * local
     return train_input_fn(
@@ -175,7 +175,7 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
             max_steps=progress.global_step + left,
             hooks=[*hooks, ProgressHook(watchdog, progress.global_step)],
         ),
-        tf.estimator.EvalSpec(input_fn),  # of an evaluator, which there is not
+        tf.estimator.EvalSpec(input_fn),  # required, though no task evaluates
     )
     watchdog.stop()
 
