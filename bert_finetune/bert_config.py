@@ -29,7 +29,7 @@ class BertConfig:
     """The numbers of one encoder, under their official names.
 
     Raises:
-        TypeError, ValueError: A number of the wrong kind or out of its range.
+        TypeError, ValueError: If a number has the wrong type or is out of its range.
     """
 
     vocab_size: int
@@ -53,12 +53,12 @@ class BertConfig:
         """Reads a `bert_config.json`; keys that the encoder does not use are ignored.
 
         Args:
-            path: Anything that `tf.io.gfile` reads.
+            path: Path that `tf.io.gfile` can read.
 
         Raises:
-            TypeError, ValueError: No such file, no JSON object in it, a missing key, or
-                a value of the wrong kind or out of its range. The message names the
-                file and the key.
+            TypeError, ValueError: If there is no such file, no JSON object in it, a
+                missing key, or a value of the wrong type or out of its range. The
+                message names the file and the key.
         """
         content = read_json_object(path)
         defaults = {"layer_norm_eps": cls.layer_norm_eps}
@@ -78,7 +78,7 @@ def read_json_object(path: str) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Raises:
-        TypeError, ValueError: It does not exist, is not JSON, or is not an object.
+        TypeError, ValueError: If the file does not exist or holds no JSON object.
     """
     if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
         raise ValueError(

@@ -1,6 +1,6 @@
 """Checkpoints of the encoder: check one, start a model from one, write one.
 
-What a checkpoint has to hold is asked of the encoder itself, never listed.
+The required variables are read from the encoder itself, never from a list.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from bert_finetune.modeling import encode
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
 _SCOPE = "bert"
-# Under a tf.distribute strategy, and what every variable's name ends with.
+# The replica, under a tf.distribute strategy, and the end of every variable's name.
 _NAME_SUFFIX = re.compile(r"(/replica_\d+)?:\d+$")
 
 # TensorFlow's reader turns only some of its errors into tf.errors.
@@ -37,19 +37,19 @@ def check_checkpoint(
 ) -> None:
     """Checks that a model can start from a checkpoint.
 
-    Everything in it is read once, so that a file that is cut short is found here and
-    not in a session.
+    Everything in it is read once, so that a truncated file is found here and not in a
+    session.
 
     Args:
-        path: What TensorFlow calls a checkpoint's path or prefix, such as
-            `folder/bert_model.ckpt`, without `.index`.
-        config: Of the encoder.
-        num_labels: Classes of the classifier that it must hold as well; None: none
-            has to be there. Other variables (Adam's slots) are not judged.
+        path: Path or prefix of the checkpoint, such as `folder/bert_model.ckpt`,
+            without `.index`.
+        config: Configuration of the encoder.
+        num_labels: Classes of the classifier that the checkpoint must hold as well;
+            None requires no classifier. Other variables (Adam's slots) are not checked.
 
     Raises:
-        ValueError: It does not exist or cannot be read, a variable is missing or has
-            another shape, or it is one of an encoder with more layers.
+        ValueError: If the checkpoint does not exist or cannot be read, a variable is
+            missing or has another shape, or its encoder has more layers.
     """
     reader = _open(path)
     shapes = reader.get_variable_to_shape_map()
@@ -59,7 +59,7 @@ def check_checkpoint(
             f"`num_hidden_layers` must be that of {path}, {num_layers}. Received: "
             f"{config.num_hidden_layers}. Use the checkpoint's own bert_config.json."
         )
-    # The first layer too many is missing: no need to build all that are asked for.
+    # The first extra layer is reported as missing: no need to build all of them.
     layers = min(config.num_hidden_layers, num_layers + 1)
     expected = encoder_shapes(dataclasses.replace(config, num_hidden_layers=layers))
     _check_variables(path, reader, expected)
@@ -93,21 +93,21 @@ def init_from_checkpoint(path: str) -> list[str]:
     """Makes the model of the current graph start from a checkpoint.
 
     For a model_fn, after the model is built: replaces the initializers of all trainable
-    variables in the scope `bert`, under a tf.distribute strategy too, and those of a
-    head (every other trainable variable) where the checkpoint is a fine-tuned one that
+    variables in the scope `bert`, also under a tf.distribute strategy, and those of a
+    head (every other trainable variable) if the checkpoint is a fine-tuned one that
     holds it in the same shape. A head of another shape starts untrained, which is
-    logged. Adam's slots keep theirs.
+    logged. Adam's slots keep their initializers.
 
     Args:
-        path: Of the checkpoint, such as `folder/bert_model.ckpt`.
+        path: Prefix of the checkpoint, such as `folder/bert_model.ckpt`.
 
     Returns:
         The names of the variables, as in the checkpoint.
 
     Raises:
-        ValueError: The graph holds no encoder; the checkpoint does not exist or cannot
-            be read, or a variable of the encoder is missing from it or has another
-            shape.
+        ValueError: If the graph holds no encoder; the checkpoint does not exist or
+            cannot be read; or a variable of the encoder is missing from it or has
+            another shape.
     """
     shapes = _trainable_shapes()
     expected = {n: s for n, s in shapes.items() if n.startswith(f"{_SCOPE}/")}
@@ -142,9 +142,9 @@ def write_checkpoint(arrays: Mapping[str, np.ndarray], path: str) -> None:
     """Writes a checkpoint that holds exactly these arrays.
 
     Args:
-        arrays: By variable name.
-        path: Such as `folder/bert_model.ckpt`; the folder exists. Writes `path.index`
-            and `path.data-00000-of-00001`.
+        arrays: Arrays by variable name.
+        path: Prefix such as `folder/bert_model.ckpt`, in an existing folder. Writes
+            `path.index` and `path.data-00000-of-00001`.
     """
     names = sorted(arrays)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -221,7 +221,7 @@ def _check_variables(path: str, reader, expected: Mapping[str, tuple]) -> None:
 
 
 def _description(names) -> str:
-    """What a checkpoint holds, in a few words."""
+    """Returns a short description of a checkpoint's content."""
     in_scope = [name for name in names if name.startswith(f"{_SCOPE}/")]
     some = ", ".join(sorted(in_scope or names)[:3])
     return f"{len(names)} variables, {len(in_scope)} in `{_SCOPE}/`, such as {some}"

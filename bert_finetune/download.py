@@ -33,7 +33,7 @@ class RemoteFile:
 
     Attributes:
         url: Where it is published.
-        sha256: Its checksum in hexadecimal; None where none is known.
+        sha256: Its checksum in hexadecimal; None if unknown.
     """
 
     url: str
@@ -51,9 +51,9 @@ def add_source_flags(
     """Adds the flags of every fetching script: --archive, --base_url and --list.
 
     Args:
-        parser: Gets the flags.
-        official_url: Where files come from unless `--base_url` names a mirror.
-        archive_help: What `--archive` takes, one path or several.
+        parser: Parser that gets the flags.
+        official_url: Address of the files unless `--base_url` names a mirror.
+        archive_help: Description of what `--archive` takes, one path or several.
     """
     parser.add_argument(
         "--archive",
@@ -76,7 +76,7 @@ def add_source_flags(
 
 
 def check_base_url(base_url: str) -> None:
-    """Raises unless `--base_url` is an address that files can be fetched from."""
+    """Raises ValueError unless `--base_url` is an http:// or https:// address."""
     if not base_url.startswith(("http://", "https://")):
         raise ValueError(
             "`--base_url` must be an http:// or https:// address. "
@@ -88,7 +88,7 @@ def is_complete(destination: pathlib.Path, names: Sequence[str]) -> bool:
     """Returns whether `destination` holds all the files, False if it does not exist.
 
     Raises:
-        ValueError: If it exists with less than that.
+        ValueError: If it exists but lacks some of the files.
     """
     if not destination.exists():
         return False
@@ -103,9 +103,9 @@ def is_complete(destination: pathlib.Path, names: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives an empty folder whose `content/` becomes `destination` at the end.
+    """Yields a new folder whose empty `content/` becomes `destination` at the end.
 
-    After an error nothing is left of it.
+    After an error, nothing of it is left.
     """
     parent = destination.parent
     is_new_parent = not parent.exists()
@@ -127,10 +127,11 @@ def obtain(
     """Returns verified local copies of the files, in their order.
 
     Args:
-        files: What is wanted.
+        files: The files to obtain.
         archives: Copies that the user has downloaded by hand, recognized by their
-            names (one for a single file may have any name); empty: download.
-        folder: Where downloads go.
+            names (one for a single file may have any name); if empty, the files are
+            downloaded.
+        folder: Folder for downloads.
 
     Raises:
         FetchError: If a download fails or has another checksum.
@@ -225,7 +226,7 @@ def _read(url: str, by_hand: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _fetch_errors(url: str, by_hand: str) -> Iterator[None]:
-    # Only around the network: an error of the disk must not be called one of the net.
+    # Only around network calls: a disk error must not be reported as a network error.
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
@@ -237,19 +238,19 @@ def _fetch_errors(url: str, by_hand: str) -> Iterator[None]:
 def unpack(
     archive: pathlib.Path, names: Sequence[str], folder: pathlib.Path, *, is_own: bool
 ) -> None:
-    """Copies files out of a zip, out of the one folder in it that has them all.
+    """Copies files out of a zip, from the one folder in it that has them all.
 
     Every file's checksum in the zip is verified; other files are left out.
 
     Args:
         archive: The zip.
         names: The files' names, without folders.
-        folder: Where they go, existing.
-        is_own: Whether the user gave the archive; decides the kind of the error.
+        folder: Existing folder that the files are copied to.
+        is_own: Whether the user gave the archive; determines the type of the error.
 
     Raises:
         FetchError: If a download is damaged or lacks a file.
-        ValueError: The same of the user's own archive.
+        ValueError: If the user's own archive is damaged or lacks a file.
     """
     error_type = ValueError if is_own else FetchError
     try:

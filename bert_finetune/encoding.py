@@ -1,4 +1,4 @@
-"""Tokenized examples: made once, kept without padding, padded by the batch.
+"""Tokenized examples: made once, kept without padding, padded per batch.
 
 Shapes: B = examples of a batch, T = tokens of a padded row.
 """
@@ -22,8 +22,8 @@ class EncodedExamples:
         input_ids: int32 [tokens of all examples].
         segment_ids: int8 [tokens of all examples].
         offsets: int64 [examples + 1]; example i is `offsets[i]:offsets[i + 1]`.
-        labels: int32 [examples]; None when there are none.
-        pad_id: What fills up a row.
+        labels: int32 [examples]; None if there are no labels.
+        pad_id: Id that pads a row.
     """
 
     input_ids: np.ndarray
@@ -42,7 +42,7 @@ class EncodedExamples:
 
     @property
     def checksum(self) -> str:
-        """Differs, but for chance, where an example, a label or their order does."""
+        """CRC-32 of the examples, their labels and their order."""
         parts = (self.input_ids, self.segment_ids, self.offsets, self.labels)
         code = 0
         for part in parts:
@@ -50,11 +50,11 @@ class EncodedExamples:
         return f"{code:08x}"
 
     def features(self, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
-        """Makes the features of some examples, int32 [B, T].
+        """Returns the features of some examples, int32 [B, T].
 
         Args:
-            rows: The examples' numbers, int64 [B].
-            length: T [tokens], no less than the longest of them.
+            rows: Numbers of the examples, int64 [B].
+            length: T [tokens], at least that of the longest example.
         """
         starts = self.offsets[rows, np.newaxis]  # [B, 1]
         ends = self.offsets[rows + 1, np.newaxis]
@@ -78,8 +78,8 @@ def encode_examples(
 
     Args:
         examples: At least one, in the order that evaluation and prediction keep.
-        tokenizer: Makes ids of text.
-        max_seq_length: T; longer examples are truncated.
+        tokenizer: Tokenizer that turns text into ids.
+        max_seq_length: Most tokens of an example; longer ones are truncated.
     """
     is_pair = examples[0].text_b is not None
     encodings = tokenizer.encode_batch(

@@ -1,7 +1,7 @@
 """Converts a Hugging Face BERT folder to a checkpoint of google-research/bert's layout.
 
-Every variable that the encoder has is looked for under the name that Hugging Face gives
-it; every tensor of an encoder that the folder has must be used.
+Every variable of the encoder is looked up under its Hugging Face name; every encoder
+tensor in the folder must be used.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _KINDS = {
     "gamma": ("weight", "gamma"),
     "beta": ("bias", "beta"),
 }
-_CONSTANTS = (".position_ids", ".token_type_ids")  # not weights, in some files
+_CONSTANTS = (".position_ids", ".token_type_ids")  # in some files; not weights
 _DTYPES = ("F32", "F16", "BF16", "F64")
 _ONE_MODEL = "Use the files of one and the same BERT."
 _TO_SAFETENSORS = (
@@ -37,12 +37,12 @@ _TO_SAFETENSORS = (
 
 
 class ImportSummary(NamedTuple):
-    """What `import_checkpoint` has made."""
+    """Summary of a checkpoint that `import_checkpoint` has written."""
 
     config: BertConfig
     num_variables: int
-    is_pooler_new: bool  # the folder has none: it starts untrained
-    is_lower_case: bool | None  # of the vocabulary; None where the folder is silent
+    is_pooler_new: bool  # the folder has no pooler: it starts untrained
+    is_lower_case: bool | None  # of the vocabulary; None if the folder does not say
 
 
 def import_checkpoint(
@@ -50,17 +50,17 @@ def import_checkpoint(
 ) -> ImportSummary:
     """Writes `bert_model.ckpt`, `bert_config.json` and `vocab.txt`.
 
-    A folder without a pooler, such as one of a masked language model, gets an untrained
-    one, as in Hugging Face: truncated normal kernel (seed 0), zero bias.
+    For a folder without a pooler, such as that of a masked language model, the pooler
+    is untrained, as in Hugging Face: truncated normal kernel (seed 0), zero bias.
 
     Args:
         input_dir: Folder with `config.json`, `vocab.txt` and `model.safetensors`, of a
             model whose `model_type` is `bert`, with or without a head.
-        output_dir: A new or an empty folder. It appears, or is filled, at the end.
+        output_dir: A new or an empty folder. It is made or filled at the end.
 
     Raises:
-        TypeError, ValueError: A file is missing or does not fit; the model is not a
-            BERT; `output_dir` is not empty. The message is for the user.
+        TypeError, ValueError: If a file is missing or does not fit, the model is not a
+            BERT, or `output_dir` is not empty. The message is for the user.
     """
     source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
     _check_empty(destination)
@@ -177,7 +177,7 @@ def _find(path: pathlib.Path, names: set[str], prefix: str, variable: str) -> st
 
 
 def _hugging_face_names(variable: str) -> list[str]:
-    """Returns what Hugging Face calls a variable: today's name, then older ones."""
+    """Returns a variable's Hugging Face names: the current one, then older ones."""
     name = re.sub(r"/layer_(\d+)/", r"/layer.\1/", variable.removeprefix("bert/"))
     module, _, kind = name.replace("/", ".").rpartition(".")
     if kind in _KINDS:
@@ -186,7 +186,7 @@ def _hugging_face_names(variable: str) -> list[str]:
 
 
 def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
-    """Finds layers beyond those of config.json, adapters and the like."""
+    """Raises ValueError for layers beyond config.json's, adapters and the like."""
     parts = tuple(prefix + part for part in ("embeddings.", "encoder.", "pooler."))
     surplus = sorted(
         name

@@ -1,11 +1,11 @@
-"""What the network costs an update, by a model of bandwidth alone.
+"""Network time of an update, modelled by bandwidth alone.
 
     secs per update = K * secs per micro-step + secs of one reduction
     secs of one reduction = 2 * (n - 1) / n * bytes * 8 / bits per second
 
-A ring of n replicas sends each byte of the gradients twice but for its own share, once
-to sum and once to hand round. Latency, and reductions that overlap with the backward
-pass, are left out.
+In a ring of n replicas, each replica sends every byte of the gradients except its own
+share twice: once to sum and once to distribute. Latency, and reductions that overlap
+with the backward pass, are left out.
 """
 
 import math
@@ -15,9 +15,9 @@ def reduction_secs(num_bytes: int, replicas: int, bits_per_sec: float) -> float:
     """Returns how long one all-reduce in a ring takes [seconds]; 0 for one replica.
 
     Args:
-        num_bytes: Of the gradients, 4 for each float32 parameter, >= 0.
-        replicas: That train in sync, each on a link of its own, >= 1.
-        bits_per_sec: Of each link in each direction, > 0; 1e9 is 1 Gbit/s.
+        num_bytes: Size of the gradients [bytes], 4 for each float32 parameter, >= 0.
+        replicas: Replicas that train in sync, each on its own link, >= 1.
+        bits_per_sec: Speed of each link in each direction, > 0; 1e9 is 1 Gbit/s.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -45,9 +45,9 @@ def update_secs(micro_step_secs: float, steps: int, reduction: float) -> float:
     """Returns how long an update takes [seconds].
 
     Args:
-        micro_step_secs: Forward and backward pass of one micro-batch, > 0.
+        micro_step_secs: Time of one micro-batch's forward and backward pass, > 0.
         steps: K [micro-steps per update], >= 1.
-        reduction: What `reduction_secs` returns [seconds].
+        reduction: Result of `reduction_secs` [seconds].
     """
     return steps * micro_step_secs + reduction
 
@@ -55,14 +55,14 @@ def update_secs(micro_step_secs: float, steps: int, reduction: float) -> float:
 def steps_that_hide(
     micro_step_secs: float, reduction: float, share: float = 0.1
 ) -> int:
-    """Returns the least K with which reducing takes at most a share of the time.
+    """Returns the smallest K for which the reduction takes at most a share of the time.
 
         reduction / (K * micro_step_secs + reduction) <= share
 
     Args:
-        micro_step_secs: Forward and backward pass of one micro-batch, > 0.
-        reduction: What `reduction_secs` returns [seconds].
-        share: Of an update's time, 0 < share < 1.
+        micro_step_secs: Time of one micro-batch's forward and backward pass, > 0.
+        reduction: Result of `reduction_secs` [seconds].
+        share: Largest share of an update's time, 0 < share < 1.
 
     Raises:
         ValueError: If `micro_step_secs` or `share` is out of range.
@@ -77,5 +77,5 @@ def steps_that_hide(
             f"Received: {share}. Use 0.1 for a tenth of the time."
         )
     least = reduction * (1 - share) / share / micro_step_secs
-    # Where it is an integer up to rounding, it is that one.
+    # A value that is an integer up to rounding errors is not rounded up.
     return max(1, math.ceil(least * (1 - 1e-12)))

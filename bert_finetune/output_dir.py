@@ -1,10 +1,10 @@
-"""The output folder of a run: is it fit for use, and what was it begun with.
+"""Output folder of a run: checks that it can be used, and the run's settings in it.
 
-A training run leaves `run_settings.json` beside its checkpoints. Training goes on there
-only with the same settings, since the order of the examples, the schedule and the
-window of a checkpoint mean something else under others; evaluation, prediction and
-export need the same task, text and architecture. Into how many micro-batches and
-replicas an update is cut may change, but not within an update.
+A training run writes `run_settings.json` beside its checkpoints. Training resumes there
+only with the same settings, since other settings give another meaning to the order of
+the examples, the schedule and the window of a checkpoint; evaluation, prediction and
+export need the same task, tokenization and architecture. The number of micro-batches
+and replicas of an update may change, but not within an update.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from estimator_accum.runs.batches import AUTO, Batches
 from estimator_accum.runs.folder import SETTINGS_FILE, read_settings, write_settings
 from estimator_accum.runs.progress import latest_checkpoint, read_progress
 
-# What decides the weights of a trained model, and what it takes to use one.
+# Settings that determine a trained model's weights, and settings needed to use one.
 _TRAINING_FIELDS = (
     "task_name",
     "init_checkpoint",
@@ -35,7 +35,7 @@ _TRAINING_FIELDS = (
     "seed",
 )
 _MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", "vocabulary_checksum")
-# How an update is cut; of a run that did not write it, what it was.
+# Settings that cut an update, with their values in runs that did not write them.
 _CUT_FIELDS = {
     "train_batch_size": None,
     "gradient_accumulation_steps": None,
@@ -52,7 +52,7 @@ _CHECKSUMS = {
 def check_output_dir(
     output_dir: str, *, files: Iterable[str], folders: Iterable[str]
 ) -> None:
-    """Raises ValueError unless a run can write what it has to; writes nothing.
+    """Raises ValueError unless a run can write its results; writes nothing.
 
     Args:
         output_dir: The folder, which need not exist.
@@ -73,7 +73,7 @@ def check_output_dir(
 
 
 def make_output_dir(output_dir: str) -> None:
-    """Makes the folder, or raises ValueError."""
+    """Makes the folder; raises ValueError if that is impossible."""
     try:
         pathlib.Path(output_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,7 +91,7 @@ def _unfit(folder: str | os.PathLike, fault: str) -> str:
 def describe_run(
     settings: Settings, config: BertConfig, tokenizer: WordPieceTokenizer
 ) -> dict:
-    """Returns what `run_settings.json` holds, but for `describe_training`."""
+    """Returns the part of `run_settings.json` that is known before the data is read."""
     values = {field: getattr(settings, field) for field in _TRAINING_FIELDS}
     values["task_name"] = values["task_name"].lower().replace("-", "")
     if values["init_checkpoint"]:
@@ -105,7 +105,7 @@ def describe_run(
 def describe_training(
     settings: Settings, examples_checksum: str, batches: Batches
 ) -> dict:
-    """Returns what `run_settings.json` holds of the data and the batches."""
+    """Returns the part of `run_settings.json` about the data and the batches."""
     return {
         "training_examples_checksum": examples_checksum,
         "effective_batch_size": batches.effective_batch_size,
@@ -118,11 +118,11 @@ def describe_training(
 
 
 def check_same_run(output_dir: str, description: dict) -> None:
-    """Raises ValueError if the folder's run was begun with anything else.
+    """Raises ValueError if the folder's run was begun with other settings or files.
 
     Args:
-        output_dir: Of this run.
-        description: Of this run, training examples included.
+        output_dir: Output folder of this run.
+        description: Description of this run, training examples included.
     """
     path = pathlib.Path(output_dir) / SETTINGS_FILE
     if path.exists():
@@ -142,11 +142,11 @@ def check_same_run(output_dir: str, description: dict) -> None:
 
 
 def check_same_cut(output_dir: str, description: dict) -> None:
-    """Raises ValueError if an update that was begun would go on cut in another way.
+    """Raises ValueError if an unfinished update would resume with another cut.
 
     Args:
-        output_dir: Of this run, whose checkpoint can be read.
-        description: Of this run, batches included.
+        output_dir: Output folder of this run, whose checkpoint can be read.
+        description: Description of this run, batches included.
     """
     if read_progress(output_dir).micro_step:
         _check_same(
@@ -158,13 +158,13 @@ def check_same_cut(output_dir: str, description: dict) -> None:
 
 
 def check_same_model(checkpoint: str, description: dict) -> None:
-    """Raises ValueError if a trained classifier is used on something else.
+    """Raises ValueError if a classifier is used on something it was not trained for.
 
-    A folder without `run_settings.json` is not judged.
+    A folder without `run_settings.json` is not checked.
 
     Args:
-        checkpoint: Of the classifier.
-        description: Of this run.
+        checkpoint: Checkpoint of the classifier.
+        description: Description of this run.
     """
     path = pathlib.Path(checkpoint).parent / SETTINGS_FILE
     if path.exists():
@@ -191,7 +191,7 @@ def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
 
 
 def _with_defaults(before: dict) -> dict:
-    """Adds what earlier versions did not write."""
+    """Adds the values that earlier versions did not write."""
     sizes = [before.get(f) for f in ("train_batch_size", "gradient_accumulation_steps")]
     if all(isinstance(size, int) for size in sizes):
         before = {"effective_batch_size": sizes[0] * sizes[1]} | before
@@ -199,7 +199,7 @@ def _with_defaults(before: dict) -> dict:
 
 
 def _flat(values: dict) -> dict:
-    """Names flags like flags, and the numbers of `bert_config` one by one."""
+    """Returns flags by `--name`, and the numbers of `bert_config` one by one."""
     config = values.get("bert_config")
     numbers = config.items() if isinstance(config, dict) else ()
     return {
@@ -210,13 +210,13 @@ def _flat(values: dict) -> dict:
 
 
 class RememberingHook(tf.compat.v1.train.SessionRunHook):
-    """Writes `run_settings.json` once the graph is built, before a checkpoint is.
+    """Writes `run_settings.json` after the graph is built, before any checkpoint.
 
-    A graph that cannot be built leaves nothing behind.
+    If the graph cannot be built, nothing is written.
 
     Args:
-        output_dir: The folder.
-        description: Of the run.
+        output_dir: Output folder of the run.
+        description: Description of the run.
     """
 
     def __init__(self, output_dir: str, description: dict):

@@ -1,14 +1,14 @@
-"""How many bytes a BERT encoder needs to train, from its configuration alone.
+"""Memory that training a BERT encoder needs, from its configuration alone.
 
     kept      = parameters + slots + accumulators + graph
-    backward  = activations + gradients         at the backward pass's fullest
+    backward  = activations + gradients         at the peak of the backward pass
     update    = the optimizer's temporaries     at a window boundary
     peak      = kept + max(backward, update)
 
 Everything is float32, no token is padding, and the optimizer is BERT's Adam with two
-slots. The bytes are those of tensors that are alive at the same time, as TensorFlow's
-CPU kernels have them after its graph optimizations; `scripts/plan_table.py` measures
-them. Memory that an allocator cannot use for its cutting comes on top.
+slots. The bytes are those of tensors that are alive at the same time, with TensorFlow's
+CPU kernels and graph optimizations; `scripts/plan_table.py` measures them. Memory that
+the allocator loses to fragmentation comes on top.
 
 B = examples of a micro-batch, T = tokens of an example, H = hidden, I = intermediate,
 N = heads.
@@ -34,26 +34,26 @@ _SIZES = (
 _RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _REMEDY = "Use the bert_config.json that came with the checkpoint."
 
-# Of one layer, what the backward pass waits for, in tensors [B, T, H]: query, key and
-# value by heads, the heads' output, and of both layer normalizations the standardized
-# input and the output.
+# Tensors [B, T, H] of one layer that are kept for the backward pass: query, key and
+# value by heads, the heads' output, and the standardized input and the output of both
+# layer normalizations.
 _KEPT_TOKENS = 8
-# In tensors [B, T, I]: the activation function's input and output.
+# Tensors [B, T, I] that are kept: the activation function's input and output.
 _KEPT_WIDE = 2
-# In tensors [B, T, I]: what the activation function's gradient computes with.
+# Temporary tensors [B, T, I] of the activation function's gradient.
 _TEMPORARY_WIDE = 2.7
-# In copies of the largest variable, and of all the others: operations of one size run
-# at the same time, and the largest is the last to be done.
+# Temporaries of an update, in copies of the largest variable and of all the others:
+# operations of one size run at the same time, and the largest is done last.
 _UPDATE_COPIES_OF_LARGEST = 1.8
 _UPDATE_COPIES_OF_OTHERS = 0.15
 
-# The session's graph and its optimized copies: of the rest, and of a layer.
+# The session's graph and its optimized copies: without the layers, and per layer.
 _GRAPH_BYTES = 4_000_000
 _LAYER_GRAPH_BYTES = 3_500_000
 
 
 class BertSizes(NamedTuple):
-    """What of a `bert_config.json` takes memory."""
+    """Entries of a `bert_config.json` that determine the memory."""
 
     vocab_size: int
     hidden_size: int
@@ -67,12 +67,12 @@ class BertSizes(NamedTuple):
 
     @property
     def largest_bytes(self) -> int:
-        """Of the word embeddings."""
+        """Bytes of the word embeddings, the largest variable."""
         return _FLOAT_BYTES * self.vocab_size * self.hidden_size
 
     @property
     def layer_bytes(self) -> int:
-        """Of one layer's parameters."""
+        """Bytes of one layer's parameters."""
         width, wide = self.hidden_size, self.intermediate_size
         attention = 4 * (width * width + width)
         dense = 2 * width * wide + wide + width
@@ -80,13 +80,13 @@ class BertSizes(NamedTuple):
 
     @property
     def head_bytes(self) -> int:
-        """Of the pooler's and the classifier's parameters."""
+        """Bytes of the pooler's and the classifier's parameters."""
         width = self.hidden_size
         return _FLOAT_BYTES * ((width + 1) * width + (width + 1) * _NUM_CLASSES)
 
     @property
     def parameter_bytes(self) -> int:
-        """Of all trained variables."""
+        """Bytes of all trained variables."""
         tables = self.max_position_embeddings + self.type_vocab_size
         embeddings = _FLOAT_BYTES * self.hidden_size * (tables + 2)
         layers = self.num_hidden_layers * self.layer_bytes
@@ -94,7 +94,7 @@ class BertSizes(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What training takes [bytes]; see the module's rule."""
+    """Memory of training by part [bytes]; see the module's formulas."""
 
     parameters: int
     slots: int
@@ -106,7 +106,7 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Of everything that is alive at the fullest moment."""
+        """Most bytes that are alive at the same time."""
         kept = self.parameters + self.slots + self.accumulators + self.graph
         return kept + max(self.activations + self.gradients, self.update)
 
@@ -144,10 +144,10 @@ def read_sizes(path: str) -> BertSizes:
 def memory_of(
     sizes: BertSizes, examples: int, tokens: int, *, is_accumulating: bool
 ) -> Memory:
-    """Returns the bytes of training with micro-batches [examples, tokens].
+    """Returns the memory of training with micro-batches [examples, tokens].
 
     Args:
-        sizes: Of the encoder.
+        sizes: Sizes of the encoder.
         examples: B >= 1.
         tokens: T >= 1, none of them padding.
         is_accumulating: Whether K > 1; a window of one micro-batch has no accumulators.
@@ -169,10 +169,10 @@ def memory_of(
 
 
 def _activation_bytes(sizes: BertSizes, examples: int, tokens: int) -> int:
-    """At the gradient of the topmost whole layer's activation function.
+    """Returns the bytes at the peak: the gradient of an activation function.
 
-    The layer above it is done: the classifier reads one token only, so of the last
-    layer the rest is never computed.
+    It is that of the topmost whole layer. The layer above it is done: the classifier
+    reads one token only, so the rest of the last layer is never computed.
     """
     count = examples * tokens
     token = _FLOAT_BYTES * sizes.hidden_size
@@ -180,19 +180,19 @@ def _activation_bytes(sizes: BertSizes, examples: int, tokens: int) -> int:
     mask = _BOOL_BYTES * sizes.hidden_size if sizes.hidden_dropout_prob else 0
     scores = sizes.num_attention_heads * tokens
     attention = _FLOAT_BYTES * scores
-    if sizes.attention_probs_dropout_prob:  # before, after, and what was dropped
+    if sizes.attention_probs_dropout_prob:  # before and after dropout, and its mask
         attention = (2 * _FLOAT_BYTES + _BOOL_BYTES) * scores
     embeddings = 2 * token + mask
     layer = _KEPT_TOKENS * token + _KEPT_WIDE * wide + 2 * mask + attention
     layers = sizes.num_hidden_layers - 1
-    if not layers:  # keys and values of the one layer, whole
+    if not layers:  # keys and values of the only layer, for all tokens
         return count * (embeddings + 2 * token)
-    temporaries = _TEMPORARY_WIDE * wide - token - mask  # its output is done with
+    temporaries = _TEMPORARY_WIDE * wide - token - mask  # the output is freed by then
     return int(count * (embeddings + layers * layer + temporaries))
 
 
 def _gradient_bytes(sizes: BertSizes) -> int:
-    """What the backward pass has computed by then."""
+    """Returns the bytes of the gradients that are computed by then."""
     return sizes.head_bytes + sizes.layer_bytes
 
 

@@ -32,20 +32,21 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What distinguishes one task from another.
+    """Columns, labels, files and metrics of one task.
 
     Attributes:
         name: GLUE's spelling, the name of the task's folder.
         text_a: Column of the first or only sentence.
         text_b: Column of the second sentence; None for single-sentence tasks.
-        labels: As they stand in the files and in GLUE's submissions; a model's class i
-            is `labels[i]`.
+        labels: Labels as written in the files and in GLUE's submissions; a model's
+            class i is `labels[i]`.
         metrics: Names out of accuracy, f1 (of class 1) and matthews_correlation.
         label: Column of the label.
         index: Column of the row's number in test files.
         train_file: Name of the training file.
-        dev_files: Suffix of the results (`""` for the main one) to the file's name.
-        test_files: Name of the submission file to the name of the test file.
+        dev_files: Name of each dev file by suffix of its results (`""` for the main
+            one).
+        test_files: Name of each test file by name of its submission file.
         columns_without_header: Columns of labelled files that have no header line; None
             where line 1 names the columns. Test files always have a header.
         ignored_labels: Rows with such a label are skipped.
@@ -134,11 +135,11 @@ TASKS = (
 
 
 def get_task(name: str, flag: str = "--task_name") -> Task:
-    """Finds a task; case and dashes do not matter: `cola`, `SST-2`, `sst2`.
+    """Returns a task by name; case and dashes do not matter: `cola`, `SST-2`, `sst2`.
 
     Args:
-        name: What the user asks for.
-        flag: Where the name comes from, for the error's message.
+        name: The user's name for the task.
+        flag: Flag that the name comes from, for the error message.
 
     Raises:
         ValueError: If there is no such task.
@@ -159,7 +160,7 @@ def read_examples(
     """Reads one file of a task.
 
     Args:
-        task: Whose layout the file has.
+        task: The task, which determines the layout of the file.
         data_dir: The folder that holds the file.
         split_file: `task.train_file`, or a value of `dev_files` or `test_files`.
         labelled: Whether the file has labels: True for training and dev files.
@@ -210,7 +211,7 @@ def _find_file(task: Task, data_dir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number, from 1, and columns of every line that is not empty."""
+    """Yields the line number, from 1, and the columns of every non-empty line."""
     with path.open("rb") as lines:  # as text, a lone \r would end a line too
         for number, line in enumerate(lines, start=1):
             try:
@@ -231,7 +232,7 @@ def _column_positions(
     rows: Iterator[tuple[int, list[str]]],
     labelled: bool,
 ) -> dict[str, int]:
-    """Maps the columns that are needed to their positions; takes the header off."""
+    """Returns the positions of the needed columns by name; consumes the header."""
     needed = [column for column in (task.text_a, task.text_b) if column is not None]
     needed.append(task.label if labelled else task.index)
     header = task.columns_without_header if labelled else None
@@ -280,7 +281,7 @@ def _too_few_columns(
 
 
 def _check_mostly_whole(path: pathlib.Path, broken: list[str], whole: int) -> None:
-    """Raises when broken rows are the rule: then the file is something else."""
+    """Raises ValueError if at least half of the rows are broken: it is another file."""
     if len(broken) >= whole:
         raise ValueError(broken[0])
     _logger.warning(

@@ -3,9 +3,10 @@
     [CLS] text_a [SEP]                   segment ids 0
     [CLS] text_a [SEP] text_b [SEP]      segment ids 0 up to the first [SEP], then 1
 
-Uncased: lower-cased, accents stripped. Cased: neither. Either way control characters
-are removed, and punctuation marks and CJK characters are tokens of their own. The text
-`[SEP]` is three tokens like any other: only this module writes the special ones.
+Uncased text is lower-cased and its accents are stripped; cased text keeps both. In
+either, control characters are removed, and punctuation marks and CJK characters are
+tokens of their own. The text `[SEP]` is three ordinary tokens: only this module writes
+special tokens.
 """
 
 import pathlib
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
 _CHUNK_TEXTS = 4096  # bounds the memory that one call of the library needs
-# Some converters round the table up, to a multiple of 8 to 128.
+# Some converters round the table's rows up to a multiple of 8, 16, ... or 128.
 _ROUNDED_TO, _MAX_SPARE_ROWS = 8, 127
 
 
@@ -39,11 +40,11 @@ class WordPieceTokenizer:
     """Turns text into ids of one vocabulary.
 
     Attributes:
-        vocab_file: Where the vocabulary came from.
+        vocab_file: File of the vocabulary.
         do_lower_case: Whether text is lower-cased.
         num_entries: Lines of the vocabulary; every id is smaller.
         pad_id: The id of [PAD].
-        checksum: Differs, but for chance, where a token or its id does.
+        checksum: CRC-32 of the tokens and their ids.
     """
 
     def __init__(self, vocab_file: str | pathlib.Path, do_lower_case: bool):
@@ -97,8 +98,8 @@ class WordPieceTokenizer:
     ) -> list[Encoding]:
         """Encodes examples, on all cores.
 
-        What is too long loses its last tokens; of a pair, the longer text loses tokens
-        until both are equally long, then both do in turn.
+        An example that is too long loses its last tokens; in a pair, the longer text
+        loses tokens until both are equally long, then both do in turn.
 
         Args:
             texts_a: The first or only sentences.
@@ -106,7 +107,7 @@ class WordPieceTokenizer:
             max_seq_length: Most ids of an example, special tokens included.
 
         Raises:
-            ValueError: If `max_seq_length` leaves a sentence no token.
+            ValueError: If `max_seq_length` leaves no token for a sentence.
         """
         check_max_seq_length(max_seq_length, is_pair=texts_b is not None)
         if texts_b is None:
@@ -168,7 +169,7 @@ def _check_special_tokens(path: pathlib.Path, ids: dict[str, int]) -> None:
 def _check_each_token_once(path: pathlib.Path, tokens: list[str]) -> None:
     lines = {}
     for line, token in enumerate(tokens, 1):
-        # Spaces of other scripts are tokens too, which strip() has made the same.
+        # Spaces of other scripts are tokens too; strip() has made them all empty.
         if lines.setdefault(token, line) != line and token:
             raise ValueError(
                 "`--vocab_file` must hold each token once, since its line is its id. "
@@ -178,15 +179,15 @@ def _check_each_token_once(path: pathlib.Path, tokens: list[str]) -> None:
 
 
 def check_vocabulary(tokenizer: WordPieceTokenizer, vocab_size: int) -> None:
-    """Raises unless the vocabulary is that of a model with `vocab_size` embeddings.
+    """Raises ValueError unless the vocabulary fits a model of `vocab_size` embeddings.
 
     A token beyond the embedding table has no embedding. A vocabulary that is smaller
     than the table is another model's, or was cut off (28,996 cased entries for 30,522
     embeddings would train and learn nothing), unless the table was rounded up.
 
     Args:
-        tokenizer: Holds the vocabulary.
-        vocab_size: Rows of the embedding table, of the model's configuration.
+        tokenizer: Tokenizer with the vocabulary.
+        vocab_size: Rows of the embedding table, from the model's configuration.
     """
     spare_rows = vocab_size - tokenizer.num_entries
     is_rounded = vocab_size % _ROUNDED_TO == 0 and 0 < spare_rows <= _MAX_SPARE_ROWS
@@ -201,12 +202,12 @@ def check_vocabulary(tokenizer: WordPieceTokenizer, vocab_size: int) -> None:
 def check_max_seq_length(
     max_seq_length: int, *, is_pair: bool, max_position_embeddings: int | None = None
 ) -> None:
-    """Raises unless examples of `max_seq_length` tokens can be made and embedded.
+    """Raises ValueError unless `max_seq_length` suits the examples and the model.
 
     Args:
         max_seq_length: Most ids of an example, special tokens included.
         is_pair: Whether examples are pairs of sentences.
-        max_position_embeddings: Rows of the position table; None checks only the rest.
+        max_position_embeddings: Rows of the position table; None skips this check.
     """
     shortest = 5 if is_pair else 3
     if max_seq_length < shortest:
@@ -226,14 +227,14 @@ def check_max_seq_length(
 def check_case_matches_checkpoint(
     do_lower_case: bool, init_checkpoint: str | None
 ) -> None:
-    """Raises when the checkpoint's folder has a published name of the other case.
+    """Raises ValueError if the name of the checkpoint's folder says the other case.
 
-    Known are `cased` and `uncased` as words of the name, and Google's `multilingual_L-`
-    and `chinese_L-`, which are uncased. Other names are not judged.
+    Known names have `cased` or `uncased` as a word, or Google's `multilingual_L-` or
+    `chinese_L-`, which are uncased. Other names are not checked.
 
     Args:
-        do_lower_case: What `--do_lower_case` says.
-        init_checkpoint: Path of `bert_model.ckpt`; None: nothing to check.
+        do_lower_case: Value of `--do_lower_case`.
+        init_checkpoint: Path of `bert_model.ckpt`; None skips the check.
     """
     if not init_checkpoint:
         return
