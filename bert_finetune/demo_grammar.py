@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-_SHARE_OF_PAIRS = 2 / 3  # of the acceptable sentences come with their unacceptable twin
+_SHARE_OF_PAIRS = 2 / 3  # share of acceptable sentences with an unacceptable twin
 
 # Every pair is (singular, plural). No word that "a" may precede starts with a vowel.
 _MARKED_DETERMINERS = (["a", "this", "every"], ["many", "several", "these"])

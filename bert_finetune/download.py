@@ -32,7 +32,7 @@ class RemoteFile:
     """One published file.
 
     Attributes:
-        url: Where it is published.
+        url: Address at which it is published.
         sha256: Its checksum in hexadecimal; None if unknown.
     """
 

@@ -20,7 +20,7 @@ from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.download import staging_folder
 
 _CONFIG, _VOCABULARY, _TENSORS = "config.json", "vocab.txt", "model.safetensors"
-_PREFIX = "bert."  # of the encoder in a model with a head; a bare encoder has none
+_PREFIX = "bert."  # encoder's prefix in a model with a head; a bare one has none
 _KINDS = {
     "kernel": ("weight",),
     "bias": ("bias",),

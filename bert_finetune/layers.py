@@ -13,7 +13,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 _SQRT_HALF = math.sqrt(0.5)
-_DENSITY_AT_ZERO = 1.0 / math.sqrt(2.0 * math.pi)  # of the standard normal
+_DENSITY_AT_ZERO = 1.0 / math.sqrt(2.0 * math.pi)  # of the normal distribution
 
 
 class TokenPacking:

@@ -35,7 +35,7 @@ _TRAINING_FIELDS = (
     "seed",
 )
 _MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", "vocabulary_checksum")
-# Settings that cut an update, with their values in runs that did not write them.
+# How an update is cut, with the values for runs that did not write them.
 _CUT_FIELDS = {
     "train_batch_size": None,
     "gradient_accumulation_steps": None,
@@ -91,7 +91,7 @@ def _unfit(folder: str | os.PathLike, fault: str) -> str:
 def describe_run(
     settings: Settings, config: BertConfig, tokenizer: WordPieceTokenizer
 ) -> dict:
-    """Returns the part of `run_settings.json` that is known before the data is read."""
+    """Returns `run_settings.json` without the part of `describe_training`."""
     values = {field: getattr(settings, field) for field in _TRAINING_FIELDS}
     values["task_name"] = values["task_name"].lower().replace("-", "")
     if values["init_checkpoint"]:

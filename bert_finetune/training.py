@@ -63,7 +63,7 @@ class Run:
 
 
 def train(run: Run) -> None:
-    """Trains to the end of the run, resuming from its last checkpoint if it has one."""
+    """Trains to the end of the run, resuming from its last checkpoint, if any."""
     settings, windows = run.settings, run.windows
     progress = read_progress(settings.output_dir)
     is_partial = progress.micro_step > 0

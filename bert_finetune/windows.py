@@ -29,7 +29,7 @@ class Windows:
     Attributes:
         num_examples: Number of examples of an epoch.
         total: Number of examples of the run, over all epochs.
-        batches: How many examples a window has, and how they are divided.
+        batches: Size of a window and division of its examples.
         seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
         lengths: Length of each example [tokens], by which windows are sorted; None
             leaves them unsorted.
@@ -163,7 +163,7 @@ def make_windows(
     Args:
         num_examples: Number of examples of an epoch, >= 1.
         num_train_epochs: Number of epochs; a fraction cuts the last epoch short.
-        batches: How many examples a window has, and how they are divided.
+        batches: Size of a window and division of its examples.
         seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
         lengths: Length of each example [tokens], by which windows are sorted; None
             leaves them unsorted.

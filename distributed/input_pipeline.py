@@ -193,7 +193,7 @@ def train_input_fn(
 
     Args:
         examples: All training examples, the same for each worker.
-        batches: How the examples of each update are divided.
+        batches: Division of each update's examples.
         rank: Rank of this worker.
         shuffle: Whether each epoch has an order of its own instead of the files' order.
         seed: Random seed of those orders.

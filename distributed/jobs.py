@@ -40,7 +40,7 @@ class Job:
     Attributes:
         settings: The user's settings.
         cluster: Cluster of which this process is a task.
-        batches: How the examples of each update are divided.
+        batches: Division of each update's examples.
         train: All training examples.
         test: All test examples.
         checksum: Checksum of training and test examples.
@@ -71,7 +71,7 @@ def prepare(settings: Settings, cluster: Cluster) -> Job:
 def execute(job: Job) -> str | None:
     """Runs this task's part; returns the results on the task that evaluates, else None.
 
-    An evaluator evaluates last; without one, the chief does.
+    That task is the evaluator if there is one, else the chief.
     """
     settings, cluster = job.settings, job.cluster
     if cluster.is_chief:

@@ -20,7 +20,7 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
 
     Args:
         settings: Settings of the run.
-        batches: How the examples of each update are divided.
+        batches: Division of each update's examples.
     """
 
     def model_fn(features, labels, mode, config):

@@ -191,7 +191,7 @@ def train_input_fn(
 
     Args:
         csv: File with the lines of `csv_text`.
-        batches: How the examples of each update are divided.
+        batches: Division of each update's examples.
         shuffle_buffer: Size of the shuffle buffer [examples]; the number of all
             examples shuffles them fully, again in each epoch; 0 keeps the file's order.
         seed: Random seed of the order.

@@ -53,7 +53,7 @@ class Job:
     Attributes:
         settings: The user's settings.
         cluster: Cluster of which this process is a task.
-        batches: How the examples of each update are divided.
+        batches: Division of each update's examples.
         train: Training examples.
         test: Test examples.
         checksum: Checksum of training and test examples.
@@ -162,7 +162,7 @@ def train_and_test(
     Args:
         job: The checked run; its CSV files are in the folder above `model_dir`.
         model_dir: Folder of this model.
-        batches: How this model's updates are divided. More than one replica trains with
+        batches: Division of this model's updates. More than one replica trains with
             the run's strategy.
         watchdog: Watchdog that is told of progress in a cluster.
     """

@@ -102,7 +102,7 @@ def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> Non
 
     Args:
         settings: Settings of this run.
-        batches: How the examples of each update are divided.
+        batches: Division of each update's examples.
         checksum: Checksum of the run's examples.
     """
     decisive = _what_decides(settings, batches, checksum)
