@@ -1,0 +1,87 @@
+"""What docs/architecture.md says about imports, and about who reads the environment."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+_LIBRARY = _REPOSITORY / "estimator_accum"
+_PROGRAMS = ("bert_finetune", "housing_example", "distributed")
+# The core from below; what stands in one row may import from its row and from below.
+_ROWS = [
+    ("_graph", "_window", "_gradients", "_nonfinite", "_noise_scale", "_accumulators"),
+    ("_micro_step",),
+    ("_kinds", "_rule", "_checks", "_state", "_applying"),
+    ("_train_op", "_optimizer"),
+]
+_CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
+_PACKAGES = {
+    "hooks": {"hooks"},
+    "microbatch": {"microbatch", "hooks"},
+    "keras": {"keras"},
+    "compat": {"compat"},
+    "runs": {"runs"},
+}
+_MODULES = sorted(_LIBRARY.rglob("*.py"))
+
+
+def _imported(path) -> set[str]:
+    """Returns the modules of this repository that a file imports, wherever it does."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    rooms = ("estimator_accum", "scripts", "tests", *_PROGRAMS)
+    return {name for name in found if name.split(".")[0] in rooms}
+
+
+def _first_part(module: str) -> str:
+    """Returns "hooks" for estimator_accum.hooks._signals, "" for the public names."""
+    return (module.split(".") + [""])[1]
+
+
+@pytest.mark.parametrize(
+    "path", _MODULES, ids=lambda path: str(path.relative_to(_LIBRARY))
+)
+def test_a_module_of_the_library_imports_from_its_own_row_or_from_below(path):
+    if path in (_LIBRARY / "__init__.py", _LIBRARY / "plan.py"):
+        return  # the public names; the planner's old name
+    modules = _imported(path)
+    assert {name.split(".")[0] for name in modules} <= {"estimator_accum"}
+    parts = {_first_part(name) for name in modules}
+    own = path.relative_to(_LIBRARY).parts[0].removesuffix(".py")
+    if own in _CORE:
+        assert parts <= _CORE.keys()
+        assert all(_CORE[part] <= _CORE[own] for part in parts)
+    elif own == "compat":
+        assert parts <= {"compat"}
+    elif own == "runs":
+        assert parts <= {"runs", "_nonfinite"}
+    else:
+        assert parts <= _PACKAGES[own] | _CORE.keys()
+
+
+def test_every_module_of_the_core_has_a_row():
+    files = {path.stem for path in _LIBRARY.glob("_*.py")} - {"__init__"}
+    assert files == _CORE.keys()
+    packages = {path.parent.name for path in _LIBRARY.glob("*/__init__.py")}
+    assert packages == _PACKAGES.keys()
+
+
+@pytest.mark.parametrize("room", _PROGRAMS)
+def test_a_program_imports_no_other_one(room):
+    for path in (_REPOSITORY / room).glob("*.py"):
+        rooms = {name.split(".")[0] for name in _imported(path)}
+        assert rooms <= {room, "estimator_accum"}, path
+
+
+def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():
+    outside = {_LIBRARY / "runs", _LIBRARY / "compat"}
+    words = re.compile(r"os\.environ|getenv|\babsl\b|argparse|\bprint\(|[\"'`]--\w")
+    for path in _MODULES:
+        if not outside & set(path.parents):
+            assert not words.search(path.read_text()), path
