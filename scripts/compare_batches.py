@@ -122,6 +122,11 @@ def _train(
     if done.returncode:
         sys.exit(done.returncode)
     path = tf.train.latest_checkpoint(str(folder))
+    if path is None:
+        raise ValueError(
+            "A run must leave a checkpoint to compare. Received: none in "
+            f"{folder}. Use more --updates, or look at what the run has said."
+        )
     reader = tf.train.load_checkpoint(path)
     return {
         name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()

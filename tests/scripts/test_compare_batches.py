@@ -65,3 +65,18 @@ def test_a_run_that_is_refused_ends_the_comparison(tmp_path, capfd):
     stderr = capfd.readouterr().err
     assert len(stderr.splitlines()) == 1 and "none" in stderr
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.once
+def test_a_run_without_a_checkpoint_is_one_sentence(tmp_path, capsys, monkeypatch):
+    from tiny_bert import write_cola
+
+    def leaves_nothing(command, **options):
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(compare_batches.subprocess, "run", leaves_nothing)
+    write_cola(tmp_path)
+    flags = [f"--{n}={tmp_path}" for n in ("data_dir", "bert_dir")]
+    assert compare_batches.main([*flags, f"--output_dir={tmp_path / 'output'}"]) == 2
+    sentence = r"must leave a checkpoint.* Received: none in .*accumulated\. Use more"
+    assert re.search(sentence, capsys.readouterr().err)
