@@ -18,7 +18,7 @@ def test_other_names_are_not():
 
 
 def test_what_needs_no_tensorflow_imports_none(real_starts):
-    modules = ("", ".plan", ".batches", ".cluster")
+    modules = ("", ".plan", ".compat", ".runs.batches", ".runs.cluster")
     imports = ", ".join(f"estimator_accum{module}" for module in modules)
     program = f"import sys, {imports}; print('tensorflow' in sys.modules)"
     assert running.run("-c", program).output == "False\n"
