@@ -1,5 +1,7 @@
 """accumulate(): Keras optimizers that update by a window's mean."""
 
+import re
+
 import numpy as np
 import pytest
 import running
@@ -40,8 +42,11 @@ def test_eager_execution_and_xla_give_the_same_weights(kind, options, is_sparse)
     data = (sparse_data if is_sparse else dense_data)(32)
     big, ours = make(), make()
     fit(big, kind.optimizer("Adam", 0.05), data, 16, **options)
-    fit(ours, accumulate(kind.optimizer("Adam", 0.05), 2), data, 8, **options)
+    optimizer = accumulate(kind.optimizer("Adam", 0.05), 2)
+    options = options | {"callbacks": [AccumulationCallback()]}
+    history = fit(ours, optimizer, data, 8, **options).history
     assert difference(big, ours) < 1e-6
+    assert np.isfinite(history["window_loss"][0])
 
 
 def test_off_the_boundary_nothing_moves_and_on_it_everything_does(kind):
@@ -76,6 +81,29 @@ def test_one_micro_step_per_update_is_the_plain_optimizer_to_the_bit(kind):
     for expected, got in zip(plain.get_weights(), ours.get_weights(), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert optimizer.micro_steps is None
+
+
+def test_variables_have_the_names_that_they_have_without_accumulation(kind):
+    plain, ours = (kind.optimizer("Adam", 0.05) for _ in range(2))
+    for optimizer in (plain, accumulate(ours, 2)):
+        fit(kind.dense_model(), optimizer, dense_data(8), 8)
+    names = []
+    for optimizer in (plain, ours):
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        names.append([re.sub(r"_\d+", "", v.name) for v in variables])
+    assert names[0] == names[1]
+
+
+def test_variables_that_are_excluded_from_weight_decay_do_not_decay(kind):
+    if kind.is_legacy:
+        pytest.skip("optimizers.legacy have no weight decay")
+    decayed, kept = (tf.Variable(1.0, name=name) for name in ("decayed", "kept"))
+    optimizer = accumulate(kind.optimizer("SGD", 1.0, weight_decay=0.5), 2)
+    optimizer.exclude_from_weight_decay(var_names=["kept"])
+    for _ in range(2):
+        optimizer.apply_gradients([(tf.constant(0.0), v) for v in (decayed, kept)])
+    assert (decayed.numpy(), kept.numpy()) == (0.5, 1.0)
 
 
 def test_a_schedule_of_k_counts_updates(kind):
