@@ -7,7 +7,7 @@ with a worker in each that trains through `distributed.main`. K = 1, 2, 4 and 8,
 with the same effective batch, cut into smaller micro-batches, and once with the same
 micro-batch, so that the effective batch grows. Every cluster is timed in turns with a
 fast link and the slow one; the first measures the computation alone, from which the
-model of `estimator_accum.network` predicts the second. Writes network.csv and
+model of `bert_finetune.network` predicts the second. Writes network.csv and
 network.png. Needs root on Linux. Exit codes: 0; 2 for invalid flags or a machine that
 cannot make such links.
 """

@@ -1,4 +1,4 @@
-"""Prints which K hides the network, by the model of `estimator_accum.network`.
+"""Prints which K hides the network, by the model of `bert_finetune.network`.
 
     python scripts/network_table.py --num_parameters=110e6 --micro_step_secs=0.1
 
