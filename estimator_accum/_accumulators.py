@@ -189,7 +189,7 @@ def take_window(
             sums.append(next(reduced))
             continue
         table = None if is_alone else next(reduced)
-        rows = _touched_rows(next(reduced))
+        rows = touched_rows(next(reduced))
         if is_alone:
             values = tf.raw_ops.ResourceGather(
                 resource=total.handle, indices=rows, dtype=total.dtype
@@ -198,20 +198,8 @@ def take_window(
             values = tf.gather(table, rows)
         shape = tf.constant(total.shape.as_list(), tf.int64)
         sums.append(tf.IndexedSlices(values, rows, shape))
-        cleared.extend(_clear_rows(accumulator, rows, values))
+        cleared.extend(clear_rows(accumulator, rows, values))
     return [*sums, *reduced], cleared
-
-
-def clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
-    """Empties this replica's sparse accumulators; the dense ones are overwritten."""
-    cleared = []
-    for accumulator in accumulators:
-        if accumulator.touched is not None:
-            rows = _touched_rows(read(accumulator.touched))
-            shape = tf.concat([tf.shape(rows), tf.shape(accumulator.total)[1:]], 0)
-            values = tf.zeros(shape, accumulator.total.dtype)
-            cleared.extend(_clear_rows(accumulator, rows, values))
-    return cleared
 
 
 def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
@@ -225,11 +213,11 @@ def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
     ]
 
 
-def _touched_rows(touched: tf.Tensor) -> tf.Tensor:
+def touched_rows(touched: tf.Tensor) -> tf.Tensor:
     return tf.where(touched > 0)[:, 0]
 
 
-def _clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
+def clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
     with tf.control_dependencies([values]):
         return [
             tf.raw_ops.ResourceScatterUpdate(

@@ -5,6 +5,7 @@ import inspect
 import tensorflow as tf
 
 from estimator_accum._gradients import Gradient, are_cpus_of_one_process
+from estimator_accum._graph import ancestors
 from estimator_accum._rule import is_loss_scaling
 
 _FOR_EACH_EXAMPLE = (
@@ -213,3 +214,15 @@ def _check_own_job(variables: list[tf.Variable]) -> None:
                 f"/job:{there.job}, gradients on /job:{here.job}. Train on one worker "
                 "without parameter servers, or under a MultiWorkerMirroredStrategy."
             )
+
+
+def has_half_precision(loss: tf.Tensor, optimizer) -> bool:
+    """Returns whether the loss or its ancestors are, or may become, half precision."""
+    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
+        return True
+    halves = (tf.float16, tf.bfloat16)
+    return any(
+        tensor.dtype.base_dtype in halves
+        for operation in ancestors([loss.op])
+        for tensor in operation.outputs
+    )

@@ -91,6 +91,24 @@ def half_squared_norms(
     return tf.stack(halves)
 
 
+def global_norm(
+    gradients: list[Gradient], halves: tf.Tensor, half_of_slices: tf.Tensor | None
+) -> tf.Tensor:
+    """Returns the norm of all gradients together, a scalar.
+
+    Args:
+        gradients: Tensors or `IndexedSlices`.
+        halves: Their `half_squared_norms`.
+        half_of_slices: Sum of `half_squared_norms` of the slices from which the sparse
+            gradients were summed, to count in place of theirs; None counts theirs.
+    """
+    half = tf.reduce_sum(halves)
+    if half_of_slices is not None:
+        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
+        half = half_of_slices + tf.reduce_sum(tf.gather(halves, dense))
+    return tf.sqrt(half * tf.constant(2.0, halves.dtype))
+
+
 def scale_and_clip(sums, factor, clip_norm, norm):
     """Returns (clip(factor * sums), norm of factor * sums), in one pass.
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._accumulators import assign_zeros, clear, variables_of
 from estimator_accum._gradients import scaled
 from estimator_accum._graph import add_to, nan, set_to
 from estimator_accum._micro_step import MicroBatch, Terms, accumulate, mean_loss
@@ -38,7 +37,7 @@ class Added(NamedTuple):
     mean_loss: tf.Tensor
 
 
-class _Kind:
+class Kind:
     """Defaults of all kinds."""
 
     keeps_sums = True  # in accumulators
@@ -76,7 +75,7 @@ class _Kind:
         return update()
 
 
-class Plain(_Kind):
+class Plain(Kind):
     """Every micro-batch is a window.
 
     Args:
@@ -107,7 +106,7 @@ class Plain(_Kind):
         return Added([*gradients, *micro_batch.scalars], counted, loss)
 
 
-class MicroSteps(_Kind):
+class MicroSteps(Kind):
     """K micro-steps make a window.
 
     Args:
@@ -153,104 +152,11 @@ class MicroSteps(_Kind):
         return tf.cond(is_boundary, update_and_begin_anew, otherwise)
 
 
-class WholeBatch(_Kind):
-    """One replica's batch; the graph sees one micro-batch of it at a time.
-
-    Attributes:
-        begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is the
-            half-open range [begin, begin + size) of a batch of `rows` examples.
-        num_micro_batches: Scalar int64 placeholder, the number of micro-batches in the
-            batch.
-        is_first: Scalar bool, whether this is the batch's first micro-batch.
-        is_whole: Scalar bool, whether this micro-batch is the whole batch.
-        reduction: "mean" or "sum", how the loss reduces its examples.
-        weight: Scalar, the micro-batch's weight in the loss; set when the first train
-            op is made.
-        micro_ops: Operations that run with every micro-batch.
-        discard_ops: Operations that drop the micro-batches so far, before a retry.
-        empty_ops: Operations that run instead of micro-batches on a replica without
-            examples.
-        initialize_ops: Operations that run once in a new session, because the variables
-            here are in no collection.
-        handles: Handles of variables that micro-batches may write and that a retry does
-            not restore.
-    """
-
-    def __init__(self, reduction: str):
-        self.reduction = reduction
-        with tf.name_scope("micro_batch"):
-            self.begin, self.size, self.rows, self.num_micro_batches = (
-                tf.compat.v1.placeholder(tf.int64, [], name)
-                for name in ("begin", "size", "rows", "num_micro_batches")
-            )
-            self.is_first = tf.equal(self.begin, 0)
-            self.is_whole = tf.equal(self.size, self.rows)
-        self.weight = None
-        self.micro_ops = []
-        self.discard_ops = []
-        self.empty_ops = []
-        self.initialize_ops = []
-        self.handles = []
-
-    @contextlib.contextmanager
-    def as_current(self):
-        """Makes this batch the window of the train ops that are made inside."""
-        _current.batch = self
-        try:
-            yield
-        finally:
-            _current.batch = None
-
-    def steps(self, update_step: tf.Variable) -> tf.Tensor:
-        """Returns K, here the number of micro-batches in the batch."""
-        del update_step
-        return tf.identity(self.num_micro_batches)
-
-    def default_weight(self, reduction: str) -> tf.Tensor:
-        """Returns the default weight: the micro-batch's examples; 1 for a sum."""
-        if reduction == "sum":
-            return tf.constant(1.0)
-        return tf.cast(self.size, tf.float32)
-
-    def weigh(self, weight: tf.Tensor | None, reduction: str):
-        """Returns (weight, weight); for a whole batch on one replica, (weight, 1)."""
-        if weight is None:
-            weight = self.default_weight(reduction)
-        if self.weight is None:
-            self.weight, self.reduction = weight, reduction
-        has_more = self.is_mean() is None or reduction == "sum"
-        return weight, weight if has_more else self.scale(weight)
-
-    def scale(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns a micro-batch's factor in the sum; exactly 1 for a whole batch."""
-        return tf.where(self.is_whole, tf.ones_like(weight), weight)
-
-    def is_mean(self) -> tf.Tensor | None:
-        """Returns whether one micro-batch on one replica is the whole batch."""
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return self.is_whole if replicas == 1 else None
-
-    def at_the_boundary(self):
-        """Returns a context without the caller's dependencies on the micro-batch."""
-        return tf.control_dependencies(None)
-
-    def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
-        """Registers the operations that the hook runs before the train op."""
-        del counter
-        counted = accumulate(terms, micro_batch, lambda: tf.identity(self.is_first))
-        self.micro_ops += [counted.op, *update_ops]
-        with tf.control_dependencies(None):
-            for variable in variables_of(terms.accumulators):
-                self.initialize_ops.append(variable.initializer)
-                self.handles.append(variable.handle)
-            self.discard_ops += clear(terms.accumulators)
-            self.empty_ops += assign_zeros(terms.accumulators)
-            return Added(None, tf.constant(1, tf.int64), mean_loss(terms))
-
-
-Kind = Plain | MicroSteps | WholeBatch
-
-
-def current_batch() -> WholeBatch | None:
+def current_batch() -> Kind | None:
     """Returns the batch that is the window; None outside `microbatch_model_fn`."""
     return getattr(_current, "batch", None)
+
+
+def set_current_batch(batch: Kind | None) -> None:
+    """Makes a batch the window of the train ops that this thread makes."""
+    _current.batch = batch

@@ -25,14 +25,14 @@ from estimator_accum._accumulators import (
 from estimator_accum._gradients import (
     Gradient,
     cast,
+    global_norm,
     half_squared_norms,
     scale_and_clip,
     scaled,
     sum_over_replicas,
-    values_of,
 )
 from estimator_accum._graph import first_of, flatten, nan, read
-from estimator_accum._nonfinite import all_finite, assert_finite
+from estimator_accum._nonfinite import check_micro_batch, check_window
 
 
 class Terms(NamedTuple):
@@ -141,7 +141,7 @@ def accumulate(
     with tf.control_dependencies([scalars[1]]):  # a failed loss writes nothing
         first = is_first()
         sums = add(terms.accumulators, [*gradients, *scalars], first, has_same_shapes)
-    is_good, checked = _check_micro_batch(terms, sums[: len(gradients)], micro_batch)
+    is_good, checked = check_micro_batch(terms, sums[: len(gradients)], micro_batch)
     is_added = is_good
     if micro_batch.has_weight is not None:  # a mean over no tokens is 0 / 0
         is_added = micro_batch.has_weight
@@ -197,32 +197,6 @@ def close_window(
         return tf.nest.map_structure(tf.identity, (closed, observed))
 
 
-def checks_micro_batches(terms: Terms) -> bool:
-    """Returns whether every micro-step checks its sums, not only the boundary."""
-    return terms.on_nonfinite in ("raise", "skip_micro_batch")
-
-
-def _check_micro_batch(terms: Terms, sums: list[Gradient], micro_batch: MicroBatch):
-    """Returns (whether it counts, None for always; operations to run before)."""
-    if not checks_micro_batches(terms):  # NaN and infinity stay in the window's sum
-        return None, [values_of(value) for value in sums]
-    scalars = micro_batch.scalars[: 1 if micro_batch.loss is None else 2]
-    halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
-    halves = tf.concat([halves, tf.stack(scalars)], 0)
-    if micro_batch.has_weight is not None:
-        halves = tf.where(micro_batch.has_weight, halves, tf.zeros_like(halves))
-    values = [*sums, *scalars]
-    if terms.on_nonfinite == "skip_micro_batch":
-        return all_finite(values, halves), []
-    return None, [_raise_unless_finite(terms, values, halves, terms.names)]
-
-
-def _raise_unless_finite(terms: Terms, values, halves, names: list[str]):
-    names = [*names, "the weight", "the loss"][: len(values)]
-    clock = None if terms.clock is None else terms.clock + 1
-    return assert_finite(values, halves, names, clock)
-
-
 def _take_mean(terms: Terms, gradients: list[Gradient] | None):
     """Reduces, checks, normalizes, clips and clears, in replica context at a boundary.
 
@@ -239,9 +213,10 @@ def _take_mean(terms: Terms, gradients: list[Gradient] | None):
     if terms.is_reported or terms.on_nonfinite is not None:
         has_unique_rows = terms.sparse_norm == "slices" or bool(terms.accumulators)
         halves = half_squared_norms(sums, weight.dtype, has_unique_rows)
-        norm, more = _norm(terms, sums, halves, more)
+        of_slices = more.pop() if terms.sparse_norm == "slices" else None
+        norm = global_norm(sums, halves, of_slices if terms.accumulators else None)
         scalars = [weight, loss] if terms.has_loss else [weight]
-        is_good, checked = _check_window(terms, sums, halves, scalars)
+        is_good, checked = check_window(terms, sums, halves, scalars)
     is_alone = not terms.accumulators and terms.num_replicas == 1
     mean, norm = scale_and_clip(
         sums,
@@ -259,35 +234,6 @@ def _take_mean(terms: Terms, gradients: list[Gradient] | None):
         loss = _reduced(terms, loss, weight)
         closed = Closed(is_good, loss, norm, weight, more, requests)
         return mean, tf.nest.map_structure(tf.identity, closed)
-
-
-def _norm(terms: Terms, sums, halves: tf.Tensor, more: list[tf.Tensor]):
-    """Returns (global norm of the sums, the further scalars that remain)."""
-    half_square = tf.reduce_sum(halves)
-    if terms.sparse_norm == "slices":
-        *more, of_slices = more
-        if terms.accumulators:  # which have summed slices to rows
-            dense = [i for i, g in enumerate(sums) if isinstance(g, tf.Tensor)]
-            half_square = of_slices + tf.reduce_sum(tf.gather(halves, dense))
-    return tf.sqrt(half_square * tf.constant(2.0, halves.dtype)), more
-
-
-def _check_window(terms: Terms, sums: list[Gradient], halves: tf.Tensor, scalars):
-    """Returns (whether the window is applied, operations to run before)."""
-    unknown = list(range(len(sums)))
-    if checks_micro_batches(terms) and terms.accumulators and terms.num_replicas == 1:
-        # The micro-steps have checked the slices of a sparse sum, not its rows.
-        unknown = [i for i in unknown if isinstance(sums[i], tf.IndexedSlices)]
-    halves = tf.gather(halves, tf.constant(unknown, tf.int32))
-    halves = tf.concat([halves, tf.stack(scalars)], 0)
-    values = [*(sums[i] for i in unknown), *scalars]
-    if terms.on_nonfinite == "raise":
-        names = [terms.names[i] for i in unknown]
-        return tf.constant(True), [_raise_unless_finite(terms, values, halves, names)]
-    is_good = all_finite(values, halves)
-    if terms.on_nonfinite is not None:  # at weight 0 every micro-batch was skipped
-        is_good = tf.logical_and(is_good, scalars[0] > 0)
-    return is_good, []
 
 
 def _reduced(terms: Terms, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

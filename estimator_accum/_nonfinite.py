@@ -11,7 +11,7 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum._gradients import Gradient, values_of
+from estimator_accum._gradients import Gradient, half_squared_norms, values_of
 from estimator_accum._graph import either, run_either
 
 POLICIES = ("raise", "skip_micro_batch", "skip_window")
@@ -119,3 +119,47 @@ def what_was_not_finite(error: Exception) -> str | None:
     """
     found = re.search(r"Gradients must be finite\. Received: (.*?)\. Pass ", str(error))
     return found and found[1]
+
+
+def checks_micro_batches(terms) -> bool:
+    """Returns whether every micro-step checks its sums, not only the boundary."""
+    return terms.on_nonfinite in ("raise", "skip_micro_batch")
+
+
+def check_micro_batch(terms, sums: list[Gradient], micro_batch):
+    """Returns (whether it counts, None for always; operations to run before)."""
+    if not checks_micro_batches(terms):  # NaN and infinity stay in the window's sum
+        return None, [values_of(value) for value in sums]
+    scalars = micro_batch.scalars[: 1 if micro_batch.loss is None else 2]
+    halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
+    halves = tf.concat([halves, tf.stack(scalars)], 0)
+    if micro_batch.has_weight is not None:
+        halves = tf.where(micro_batch.has_weight, halves, tf.zeros_like(halves))
+    values = [*sums, *scalars]
+    if terms.on_nonfinite == "skip_micro_batch":
+        return all_finite(values, halves), []
+    return None, [_raise_unless_finite(terms, values, halves, terms.names)]
+
+
+def check_window(terms, sums: list[Gradient], halves: tf.Tensor, scalars):
+    """Returns (whether the window is applied, operations to run before)."""
+    unknown = list(range(len(sums)))
+    if checks_micro_batches(terms) and terms.accumulators and terms.num_replicas == 1:
+        # The micro-steps have checked the slices of a sparse sum, not its rows.
+        unknown = [i for i in unknown if isinstance(sums[i], tf.IndexedSlices)]
+    halves = tf.gather(halves, tf.constant(unknown, tf.int32))
+    halves = tf.concat([halves, tf.stack(scalars)], 0)
+    values = [*(sums[i] for i in unknown), *scalars]
+    if terms.on_nonfinite == "raise":
+        names = [terms.names[i] for i in unknown]
+        return tf.constant(True), [_raise_unless_finite(terms, values, halves, names)]
+    is_good = all_finite(values, halves)
+    if terms.on_nonfinite is not None:  # at weight 0 every micro-batch was skipped
+        is_good = tf.logical_and(is_good, scalars[0] > 0)
+    return is_good, []
+
+
+def _raise_unless_finite(terms, values, halves, names: list[str]):
+    names = [*names, "the weight", "the loss"][: len(values)]
+    clock = None if terms.clock is None else terms.clock + 1
+    return assert_finite(values, halves, names, clock)

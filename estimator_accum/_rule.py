@@ -206,3 +206,12 @@ def innermost(
 ) -> tf.compat.v1.train.Optimizer:
     """Returns the optimizer that has the slots."""
     return innermost(optimizer._optimizer) if is_loss_scaling(optimizer) else optimizer
+
+
+def update_ops_of(rule: Rule) -> list[tf.Operation]:
+    """Returns the operations of every micro-step: batch normalization's averages."""
+    if rule.update_ops is not None:
+        return rule.update_ops
+    if tf.compat.v1.get_default_graph().building_function:
+        return []  # inside a caller's tf.cond; they belong outside
+    return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)

@@ -6,12 +6,21 @@ import tensorflow as tf
 
 from estimator_accum._accumulators import Accumulator, create_accumulator, variables_of
 from estimator_accum._gradients import Gradient, half_squared_norms, values_of
-from estimator_accum._graph import ancestors, create_shared_scalar
+from estimator_accum._graph import add_to, ancestors, create_shared_scalar, nan
 from estimator_accum._kinds import Kind
-from estimator_accum._micro_step import MicroBatch, Terms
-from estimator_accum._noise_scale import NoiseScale, create_noise_scale
+from estimator_accum._micro_step import Closed, MicroBatch, Terms
+from estimator_accum._noise_scale import (
+    NoiseScale,
+    create_noise_scale,
+    update_noise_scale,
+)
 from estimator_accum._rule import Rule, innermost, is_dynamic
-from estimator_accum._window import get_or_create_update_step, get_windows
+from estimator_accum._window import (
+    Window,
+    get_or_create_update_step,
+    get_windows,
+    register,
+)
 
 
 class Computed(NamedTuple):
@@ -253,3 +262,74 @@ def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
     return value == value.dtype.type(1.0 / replicas) and any(
         frame.name == "_scale_loss" for frame in operation.traceback
     )
+
+
+def observe(state: State, closed: Closed) -> tf.Tensor:
+    """Counts clipping after an update; returns the noise scale, NaN without one."""
+    counted, norm = [], closed.gradient_norm
+    if state.clipped_updates is not None:
+        is_clipped = tf.cast(norm > state.rule.clip_norm, tf.int64)
+        counted = [state.clipped_updates.assign_add(is_clipped, read_value=False)]
+    with tf.control_dependencies(counted):
+        if state.noise_scale is None:
+            return nan()
+        return update_noise_scale(state.noise_scale, *closed.more, closed.weight, norm)
+
+
+def count_update(state: State, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (updates, share of them that were clipped), this one included."""
+    updates = add_to(state.update_step, tf.cast(has_updated, tf.int64))
+    if state.clipped_updates is None:
+        return updates, tf.constant(0.0)
+    with tf.control_dependencies([updates]):
+        clipped = tf.cast(state.clipped_updates.read_value(), tf.float32)
+        return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))
+
+
+def reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
+    """Returns the operations of this graph that already read `variable`."""
+    if tf.compat.v1.get_default_graph().building_function:
+        return []
+    return [
+        operation
+        for component in strategy.experimental_local_results(variable)
+        for operation in component.handle.consumers()
+        if operation.type == "ReadVariableOp"
+    ]
+
+
+def publish(state: State, closed: Closed, **tensors) -> None:
+    """Makes a train op known to `get_windows`.
+
+    Args:
+        state: The train op's variables.
+        closed: Values of the window that this micro-step closes.
+        **tensors: Further fields of `Window`.
+    """
+    (stop_request,) = state.terms.requests or (None,)
+    register(
+        Window(
+            name=state.rule.name,
+            has_updated=closed.is_good,
+            loss=closed.loss,
+            gradient_norm=closed.gradient_norm,
+            weight=closed.weight,
+            micro_steps=state.micro_steps,
+            num_replicas=state.num_replicas,
+            update_step=state.update_step,
+            global_step=state.global_step,
+            stop_request=stop_request,
+            stop_requests=closed.requests,
+            state=state.saved,
+            statistics=state.statistics,
+            **tensors,
+        )
+    )
+
+
+def nothing_closed(state: State) -> tuple[Closed, tf.Tensor]:
+    """Returns the results off the boundary: not applied, all values NaN."""
+    *_, last = state.terms.accumulators
+    nothing = nan(last.total.dtype)
+    is_good = tf.constant(False)
+    return Closed(is_good, nothing, nothing, nothing, [], nan()), nan()

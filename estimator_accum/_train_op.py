@@ -11,21 +11,26 @@ from estimator_accum._checks import (
     check_trained,
     check_weight,
     checked_var_list,
+    has_half_precision,
     no_gradient,
 )
-from estimator_accum._graph import add_to, ancestors, first_of, flatten, nan
+from estimator_accum._graph import add_to, first_of, flatten, nan
 from estimator_accum._kinds import Kind
 from estimator_accum._micro_step import Closed, close_window
-from estimator_accum._noise_scale import update_noise_scale
-from estimator_accum._rule import Rule, is_loss_scaling
+from estimator_accum._rule import Rule, update_ops_of
 from estimator_accum._state import (
     Computed,
     State,
+    count_update,
     create_state,
     loss_divisor_of,
     micro_batch_of,
+    nothing_closed,
+    observe,
+    publish,
+    reads,
 )
-from estimator_accum._window import AccumulationSteps, Window, register
+from estimator_accum._window import AccumulationSteps
 
 
 # Under a strategy AutoGraph would otherwise spend seconds on the library's Python, and
@@ -149,7 +154,7 @@ def make_accumulating_train_op(
     if not var_list:
         raise ValueError(no_gradient(loss))
     # Weighting the loss is free, but may overflow float16.
-    is_weighted = kind.needs_weight and not _has_half_precision(loss, optimizer)
+    is_weighted = kind.needs_weight and not has_half_precision(loss, optimizer)
     # By default each gradient waits until all gradients of its operation are computed,
     # so that no variable changes before the last one has read it. A window ensures that
     # anyway, and the gates would be a third of the gradients' graph.
@@ -164,18 +169,6 @@ def make_accumulating_train_op(
         global_step = tf.compat.v1.train.get_or_create_global_step()
     computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
     return make_train_op(rule, kind, computed, global_step)
-
-
-def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
-    """Returns whether the loss or its ancestors are, or may become, half precision."""
-    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
-        return True
-    halves = (tf.float16, tf.bfloat16)
-    return any(
-        tensor.dtype.base_dtype in halves
-        for operation in ancestors([loss.op])
-        for tensor in operation.outputs
-    )
 
 
 def make_train_op(
@@ -200,18 +193,9 @@ def make_train_op(
     )
     with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
         steps = kind.steps(state.update_step)
-    added = kind.add(state.terms, state.micro_steps, micro_batch, _update_ops(rule))
+    added = kind.add(state.terms, state.micro_steps, micro_batch, update_ops_of(rule))
     with kind.at_the_boundary():
         return replica.merge_call(_finish, args=(state, *added, steps))
-
-
-def _update_ops(rule: Rule) -> list[tf.Operation]:
-    """Returns the operations of every micro-step: batch normalization's averages."""
-    if rule.update_ops is not None:
-        return rule.update_ops
-    if tf.compat.v1.get_default_graph().building_function:
-        return []  # inside a caller's tf.cond; they belong outside
-    return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
 
 
 def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
@@ -240,19 +224,20 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
 
     def apply_and_observe(mean, closed: Closed) -> tf.Tensor:
         with tf.control_dependencies(apply(strategy, state, mean, closed.loss)):
-            return _observe(state, closed)
+            return observe(state, closed)
 
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
         closed, noise_scale = kind.close(
-            state.micro_steps, is_boundary, update, lambda: _nothing_closed(state)
+            state.micro_steps, is_boundary, update, lambda: nothing_closed(state)
         )
         # A learning rate of this micro-step must read update_step before it changes.
-        with tf.control_dependencies(_reads(strategy, state.update_step)):
-            updates, clipped_share = _count_update(state, closed.is_good)
-        of_partial = _count_update(state, closed.is_good)
-        loss = closed.loss if state.terms.has_loss else nan(closed.loss.dtype)
+        with tf.control_dependencies(reads(strategy, state.update_step)):
+            updates, clipped_share = count_update(state, closed.is_good)
+        of_partial = count_update(state, closed.is_good)
+        if not state.terms.has_loss:
+            closed = closed._replace(loss=nan(closed.loss.dtype))
     with tf.control_dependencies([updates, *counted]):
         if state.global_step is None:
             global_step_after, train_op = None, tf.no_op(f"{name}_train")
@@ -261,73 +246,17 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
             train_op = tf.group(global_step_after, name=f"{name}_train")
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
     train_ops[:] = [*known_train_ops, train_op]
-    (stop_request,) = state.terms.requests or (None,)
-    register(
-        Window(
-            name=name,
-            is_boundary=is_boundary,
-            has_updated=closed.is_good,
-            loss=loss,
-            gradient_norm=closed.gradient_norm,
-            weight=closed.weight,
-            noise_scale=noise_scale,
-            mean_loss=mean_loss,
-            micro_steps=state.micro_steps,
-            micro_steps_after=done,
-            gradient_accumulation_steps=steps,
-            num_replicas=state.num_replicas,
-            clipped_share=clipped_share,
-            update_step=state.update_step,
-            update_step_after=updates,
-            of_partial=of_partial,
-            global_step=state.global_step,
-            global_step_after=global_step_after,
-            stop_request=stop_request,
-            stop_requests=closed.requests,
-            state=state.saved,
-            statistics=state.statistics,
-        )
+    publish(
+        state,
+        closed,
+        is_boundary=is_boundary,
+        noise_scale=noise_scale,
+        mean_loss=mean_loss,
+        micro_steps_after=done,
+        gradient_accumulation_steps=steps,
+        clipped_share=clipped_share,
+        update_step_after=updates,
+        of_partial=of_partial,
+        global_step_after=global_step_after,
     )
     return train_op
-
-
-def _nothing_closed(state: State) -> tuple[Closed, tf.Tensor]:
-    """Returns the results off the boundary: not applied, all values NaN."""
-    *_, last = state.terms.accumulators
-    nothing = nan(last.total.dtype)
-    is_good = tf.constant(False)
-    return Closed(is_good, nothing, nothing, nothing, [], nan()), nan()
-
-
-def _observe(state: State, closed: Closed) -> tf.Tensor:
-    """Counts clipping after an update; returns the noise scale, NaN without one."""
-    counted, norm = [], closed.gradient_norm
-    if state.clipped_updates is not None:
-        is_clipped = tf.cast(norm > state.rule.clip_norm, tf.int64)
-        counted = [state.clipped_updates.assign_add(is_clipped, read_value=False)]
-    with tf.control_dependencies(counted):
-        if state.noise_scale is None:
-            return nan()
-        return update_noise_scale(state.noise_scale, *closed.more, closed.weight, norm)
-
-
-def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
-    """Returns the operations of this graph that already read `variable`."""
-    if tf.compat.v1.get_default_graph().building_function:
-        return []
-    return [
-        operation
-        for component in strategy.experimental_local_results(variable)
-        for operation in component.handle.consumers()
-        if operation.type == "ReadVariableOp"
-    ]
-
-
-def _count_update(state: State, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (updates, share of them that were clipped), this one included."""
-    updates = add_to(state.update_step, tf.cast(has_updated, tf.int64))
-    if state.clipped_updates is None:
-        return updates, tf.constant(0.0)
-    with tf.control_dependencies([updates]):
-        clipped = tf.cast(state.clipped_updates.read_value(), tf.float32)
-        return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))

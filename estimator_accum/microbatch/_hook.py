@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._kinds import WholeBatch
 from estimator_accum._window import get_windows
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
+from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch._graph import Snapshot
 from estimator_accum.microbatch._memory import is_out_of_memory

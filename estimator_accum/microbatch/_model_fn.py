@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum._checks import check_scalar
-from estimator_accum._kinds import WholeBatch, current_batch
+from estimator_accum._kinds import current_batch
+from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch._graph import (
     Snapshot,

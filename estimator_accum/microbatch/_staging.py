@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._kinds import WholeBatch
+from estimator_accum.microbatch._batch import WholeBatch
 
 
 class Slot:
