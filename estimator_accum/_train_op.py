@@ -114,17 +114,18 @@ def make_accumulating_train_op(
         `update_step`, `<name>/micro_steps` (int64 scalars), `<name>/weight`,
         `<name>/loss` (scalars), and for each trained variable `<variable>/accumulator`
         of its shape, with `<variable>/accumulator_rows` (float32 [rows]) if the
-        gradient is sparse; with clipping `<name>/clipped_updates` (int64 scalar), for
-        the noise scale four scalars, for a further train op `<name>/update_step`. All
-        are global variables that checkpoints hold. K = 1 creates no accumulator, unless
-        several replicas skip micro-batches.
+        gradient is sparse; with `clip_norm` `<name>/clipped_updates` (int64 scalar),
+        with "slices" `<name>/slices`, for the noise scale four scalars. A further train
+        op has `<name>/update_step`. Checkpoints hold all of them but the sums inside
+        `microbatch_model_fn`. K = 1 creates no sums, nor a counter of micro-steps.
 
     Returns:
         The train op.
 
     Raises:
-        TypeError: If `optimizer`, K, `clip_norm` or `loss` has the wrong type.
-        ValueError: If K < 1, `clip_norm` <= 0, `loss` or `weight` is not a scalar, no
+        RuntimeError: In eager execution.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a value is out of range, `loss` or `weight` is not a scalar, no
             variable gets a gradient, a name is taken, or the context does not fit.
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
     """

@@ -97,7 +97,7 @@ def make_accumulation_hooks(
         TypeError: If `metrics_dir` is not a path.
         ValueError: If `partial_window` or `save_on_signal` is not one of these values,
             or `total_updates` < 1; later, when training begins, if the graph has no
-            accumulating train op.
+            accumulating train op or no global step.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(
