@@ -73,10 +73,14 @@ def check_weight(weight) -> tf.Tensor:
     weight = tf.stop_gradient(check_scalar("weight", weight))
     known = tf.get_static_value(weight)
     if known is None:
-        is_negative = weight < tf.zeros([], weight.dtype)  # NaN is for `on_nonfinite`
+        is_allowed = weight >= tf.zeros([], weight.dtype)
+        if weight.dtype.is_floating:
+            # NaN is for `on_nonfinite`. TensorFlow's optimizer of graphs makes
+            # `not (weight < 0)` to `weight >= 0`, which is False for it.
+            is_allowed = tf.logical_or(is_allowed, tf.math.is_nan(weight))
         words = "`weight` must be >= 0, 0 for a micro-batch that does not count."
         refused = tf.raw_ops.Assert(
-            condition=tf.logical_not(is_negative), data=[f"{words} Received:", weight]
+            condition=is_allowed, data=[f"{words} Received:", weight]
         )
         with tf.control_dependencies([refused]):
             return tf.identity(weight)

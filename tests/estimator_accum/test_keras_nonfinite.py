@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_kinds import apply_each
 
 from estimator_accum.keras import accumulate
 
@@ -44,6 +45,16 @@ def test_a_loss_that_is_not_finite_is_named(kind):
     with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
         _train(model, (9.0, np.inf))
     assert _train(model, (3.0, 0.0)) == -2.0
+
+
+def test_a_weight_that_is_not_finite_is_named(kind):
+    variable = tf.Variable(0.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="raise")
+    apply_each(optimizer, variable, [1.0], weight=tf.constant(1.0))
+    sentence = "NaN or infinity in .*the weight"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
+        apply_each(optimizer, variable, [5.0], True, weight=tf.Variable(np.nan))
+    assert apply_each(optimizer, variable, [3.0], weight=tf.constant(1.0)) == [-2.0]
 
 
 def test_a_negative_weight_fails_its_micro_step(kind):

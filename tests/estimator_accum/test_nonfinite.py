@@ -273,6 +273,24 @@ def test_a_negative_weight_fails_its_micro_step():
     assert float(run.session.run(run.x)[0]) == -3.0
 
 
+@pytest.mark.parametrize(
+    ("policy", "value"),
+    [("raise", -3.0), ("skip_micro_batch", -3.0), ("skip_window", 0)],
+)
+def test_a_weight_that_is_nan_is_for_the_policy(policy, value):
+    weight = v1.placeholder(tf.float32, [])
+    run = _Run(2, weight=weight, on_nonfinite=policy)
+    run.session.run(run.train_op, {run.gradient: 1.0, weight: 1.0})
+    feeds = {run.gradient: 5.0, weight: np.nan}
+    if policy == "raise":
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the weight"):
+            run.session.run(run.train_op, feeds)
+    else:
+        run.session.run(run.train_op, feeds)
+    run.session.run(run.train_op, {run.gradient: 4.0, weight: 2.0})
+    assert float(run.session.run(run.x)[0]) == value
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("policy", ["raise", "skip_micro_batch", "skip_window"])
 def test_a_mean_over_nothing_adds_nothing(policy, place):
