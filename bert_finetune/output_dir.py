@@ -130,7 +130,7 @@ def check_same_run(output_dir: str, description: dict) -> None:
             path,
             {k: v for k, v in description.items() if k not in _CUT_FIELDS},
             "`--output_dir` must be new or hold a run with the same settings.",
-            "Use another --output_dir, or the same settings and files to go on.",
+            "Use another --output_dir, or the same settings and files to resume.",
         )
     elif latest_checkpoint(output_dir):
         raise ValueError(
@@ -152,7 +152,7 @@ def check_same_cut(output_dir: str, description: dict) -> None:
         _check_same(
             pathlib.Path(output_dir) / SETTINGS_FILE,
             {field: description[field] for field in _CUT_FIELDS},
-            "An update that a checkpoint holds half of must go on as it began.",
+            "An update that a checkpoint holds half of must continue as it began.",
             "Use the same, or another --output_dir.",
         )
 

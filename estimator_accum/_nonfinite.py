@@ -107,7 +107,7 @@ def _message(finite: tf.Tensor, names: list[str], micro_step) -> tf.Tensor:
             " in ",
             tf.strings.reduce_join(culprits[:_MOST_NAMES], separator=", "),
             tf.where(more > 0, and_more, ""),
-            ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to go on without.",
+            ". Pass on_nonfinite='skip_micro_batch' or 'skip_window' to leave it out.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""When to update: the accumulation window, its counters and its boundary.
+"""The accumulation window as hooks see it: K, its counters and its boundary.
 
 A window is K consecutive micro-steps that end in one optimizer update. Two counters
 say where training stands, both global variables that checkpoints hold:

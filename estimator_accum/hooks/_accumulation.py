@@ -286,7 +286,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             for window, held, steps in self._partial_windows(session):
                 _logger.info(
                     "partial window of %s: %d of %d micro-steps kept in the "
-                    "checkpoint; the next train() goes on in mid-window.",
+                    "checkpoint; the next train() resumes in mid-window.",
                     window.name,
                     held,
                     steps,

@@ -167,7 +167,7 @@ class WindowlessRestore:
             self._scalars["update_step"].run(sess, reader.get_tensor(known))
         _logger.info(
             "%s has no accumulators for this graph: its window starts empty, and "
-            "update_step goes on from the checkpoint's %s.",
+            "update_step continues from the checkpoint's %s.",
             save_path,
             known,
         )
@@ -228,7 +228,7 @@ def _warn_of_lost_window(reader, names: set[str], state_names: set[str]) -> None
         if open_steps and not (name in state_names and state_names <= names):
             _logger.warning(
                 "The checkpoint holds a partial window of %d micro-steps, which this "
-                "graph cannot go on with: it is dropped. Restart with the settings "
+                "graph cannot continue: it is dropped. Restart with the settings "
                 "that wrote it to keep it.",
                 open_steps,
             )

@@ -42,8 +42,8 @@ class AccumulationCallback:
         if partial_window not in _CHOICES:
             raise ValueError(
                 "`partial_window` must be one of 'keep', 'apply' and "
-                f"'apply_every_epoch'. Received: {partial_window!r}. Use 'keep' to go "
-                "on later."
+                f"'apply_every_epoch'. Received: {partial_window!r}. Use 'keep' to "
+                "resume later."
             )
         self.partial_window = partial_window
         self.model, self.params = None, {}

@@ -273,7 +273,7 @@ class Accumulating(Saving, _DelegatingTrackable):
         if traced is not None and steps != traced:
             raise ValueError(
                 "`gradient_accumulation_steps` must not be set once a training step was "
-                f"traced, which would go on with {traced}. Received: {steps}. Pass a "
+                f"traced, which would continue with {traced}. Received: {steps}. Pass a "
                 "callable to accumulate(), or compile the model with a new optimizer."
             )
 

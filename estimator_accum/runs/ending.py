@@ -37,8 +37,8 @@ def ended_in_words(
     except KeyboardInterrupt:
         code = _INTERRUPTED
         sentence = (
-            "stopped. Started again with the same flags, training goes on from the last "
-            f"checkpoint in {output_dir}."
+            "stopped. The same command resumes from the last checkpoint in "
+            f"{output_dir}."
         )
     except LostTaskError as error:
         code, sentence = EXIT_CODE, " ".join(str(error).split())
@@ -68,7 +68,7 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
         )
         return (
             f"The disk of {output_dir} must have room for checkpoints and results. "
-            f"Received: {reason}. Free some, and the same command goes on: {kept}."
+            f"Received: {reason}. Free some, and the same command resumes: {kept}."
         )
     if isinstance(error, tf.errors.InvalidArgumentError):
         received = what_was_not_finite(error)

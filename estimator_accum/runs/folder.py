@@ -53,7 +53,7 @@ def check_run_folder(
         raise ValueError(
             "`--output_dir` must be new or hold a run with the same settings. "
             f"Received: {folder}, whose run has {what}. Use another --output_dir, or "
-            "the same settings to go on."
+            "the same settings to resume."
         )
 
 

@@ -58,7 +58,7 @@ class Watchdog:
             if time.monotonic() - self._last_beat > self._deadline_secs:
                 _logger.error(
                     "%s has made no progress for %g seconds, and ends itself. All "
-                    "tasks have to be started again; they go on from the last "
+                    "tasks have to be started again; they resume from the last "
                     "checkpoint. Where a micro-step takes that long, use a larger "
                     "--watchdog_secs.",
                     self._task,
@@ -105,7 +105,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         global_step = session.run(self._global_step)
         if self._has_session or global_step != self._first_global_step:
             raise LostTaskError(
-                "Training must go on in one session, from the micro-step that the "
+                "Training must continue in one session, from the micro-step that the "
                 f"examples begin at. Received: micro-step {global_step} in a new "
                 "session, after another task was lost. Start all tasks again."
             )

@@ -26,7 +26,7 @@ def test_steps_that_a_traced_function_would_ignore_are_refused(kind, steps):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), steps)
     optimizer.gradient_accumulation_steps = steps  # nothing is traced yet
     fit(model, optimizer, dense_data(8), 4)
-    sentence = f"would go on with {steps}. Received: 4. Pass"
+    sentence = f"would continue with {steps}. Received: 4. Pass"
     with pytest.raises(ValueError, match=sentence):
         optimizer.gradient_accumulation_steps = 4
 

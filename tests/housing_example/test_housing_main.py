@@ -112,7 +112,7 @@ def test_a_folder_in_use_and_a_full_disk_end_with_one_sentence(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     done = run_main(flags)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "1 kB free. Free some, and the same command goes on" in done.stderr
+    assert "1 kB free. Free some, and the same command resumes" in done.stderr
     assert "checkpoints take up to" in done.stderr
 
 
