@@ -214,17 +214,14 @@ def _is_first(window: Window) -> tf.Tensor:
 def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
     """Returns the gradients, each dense or sparse as in earlier micro-steps."""
     indices = tuple(gradients)
-    if window.trained is None:
+    is_new = window.trained is None or indices != tuple(window.trained)
+    # Layers may be frozen or unfrozen between windows.
+    if is_new and (window.trained is None or _is_empty(window)):
         window.trained = indices
         window.sparse.update(
             i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
         )
-    if indices != tuple(window.trained) and _is_empty(window):
-        window.trained = indices  # layers were frozen or unfrozen between windows
-        window.sparse.update(
-            i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
-        )
-    if indices != tuple(window.trained):
+    elif is_new:
         raise ValueError(
             "Every micro-step must have gradients of the same variables. Received: "
             f"{_names(window, indices)} after {_names(window)}. Make one optimizer "
