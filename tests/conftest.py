@@ -6,12 +6,12 @@ import os
 import pathlib
 from collections.abc import Callable
 
-import programs
 import psutil
 import pytest
 import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
+from tests.helpers import programs
 
 programs.fork_from_now_on()
 programs.write_no_graph_files()

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 
-import programs
 import psutil
 import pytest
-import running
+
+from tests.helpers import programs, running
 
 _FACTS = """
 import atexit, json, logging, os, signal, sys, threading, warnings

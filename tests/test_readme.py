@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-import legacy_runs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +11,7 @@ import estimator_accum
 from bert_finetune import run_classifier
 from distributed import launch_local
 from estimator_accum import get_or_create_update_step
+from tests.helpers import legacy_runs
 
 _README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 _CODE = re.findall(r"```python\n(.*?)```", _README, re.DOTALL)

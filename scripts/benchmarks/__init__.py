@@ -1,1 +1,1 @@
-"""The parts of `scripts/benchmark.py`, one module a subject."""
+"""Measures seconds and bytes: the parts of `scripts/benchmark.py`, and more scripts."""

@@ -1,1 +1,1 @@
-"""The parts of scripts/mutants.py."""
+"""The parts of scripts/mutation/mutants.py."""

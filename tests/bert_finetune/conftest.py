@@ -4,9 +4,9 @@ import dataclasses
 import pathlib
 
 import pytest
-import tiny_bert
 
 from bert_finetune.settings import Settings
+from tests.helpers import tiny_bert
 
 
 @pytest.fixture(scope="session")

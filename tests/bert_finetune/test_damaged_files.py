@@ -3,13 +3,12 @@
 import itertools
 import shutil
 
-import fuzzing
 import pytest
-import tiny_bert
 from absl.testing import flagsaver
 
 from bert_finetune import jobs, run_classifier
 from bert_finetune.output_dir import SETTINGS_FILE
+from tests.helpers import fuzzing, tiny_bert
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
 

@@ -7,21 +7,27 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import running
 import tensorflow as tf
-import tiny_bert
-from other_machine import limited
-from tiny_bert import copy_at_step, flags_of, metrics, results, run, variables
 
 from bert_finetune import jobs, modeling, training
 from bert_finetune.settings import Settings
 from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.cluster import Cluster
 from estimator_accum.runs.watchdog import ProgressHook
+from tests.helpers import running, tiny_bert
+from tests.helpers.other_machine import limited
+from tests.helpers.tiny_bert import (
+    copy_at_step,
+    flags_of,
+    metrics,
+    results,
+    run,
+    variables,
+)
 
 pytestmark = pytest.mark.slow
 
-_MACHINE = pathlib.Path(__file__).with_name("other_machine.py")
+_MACHINE = running.HELPERS / "other_machine.py"
 _PLAN = "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
 _OTHER_TASKS = {"strategy": "multi_worker", "watchdog_secs": 10**6}  # never on a clock
 
@@ -184,7 +190,7 @@ def test_two_processes_go_on_with_a_run_and_the_chief_does_the_rest(
 
 @pytest.mark.once
 def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypatch):
-    """For a task that is really lost see tests/distributed_room/test_clusters.py."""
+    """For a task that is really lost see tests/distributed/test_clusters.py."""
     calls = mock.Mock()
     copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     changed = dataclasses.replace(settings, **_OTHER_TASKS)

@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_bert
-from tiny_bert import all_variables, metrics, results, run, variables
 
 from bert_finetune import jobs, model_fn, training
 from bert_finetune.output_dir import make_output_dir
+from tests.helpers import tiny_bert
+from tests.helpers.tiny_bert import all_variables, metrics, results, run, variables
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_bert
 
 from bert_finetune import masked_lm
+from tests.helpers import tiny_bert
 
 # Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, two words 5 and 6, two unused.
 _ALTERNATING = [[2, 5, 6, 5, 6, 5, 6, 3], [2, 6, 5, 6, 5, 3]] * 8

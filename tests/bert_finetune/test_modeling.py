@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_bert
 
 from bert_finetune.modeling import classifier_logits, encode
+from tests.helpers import tiny_bert
 
 _SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
 _SIZES |= {"intermediate_size": 40, "max_position_embeddings": 12}

@@ -1,12 +1,12 @@
 """AdamW and its schedule are those of google-research/bert, counted in updates."""
 
 import numpy as np
-import numpy_reference
 import pytest
 import tensorflow as tf
 
 from bert_finetune import optimization
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+from tests.helpers import numpy_reference
 
 v1 = tf.compat.v1
 

@@ -9,12 +9,12 @@ import re
 
 import pytest
 import tensorflow as tf
-from tiny_bert import copy_at_step
 
 from bert_finetune import jobs
 from bert_finetune.output_dir import check_output_dir
 from bert_finetune.settings import Settings
 from estimator_accum.runs.progress import latest_checkpoint
+from tests.helpers.tiny_bert import copy_at_step
 
 
 @pytest.fixture

@@ -7,8 +7,16 @@ import sys
 
 import numpy as np
 import pytest
-import running
-from tiny_bert import copy_at_step, flags_of, make_settings, metrics, run, variables
+
+from tests.helpers import running
+from tests.helpers.tiny_bert import (
+    copy_at_step,
+    flags_of,
+    make_settings,
+    metrics,
+    run,
+    variables,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 

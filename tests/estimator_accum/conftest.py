@@ -2,7 +2,8 @@
 
 import pytest
 import tensorflow as tf
-from keras_kinds import kind
+
+from tests.helpers.keras_kinds import kind
 
 __all__ = ["kind"]
 

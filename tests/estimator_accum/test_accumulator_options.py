@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import after_each, sgd
-from toy_models import (
+
+from estimator_accum import make_accumulating_train_op
+from tests.helpers.interfaces import after_each, sgd
+from tests.helpers.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,
@@ -13,8 +15,6 @@ from toy_models import (
     train_accumulating,
     train_plain,
 )
-
-from estimator_accum import make_accumulating_train_op
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import after_each, sgd
 
 from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
     make_accumulating_train_op,
 )
+from tests.helpers.interfaces import after_each, sgd
 
 pytestmark = pytest.mark.usefixtures("control_flow")
 v1 = tf.compat.v1

@@ -2,10 +2,10 @@
 
 import pytest
 import tensorflow as tf
-from interfaces import sgd, start_session
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum._graph import either, run_either
+from tests.helpers.interfaces import sgd, start_session
 
 v1 = tf.compat.v1
 

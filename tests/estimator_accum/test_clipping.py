@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import start_session
 
 from estimator_accum._accumulators import add, commit, create_accumulator, take_window
 from estimator_accum._gradients import half_squared_norms, scale_and_clip
 from estimator_accum._graph import ancestors
+from tests.helpers.interfaces import start_session
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

@@ -1,11 +1,13 @@
 """The weights are those of the big batch, for every optimizer of tf.compat.v1.train."""
 
 import numpy as np
-import numpy_reference
 import pytest
 import tensorflow as tf
-from interfaces import after_each, sgd
-from toy_models import (
+
+from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+from tests.helpers import numpy_reference
+from tests.helpers.interfaces import after_each, sgd
+from tests.helpers.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,
@@ -13,8 +15,6 @@ from toy_models import (
     train_accumulating,
     train_plain,
 )
-
-from estimator_accum import get_or_create_update_step, make_accumulating_train_op
 
 v1 = tf.compat.v1
 UPDATES = 30

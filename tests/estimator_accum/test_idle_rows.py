@@ -4,11 +4,11 @@ import os
 import sys
 
 import numpy as np
-import running
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum._graph import idle_zeros
+from tests.helpers import running
 
 v1 = tf.compat.v1
 _ROWS, _WIDTH = 30_000, 1_024
@@ -47,7 +47,10 @@ def _bytes_of_accumulating() -> int:
 
 def test_untouched_rows_take_no_memory():
     # A new process, because TensorFlow would reuse memory that this one has freed.
-    code = "import test_idle_rows; print(test_idle_rows._bytes_of_accumulating())"
+    code = (
+        "from tests.estimator_accum import test_idle_rows as tests; "
+        "print(tests._bytes_of_accumulating())"
+    )
     done = running.run("-c", code, PYTHONPATH=os.pathsep.join(sys.path))
     taken = int(done.stdout.split()[-1])
     assert -_TABLE_BYTES / 2 < taken < _TABLE_BYTES / 2

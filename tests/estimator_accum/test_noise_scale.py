@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import after_each, sgd, start_session
 
 from estimator_accum import get_windows, make_accumulating_train_op
+from tests.helpers.interfaces import after_each, sgd, start_session
 
 v1 = tf.compat.v1
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import after_each, sgd, start_session
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -11,6 +10,7 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 from estimator_accum._graph import ancestors
+from tests.helpers.interfaces import after_each, sgd, start_session
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

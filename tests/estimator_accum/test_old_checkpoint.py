@@ -3,9 +3,10 @@
 import pathlib
 
 import numpy as np
-import old_checkpoint
 import pytest
 import tensorflow as tf
+
+from tests.helpers import old_checkpoint
 
 _FOLDER = pathlib.Path(__file__).parent / "data" / "old_checkpoint"
 

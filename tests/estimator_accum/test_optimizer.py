@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import sgd, start_session
-from microbatch_runs import variables_of
-from toy_models import (
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    get_windows,
+    make_accumulation_hooks,
+)
+from tests.helpers.interfaces import sgd, start_session
+from tests.helpers.microbatch_runs import variables_of
+from tests.helpers.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,
@@ -14,13 +21,6 @@ from toy_models import (
     train,
     train_accumulating,
     train_plain,
-)
-
-from estimator_accum import (
-    AccumulatingOptimizer,
-    get_or_create_update_step,
-    get_windows,
-    make_accumulation_hooks,
 )
 
 v1 = tf.compat.v1

@@ -1,9 +1,9 @@
 """The package's public names, and its import without TensorFlow."""
 
 import pytest
-import running
 
 import estimator_accum
+from tests.helpers import running
 
 
 @pytest.mark.parametrize("name", estimator_accum.__all__)

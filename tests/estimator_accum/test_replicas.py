@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import sgd, start_session
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -12,6 +11,7 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 from estimator_accum.keras import accumulate
+from tests.helpers.interfaces import sgd, start_session
 
 v1 = tf.compat.v1
 NAN = float("nan")

@@ -1,15 +1,15 @@
 """Under tf.distribute strategies the weights are those of one device."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
-import running
+
+from tests.helpers import running
 
 pytestmark = pytest.mark.slow
 
-_PROGRAM = pathlib.Path(__file__).with_name("strategy_program.py")
+_PROGRAM = running.HELPERS / "strategy_program.py"
 _TRAINED = ("dense", "dense/Momentum", "table", "table/Momentum")
 
 

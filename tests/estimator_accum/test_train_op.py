@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from interfaces import after_each, sgd, start_session
 from tensorflow.python.autograph.core import ag_ctx
-from toy_models import (
-    OPTIMIZERS,
-    make_batches,
-    make_model,
-    train_accumulating,
-    train_plain,
-)
 
 from estimator_accum import (
     AccumulatingOptimizer,
@@ -19,6 +11,14 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 from estimator_accum._window import get_windows
+from tests.helpers.interfaces import after_each, sgd, start_session
+from tests.helpers.toy_models import (
+    OPTIMIZERS,
+    make_batches,
+    make_model,
+    train_accumulating,
+    train_plain,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

@@ -9,11 +9,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import running
 import tensorflow as tf
 
 from housing_example import demo_data, input_pipeline, main, model_fn
 from housing_example.settings import Settings
+from tests.helpers import running
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,10 @@
 
 import itertools
 
-import fuzzing
 import pytest
 
 from housing_example import jobs, main
+from tests.helpers import fuzzing
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
 

@@ -4,8 +4,9 @@ import pathlib
 from collections.abc import Callable
 
 import pytest
-from local_server import running_server
-from running import Done
+
+from tests.helpers.local_server import running_server
+from tests.helpers.running import Done
 
 
 @pytest.fixture

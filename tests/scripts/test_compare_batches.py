@@ -4,20 +4,16 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
-from scripts import compare_batches
-
-sys.path.append(str(pathlib.Path(__file__).parent.parent / "bert_finetune"))
+from scripts.experiments import compare_batches
+from tests.helpers.tiny_bert import write_bert, write_cola
 
 
 @pytest.mark.slow
 @pytest.mark.once
 def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
-    from tiny_bert import write_bert, write_cola
-
     run, trained = subprocess.run, {}
 
     def run_once(command, **options):
@@ -56,8 +52,6 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.once
 def test_a_run_that_is_refused_ends_the_comparison(tmp_path, capfd):
-    from tiny_bert import write_cola
-
     write_cola(tmp_path / "cola")
     flags = {"data_dir": "cola", "bert_dir": "none", "output_dir": "output"}
     with pytest.raises(SystemExit, match="2"):
@@ -69,8 +63,6 @@ def test_a_run_that_is_refused_ends_the_comparison(tmp_path, capfd):
 
 @pytest.mark.once
 def test_a_run_without_a_checkpoint_is_one_sentence(tmp_path, capsys, monkeypatch):
-    from tiny_bert import write_cola
-
     def leaves_nothing(command, **options):
         return subprocess.CompletedProcess(command, 0)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scripts import disturb_runs
+from scripts.experiments import disturb_runs
 
 
 @pytest.mark.slow

@@ -5,9 +5,16 @@ import re
 import subprocess
 
 import pytest
-import running
-from fake_machine import REPOSITORY, SHIM, Machine, executable, interpreter
 from packaging.specifiers import SpecifierSet
+
+from tests.helpers import running
+from tests.helpers.fake_machine import (
+    REPOSITORY,
+    SHIM,
+    Machine,
+    executable,
+    interpreter,
+)
 
 pytestmark = pytest.mark.once
 _PYTEST = "pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "

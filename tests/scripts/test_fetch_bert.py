@@ -9,10 +9,10 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from hugging_face_folder import random_tensors, write_folder
-from local_server import content_of, make_zip
 
 from scripts import fetch_bert
+from tests.helpers.hugging_face_folder import random_tensors, write_folder
+from tests.helpers.local_server import content_of, make_zip
 
 _MODEL = {"bert_config.json": "{}", "vocab.txt": "[PAD]\n"}
 _MODEL |= {f"bert_model.ckpt.{end}": end for end in ("index", "data-00000-of-00001")}

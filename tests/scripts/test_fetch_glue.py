@@ -5,11 +5,11 @@ import re
 from dataclasses import replace
 
 import pytest
-import running
-from local_server import LocalServer, content_of, make_zip
 
 from bert_finetune.tasks import TASKS, get_task, read_examples
 from scripts import fetch_glue
+from tests.helpers import running
+from tests.helpers.local_server import LocalServer, content_of, make_zip
 
 pytestmark = pytest.mark.once
 _COLA = {

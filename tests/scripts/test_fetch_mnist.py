@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from local_server import content_of
 
 from scripts import fetch_mnist
+from tests.helpers.local_server import content_of
 
 pytestmark = pytest.mark.once
 _NAMES = [file.name for file in fetch_mnist.FILES]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts import four_runs
+from scripts.experiments import four_runs
 
 
 def test_all_four_have_one_effective_batch():

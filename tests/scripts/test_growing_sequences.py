@@ -1,12 +1,12 @@
-"""scripts/growing_sequences.py: real limits, few updates."""
+"""scripts/benchmarks/growing_sequences.py: real limits, few updates."""
 
 import csv
 import json
 
 import pytest
-import running
 
-from scripts import growing_sequences
+from scripts.benchmarks import growing_sequences
+from tests.helpers import running
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_auto_and_the_fixed_count_that_survives_have_the_same_losses(
         if len(fixed_counts) == 1:  # out of memory: more are tried
             return None
         # Without a limit, which does not change the losses of a run that fits.
-        script = "scripts/growing_sequences.py"
+        script = "scripts/benchmarks/growing_sequences.py"
         done = running.run(script, "--child", micro_batches, *lengths)
         return json.loads(done.stdout.splitlines()[-1])
 

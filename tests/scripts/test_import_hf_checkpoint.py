@@ -8,14 +8,19 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-import running
 import tensorflow as tf
-from hugging_face_folder import CONFIG, VOCABULARY, random_tensors, write_folder
 
 from bert_finetune import hf_import
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from scripts import import_hf_checkpoint
+from tests.helpers import running
+from tests.helpers.hugging_face_folder import (
+    CONFIG,
+    VOCABULARY,
+    random_tensors,
+    write_folder,
+)
 
 _CHECKPOINT = ["bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
 _MADE = ["bert_config.json", *_CHECKPOINT, "vocab.txt"]

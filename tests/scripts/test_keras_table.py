@@ -1,11 +1,11 @@
-"""scripts/keras_table.py: the table of Keras optimizers."""
+"""scripts/experiments/keras_table.py: the table of Keras optimizers."""
 
 import importlib.util
 import re
 
 import pytest
 
-from scripts import keras_table
+from scripts.experiments import keras_table
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ import os
 
 import psutil
 import pytest
-import running
 
-from scripts import kill_tasks
+from scripts.experiments import kill_tasks
+from tests.helpers import running
 
 _FLAGS = argparse.Namespace(workers=2, train_updates=20, data_dir=None)
 _SIZE = 2000  # generated digits: half of the examples of 20 updates

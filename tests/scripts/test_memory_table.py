@@ -1,11 +1,11 @@
-"""scripts/memory_table.py on small batches."""
+"""scripts/benchmarks/memory_table.py on small batches."""
 
 import csv
 import functools
 
 import pytest
 
-from scripts import memory_table
+from scripts.benchmarks import memory_table
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
-"""scripts/micro_step_cost.py on a tiny encoder, with a fake clock."""
+"""scripts/benchmarks/micro_step_cost.py on a tiny encoder, with a fake clock."""
 
 import re
 
 import pytest
 
-from scripts import micro_step_cost
+from scripts.benchmarks import micro_step_cost
 
 _TINY = {"hidden_size": 64, "num_layers": 1, "vocab_size": 50, "rounds": 1}
 _TINY |= {"micro_batch_size": 2, "tokens": 4}

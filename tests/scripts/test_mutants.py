@@ -8,13 +8,13 @@ from collections import Counter
 
 import coverage
 import pytest
-import running
 
-from scripts import mutants
+from scripts.mutation import mutants
 from scripts.mutation.coverage_map import CoverageMap, build
 from scripts.mutation.mutate import places, places_of, sample
+from tests.helpers import running
 
-_REPOSITORY = pathlib.Path(mutants.__file__).parent.parent
+_REPOSITORY = running.ROOT
 
 
 _WITH = "after = tf.control_dependencies\nwith after([{}]): pass"

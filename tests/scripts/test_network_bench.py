@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import psutil
 import pytest
-import running
 import tensorflow as tf
 
 from bert_finetune.checkpoint import write_checkpoint
 from distributed import command_line, local_clusters
-from scripts import network_bench
+from scripts.benchmarks import network_bench
+from tests.helpers import running
 
 # Two tasks that send each other a byte per update, at the address in their TF_CONFIG.
 _TASK = """

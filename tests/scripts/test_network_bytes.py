@@ -3,16 +3,16 @@
 import re
 
 import pytest
-import running
 
-from scripts import network_bytes
+from scripts.benchmarks import network_bytes
+from tests.helpers import running
 
 # With a `preexec_fn` a program is forked from this process, and so inherits its
 # network: see programs.py.
 _IN_ITS_NETWORK = """
 import functools, subprocess, sys
 subprocess.Popen = functools.partial(subprocess.Popen, preexec_fn=int)
-from scripts import network_bytes
+from scripts.benchmarks import network_bytes
 measure, sizes = network_bytes._bytes_per_update, {}
 def once(flags, run, idle):  # whatever the micro-batch, K=1 sends the same
     if run.gradient_accumulation_steps not in sizes:

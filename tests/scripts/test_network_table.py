@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from scripts import network_table
+from scripts.benchmarks import network_table
 
 pytestmark = pytest.mark.once
 _README = pathlib.Path(__file__).resolve().parents[2] / "distributed" / "README.md"

@@ -1,4 +1,4 @@
-"""scripts/optimizer_table.py: its measurements, and that it detects a broken rule."""
+"""scripts/experiments/optimizer_table.py: its measurements, and that it detects a broken rule."""
 
 import csv
 import inspect
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
-from scripts import optimizer_table
+from scripts.experiments import optimizer_table
 
 v1 = tf.compat.v1
 

@@ -1,10 +1,10 @@
-"""scripts/plan_table.py: the planner compared with encoders in training."""
+"""scripts/benchmarks/plan_table.py: the planner compared with encoders in training."""
 
 import csv
 
 import pytest
 
-from scripts import plan_table
+from scripts.benchmarks import plan_table
 
 
 # Two of the four encoders, each in a process that is started anew for its allocator.

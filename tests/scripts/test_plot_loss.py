@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import running
 from matplotlib import image
 
 from scripts import plot_loss
+from tests.helpers import running
 
 pytestmark = pytest.mark.once
 _HEADER = (

@@ -7,10 +7,10 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
-import running
 
 from bert_finetune import demo_grammar
 from scripts import make_demo_data, quickstart_demo
+from tests.helpers import running
 
 
 def test_folder_that_another_demo_writes_to_is_refused(refusal, tmp_path):

@@ -1,0 +1,139 @@
+"""One task alone, and a task's refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from distributed import jobs
+from estimator_accum.runs.lock import locked
+from estimator_accum.runs.watchdog import LostTaskError
+from tests.helpers import running, short_run
+
+
+def _refused(run_main, *flags) -> str:
+    code, output = run_main(*flags)
+    assert code == 2
+    assert output.startswith("distributed: ") and output.count("\n") == 1
+    return output
+
+
+@pytest.mark.parametrize(
+    "flag, sentence",
+    [
+        ("--sed=1", "Received: --sed. Did you mean --seed?"),
+        ("--seed=x", "`--seed` must be an integer. Received: 'x'. See --help."),
+        ("seed=1", "Received: 'seed=1'. Write --flag=value."),
+        ("--micro_batch_size=0", "`--micro_batch_size` must be an integer >= 1"),
+        ("--data_dir=nowhere", "`--data_dir` must be a folder. Received: nowhere."),
+    ],
+)
+def test_flag_that_does_not_fit_is_refused_in_one_sentence(run_main, flag, sentence):
+    assert sentence in _refused(run_main, flag)
+
+
+def test_folder_that_cannot_be_made_is_refused(run_main, tmp_path):
+    (tmp_path / "file").write_text("")
+    sentence = _refused(run_main, f"--output_dir={tmp_path}/file/run")
+    assert "`--output_dir` must be a folder, or a path where one can" in sentence
+
+
+def test_folder_in_use_is_refused(run_main, tmp_path):
+    with locked(tmp_path):
+        sentence = _refused(run_main, f"--output_dir={tmp_path}")
+    assert "must be of one run at a time" in sentence
+
+
+def test_malformed_cluster_is_refused_in_one_sentence(run_main, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"ps": ["a:1"]}}))
+    assert '`TF_CONFIG["cluster"]` must be' in _refused(run_main)
+
+
+def test_help_names_every_flag(run_main):
+    _, text = run_main("--help")
+    for name in ("data_dir", "effective_batch_size", "watchdog_secs", "TF_CONFIG"):
+        assert name in text
+
+
+def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main, real_starts):
+    output_dir = tmp_path / "output"
+    flags = [f"--output_dir={output_dir}", "--train_updates=60", "--learning_rate=0.2"]
+    flags.append("--micro_batch_size=100")
+    done = running.run("-m", "distributed.main", *flags)
+    assert done.returncode == 0
+    sizes = "effective batch 200 = 100 examples x 2 micro-steps x 1 replica; "
+    assert sizes in done.output
+    lines = (output_dir / "eval_results.txt").read_text().splitlines()
+    results = dict(line.split(" = ") for line in lines)
+    assert float(results["accuracy"]) > 0.8
+    assert results["global_step"] == "120"
+    rows = (output_dir / "train_metrics.csv").read_text().splitlines()
+    assert len(rows) == 61
+    assert rows[-1].startswith("60,120,12000,")
+    [export] = (output_dir / "export" / "final").iterdir()
+    model = tf.saved_model.load(str(export)).signatures["serving_default"]
+    classes = model(image=tf.zeros([3, 28, 28], tf.uint8))["class"]
+    assert classes.shape == [3]
+
+    before = short_run.values(output_dir)
+    code, output = run_main(*flags)
+    assert code == 0 and "is trained already" in output
+    after = short_run.values(output_dir)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value)
+
+
+@pytest.mark.once
+def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
+    assert not list(one_worker.glob("*.log"))
+    folder = tmp_path / "output"
+    flags = [f"--output_dir={folder}", "--save_checkpoints_updates=3", "--log_examples"]
+    flags += short_run.FLAGS
+    code, _ = run_main(*flags, "--micro_batch_size=51")
+    assert code == 0
+    # As if it had been killed after update 3.
+    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-12"\n')
+    code, output = run_main(*flags, "--micro_batch_size=102")
+    assert code == 0 and "going on after update 3" in output
+    # The examples of each micro-step; those from 13 on are logged twice.
+    lines = (folder / "examples-0.log").read_text().splitlines()
+    assert [int(line.split()[0]) for line in lines] == [*range(1, 25), *range(13, 19)]
+    numbers = [int(n) for line in lines[:12] + lines[24:] for n in line.split()[1:]]
+    assert numbers == list(range(6 * 203))
+    assert short_run.values(folder)["global_step"] == 12 + 3 * 2
+    short_run.assert_same_weights(folder, one_worker)
+
+
+@pytest.mark.once
+def test_gradients_that_are_not_finite_end_in_one_sentence(tmp_path, run_main):
+    flags = ("--learning_rate=1e9", "--train_updates=30")
+    code, output = run_main(f"--output_dir={tmp_path / 'output'}", *flags)
+    assert code == 2
+    assert output.splitlines()[-1].startswith(
+        "distributed: Gradients must be finite. Received: NaN or infinity at micro-step"
+    )
+
+
+@pytest.mark.parametrize(
+    "error, code, last_line",
+    [
+        (
+            LostTaskError("Start all\ntasks again."),
+            75,
+            "distributed: Start all tasks a",
+        ),
+        (OSError("disk full"), 1, "OSError: disk full"),
+    ],
+)
+def test_error_in_a_task_ends_it_at_once(
+    tmp_path, run_main, monkeypatch, error, code, last_line
+):
+    """TensorFlow's threads would keep the process alive."""
+
+    def execute(job):
+        raise error
+
+    monkeypatch.setattr(jobs, "execute", execute)
+    found, output = run_main(f"--output_dir={tmp_path / 'output'}")
+    assert found == code and output.splitlines()[-1].startswith(last_line)

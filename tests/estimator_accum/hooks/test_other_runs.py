@@ -1,0 +1,116 @@
+"""The hooks add nothing to a `session.run` that is not a micro-step."""
+
+import csv
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+)
+from tests.helpers.interfaces import sgd
+
+pytestmark = pytest.mark.usefixtures("fresh_graph")
+v1 = tf.compat.v1
+
+
+def _variable(name: str):
+    return v1.get_variable(name, [], initializer=v1.zeros_initializer())
+
+
+def _train_op(loss, variable):
+    return make_accumulating_train_op(loss, sgd(), 2, var_list=[variable])
+
+
+def _updates(path) -> list[str]:
+    with open(path, newline="") as file:
+        return [row["update_step"] for row in csv.DictReader(file)]
+
+
+def test_runs_of_anything_else_train_nothing(tmp_path):
+    w, v = _variable("w"), _variable("v")
+    loss = -w - v
+    d, g = _train_op(loss, w), _train_op(loss, v)
+    step = v1.train.get_global_step()
+    hooks = make_accumulation_hooks(metrics_dir=tmp_path)
+    with v1.train.MonitoredSession(hooks=hooks) as session:
+        for fetches in (d, g, loss, {"w": w, "names": ["v:0", loss.op]}):
+            for _ in range(4):
+                session.run(fetches)
+        assert session.run([w, v, step]) == [2.0, 2.0, 8]
+        session.run([d, g])
+        session.run([d, g])
+        assert session.run([w, v, step]) == [3.0, 3.0, 12]
+    assert _updates(tmp_path / "train_metrics.csv") == ["1", "2", "3"]
+    assert _updates(tmp_path / "train_metrics_accumulation_1.csv") == ["1", "2", "3"]
+
+
+class _RunTrainOps(v1.train.SessionRunHook):
+    """Trains like TF-GAN, whose EstimatorSpec has a train op that only counts."""
+
+    def __init__(self, train_ops):
+        self._train_ops = train_ops
+
+    def before_run(self, run_context):
+        for train_op in self._train_ops:
+            run_context.session.run(train_op)
+
+
+def test_train_ops_that_a_hook_runs_make_one_micro_step_each():
+    w, v = _variable("w"), _variable("v")
+    train_ops = [_train_op(-w, w), _train_op(-v, v)]
+    count = v1.assign_add(_variable("count"), 1.0)
+    hooks = [_RunTrainOps(train_ops), *make_accumulation_hooks()]
+    with v1.train.MonitoredSession(hooks=hooks) as session:
+        for _ in range(8):
+            session.run(count)
+        assert session.run([w, v]) == [4.0, 4.0]
+
+
+def test_a_loop_over_epochs_may_initialize_its_iterator_again():
+    dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0])
+    iterator = v1.data.make_initializable_iterator(dataset)
+    w = _variable("w")
+    train_op = _train_op(-w * iterator.get_next(), w)
+    with v1.train.MonitoredSession(hooks=make_accumulation_hooks()) as session:
+        for _ in range(3):
+            session.run(iterator.initializer)
+            with pytest.raises(tf.errors.OutOfRangeError):
+                while True:
+                    session.run(train_op)
+        assert session.run(w) == 3 * (1.5 + 3.5)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_auto_knows_the_datas_end_behind_other_runs(tmp_path, is_over):
+    """Three micro-steps at K = 2; then something else runs, then the session ends."""
+    dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 4.0])
+    iterator = v1.data.make_initializable_iterator(dataset)
+    w = _variable("w")
+    train_op = _train_op(-w * iterator.get_next(), w)
+    saver = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=1000)
+    hooks = [saver, *make_accumulation_hooks()]
+    with v1.train.MonitoredSession(hooks=hooks) as session:
+        session.run(iterator.initializer)
+        for _ in range(3):
+            session.run(train_op)
+        if is_over:
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(train_op)
+        session.run(w)
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    assert reader.get_tensor("w") == (5.5 if is_over else 1.5)
+    assert reader.get_tensor("accumulation/micro_steps") == (0 if is_over else 1)
+
+
+def test_a_train_op_inside_a_branch_is_refused_by_the_hooks(control_flow):
+    w = _variable("w")
+    optimizer = AccumulatingOptimizer(sgd(), 2)
+    step = v1.train.get_or_create_global_step()
+    pairs = optimizer.compute_gradients(-w)
+    train_op = optimizer.apply_gradients
+    v1.cond(step < 5, lambda: tf.group(train_op(pairs, step)), tf.no_op)
+    with pytest.raises(ValueError, match="one inside a tf.cond or a loop. Make the"):
+        v1.train.MonitoredSession(hooks=make_accumulation_hooks())

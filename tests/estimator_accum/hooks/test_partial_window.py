@@ -1,0 +1,91 @@
+"""A partial window whose update depends on tensors of the micro-batch."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    get_or_create_update_step,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+)
+from tests.helpers.interfaces import sgd
+
+pytestmark = pytest.mark.usefixtures("control_flow")
+v1 = tf.compat.v1
+K, SIZE = 4, 2
+X = np.random.default_rng(0).normal(size=[6 * SIZE]).astype(np.float32)
+
+
+def _decayed():
+    return 0.5 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
+
+
+def _behind_update_ops(x):
+    """Returns a schedule that runs after the update ops, as TF1's guides show."""
+    mean = v1.get_variable("mean", initializer=0.0, trainable=False)
+    update = v1.assign(mean, 0.9 * mean + 0.1 * tf.reduce_mean(x))
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+    with tf.control_dependencies([update]):
+        return _decayed()
+
+
+def _by_the_batchs_size(x):
+    return _decayed() * tf.cast(tf.shape(x)[0], tf.float32) / SIZE
+
+
+def _beside_a_summary(x):
+    with tf.control_dependencies([x]):
+        v1.summary.scalar("update", get_or_create_update_step().read_value())
+    return _decayed()
+
+
+def _estimator(folder, make_rate, **options):
+    def model_fn(features, labels, mode):
+        w = v1.get_variable("w", initializer=0.0)
+        rate = make_rate(features)
+        updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+        with tf.control_dependencies(updates):
+            options["update_ops"] = updates
+            loss = w * tf.reduce_mean(features)
+            train_op = make_accumulating_train_op(loss, sgd(rate), K, **options)
+        hooks = make_accumulation_hooks(metrics_dir=folder, learning_rate=rate)
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=train_op, training_hooks=hooks
+        )
+
+    return tf.estimator.Estimator(model_fn, model_dir=str(folder))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_norm": 10.0, "on_nonfinite": "skip_window"}]
+)
+@pytest.mark.parametrize(
+    "make_rate", [_behind_update_ops, _by_the_batchs_size, _beside_a_summary]
+)
+def test_a_partial_window_is_applied_as_its_last_micro_step_would(
+    make_rate, options, tmp_path
+):
+    estimator = _estimator(tmp_path, make_rate, **options)
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices(X).batch(SIZE))
+    expected = -0.5 * X[: K * SIZE].mean() - 0.25 * X[K * SIZE :].mean()
+    assert estimator.get_variable_value("w") == pytest.approx(expected)
+    assert estimator.get_variable_value("update_step") == 2
+    if make_rate is _behind_update_ops:  # updated once per micro-step
+        mean = 0.0
+        for micro_batch in np.split(X, 6):
+            mean = 0.9 * mean + 0.1 * micro_batch.mean()
+        assert estimator.get_variable_value("mean") == pytest.approx(mean)
+    rows = np.genfromtxt(tmp_path / "train_metrics.csv", delimiter=",", names=True)
+    assert rows["learning_rate"].tolist()[0] == 0.5
+
+
+def test_what_no_micro_step_has_told_leaves_the_window_open(tmp_path, caplog):
+    estimator = _estimator(tmp_path, _by_the_batchs_size)
+    micro_batches = tf.data.Dataset.from_tensor_slices
+    estimator.train(lambda: micro_batches(X).batch(SIZE), steps=6)
+    estimator.train(lambda: micro_batches(X[:0]).batch(SIZE))
+    assert "2 of 4 micro-steps kept: what the update is computed from" in caplog.text
+    assert estimator.get_variable_value("accumulation/micro_steps") == 2
+    estimator.train(lambda: micro_batches(X[:SIZE]).batch(SIZE))
+    assert estimator.get_variable_value("update_step") == 2

@@ -1,0 +1,316 @@
+"""accumulate(): Keras optimizers that update by a window's mean."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.keras import AccumulationCallback, accumulate
+from tests.helpers import running
+from tests.helpers.keras_kinds import (
+    apply_each,
+    dense_data,
+    difference,
+    fit,
+    sparse_data,
+)
+
+
+@pytest.mark.parametrize(("name", "is_sparse"), [("SGD", False), ("Adam", True)])
+def test_a_window_gives_the_weights_of_the_big_batch(kind, name, is_sparse):
+    make = kind.sparse_model if is_sparse else kind.dense_model
+    data = (sparse_data if is_sparse else dense_data)(96, "float64")
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    big, ours = make("float64"), make("float64")
+    fit(big, kind.optimizer(name, 0.05, **options), data, 32, 2)
+    optimizer = accumulate(kind.optimizer(name, 0.05, **options), 4)
+    fit(ours, optimizer, data, 8, 2)
+    assert difference(big, ours) < 1e-12
+    assert int(optimizer.iterations.numpy()) == 6
+
+
+@pytest.mark.parametrize(
+    ("is_sparse", "options"),
+    [
+        (True, {"run_eagerly": True}),
+        (True, {"jit_compile": True}),
+        (False, {"jit_compile": True}),
+    ],
+)
+def test_eager_execution_and_xla_give_the_same_weights(kind, options, is_sparse):
+    if is_sparse and "jit_compile" in options and not kind.is_3:
+        optimizer = accumulate(kind.optimizer("Adam", 0.05), 2)
+        with pytest.raises(ValueError, match="Sparse gradients must not be compiled"):
+            fit(kind.sparse_model(), optimizer, sparse_data(8), 8, **options)
+        return
+    make = kind.sparse_model if is_sparse else kind.dense_model
+    data = (sparse_data if is_sparse else dense_data)(32)
+    big, ours = make(), make()
+    fit(big, kind.optimizer("Adam", 0.05), data, 16, **options)
+    optimizer = accumulate(kind.optimizer("Adam", 0.05), 2)
+    options = options | {"callbacks": [AccumulationCallback()]}
+    history = fit(ours, optimizer, data, 8, **options).history
+    assert difference(big, ours) < 1e-6
+    assert np.isfinite(history["window_loss"][0])
+
+
+def test_off_the_boundary_nothing_moves_and_on_it_everything_does(kind):
+    model = kind.dense_model()
+    x, y = dense_data(8)
+    optimizer = accumulate(kind.optimizer("Adam", 0.05), 3)
+    fit(model, optimizer, (x, y), 8)
+    inner = len(optimizer._inner_variables())
+
+    def state():
+        variables = [*model.trainable_variables, *optimizer._inner_variables()]
+        return [v.numpy().copy() for v in variables]
+
+    assert inner > 4
+    before = state()
+    for micro_step in range(2, 8):
+        model.train_on_batch(x, y)
+        after = state()
+        is_same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+        weights = is_same[:4]
+        assert not any(weights) if micro_step % 3 == 0 else all(is_same)
+        assert int(optimizer.micro_steps.numpy()) == micro_step % 3
+        assert int(optimizer.iterations.numpy()) == micro_step // 3
+        before = after
+
+
+def test_one_micro_step_per_update_is_the_plain_optimizer_to_the_bit(kind):
+    plain, ours = kind.sparse_model(), kind.sparse_model()
+    fit(plain, kind.optimizer("Adam", 0.05), sparse_data(64), 8)
+    optimizer = accumulate(kind.optimizer("Adam", 0.05), 1)
+    fit(ours, optimizer, sparse_data(64), 8)
+    for expected, got in zip(plain.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert optimizer.micro_steps is None
+
+
+def test_variables_have_the_names_that_they_have_without_accumulation(kind):
+    plain, ours = (kind.optimizer("Adam", 0.05) for _ in range(2))
+    for optimizer in (plain, accumulate(ours, 2)):
+        fit(kind.dense_model(), optimizer, dense_data(8), 8)
+    names = []
+    for optimizer in (plain, ours):
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        names.append([re.sub(r"_\d+", "", v.name) for v in variables])
+    assert names[0] == names[1]
+
+
+def test_variables_that_are_excluded_from_weight_decay_do_not_decay(kind):
+    if kind.is_legacy:
+        pytest.skip("optimizers.legacy have no weight decay")
+    decayed, kept = (tf.Variable(1.0, name=name) for name in ("decayed", "kept"))
+    optimizer = accumulate(kind.optimizer("SGD", 1.0, weight_decay=0.5), 2)
+    optimizer.exclude_from_weight_decay(var_names=["kept"])
+    for _ in range(2):
+        optimizer.apply_gradients([(tf.constant(0.0), v) for v in (decayed, kept)])
+    assert (decayed.numpy(), kept.numpy()) == (0.5, 1.0)
+
+
+def test_a_schedule_of_k_counts_updates(kind):
+    sgd = kind.optimizer("SGD", 1.0)
+    optimizer = accumulate(sgd, lambda updates: tf.where(updates < 2, 1, 3))
+    gradients = [1.0, 1.0, 3.0, 3.0, 3.0, 6.0, 0.0, 0.0]
+    values = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
+    assert values == [-1, -2, -2, -2, -5, -5, -5, -7]
+
+
+@pytest.mark.parametrize("by_argument", [False, True])
+def test_micro_batches_count_by_their_weight(kind, by_argument):
+    variable, tokens = tf.Variable(0.0), tf.Variable(1.0)
+    weight = None if by_argument else tokens.read_value
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, weight=weight)
+    options = {"weight": tokens} if by_argument else {}
+    for gradient, count in [(1.0, 3.0), (5.0, 1.0)]:
+        tokens.assign(count)
+        optimizer.apply_gradients([(tf.constant(gradient), variable)], **options)
+    assert variable.numpy() == -2.0
+
+
+def test_weight_may_be_zero_for_one_micro_batch(kind):
+    variable = tf.Variable(0.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    apply_each(optimizer, variable, [1.0], weight=0.0)
+    assert apply_each(optimizer, variable, [3.0], weight=2.0) == [-3.0]
+
+
+def test_learning_rate_is_the_wrapped_optimizers(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 0.5, momentum=0.25), 2)
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.125
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.125
+    assert float(optimizer.momentum) == 0.25
+    assert optimizer.inner_optimizer is not optimizer
+
+
+def test_skipping_a_micro_batch_takes_another_one_instead(kind):
+    optimizer = accumulate(
+        kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_micro_batch"
+    )
+    gradients = [1.0, np.inf, 3.0, np.nan, 1.0, 1.0]
+    values = apply_each(optimizer, tf.Variable(0.0), gradients)
+    assert values == [0, 0, -2, -2, -2, -3]
+
+
+def test_skipping_a_window_leaves_the_next_one_clean(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_window")
+    gradients = [1.0, np.inf, 3.0, 5.0]
+    values = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
+    assert values[-1] == -4.0
+    assert int(optimizer.iterations.numpy()) == 1
+
+
+def test_raising_names_the_variable_and_accumulates_nothing(kind):
+    model = kind.dense_model()
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="raise")
+    model.compile(optimizer, "mse", jit_compile=False)
+    x, y = dense_data(8)
+    model.train_on_batch(x, y)
+    pattern = r"Gradients must be finite\. Received: NaN or infinity.* in .*kernel"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=pattern):
+        model.train_on_batch(x * np.inf, y)
+    assert int(model.optimizer.micro_steps.numpy()) == 1
+
+
+def test_raising_is_refused_where_xla_has_no_assertions(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="raise")
+    with pytest.raises(ValueError, match="must not be 'raise' in what XLA compiles"):
+        fit(kind.dense_model(), optimizer, dense_data(8), 8, jit_compile=True)
+
+
+def test_variables_without_a_gradient_are_left_alone(kind):
+    used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    for _ in range(2):
+        optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
+    assert (used.numpy(), unused.numpy()) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="At least one variable must have a gradient"):
+        optimizer.apply_gradients([(None, used)])
+    optimizer.apply_gradients([(tf.constant(1.0), used)])
+    with pytest.raises(ValueError, match="gradients of the same variables. Received"):
+        optimizer.apply_gradients([(tf.constant(1.0), unused)])
+
+
+def test_between_two_windows_other_variables_may_be_trained(kind):
+    """For example when layers are frozen between two fits."""
+    first, second = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    optimizer.build([first, second])
+
+    @tf.function
+    def train_both():
+        optimizer.apply_gradients([(tf.constant(1.0), v) for v in (first, second)])
+
+    @tf.function
+    def train_second():
+        optimizer.apply_gradients([(tf.constant(2.0), second)])
+
+    for train in (train_both, train_both, train_second, train_second, train_both):
+        train()
+    assert (first.numpy(), second.numpy()) == (0.0, -2.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of the same variables"):
+        train_second()
+    assert optimizer.apply_partial_window()
+    assert (first.numpy(), second.numpy()) == (-1.0, -3.0)
+
+
+def test_what_is_wrong_is_refused_in_a_sentence(kind):
+    sgd = kind.optimizer("SGD", 1.0)
+    with pytest.raises(ValueError, match=r"integer >= 1\. Received: 0\. Use 1"):
+        accumulate(sgd, 0)
+    with pytest.raises(TypeError, match="must not accumulate already. Received: what"):
+        accumulate(accumulate(sgd, 2), 2)
+    with pytest.raises(TypeError, match=r"Received: GradientDescentOptimizer.*Accumul"):
+        accumulate(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+    with pytest.raises(TypeError, match="must be a Keras optimizer. Received: 'adam'"):
+        accumulate("adam")
+    with pytest.raises(TypeError, match=r"`weight` must be a callable.*Received: 3"):
+        accumulate(sgd, weight=3)
+    with pytest.raises(ValueError, match="`on_nonfinite` must be one of"):
+        accumulate(sgd, on_nonfinite="hide")
+    variable = tf.Variable(1.0)
+    with pytest.raises(ValueError, match=r"`weight` must be given to accumulate\(\)"):
+        apply_each(accumulate(sgd, 1), variable, [1.0], weight=2.0)
+    with pytest.raises(ValueError, match="`weight` must be > 0; .*Received: -1.0 for"):
+        apply_each(accumulate(sgd, 2), variable, [1.0], weight=-1.0)
+    if kind.is_3:
+        built_in = kind.optimizer("SGD", 1.0, gradient_accumulation_steps=2)
+        with pytest.raises(TypeError, match="SGD with gradient_accumulation_steps=2"):
+            accumulate(built_in, 2)
+
+
+def test_an_epoch_without_validation_ends_its_window_too(kind):
+    model, data = kind.dense_model("float64"), dense_data(40, "float64")
+    callback = AccumulationCallback("apply_every_epoch")
+    optimizer = accumulate(kind.optimizer("SGD", 0.05), 4)
+    history = fit(model, optimizer, data, 8, 2, callbacks=[callback]).history
+    assert history["updates"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("partial_window", "updates"),
+    [("keep", [1, 2, 3]), ("apply", [1, 2, 3]), ("apply_every_epoch", [2, 4, 6])],
+)
+def test_callback_decides_what_becomes_of_a_partial_window(
+    kind, partial_window, updates
+):
+    model = kind.dense_model("float64")
+    data = dense_data(40, "float64")
+    optimizer = accumulate(kind.optimizer("Adam", 0.05), 4)
+    callback = AccumulationCallback(partial_window)
+    is_every_epoch = partial_window == "apply_every_epoch"
+    kwargs = {"validation_data": data} if is_every_epoch else {}
+    history = fit(model, optimizer, data, 8, 3, callbacks=[callback], **kwargs).history
+    assert history["updates"] == updates
+    left = 3 if partial_window == "keep" else 0
+    assert int(optimizer.micro_steps.numpy()) == left
+    if partial_window == "keep":
+        return
+    expected = kind.dense_model("float64")
+    expected.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)
+    x, y = (np.concatenate([part] * 3) for part in data)
+    cuts = [32, 40, 72, 80, 112, 120] if is_every_epoch else [32, 64, 96, 120]
+    for start, end in zip([0, *cuts], cuts):
+        loss = expected.train_on_batch(x[start:end], y[start:end])
+    assert difference(expected, model) < 1e-12
+    if is_every_epoch:
+        np.testing.assert_allclose(history["window_loss"][-1], loss, rtol=1e-6)
+        validated = expected.evaluate(*data, batch_size=40, verbose=0)
+        np.testing.assert_allclose(history["val_loss"][-1], validated, rtol=1e-6)
+
+
+def test_callback_refuses_other_optimizers_and_choices(kind):
+    with pytest.raises(ValueError, match="`partial_window` must be one of 'keep'"):
+        AccumulationCallback("drop")
+    callbacks = [AccumulationCallback()]
+    with pytest.raises(TypeError, match=r"an optimizer from accumulate\(\). Received"):
+        sgd = kind.optimizer("SGD", 1.0)
+        fit(kind.dense_model(), sgd, dense_data(8), 8, callbacks=callbacks)
+
+
+def test_applying_a_partial_window_comes_before_the_averages(kind):
+    if kind.is_legacy:
+        pytest.skip("optimizers.legacy have no EMA")
+    options = {"use_ema": True, "ema_momentum": 0.5}
+    big, ours = kind.dense_model("float64"), kind.dense_model("float64")
+    x, y = dense_data(24, "float64")
+    big.compile(kind.optimizer("SGD", 0.1, **options), "mse", jit_compile=False)
+    big.train_on_batch(x[:16], y[:16])
+    big.train_on_batch(x[16:], y[16:])
+    big.optimizer.finalize_variable_values(big.trainable_variables)
+    optimizer = accumulate(kind.optimizer("SGD", 0.1, **options), 2)
+    callbacks = [AccumulationCallback("apply")]
+    fit(ours, optimizer, (x, y), 8, callbacks=callbacks)
+    assert difference(big, ours) < 1e-12
+
+
+def test_importing_estimator_accum_alone_imports_no_keras_of_ours():
+    code = (
+        "import sys, estimator_accum; assert 'estimator_accum.keras' not in sys.modules"
+    )
+    assert running.run("-c", code).returncode == 0

@@ -1,0 +1,67 @@
+"""Keras: settings that would be ignored or fail later raise an error."""
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum import make_accumulating_train_op
+from estimator_accum.keras import accumulate
+from estimator_accum.keras._window import close_partial_window
+from tests.helpers import running
+from tests.helpers.keras_kinds import dense_data, fit
+
+_IN_A_GRAPH = """
+import numpy as np, tensorflow as tf
+from estimator_accum.keras import AccumulationCallback, accumulate
+tf.compat.v1.disable_eager_execution()
+keras = tf.keras if tf.__version__.startswith("2.15") else __import__("tf_keras")
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile(accumulate(keras.optimizers.legacy.SGD(), 2), "mse")
+model.fit(np.ones([4, 1]), np.ones([4, 1]), callbacks=[AccumulationCallback()])
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_steps_that_a_traced_function_would_ignore_are_refused(kind, steps):
+    model = kind.dense_model()
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), steps)
+    optimizer.gradient_accumulation_steps = steps  # nothing is traced yet
+    fit(model, optimizer, dense_data(8), 4)
+    sentence = f"would continue with {steps}. Received: 4. Pass"
+    with pytest.raises(ValueError, match=sentence):
+        optimizer.gradient_accumulation_steps = 4
+
+
+def test_callback_in_a_graph_is_refused():
+    done = running.run("-c", _IN_A_GRAPH)
+    assert done.returncode == 1
+    assert "Received: fit() in a graph. Leave the callback out" in done.stderr
+
+
+def test_train_op_inside_a_function_is_refused():
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+    @tf.function
+    def step():
+        return make_accumulating_train_op(tf.constant(1.0), optimizer, 2)
+
+    sentence = r"Received: a tf\.function\. Call it in a mod"
+    with pytest.raises(RuntimeError, match=sentence):
+        step()
+
+
+def test_partial_windows_are_applied_by_one_trace(kind, monkeypatch):
+    traces = []
+
+    def noted(*args):
+        traces.append(args)
+        return close_partial_window(*args)
+
+    monkeypatch.setattr("estimator_accum.keras._optimizer.close_partial_window", noted)
+    variable = tf.Variable(0.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 3)
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.constant(1.0), variable)])
+        assert optimizer.apply_partial_window()
+    assert variable.numpy() == -3.0
+    assert len(traces) == 1
+    assert int(optimizer.micro_steps.numpy()) == 0

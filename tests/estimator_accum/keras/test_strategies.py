@@ -1,0 +1,82 @@
+"""Keras models under tf.distribute strategies get the weights of one replica."""
+
+import collections
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from tests.helpers import running
+from tests.helpers.keras_kinds import sparse_data
+
+pytestmark = pytest.mark.slow
+
+_PROGRAM = running.HELPERS / "keras_strategy_program.py"
+
+
+def _run(folder, kind, strategy, *options):
+    """Runs all tasks to their end; returns the first one's (report, weights)."""
+    tasks = _end(folder, kind, strategy, *options)
+    assert [task.returncode for task in tasks] == [0] * len(tasks)
+    with np.load(folder / "0.npz") as weights:
+        return json.loads(tasks[0].stdout.splitlines()[-1]), dict(weights)
+
+
+def _end(folder, kind, strategy, *options) -> list[running.Done]:
+    """Runs all tasks to their end."""
+    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    jobs = ("worker", "worker") if strategy == "workers" else ()
+    commands = [
+        (_PROGRAM, *kind.name, strategy, folder / f"{index}.npz", *options)
+        for index in range(len(jobs) or 1)
+    ]
+    if not jobs:
+        return [running.run(*commands[0], **variables)]
+    with running.cluster(*commands, jobs=jobs, **variables) as tasks:
+        return [task.wait() for task in tasks]
+
+
+def _assert_like_one_replica(kind, weights):
+    """Compares with the plain optimizer on batches of 24."""
+    model = kind.sparse_model("float64")
+    model.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)
+    x, y = sparse_data(88, "float64")
+    for start in range(0, 88, 24):
+        model.train_on_batch(x[start : start + 24], y[start : start + 24])
+    for i, expected in enumerate(model.get_weights()):
+        np.testing.assert_allclose(weights[f"arr_{i}"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "workers"])
+def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strategy):
+    if kind.is_legacy and strategy == "workers":
+        pytest.skip("the reduction over workers is that of the newer optimizers")
+    options = ["loop"] if kind.is_3 and strategy == "workers" else []
+    report, weights = _run(tmp_path, kind, strategy, *options)
+    _assert_like_one_replica(kind, weights)
+    assert report["updates"] == 4
+    # Each trace has one reduction, in the branch of the boundary. Collectives take
+    # tensors of one dtype together: the rows of a sparse gradient are float32.
+    traces = collections.Counter(report["reductions"])
+    assert traces
+    assert all("_true_" in name for name in traces)
+    assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
+
+
+def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind):
+    """With any optimizer, because it takes the mean of a batch that is a tuple."""
+    if not kind.is_3:
+        pytest.skip("Keras 2: the test above")
+    for task in _end(tmp_path, kind, "workers", "plain"):
+        assert task.returncode == 1
+        assert "Attempt to convert a value (PerReplica" in task.stderr
+
+
+@pytest.mark.once
+def test_a_loss_scale_around_it_gives_the_same_weights(tmp_path, kind):
+    if not kind.is_legacy and not kind.is_3:
+        pytest.skip("Keras 2: of its two loss scales the legacy optimizers'")
+    _, weights = _run(tmp_path, kind, "mirrored", "nested")
+    _assert_like_one_replica(kind, weights)

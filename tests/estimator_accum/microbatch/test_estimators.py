@@ -1,0 +1,185 @@
+"""Estimators with a model_fn that trains in micro-batches."""
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum import AccumulatingOptimizer, get_windows, microbatch_model_fn
+from tests.helpers.microbatch_runs import (
+    INPUT,
+    OPTIMIZERS,
+    Fetch,
+    by_train_op,
+    difference,
+    hidden_layer,
+    input_fn_of,
+    loss_of,
+    make_model_fn,
+    output_layer,
+    plain,
+    spec_of,
+    train,
+    train_in_micro_batches,
+    variables_of,
+    word_columns,
+    words_input_fn,
+)
+
+v1 = tf.compat.v1
+
+
+def test_two_train_ops_share_their_micro_batches(tmp_path):
+    def make(make_train_op):
+        def model_fn(features, labels, mode):
+            # Resource variables: the first update would change a reference variable
+            # before the second gradient reads it.
+            with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
+                loss = loss_of(features, labels)
+            first, second = v1.trainable_variables()
+            step = v1.train.get_global_step()
+            sgd = make_train_op(OPTIMIZERS["sgd"](), loss, [first], None)
+            adam = make_train_op(OPTIMIZERS["adam"](), loss, [second], step)
+            return spec_of(mode, loss, tf.group(sgd, adam))
+
+        return model_fn
+
+    def theirs(optimizer, loss, variables, step):
+        return optimizer.minimize(loss, step, variables)
+
+    def ours(optimizer, loss, variables, step):
+        return AccumulatingOptimizer(optimizer, 1).minimize(loss, step, variables)
+
+    expected = train(make(theirs), tmp_path / "plain", input_fn_of(16, 16))
+    folder = tmp_path / "ours"
+    values = train_in_micro_batches(make(ours), folder, input_fn_of(16, 16), 4)
+    assert difference(values, expected) <= 1e-6
+
+
+def test_checkpoints_are_those_of_the_plain_estimator(tmp_path):
+    one = input_fn_of(16, 16)
+    theirs = train(
+        make_model_fn(plain("adam")), tmp_path / "plain", lambda: one().repeat(3)
+    )
+    for i in range(3):  # plain, in micro-batches, plain
+        if i == 1:
+            model_fn = make_model_fn(by_train_op("adam"))
+            ours = train_in_micro_batches(model_fn, tmp_path / "mixed", one, 1)
+            assert ours.keys() - theirs.keys() == {"update_step"}
+            assert ours["update_step"] == 2
+        else:
+            ours = train(make_model_fn(plain("adam")), tmp_path / "mixed", one)
+    assert difference(ours, theirs) == 0
+
+
+def test_max_steps_ends_training_between_two_batches(tmp_path):
+    estimator = tf.estimator.Estimator(
+        microbatch_model_fn(make_model_fn(by_train_op("sgd")), 4), str(tmp_path)
+    )
+    losses = Fetch(v1.GraphKeys.GLOBAL_STEP)
+    estimator.train(INPUT, hooks=[losses], max_steps=3)
+    assert len(losses.values) == 3
+    assert estimator.get_variable_value("global_step") == 3
+
+
+def test_evaluation_and_prediction_are_the_model_fns_own(tmp_path):
+    model_fn = make_model_fn(by_train_op("sgd"))
+    estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4), str(tmp_path))
+    own = tf.estimator.Estimator(model_fn, str(tmp_path))
+    estimator.train(INPUT)
+    evaluated = estimator.evaluate(INPUT)
+    assert evaluated == own.evaluate(INPUT)
+    assert len(list(estimator.predict(INPUT))) == 5 * 16 + 7
+
+
+def test_a_model_fn_gets_the_arguments_that_it_takes(tmp_path):
+    def mean_of(x):
+        return tf.reduce_mean(output_layer(hidden_layer(x)))
+
+    def of_features(features):
+        loss = mean_of(features)
+        return spec_of(tf.estimator.ModeKeys.TRAIN, loss, by_train_op("sgd")(loss))
+
+    def of_params(features, labels, mode, params):
+        assert params == {"rate": 0.5}
+        loss = mean_of(features["x"] - labels)
+        return spec_of(mode, loss, by_train_op("sgd")(loss))
+
+    def without_labels():
+        return INPUT().map(lambda features, labels: features["x"])
+
+    wrapped = microbatch_model_fn(of_features, 2)
+    tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(without_labels, steps=1)
+    with pytest.raises(ValueError, match="model_fn .* params"):
+        tf.estimator.Estimator(wrapped, str(tmp_path / "a"), params={"rate": 0.5})
+    with pytest.raises(ValueError, match="model_fn does not take labels"):
+        tf.estimator.Estimator(wrapped, str(tmp_path / "a")).train(INPUT)
+    wrapped, params = microbatch_model_fn(of_params, 2), {"rate": 0.5}
+    estimator = tf.estimator.Estimator(wrapped, str(tmp_path / "b"), params=params)
+    estimator.train(INPUT, steps=1)
+    assert estimator.get_variable_value("global_step") == 1
+
+
+def test_canned_estimators_train_in_micro_batches(tmp_path):
+    numeric, column, embedded = word_columns()
+    config = tf.estimator.RunConfig(tf_random_seed=3)
+
+    def make(wrap, folder):
+        return v1.estimator.DNNLinearCombinedClassifier(
+            linear_feature_columns=[column],
+            linear_optimizer=wrap(OPTIMIZERS["sgd"]),
+            dnn_feature_columns=[numeric, embedded],
+            dnn_hidden_units=[4],
+            dnn_optimizer=wrap(OPTIMIZERS["momentum"]),
+            config=config,
+            model_dir=str(folder),
+        )
+
+    def accumulating(optimizer):
+        return lambda: AccumulatingOptimizer(optimizer(), 1, reduction="sum")
+
+    theirs = make(lambda optimizer: optimizer, tmp_path / "plain")
+    theirs.train(words_input_fn)
+    expected = variables_of(theirs)
+    model_fn = make(accumulating, tmp_path / "ours").model_fn
+    model_fn = microbatch_model_fn(model_fn, 4, reduction="sum")
+    ours = tf.estimator.Estimator(model_fn, str(tmp_path / "ours"), config)
+    ours.train(words_input_fn)
+    values = variables_of(ours)
+    assert all("update_step" in name for name in values.keys() - expected.keys())
+    assert difference(values, expected) <= 1e-6
+
+
+def test_accumulators_are_in_no_collection(tmp_path):
+    class Collections(v1.train.SessionRunHook):
+        def begin(self):
+            (window,) = get_windows()
+            self.state = [variable.op.name for variable in window.state]
+            variables = v1.global_variables() + v1.local_variables()
+            self.found = {variable.op.name for variable in variables}
+
+    seen = Collections()
+    model_fn = make_model_fn(by_train_op("sgd"))
+    train_in_micro_batches(model_fn, tmp_path, INPUT, 4, hooks=[seen])
+    assert seen.state == ["update_step"]
+    assert seen.found == {"hidden", "output", "update_step", "global_step"}
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (ValueError, {"micro_batches": 0}, "`micro_batches` must be .* Received: 0"),
+        (TypeError, {"micro_batches": 2.0}, "or 'auto'. Received: 2.0. Use 1 for"),
+        (TypeError, {"micro_batches": "4"}, "or 'auto'. Received: '4'"),
+        (TypeError, {"micro_batches": True}, "`micro_batches` .* Received: True"),
+        (TypeError, {"micro_batches": None}, "`micro_batches` .* Received: None"),
+        (ValueError, {"initial_micro_batches": 0}, "`initial_micro_batches` .*: 0"),
+        (TypeError, {"initial_micro_batches": "auto"}, "an integer >= 1. Received: '"),
+        (ValueError, {"max_micro_batches": -1}, "`max_micro_batches` .* or None.*: -1"),
+        (ValueError, {"grow_after": 0}, "`grow_after` must be an integer >= 1 or None"),
+        (ValueError, {"reduction": "max"}, "`reduction` must be .* Received: 'max'"),
+    ],
+)
+def test_wrong_arguments_are_named(error, arguments, message):
+    with pytest.raises(error, match=message):
+        microbatch_model_fn(make_model_fn(by_train_op("sgd")), **arguments)
+    with pytest.raises(TypeError, match="`model_fn` must be a function.*Received: 5"):
+        microbatch_model_fn(5)

@@ -1,0 +1,203 @@
+"""Batches that can be cut into micro-batches, and batches that are refused."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import make_accumulating_train_op, microbatch_model_fn
+from tests.helpers.microbatch_runs import plain
+
+v1 = tf.compat.v1
+_Pair = collections.namedtuple("_Pair", ["left", "right"])
+
+
+def _train(model_fn, input_fn, tmp_path, micro_batches):
+    config = tf.estimator.RunConfig(str(tmp_path), save_summary_steps=None)
+    model_fn = microbatch_model_fn(model_fn, micro_batches)
+    tf.estimator.Estimator(model_fn, config=config).train(input_fn)
+
+
+def _refused(tmp_path, input_fn, sentence, error=ValueError):
+    """Trains until a batch is refused; returns the micro-batches before that."""
+    seen = _Seen(lambda features, labels: tf.nest.flatten(features)[:1])
+    with pytest.raises(error, match=sentence):
+        _train(seen, input_fn, tmp_path, 2)
+    return seen.micro_batches
+
+
+class _Seen:
+    """A model_fn that records `read(features, labels)` of every micro-batch."""
+
+    def __init__(self, read):
+        self.micro_batches = []
+        self._read = read
+
+    def __call__(self, features, labels, mode):
+        def note(*values):
+            self.micro_batches.append(values)
+            return np.float32(0)
+
+        noted = tf.numpy_function(note, self._read(features, labels), tf.float32)
+        weight = v1.get_variable("weight", initializer=1.0)
+        loss = weight * tf.ensure_shape(noted, [])
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        train_op = make_accumulating_train_op(loss, optimizer, 1)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def of(self, i) -> list:
+        return [micro_batch[i].tolist() for micro_batch in self.micro_batches]
+
+
+def test_tensors_in_dicts_and_tuples_are_cut_alike(tmp_path):
+    """Numbers and strings are cut; a scalar goes to every micro-batch as it is."""
+
+    def input_fn():
+        ids = np.arange(10)
+        nested = {"b": (ids * 2, ids * 3), "a": _Pair(ids * 4, ids.astype(str))}
+        data = tf.data.Dataset.from_tensor_slices((nested, ids)).batch(7)
+        return data.map(lambda parts, ids: ({**parts, "c": tf.constant(0.5)}, ids))
+
+    def read(features, labels):
+        (twice, thrice), pair = features["b"], features["a"]
+        assert isinstance(pair, _Pair)
+        return [twice, thrice, pair.left, pair.right, labels, features["c"]]
+
+    seen = _Seen(read)
+    _train(seen, input_fn, tmp_path, 3)
+    # ceil(7 / 3) = 3 examples at a time; the last batch has 3, in three micro-batches
+    ids = [[0, 1, 2], [3, 4, 5], [6], [7], [8], [9]]
+    assert seen.of(4) == ids
+    for i, factor in enumerate([2, 3, 4]):
+        assert seen.of(i) == [[factor * n for n in part] for part in ids]
+    assert seen.of(3) == [[b"%d" % n for n in part] for part in ids]
+    assert seen.of(5) == [0.5] * 6
+
+
+def test_without_labels_a_tensor_loses_its_static_batch_size_alone(tmp_path):
+    def input_fn():
+        data = tf.data.Dataset.from_tensor_slices(np.zeros([8, 2, 3]))
+        return data.batch(4, drop_remainder=True)
+
+    def read(features, labels):
+        assert labels is None
+        assert features.shape.as_list() == [None, 2, 3]
+        return [tf.shape(features)]
+
+    seen = _Seen(read)
+    _train(seen, input_fn, tmp_path, 4)
+    assert seen.of(0) == [[1, 2, 3]] * 8
+
+
+def test_sparse_tensors_are_cut_by_their_rows(tmp_path):
+    def input_fn():
+        sparse = tf.SparseTensor(
+            [[0, 1], [2, 0], [2, 2], [4, 1]], [10, 20, 30, 40], [5, 3]
+        )
+        data = tf.data.Dataset.from_tensors({"s": sparse, "x": tf.range(5)})
+        return data.repeat(2)
+
+    def read(features, labels):
+        sparse = features["s"]
+        assert sparse.dense_shape.shape.as_list() == [2]
+        return [sparse.indices, sparse.values, sparse.dense_shape, features["x"]]
+
+    seen = _Seen(read)
+    _train(seen, input_fn, tmp_path, 2)
+    assert seen.of(0) == 2 * [[[0, 1], [2, 0], [2, 2]], [[1, 1]]]
+    assert seen.of(1) == 2 * [[10, 20, 30], [40]]
+    assert seen.of(2) == 2 * [[3, 3], [2, 3]]
+    assert seen.of(3) == 2 * [[0, 1, 2], [3, 4]]
+
+
+def test_ragged_tensors_are_cut_by_their_rows(tmp_path):
+    rows = [[1], [2, 3], [], [4, 5, 6], [7]]
+    deep = [[[1], []], [[2, 3]], [], [[4]], [[5], [6]]]
+
+    def input_fn():
+        parts = {"flat": tf.ragged.constant(rows), "deep": tf.ragged.constant(deep)}
+        return tf.data.Dataset.from_tensor_slices(parts).batch(5).repeat(2)
+
+    def read(features, labels):
+        flat, deep = features["flat"], features["deep"]
+        assert isinstance(flat, tf.RaggedTensor) and deep.ragged_rank == 2
+        return [flat.values, flat.row_lengths(), deep.flat_values, deep.row_lengths()]
+
+    seen = _Seen(read)
+    _train(seen, input_fn, tmp_path, 2)
+    assert seen.of(0) == 2 * [[1, 2, 3], [4, 5, 6, 7]]
+    assert seen.of(1) == 2 * [[1, 2, 0], [3, 1]]
+    assert seen.of(2) == 2 * [[1, 2, 3], [4, 5, 6]]
+    assert seen.of(3) == 2 * [[2, 1, 0], [1, 2]]
+
+
+def test_parts_that_disagree_are_named(tmp_path):
+    def input_fn():
+        batch = {"x": tf.zeros([4, 2]), "vocabulary": tf.zeros([7])}
+        return tf.data.Dataset.from_tensors((batch, tf.zeros([4])))
+
+    expected = (
+        r"All features and labels must have the same number of examples.* Received: "
+        r"features\['vocabulary'\] has 7, features\['x'\] has 4, labels has 4\. Repeat "
+    )
+    assert _refused(tmp_path, input_fn, expected) == []
+
+
+def test_a_batch_of_scalars_alone_is_refused(tmp_path):
+    def input_fn():
+        return tf.data.Dataset.from_tensors({"x": tf.constant(1.0)})
+
+    expected = r"must have a part with examples.* Received: scalars only, features\['x'"
+    _refused(tmp_path, input_fn, expected)
+
+
+def test_an_empty_batch_is_refused(tmp_path):
+    def input_fn():
+        data = tf.data.Dataset.from_tensors(tf.range(4))
+        return data.concatenate(tf.data.Dataset.from_tensors(tf.range(0)))
+
+    expected = r"must have at least one example. Received: none at update 2\."
+    _refused(tmp_path, input_fn, expected)
+
+
+def test_other_kinds_of_parts_are_named(tmp_path):
+    def input_fn():
+        return {"x": tf.zeros([4]), "what": object()}, None
+
+    expected = r"features\['what'\] must be a Tensor.* Received: object\. Convert it"
+    _refused(tmp_path, input_fn, expected, TypeError)
+
+
+def test_a_summary_of_input_fn_that_would_take_a_batch_is_refused(tmp_path):
+    def input_fn():
+        data = tf.data.Dataset.from_tensors(tf.zeros([4])).repeat(8)
+        batch = v1.data.make_one_shot_iterator(data).get_next()
+        v1.summary.scalar("of_input", tf.reduce_mean(batch))
+        return batch + 1.0, None
+
+    expected = r"must not read the input pipeline.* Received: of_input, made by input"
+    _refused(tmp_path, input_fn, expected)
+
+
+def test_a_queue_of_arrays_is_cut_too(tmp_path):
+    # A queue adds a summary of its own, of how full it is.
+    input_fn = v1.estimator.inputs.numpy_input_fn(
+        {"x": np.arange(7)}, batch_size=4, num_epochs=1, shuffle=False
+    )
+    seen = _Seen(lambda features, labels: [features["x"]])
+    _train(seen, input_fn, tmp_path, 2)
+    assert seen.of(0) == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+def test_a_train_op_without_accumulation_is_refused(tmp_path):
+    def input_fn():
+        return tf.data.Dataset.from_tensors(tf.zeros([4]))
+
+    def model_fn(features, labels, mode):
+        loss = v1.get_variable("weight", initializer=1.0) * tf.reduce_mean(features)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=plain("sgd")(loss))
+
+    expected = r"must train by make_accumulating_train_op or AccumulatingOptimizer\. R"
+    with pytest.raises(ValueError, match=expected):
+        _train(model_fn, input_fn, tmp_path, 2)

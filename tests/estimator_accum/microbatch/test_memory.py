@@ -1,0 +1,338 @@
+"""Out of memory: the batch is retried in more parts, each example counts once."""
+
+import json
+import logging
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import batch_mean, make_accumulating_train_op
+from estimator_accum.microbatch import _model_fn
+from estimator_accum.microbatch._memory import is_out_of_memory
+from tests.helpers.microbatch_runs import (
+    by_train_op,
+    difference,
+    input_fn_of,
+    make_model_fn,
+    plain,
+    spec_of,
+    train,
+    train_in_micro_batches,
+)
+
+v1 = tf.compat.v1
+_INPUT = input_fn_of(examples=10 * 16, batch_size=16)
+
+
+class Memory:
+    """A device with memory for as many examples as `at_once(examples)` allows."""
+
+    def __init__(self, at_once):
+        self._at_once = at_once
+        self.sizes = []  # sizes of the micro-batches that were tried
+
+    def allocate(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns `x`, or runs out of memory."""
+
+        def allocate(rows):
+            self.sizes.append(int(rows))
+            if not self._at_once(int(rows)):
+                raise MemoryError("no room")
+            return np.float32(0)
+
+        done = tf.numpy_function(allocate, [tf.shape(x)[0]], tf.float32)
+        with tf.control_dependencies([done]):
+            return tf.identity(x)
+
+    def model_fn(self, optimizer="adam"):
+        from_plain = make_model_fn(by_train_op(optimizer))
+
+        def model_fn(features, labels, mode):
+            return from_plain({"x": self.allocate(features["x"])}, labels, mode)
+
+        return model_fn
+
+
+def _train_auto(memory, folder, optimizer="adam", **options):
+    model_fn = memory.model_fn(optimizer)
+    return train_in_micro_batches(model_fn, folder, _INPUT, "auto", **options)
+
+
+def _messages(caplog) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "tensorflow.estimator_accum"
+        and record.getMessage().startswith("micro-batches")
+    ]
+
+
+def _scalars(folder) -> list[tuple[int, float]]:
+    return [
+        (event.step, value.simple_value)
+        for path in sorted(folder.glob("events*"))
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "accumulation/micro_batches"
+    ]
+
+
+def test_a_batch_that_does_not_fit_is_trained_in_smaller_micro_batches(
+    tmp_path, caplog
+):
+    memory = Memory(lambda rows: rows <= 5)
+    with caplog.at_level(logging.INFO):
+        ours = _train_auto(memory, tmp_path / "a")
+    theirs = train(make_model_fn(plain("adam")), tmp_path / "plain", _INPUT)
+    assert memory.sizes == [16, 8, *[4] * 40]
+    assert theirs["global_step"] == ours["global_step"] == 10
+    assert difference(ours, theirs) <= 1e-6
+    assert _messages(caplog) == [
+        "micro-batches 1 -> 2: out of memory at update 1; the batch is retried",
+        "micro-batches 2 -> 4: out of memory at update 1; the batch is retried",
+    ]
+    assert _scalars(tmp_path / "a") == [(0, 1), (1, 2), (1, 4)]
+
+
+def test_an_error_that_comes_late_retries_its_own_batch(tmp_path, caplog):
+    calls = iter(range(10**6))
+    memory = Memory(lambda rows: next(calls) < 7 or rows <= 4)
+    with caplog.at_level(logging.INFO):
+        ours = _train_auto(memory, tmp_path / "a", "sgd")
+    theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", _INPUT)
+    assert memory.sizes == [16] * 8 + [8] + [4] * 12
+    assert difference(ours, theirs) <= 5e-7
+    assert "1 -> 2: out of memory at update 8" in _messages(caplog)[0]
+
+
+def test_the_next_run_begins_where_memory_sufficed(tmp_path):
+    first = Memory(lambda rows: rows <= 4)
+    _train_auto(first, tmp_path)
+    file = tmp_path / "micro_batches.json"
+    assert json.loads(file.read_text()) == {"micro_batches": 4}
+    second = Memory(lambda rows: rows <= 4)
+    ours = _train_auto(second, tmp_path)
+    assert second.sizes == [4] * 40
+    assert ours["global_step"] == 20
+
+
+@pytest.mark.parametrize("text", ["", "[4]", '{"micro_batches": 0}', '{"micro": 1}'])
+def test_an_unreadable_number_of_micro_batches_names_its_file(text, tmp_path):
+    (tmp_path / "micro_batches.json").write_text(text)
+    with pytest.raises(ValueError, match=r"micro_batches\.json must hold .*Received: "):
+        _train_auto(Memory(lambda rows: True), tmp_path)
+
+
+def test_training_begins_with_the_initial_number(tmp_path):
+    memory = Memory(lambda rows: True)
+    _train_auto(memory, tmp_path, initial_micro_batches=8)
+    assert memory.sizes == [2] * 80
+    assert not (tmp_path / "micro_batches.json").exists()
+
+
+def test_fewer_micro_batches_are_tried_after_updates_that_fit(tmp_path, caplog):
+    memory = Memory(lambda rows: rows <= 8)
+    with caplog.at_level(logging.INFO):
+        _train_auto(memory, tmp_path, initial_micro_batches=8, grow_after=2)
+    # Two updates each in 8, 4 and 2; then 1 fails, and the wait doubles to 4 updates.
+    assert memory.sizes == [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
+    assert _messages(caplog) == [
+        "micro-batches 8 -> 4: 2 updates until update 2 fitted in memory",
+        "micro-batches 4 -> 2: 2 updates until update 4 fitted in memory",
+        "micro-batches 2 -> 1: 2 updates until update 6 fitted in memory",
+        "micro-batches 1 -> 2: out of memory at update 7; the batch is retried",
+        "micro-batches 2 -> 1: 4 updates until update 10 fitted in memory",
+    ]
+
+
+def test_one_example_that_does_not_fit_is_described(tmp_path):
+    memory = Memory(lambda rows: False)
+    expected = (
+        r"One example must fit in memory\. Received: an example of features\['x'\] "
+        r"\[5\], labels \[1\] at update 1, which alone ran out of memory\. Use shorter"
+    )
+    with pytest.raises(ValueError, match=expected) as caught:
+        _train_auto(memory, tmp_path)
+    assert memory.sizes == [16, 8, 4, 2, 1]
+    assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
+
+
+def test_max_micro_batches_ends_the_search(tmp_path):
+    memory = Memory(lambda rows: rows <= 2)
+    expected = (
+        r"`max_micro_batches` must allow micro-batches that fit in memory\. Received: "
+        r"4, and memory ran out at update 1 with 4 of 16 examples at once\. Allow more"
+    )
+    with pytest.raises(ValueError, match=expected):
+        _train_auto(memory, tmp_path, max_micro_batches=4)
+    assert memory.sizes == [16, 8, 4]
+
+
+def test_a_fixed_number_lets_the_error_through(tmp_path):
+    memory = Memory(lambda rows: rows <= 4)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="no room"):
+        train_in_micro_batches(memory.model_fn(), tmp_path, _INPUT, 2)
+    assert memory.sizes == [8]
+
+
+def test_other_errors_pass_through_untouched(tmp_path):
+    def fail(rows):
+        raise ZeroDivisionError(f"at {rows} examples")
+
+    memory = Memory(fail)
+    with pytest.raises(tf.errors.OpError, match="ZeroDivisionError: at 16 examples"):
+        _train_auto(memory, tmp_path)
+    assert memory.sizes == [16]
+
+
+def _exhausted(message):
+    return tf.errors.ResourceExhaustedError(None, None, message)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True),
+        (_exhausted("OOM when allocating"), True),
+        (_exhausted("MemoryError: no room"), True),
+        (tf.errors.InternalError(None, None, "Dst tensor is not initialized."), True),
+        (tf.errors.InternalError(None, None, "CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (tf.errors.UnknownError(None, None, "CUDNN_STATUS_ALLOC_FAILED"), True),
+        (tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: out"), True),
+        (tf.errors.UnknownError(None, None, "CUDA error: out of memory"), True),
+        (_exhausted("Received message larger than max (5 vs. 4)"), False),
+        (tf.errors.InternalError(None, None, "Blas GEMM launch failed"), False),
+        (tf.errors.OutOfRangeError(None, None, "End of sequence"), False),
+        (tf.errors.UnavailableError(None, None, "CUDA_ERROR_OUT_OF_MEMORY"), False),
+        (ValueError("OOM when allocating"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error, is_memory):
+    assert is_out_of_memory(error) is is_memory
+
+
+## Injected failures: everything that a micro-batch writes
+
+
+class _Script:
+    """Numbers of micro-batches of a run, update by update, with scripted failures.
+
+    Args:
+        final: The number of micro-batches with which each update succeeds.
+        failures: For each update a list of failures, (micro-batch, "begin" or "end");
+            each one doubles the number of micro-batches.
+    """
+
+    def __init__(self, final: list[int], failures: list[list[tuple]] | None = None):
+        self._final = iter(final)
+        self._failures = iter(failures or [[] for _ in final])
+        self.failed = 0
+        self._next()
+
+    def _next(self):
+        self._pending = list(next(self._failures, []))
+        self.value = next(self._final, 1) >> len(self._pending)
+        self._index = 0
+
+    def increase(self, rows, update):
+        self._pending.pop(0)
+        self.value *= 2
+        self._index = 0
+        self.failed += 1
+
+    def count_update(self, update):
+        self._next()
+        return False
+
+    def may_fail(self, where: str):
+        """Raises MemoryError if a failure is due; called at begin and end of each."""
+        if self._pending and self._pending[0] == (self._index, where):
+            raise MemoryError(f"{where} of micro-batch {self._index}")
+        self._index += where == "end"
+        return np.float32(0)
+
+
+def _stateful_model_fn(script: _Script):
+    """Returns a model_fn with batch norm, embedding, metric and counter; may fail."""
+
+    def fail(where):
+        return tf.numpy_function(lambda: script.may_fail(where), [], tf.float32)
+
+    def model_fn(features, labels, mode):
+        x = features["x"]
+        with tf.control_dependencies([x, fail("begin")]):
+            x = tf.identity(x)
+        table = v1.get_variable("table", [6, 4], initializer=v1.ones_initializer())
+        ids = tf.cast(tf.abs(x) * 3, tf.int64) % 6
+        hidden = tf.reduce_sum(tf.gather(table, ids), 1)
+        hidden = v1.layers.batch_normalization(hidden, training=True, momentum=0.9)
+        kernel = v1.get_variable("kernel", [4, 1], initializer=v1.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(hidden, kernel) - labels))
+        _, metric = v1.metrics.mean(loss, name="metric")
+        zero = v1.zeros_initializer()
+        rows = v1.get_variable("rows", [], tf.int64, zero, trainable=False)
+        counted = v1.assign_add(rows, tf.shape(x, out_type=tf.int64)[0])
+        v1.add_to_collection("mean", batch_mean(loss))
+        adam = v1.train.AdamOptimizer(0.01)
+        train_op = make_accumulating_train_op(loss, adam, 1, clip_norm=1.0)
+        with tf.control_dependencies([metric, counted, loss]):
+            last = fail("end")
+        return spec_of(mode, loss, tf.group(train_op, metric, counted, last))
+
+    return model_fn
+
+
+class _FinalValues(v1.train.SessionRunHook):
+    """Records all losses, and all variables (metrics' too) when training ends."""
+
+    def __init__(self):
+        self.losses = []
+
+    def begin(self):
+        self._means = v1.get_collection("mean")
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._means)
+
+    def after_run(self, run_context, run_values):
+        self.losses.append(run_values.results[0])
+
+    def end(self, session):
+        variables = v1.global_variables() + v1.local_variables()
+        names = [variable.op.name for variable in variables]
+        self.values = dict(zip(names, session.run(variables), strict=True))
+
+
+def _run_script(script, folder, monkeypatch, updates):
+    monkeypatch.setattr(_model_fn, "MicroBatchCount", lambda *args: script)
+    final = _FinalValues()
+    model_fn, input_fn = _stateful_model_fn(script), input_fn_of(updates * 16, 16)
+    train_in_micro_batches(model_fn, folder, input_fn, "auto", hooks=[final])
+    return final
+
+
+def test_failures_anywhere_leave_everything_bit_identical(tmp_path, monkeypatch):
+    chance = random.Random(0)
+    final, failures = [], []
+    while sum(map(len, failures)) < 60:
+        doublings = chance.randrange(5)
+        tries = chance.randrange(doublings + 1)
+        final.append(2**doublings)
+        places = [
+            (chance.randrange(2 ** (doublings - i)), chance.choice(["begin", "end"]))
+            for i in range(tries, 0, -1)
+        ]
+        failures.append(places)
+    script = _Script(final, failures)
+    failing = _run_script(script, tmp_path / "a", monkeypatch, len(final))
+    assert script.failed >= 60
+    smooth = _run_script(_Script(final), tmp_path / "b", monkeypatch, len(final))
+    assert failing.values["rows"] == 16 * len(final)
+    # A metric is updated once per micro-batch.
+    assert failing.values["metric/count"] == sum(final)
+    assert failing.values.keys() == smooth.values.keys()
+    for name, value in smooth.values.items():
+        np.testing.assert_array_equal(failing.values[name], value, err_msg=name)
+    assert failing.losses == smooth.losses

@@ -1,0 +1,38 @@
+"""One run at a time in a folder; a second one names the process that has the lock."""
+
+import socket
+
+import pytest
+
+from estimator_accum.runs.lock import LockedFolderError, locked
+from tests.helpers import running
+
+_HOLD = """
+import pathlib, sys, time
+from estimator_accum.runs.lock import locked
+with locked(sys.argv[1]):
+    pathlib.Path(sys.argv[1], "held").touch()
+    time.sleep(10_000)
+"""
+
+
+def test_a_folder_is_one_runs_until_that_ends_or_dies(tmp_path):
+    with running.start("-c", _HOLD, tmp_path) as holder:
+        running.wait_until((tmp_path / "held").exists, holder)
+        with pytest.raises(LockedFolderError) as refused, locked(tmp_path):
+            pass
+        expected = (
+            f"process {holder.process.pid} of {socket.gethostname()} runs since 2"
+        )
+        assert expected in str(refused.value)
+        with locked(tmp_path, is_holder=False):  # a cluster's other tasks
+            pass
+        (tmp_path / ".run.holder").write_text("{")  # half-written
+        with pytest.raises(LockedFolderError, match="another proc"), locked(tmp_path):
+            pass
+        holder.kill()
+    with pytest.raises(ArithmeticError), locked(tmp_path):
+        raise ArithmeticError
+    with locked(tmp_path):
+        assert (tmp_path / ".run.holder").exists()
+    assert {path.name for path in tmp_path.iterdir()} <= {"held", ".run.lock"}

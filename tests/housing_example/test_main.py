@@ -1,0 +1,247 @@
+"""The command line: flags, one sentence for invalid input, a killed run."""
+
+import os
+import pathlib
+import re
+import shutil
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from matplotlib import image
+
+from estimator_accum.runs.lock import locked
+from estimator_accum.runs.watchdog import LostTaskError
+from housing_example import jobs, main
+from tests.helpers import programs, running
+
+_SCRIPT = pathlib.Path(main.__file__)
+_PROGRAM = running.HELPERS / "housing_program.py"
+
+
+def _flags(csv, folder) -> dict:
+    """Returns a complete command line, flag -> value, of a very short training."""
+    return {
+        "train_csv": shutil.copy(csv, folder / "houses.csv"),
+        "output_dir": folder / "new" / "output",
+        "train_batch_size": 4,
+        "train_updates": 6,
+    }
+
+
+@pytest.fixture
+def flags(csv, tmp_path) -> dict:
+    return _flags(csv, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(csv, tmp_path_factory) -> tuple[dict, running.Done]:
+    """(flags, output) of a run that is started as a user does."""
+    flags = _flags(csv, tmp_path_factory.mktemp("trained"))
+    with programs.real_starts():
+        done = running.run("-m", "housing_example.main", *_arguments(flags))
+    assert done.returncode == 0
+    return flags, done
+
+
+def _arguments(flags):
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def _refused(run_main, flags, folder) -> str:
+    """Runs the program, which must refuse; returns the one line on stderr."""
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    done = run_main(flags)
+    assert done.returncode == 2
+    after = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert after == before
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("housing_example: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"train_cvs": "a"}, "Received: --train_cvs. Did you mean --train_csv?"),
+        ({"qqqqqq": "1"}, "Flags must be those of --help. Received: --qqqqqq. See"),
+        ({"shuffle": "perhaps"}, "`--shuffle` must be true or false. Received: 'perh"),
+        ({"train_csv": "/no.csv"}, "must be files that can be read. Received: /no.csv"),
+        ({"test_csv": "/no.csv"}, "must be files that can be read. Received: /no.csv"),
+        ({"train_csv": None, "test_csv": "/t.csv"}, "must come with `--train_csv`. R"),
+        ({"gradient_accumulation_steps": 0}, "Received: 0. Use 1 to turn accumulatio"),
+        ({"gradient_accumulation_multiplier": -2}, "integer >= 1 and < 2**31. Receiv"),
+        ({"gradient_accumulation_multiplier": 1.5}, "an integer. Received: '1.5'"),
+        ({"train_batch_size": 0}, "`--train_batch_size` must be an integer >= 1 and "),
+        ({"micro_batch_size": "many"}, "must be an integer >= 1 or auto. Received: 'm"),
+        ({"micro_batch_size": 5}, "and its other name `--micro_batch_size` must be eq"),
+        ({"train_batch_size": None, "micro_batch_size": "auto"}, "no --effective_batc"),
+        ({"effective_batch_size": 9, "gradient_accumulation_steps": 2}, ", not 4 * 2 "),
+        ({"strategy": "all"}, "one of none, mirrored, multi_worker. Received: 'all'"),
+        ({"watchdog_secs": 0}, "`--watchdog_secs` must be an integer >= 1 and < 2**31"),
+        ({"train_updates": 0}, "`--train_updates` must be an integer >= 1 and < 2**31"),
+        ({"train_updates": 2**31}, "Received: 2147483648. See --help for the usual v"),
+        ({"learning_rate": 0}, "`--learning_rate` must be a number > 0 and <= 1e9. R"),
+        ({"learning_rate": "nan"}, "must be a number > 0 and <= 1e9. Received: nan"),
+        ({"clip_norm": -1}, "`--clip_norm` must be a finite number >= 0. Received: -"),
+        ({"clip_norm": "inf"}, "must be a finite number >= 0. Received: inf. Use 0"),
+        ({"seed": -1}, "`--seed` must be an integer >= 0 and < 2**31. Received: -1."),
+        ({"output_dir": _SCRIPT}, "must be a folder. Received: "),
+        ({"output_dir": _SCRIPT / "a"}, "where one can be made. Received: "),
+        ({"output_dir": _SCRIPT.parent}, "and no run_settings.json. Use another one."),
+    ],
+)
+def test_bad_flags_end_with_one_sentence(flags, run_main, tmp_path, changes, expected):
+    assert expected in _refused(run_main, flags | changes, tmp_path)
+
+
+def test_a_folder_in_use_and_a_full_disk_end_with_one_sentence(
+    flags, run_main, monkeypatch
+):
+    folder = flags["output_dir"]
+    folder.mkdir(parents=True)
+    with locked(folder):
+        done = run_main(flags)
+    assert done.returncode == 2 and "must be of one run at a time" in done.stderr
+    full = types.SimpleNamespace(free=999)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    done = run_main(flags)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "1 kB free. Free some, and the same command resumes" in done.stderr
+    assert "checkpoints take up to" in done.stderr
+
+
+def test_argument_that_is_no_flag_is_refused(flags, run_main):
+    done = run_main(flags, "houses.csv")
+    assert done.returncode == 2
+    assert "given as a flag. Received: 'houses.csv'. Write" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["train_csv", "test_csv"])
+def test_bad_csv_ends_with_one_sentence(flags, run_main, tmp_path, flag):
+    path = tmp_path / "bad.csv"
+    lines = flags["train_csv"].read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2].replace(",", ",x", 1)]) + "\n")
+    sentence = _refused(run_main, flags | {flag: path}, tmp_path)
+    assert f"{path} line 3 must have a number for ZN. Received: 'x" in sentence
+
+
+def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
+    flags, output = trained
+    # A slow machine also prints its progress.
+    unknown = ("update ", "checkpoints take up to ")
+    said = [each for each in output.stderr.splitlines() if not each.startswith(unknown)]
+    sizes = "4 examples x 3 micro-steps x 1 replica; 18 micro-steps"
+    at_once = "12 examples x 1 micro-steps x 1 replica; 6 micro-steps"
+    assert said == [f"effective batch 12 = {e} = 6 updates" for e in (sizes, at_once)]
+    folder = flags["output_dir"]
+    lines = output.stdout.splitlines()
+    assert lines[0] == "test examples (6) [unit of MEDV]"
+    assert lines[1].split() == ["MAE", "RMSE"]
+    assert lines[2].startswith("with accumulation (4 x 3)  ")
+    assert lines[3].startswith("without (12)  ")
+    assert lines[6].split("  ")[-2:] == ["with accumulation (4 x 3)", "without (12)"]
+    truth = pd.read_csv(folder / "test.csv")["MEDV"]
+    rows = [re.split(" {2,}", line) for line in lines[7:12]]
+    assert [row[0] for row in rows] == [f"example {n}" for n in range(1, 6)]
+    assert [float(row[1]) for row in rows] == truth[:5].tolist()
+    assert all(float(row[2]) == pytest.approx(float(row[3]), abs=0.02) for row in rows)
+    assert lines[13].startswith("largest difference of any weight: ")
+    assert lines[-1] == f"plot: {folder / 'housing.png'}"
+    assert output.stdout.startswith((folder / "results.txt").read_text())
+    assert image.imread(folder / "housing.png").shape[1] == 1800
+    files = ".run.lock housing.png results.txt run_settings.json test.csv train.csv"
+    folders = ["with_accumulation", "without_accumulation"]
+    assert sorted(os.listdir(folder)) == [*files.split(), *folders]
+
+
+@pytest.mark.once
+def test_trained_run_tells_its_results_again(trained, run_main):
+    flags, first = trained
+    again = run_main(flags)
+    assert again.stdout == first.stdout
+    assert again.stderr.count("is trained already") == 2
+
+
+@pytest.mark.once
+def test_output_folder_of_other_settings_is_refused(trained, run_main, tmp_path):
+    flags = trained[0]
+    folder = pathlib.Path(shutil.copytree(flags["output_dir"], tmp_path / "output"))
+    flags = flags | {"output_dir": folder}
+    sentence = _refused(run_main, flags | {"seed": 1}, tmp_path)
+    assert "whose run has --seed=0, not 1. Use another --output_dir" in sentence
+    lines = flags["train_csv"].read_text().splitlines()
+    fewer = tmp_path / "fewer.csv"
+    fewer.write_text("\n".join(lines[:-1]) + "\n")
+    sentence = _refused(run_main, flags | {"train_csv": fewer}, tmp_path)
+    assert "whose run has other examples. Use another --output_dir" in sentence
+    (folder / "run_settings.json").write_text("{")
+    sentence = _refused(run_main, flags, tmp_path)
+    assert "run_settings.json must be what a run has written. Received" in sentence
+
+
+def test_gradient_that_is_not_finite_ends_with_one_sentence(flags, run_main):
+    done = run_main(flags | {"learning_rate": 1e9, "train_updates": 50})
+    assert done.returncode == 2
+    assert re.search(
+        r"Received: NaN or infinity at micro-step \d+ in \S.*\. Use a lower --learn",
+        done.stderr.splitlines()[-1],
+    )
+
+
+def test_task_that_lost_another_ends_at_once_with_75(flags, run_main, monkeypatch):
+    def execute(job):
+        raise LostTaskError("Start all\ntasks again.")
+
+    monkeypatch.setattr(jobs, "execute", execute)
+    done = run_main(flags)
+    assert done.returncode == 75
+    assert done.stderr == "housing_example: Start all tasks again.\n"
+
+
+def test_help_names_every_flag_and_the_readme_too():
+    done = running.run(_SCRIPT, "--help")
+    assert done.returncode == 0
+    readme = (_SCRIPT.parent / "README.md").read_text()
+    named = set(re.findall(r"`--(\w+)`", readme))
+    assert named == set(main.FLAGS)
+    for name in named:
+        assert re.search(rf"--(\[no\])?{name}:", done.stdout), name
+
+
+def test_defaults_of_the_readme_are_those_of_the_flags():
+    readme = (_SCRIPT.parent / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `--(\w+)` \| `?(\S+?)`? \|", readme, re.MULTILINE))
+    assert len(rows) == 9  # sizes that are derived from each other have no default
+    for name, default in rows.items():
+        shown = str(main.FLAGS[name].default).lower()
+        assert shown in (default, f"{default}.0"), name
+
+
+def _final(folder):
+    reader = tf.train.load_checkpoint(str(folder))
+    names = reader.get_variable_to_shape_map()
+    return {name: reader.get_tensor(name) for name in names}
+
+
+@pytest.mark.once
+def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
+    trained, flags, run_main, tmp_path
+):
+    whole, done = trained
+    command = (_PROGRAM, "--cpus=1", "--dies_after=5", *_arguments(flags))
+    killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
+    assert killed.returncode == 9
+    again = run_main(flags)
+    assert "going on after update 4" in again.stderr
+    assert again.stdout.splitlines()[:-1] == done.stdout.splitlines()[:-1]
+    for name in ("with_accumulation", "without_accumulation"):
+        expected = _final(whole["output_dir"] / name)
+        ours = _final(flags["output_dir"] / name)
+        assert expected["update_step"] == 6 and ours.keys() == expected.keys()
+        for variable, value in expected.items():
+            np.testing.assert_array_equal(ours[variable], value, err_msg=variable)
