@@ -17,7 +17,7 @@ from bert_finetune.output_dir import (
     describe_run,
     describe_training,
 )
-from bert_finetune.settings import Settings, batches_of, check_settings
+from bert_finetune.settings import Settings, batches_of
 from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import (
@@ -44,13 +44,12 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     """Reads and checks everything that the run needs; writes only the token cache.
 
     Args:
-        settings: The user's settings.
+        settings: The user's settings, which `check_settings` has accepted.
         cluster: Cluster of which this process is a task.
 
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    check_settings(settings)
     task = get_task(settings.task_name)
     _check_output(settings, task)
     config = BertConfig.from_json_file(settings.bert_config_file)

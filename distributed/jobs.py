@@ -15,7 +15,6 @@ from distributed.settings import (
     Settings,
     batches_of,
     check_output_dir,
-    check_settings,
     remember_settings,
 )
 from estimator_accum import microbatch_model_fn
@@ -57,10 +56,13 @@ class Job:
 def prepare(settings: Settings, cluster: Cluster) -> Job:
     """Reads and checks everything that the run needs; writes nothing.
 
+    Args:
+        settings: Settings of the run, which `check_settings` has accepted.
+        cluster: Cluster of which this process is a task.
+
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    check_settings(settings)
     batches = batches_of(settings, cluster.num_workers)
     train, test = input_pipeline.load_examples(settings.data_dir)
     checksum = input_pipeline.checksum(train, test)

@@ -31,7 +31,6 @@ from housing_example.settings import (
     Settings,
     batches_of,
     check_output_dir,
-    check_settings,
     is_remembered,
     remember_settings,
 )
@@ -71,13 +70,12 @@ def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
     """Reads, splits and checks everything that the run needs; writes nothing.
 
     Args:
-        settings: Settings of the run.
+        settings: Settings of the run, which `check_settings` has accepted.
         cluster: Cluster of which this process is a task; None is one process alone.
 
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    check_settings(settings)
     cluster = cluster or Cluster()
     batches = batches_of(settings, count_replicas(settings.strategy, cluster))
     if settings.train_csv:

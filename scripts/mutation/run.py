@@ -29,7 +29,7 @@ class Copy:
         for name in filter(lambda name: (root / name).is_file(), names):
             target = self._folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, target)
+            shutil.copy(root / name, target, follow_symlinks=False)
         temporary = folder / "tmp"
         temporary.mkdir()
         # PYTHONPATH comes before the finder of an editable install, so the copy is
