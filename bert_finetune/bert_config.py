@@ -4,13 +4,12 @@ import dataclasses
 import json
 import math
 import numbers
+import os
+from collections.abc import Iterable
 from typing import Any
 
-import tensorflow as tf
-
-from bert_finetune.layers import ACTIVATIONS
-
-_SIZES = (
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "tanh", "linear")
+SIZES = (
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -19,6 +18,7 @@ _SIZES = (
     "max_position_embeddings",
     "type_vocab_size",
 )
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _MAX_SIZE = 2**24
 _MAX_LAYERS = 1000  # a graph of many more exhausts the memory before it is built
 _REMEDY = "Use the file that came with the checkpoint."
@@ -37,7 +37,7 @@ class BertConfig:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12  # divides hidden_size
     intermediate_size: int = 3072
-    hidden_act: str = "gelu"  # one of layers.ACTIVATIONS
+    hidden_act: str = "gelu"  # one of ACTIVATIONS
     hidden_dropout_prob: float = 0.1  # 0 <= p < 1
     attention_probs_dropout_prob: float = 0.1  # 0 <= p < 1
     max_position_embeddings: int = 512
@@ -49,11 +49,14 @@ class BertConfig:
         _check_values(dataclasses.asdict(self), "BertConfig")
 
     @classmethod
-    def from_json_file(cls, path: str) -> "BertConfig":
+    def from_json_file(
+        cls, path: str, names: Iterable[str] | None = None
+    ) -> "BertConfig":
         """Reads a `bert_config.json`; keys that the encoder does not use are ignored.
 
         Args:
             path: Path that `tf.io.gfile` can read.
+            names: Keys to read; the others get their defaults. None means all keys.
 
         Raises:
             TypeError, ValueError: If there is no such file, no JSON object in it, a
@@ -61,15 +64,15 @@ class BertConfig:
                 message names the file and the key.
         """
         content = read_json_object(path)
-        defaults = {"layer_norm_eps": cls.layer_norm_eps}
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in names:
-            if name not in content and name not in defaults:
+        values = {field.name: field.default for field in dataclasses.fields(cls)}
+        for name in names or values:
+            if name in content:
+                values[name] = content[name]
+            elif name != "layer_norm_eps":
                 raise ValueError(
                     f"{path} must have the key `{name}`. Received the keys: "
                     f"{', '.join(sorted(content)) or 'none'}. {_REMEDY}"
                 )
-        values = {name: content.get(name, defaults.get(name)) for name in names}
         _check_values(values, path)
         return cls(**values)
 
@@ -80,14 +83,19 @@ def read_json_object(path: str) -> dict[str, Any]:
     Raises:
         TypeError, ValueError: If the file does not exist or holds no JSON object.
     """
-    if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+    is_file, open_ = os.path.isfile, open
+    if "://" in path:  # TensorFlow reads such storage, but its import takes seconds
+        import tensorflow as tf
+
+        is_file, open_ = tf.io.gfile.exists, tf.io.gfile.GFile
+    if not is_file(path):
         raise ValueError(
             f"A configuration must be a JSON file. Received: {path}, which is "
             f"not a file. {_REMEDY}"
         )
     try:
-        with tf.io.gfile.GFile(path, "r") as file:
-            content = json.loads(file.read())
+        with open_(path, "rb") as file:
+            content = json.loads(file.read().decode())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} must hold a JSON object. Received text that is not JSON: "
@@ -105,7 +113,7 @@ def _check_values(values: dict[str, Any], source: str) -> None:
     for name, value in values.items():
         if name == "hidden_act":
             _check_activation(value, source)
-        elif name in _SIZES:
+        elif name in SIZES:
             _check_size(name, value, source)
         elif name.endswith("_prob"):
             _check_number(name, value, source, "in [0, 1)", lambda v: 0 <= v < 1)
@@ -140,7 +148,7 @@ def _check_number(name: str, value: Any, source: str, range_: str, is_inside) ->
 
 
 def _check_activation(value: Any, source: str) -> None:
-    if value not in list(ACTIVATIONS):
+    if value not in ACTIVATIONS:
         raise ValueError(
             f"`hidden_act` in {source} must be one of {', '.join(ACTIVATIONS)}. "
             f"Received: {value!r}. {_REMEDY}"

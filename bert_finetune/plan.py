@@ -18,8 +18,9 @@ import argparse
 import re
 import sys
 
+from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
 from bert_finetune.network import reduction_secs
-from bert_finetune.plan_memory import BertSizes, Memory, memory_of, read_sizes
+from bert_finetune.plan_memory import Memory, memory_of
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
@@ -38,14 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_plan(flags: argparse.Namespace) -> None:
-    sizes = read_sizes(flags.bert_config_file)
-    _check(flags, sizes)
-    for line in _plan(flags, sizes):
+    names = (*SIZES, *DROPOUTS)
+    config = BertConfig.from_json_file(flags.bert_config_file, names)
+    _check(flags, config)
+    for line in _plan(flags, config):
         print(line)
 
 
 def fewest_micro_steps(
-    sizes: BertSizes,
+    config: BertConfig,
     tokens: int,
     effective_batch_size: int,
     num_replicas: int,
@@ -54,7 +56,7 @@ def fewest_micro_steps(
     """Returns the division of an update into the largest micro-batches that fit.
 
     Args:
-        sizes: Sizes of the encoder.
+        config: Sizes and dropout of the encoder.
         tokens: Tokens of an example.
         effective_batch_size: Examples of an update, over all replicas.
         num_replicas: Devices that train together.
@@ -69,7 +71,7 @@ def fewest_micro_steps(
     for steps in range(1, -(-effective_batch_size // num_replicas) + 1):
         batches = Batches(effective_batch_size, steps, num_replicas)
         memory = memory_of(
-            sizes, batches.largest_share, tokens, is_accumulating=steps > 1
+            config, batches.largest_share, tokens, is_accumulating=steps > 1
         )
         if memory.peak <= usable_bytes:
             return batches, memory
@@ -81,9 +83,9 @@ def fewest_micro_steps(
     )
 
 
-def _plan(flags: argparse.Namespace, sizes: BertSizes) -> list[str]:
+def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
     batches, memory = fewest_micro_steps(
-        sizes,
+        config,
         flags.max_seq_length,
         flags.effective_batch_size,
         flags.num_replicas,
@@ -116,17 +118,17 @@ def _mb(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
-def _check(flags: argparse.Namespace, sizes: BertSizes) -> None:
+def _check(flags: argparse.Namespace, config: BertConfig) -> None:
     for name in ("max_seq_length", "effective_batch_size", "num_replicas"):
         value = getattr(flags, name)
         if value < 1:
             raise ValueError(
                 f"--{name} must be an integer >= 1. Received: {value}. Use 1 or more."
             )
-    if flags.max_seq_length > sizes.max_position_embeddings:
+    if flags.max_seq_length > config.max_position_embeddings:
         raise ValueError(
             "--max_seq_length must be at most `max_position_embeddings` of the "
-            f"encoder, {sizes.max_position_embeddings}. Received: "
+            f"encoder, {config.max_position_embeddings}. Received: "
             f"{flags.max_seq_length}. Use shorter examples."
         )
     if flags.effective_batch_size < flags.num_replicas:

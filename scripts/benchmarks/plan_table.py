@@ -23,7 +23,8 @@ import sys
 if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
-from bert_finetune.plan_memory import BertSizes, memory_of
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.plan_memory import memory_of
 from estimator_accum.runs.command_line import OneSentenceParser
 
 _ACCUMULATION_STEPS = 2
@@ -79,11 +80,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _compare(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> list[tuple]:
     """Trains one encoder at each shape, prints a line and returns a row for each."""
-    sizes, rows = _sizes(encoder, dropout), []
+    config, rows = _config(encoder, dropout), []
     for (examples, tokens), measured in zip(
         shapes, _measure_in_process(encoder, dropout, shapes), strict=True
     ):
-        planned = memory_of(sizes, examples, tokens, is_accumulating=True).peak
+        planned = memory_of(config, examples, tokens, is_accumulating=True).peak
         ratio = round(planned / measured, 3)
         rows.append(
             (encoder, examples, tokens, dropout)
@@ -116,7 +117,7 @@ def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None
     """Prints the peak of each shape [bytes], as JSON."""
     import numpy as np
 
-    session, train_op, inputs, begin = _start(_sizes(encoder, dropout))
+    session, train_op, inputs, begin = _start(_config(encoder, dropout))
     random = np.random.default_rng(0)
     peaks = []
     for examples, tokens in shapes:
@@ -134,7 +135,7 @@ def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None
     print(json.dumps(peaks))
 
 
-def _start(sizes: BertSizes):
+def _start(config: BertConfig):
     """Returns a session, the train op, its input, and malloc's bytes at the start."""
     import tensorflow as tf
 
@@ -143,13 +144,12 @@ def _start(sizes: BertSizes):
     from estimator_accum import make_accumulating_train_op
 
     tf.compat.v1.disable_eager_execution()
-    config = modeling.BertConfig(**sizes._asdict())
     ids = tf.compat.v1.placeholder(tf.int32, [None, None])
     labels = tf.zeros_like(ids[:, 0])
     ones, zeros = tf.ones_like(ids), tf.zeros_like(ids)
     output = modeling.encode(config, ids, ones, zeros, is_training=True)
     logits = modeling.classifier_logits(
-        output.pooled, 2, is_training=True, dropout_prob=sizes.hidden_dropout_prob
+        output.pooled, 2, is_training=True, dropout_prob=config.hidden_dropout_prob
     )
     loss = tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
@@ -166,10 +166,18 @@ def _start(sizes: BertSizes):
     return session, train_op, ids, begin
 
 
-def _sizes(encoder: str, dropout: bool) -> BertSizes:
+def _config(encoder: str, dropout: bool) -> BertConfig:
     layers, hidden, heads = ENCODERS[encoder]
     rate = 0.1 if dropout else 0.0
-    return BertSizes(30522, hidden, layers, heads, 4 * hidden, 512, 2, rate, rate)
+    return BertConfig(
+        vocab_size=30522,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate,
+    )
 
 
 class _MallocInfo(ctypes.Structure):

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 
@@ -37,6 +38,15 @@ def test_published_file_is_read_and_defaults_are_those_of_bert_base(tmp_path):
 def test_layer_norm_eps_is_taken_from_the_file_that_has_it(tmp_path):
     path = _write(tmp_path, {**_PUBLISHED, "layer_norm_eps": 1e-5})
     assert BertConfig.from_json_file(path).layer_norm_eps == 1e-5
+
+
+def test_storage_that_only_tensorflow_reads_is_read():
+    with tf.io.gfile.GFile("ram://bert_config.json", "w") as file:
+        json.dump(_PUBLISHED, file)
+    config = BertConfig.from_json_file("ram://bert_config.json")
+    assert config == BertConfig(vocab_size=105879)
+    with pytest.raises(ValueError, match="Received: ram://missing, which is not a f"):
+        BertConfig.from_json_file("ram://missing")
 
 
 def test_missing_file_is_named(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from bert_finetune import layers
+from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.layers import FixedShape, TokenPacking
 
 
@@ -86,7 +87,7 @@ def _dense(x: tf.Tensor, units: int, is_training: bool) -> tf.Tensor:
         return layers.dense(x, units, "dense", **options)
 
 
-@pytest.mark.parametrize("name", list(layers.ACTIVATIONS))
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_has_the_same_values_and_gradients_in_training(name, session):
     x = tf.linspace(-6.0, 6.0, 401)
     results = []

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from bert_finetune import plan
-from bert_finetune.plan_memory import memory_of, read_sizes
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.plan_memory import memory_of, parameter_bytes
 
 _TINY = json.loads("""{
     "vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2,
@@ -28,6 +29,10 @@ def _write(folder, content) -> str:
     return str(path)
 
 
+def _read(path) -> BertConfig:
+    return BertConfig.from_json_file(path, _TINY)
+
+
 def _run(config, capsys, *more):
     """Runs the planner; returns (exit code, stdout, stderr)."""
     defaults = ["--effective_batch_size=64", "--device_memory=1GB"]
@@ -40,7 +45,7 @@ def _megabytes(output, name):
 
 
 def test_parameters_are_those_of_the_published_encoder(config):
-    assert read_sizes(config).parameter_bytes == _TINY_PARAMETERS
+    assert parameter_bytes(_read(config)) == _TINY_PARAMETERS
 
 
 def test_the_plan_names_each_part_the_micro_batch_and_k(config, capsys):
@@ -74,7 +79,7 @@ def test_reduction_is_that_of_a_ring(config, capsys):
 
 def test_one_layer_keeps_its_keys_and_values_alone(tmp_path):
     one = {"num_hidden_layers": 1, "num_attention_heads": 1, "type_vocab_size": 1}
-    sizes = read_sizes(_write(tmp_path, _TINY | one))
+    sizes = _read(_write(tmp_path, _TINY | one))
     token, mask = 4 * 128, 128
     kept = memory_of(sizes, 2, 16, is_accumulating=True).activations
     assert kept == 2 * 16 * (2 * token + mask + 2 * token)
@@ -82,7 +87,7 @@ def test_one_layer_keeps_its_keys_and_values_alone(tmp_path):
 
 @pytest.mark.parametrize("examples", [960, 967])  # 967 is prime
 def test_largest_micro_batch_fits_and_one_micro_step_less_does_not(config, examples):
-    sizes = read_sizes(config)
+    sizes = _read(config)
     batches, memory = plan.fewest_micro_steps(sizes, 128, examples, 1, 250e6)
     steps = batches.gradient_accumulation_steps
     assert steps > 2
