@@ -72,15 +72,6 @@ def check_output_dir(
             raise ValueError(_unfit(folder, f"{folder / name} is not a folder"))
 
 
-def make_output_dir(output_dir: str) -> None:
-    """Makes the folder; raises ValueError if that is impossible."""
-    try:
-        pathlib.Path(output_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fault = f"it cannot be made ({error.strerror})"
-        raise ValueError(_unfit(output_dir, fault)) from error
-
-
 def _unfit(folder: str | os.PathLike, fault: str) -> str:
     return (
         "`--output_dir` must be a folder that a run can write to, or a path where one "

@@ -25,14 +25,8 @@ from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
 from bert_finetune.settings import Settings, check_settings
 from estimator_accum.runs.batches import micro_batch_size_of
-from estimator_accum.runs.cluster import STRATEGIES, read_cluster_of
-from estimator_accum.runs.program import (
-    asks_for_help,
-    quiet_import,
-    read_flags,
-    refuse,
-    set_verbosity,
-)
+from estimator_accum.runs.cluster import STRATEGIES, Cluster, read_cluster_of
+from estimator_accum.runs.program import Program
 
 FLAGS = flags.FLAGS
 
@@ -198,36 +192,21 @@ def _gradient_accumulation_steps() -> int | None:
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then trains, evaluates, predicts and exports."""
-    if asks_for_help(argv):
-        print(__doc__, FLAGS.module_help(sys.modules[__name__]), sep="\n")
-        return
-    try:
-        read_flags(FLAGS, argv)
-        settings = settings_from_flags()
-        check_settings(settings)
-        cluster = read_cluster_of(settings.strategy, os.environ)
-    except (flags.Error, ValueError, TypeError) as error:
-        refuse("run_classifier.py", error, FLAGS)
-    with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
-        from bert_finetune import jobs
-        from bert_finetune.output_dir import make_output_dir
-        from estimator_accum.compat import enable_estimator
-        from estimator_accum.runs.ending import ended_in_words
-        from estimator_accum.runs.lock import locked
-    try:
-        set_verbosity(FLAGS.verbosity, "bert_finetune")
-        enable_estimator()
-        run = jobs.prepare(settings, cluster)
-        output_dir = run.settings.output_dir
-        make_output_dir(output_dir)
-    except (ImportError, ValueError, TypeError, OSError) as error:
-        refuse("run_classifier.py", error, FLAGS)
-    advice = "Use a lower --learning_rate, and another --output_dir."
-    with (
-        ended_in_words("run_classifier.py", output_dir, advice, cluster.is_alone),
-        locked(output_dir, settings.do_train and cluster.is_chief),
-    ):
-        jobs.execute(run)
+    Program(
+        name="run_classifier.py",
+        jobs="bert_finetune.jobs",
+        flag_values=FLAGS,
+        usage=lambda: f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}",
+        read=_read,
+        advice="Use a lower --learning_rate, and another --output_dir.",
+        writes=lambda settings: settings.do_train,
+    ).run(argv)
+
+
+def _read() -> tuple[Settings, Cluster]:
+    settings = settings_from_flags()
+    check_settings(settings)
+    return settings, read_cluster_of(settings.strategy, os.environ)
 
 
 if __name__ == "__main__":

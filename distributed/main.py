@@ -16,56 +16,29 @@ import sys
 if __name__ == "__main__":  # can be run from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from absl import flags
-
 from distributed import command_line
 from distributed.command_line import FLAGS
-from distributed.settings import check_settings
-from estimator_accum.runs.cluster import read_cluster
-from estimator_accum.runs.folder import make_run_folder
-from estimator_accum.runs.program import (
-    asks_for_help,
-    quiet_import,
-    read_flags,
-    refuse,
-    set_verbosity,
-)
+from distributed.settings import Settings, check_settings
+from estimator_accum.runs.cluster import Cluster, read_cluster
+from estimator_accum.runs.program import Program
 
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then runs this task's part."""
-    if asks_for_help(argv):
-        print(__doc__, command_line.help_text(), sep="\n")
-        return
-    try:
-        read_flags(FLAGS, argv)
-        settings = command_line.settings_from_flags()
-        check_settings(settings)
-        cluster = read_cluster(os.environ)
-    except (flags.Error, ValueError, TypeError) as error:
-        refuse("distributed", error, FLAGS)
-    with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
-        from distributed import jobs
-        from estimator_accum.compat import enable_estimator
-        from estimator_accum.runs.ending import ended_in_words
-        from estimator_accum.runs.lock import locked
-    try:
-        set_verbosity(FLAGS.verbosity, "distributed")
-        enable_estimator()
-        job = jobs.prepare(settings, cluster)
-        if cluster.is_chief:
-            make_run_folder(settings.output_dir)
-    except (ImportError, ValueError, TypeError, OSError) as error:
-        refuse("distributed", error, FLAGS)
-    folder = job.settings.output_dir
-    advice = "Use a lower --learning_rate, and another --output_dir."
-    with (
-        ended_in_words("distributed", folder, advice, cluster.is_alone),
-        locked(folder, cluster.is_chief),
-    ):
-        results = jobs.execute(job)
-    if results:
-        print(results, end="")
+    Program(
+        name="distributed",
+        jobs="distributed.jobs",
+        flag_values=FLAGS,
+        usage=lambda: f"{__doc__}\n{command_line.help_text()}",
+        read=_read,
+        advice="Use a lower --learning_rate, and another --output_dir.",
+    ).run(argv)
+
+
+def _read() -> tuple[Settings, Cluster]:
+    settings = command_line.settings_from_flags()
+    check_settings(settings)
+    return settings, read_cluster(os.environ)
 
 
 if __name__ == "__main__":

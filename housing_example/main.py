@@ -24,15 +24,8 @@ if __name__ == "__main__":  # also runs from a clone that is not installed
 from absl import flags
 
 from estimator_accum.runs.batches import micro_batch_size_of
-from estimator_accum.runs.cluster import read_cluster_of
-from estimator_accum.runs.folder import make_run_folder
-from estimator_accum.runs.program import (
-    asks_for_help,
-    quiet_import,
-    read_flags,
-    refuse,
-    set_verbosity,
-)
+from estimator_accum.runs.cluster import Cluster, read_cluster_of
+from estimator_accum.runs.program import Program
 from housing_example.settings import Settings, check_settings
 
 # Not flags.FLAGS: other examples define flags of the same names.
@@ -129,38 +122,20 @@ def settings_from_flags() -> Settings:
 
 def main(argv: list[str]) -> None:
     """Checks everything first, then trains, evaluates, predicts and draws."""
-    if asks_for_help(argv):
-        print(__doc__, FLAGS.module_help(sys.modules[__name__]), sep="\n")
-        return
-    try:
-        read_flags(FLAGS, argv)
-        settings = settings_from_flags()
-        check_settings(settings)
-        cluster = read_cluster_of(settings.strategy, os.environ)
-    except (flags.Error, ValueError, TypeError) as error:
-        refuse("housing_example", error, FLAGS)
-    with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
-        from estimator_accum.compat import enable_estimator
-        from estimator_accum.runs.ending import ended_in_words
-        from estimator_accum.runs.lock import locked
-        from housing_example import jobs
-    try:
-        set_verbosity(FLAGS.verbosity, "housing_example")
-        enable_estimator()
-        job = jobs.prepare(settings, cluster)
-        if cluster.is_chief:
-            make_run_folder(settings.output_dir)
-    except (ImportError, ValueError, TypeError, OSError) as error:
-        refuse("housing_example", error, FLAGS)
-    folder = settings.output_dir
-    advice = "Use a lower --learning_rate, or a --clip_norm, and another --output_dir."
-    with (
-        ended_in_words("housing_example", folder, advice, cluster.is_alone),
-        locked(folder, cluster.is_chief),
-    ):
-        results = jobs.execute(job)
-    if results:
-        print(results)
+    Program(
+        name="housing_example",
+        jobs="housing_example.jobs",
+        flag_values=FLAGS,
+        usage=lambda: f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}",
+        read=_read,
+        advice="Use a lower --learning_rate, or a --clip_norm, and another --output_dir.",
+    ).run(argv)
+
+
+def _read() -> tuple[Settings, Cluster]:
+    settings = settings_from_flags()
+    check_settings(settings)
+    return settings, read_cluster_of(settings.strategy, os.environ)
 
 
 if __name__ == "__main__":

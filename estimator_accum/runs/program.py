@@ -1,21 +1,90 @@
-"""Start of programs that train: quiet imports, flags, one-sentence errors.
+"""Programs that train: flags, quiet imports, checks, and errors in one sentence.
 
-Needs no TensorFlow, because it runs before TensorFlow's import.
+Needs no TensorFlow until the flags are read, because its import takes seconds.
 """
 
 import contextlib
+import dataclasses
+import importlib
 import logging
 import os
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from absl import flags
 
+from estimator_accum.runs.cluster import Cluster
+from estimator_accum.runs.folder import make_run_folder
+
 _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program that trains in an output folder, and what differs between them.
+
+    Attributes:
+        name: Name with which its error messages begin.
+        jobs: Module with `prepare(settings, cluster)`, which checks everything and
+            writes nothing, and `execute(job)`, which returns what is to be printed.
+        flag_values: Its flags; `--verbosity` is one of them.
+        usage: Returns the text of `--help`.
+        read: Returns the settings, which have an `output_dir`, and the cluster that the
+            flags and the environment describe. Its ValueErrors are one sentence.
+        advice: Remedy for gradients that are not finite.
+        writes: Returns whether a run with these settings needs the folder for itself.
+    """
+
+    name: str
+    jobs: str
+    flag_values: flags.FlagValues
+    usage: Callable[[], str]
+    read: Callable[[], tuple[Any, Cluster]]
+    advice: str
+    writes: Callable[[Any], bool] = lambda settings: True
+
+    def run(self, argv: Sequence[str]) -> None:
+        """Checks everything first, then runs the jobs of this task.
+
+        Exit codes are those of `ending.ended_in_words`, and 2 for what is refused.
+        """
+        if asks_for_help(argv):
+            print(self.usage())
+            return
+        try:
+            read_flags(self.flag_values, argv)
+            settings, cluster = self.read()
+        except (flags.Error, ValueError, TypeError) as error:
+            self._refuse(error)
+        with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
+            from estimator_accum.compat import enable_estimator
+            from estimator_accum.runs.ending import ended_in_words
+            from estimator_accum.runs.lock import locked
+
+            jobs = importlib.import_module(self.jobs)
+        folder = settings.output_dir
+        try:
+            set_verbosity(self.flag_values.verbosity, self.jobs.partition(".")[0])
+            enable_estimator()
+            job = jobs.prepare(settings, cluster)
+            make_run_folder(folder)
+        except (ImportError, ValueError, TypeError, OSError) as error:
+            self._refuse(error)
+        with (
+            ended_in_words(self.name, folder, self.advice, cluster.is_alone),
+            locked(folder, cluster.is_chief and self.writes(settings)),
+        ):
+            results = jobs.execute(job)
+        if results:
+            print(results.rstrip("\n"))
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        print(f"{self.name}: {sentence(error, self.flag_values)}", file=sys.stderr)
+        sys.exit(2)
 
 
 @contextlib.contextmanager
@@ -120,12 +189,6 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
                 kind = f"one of {', '.join(allowed)}"
             return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
     return path_sentence(error) or " ".join(str(error).split())
-
-
-def refuse(program: str, error: Exception, flag_values: flags.FlagValues) -> NoReturn:
-    """Ends the process with exit code 2 and an error's `sentence`."""
-    print(f"{program}: {sentence(error, flag_values)}", file=sys.stderr)
-    sys.exit(2)
 
 
 def path_sentence(error: Exception) -> str | None:

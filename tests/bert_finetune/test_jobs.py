@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from bert_finetune import jobs, model_fn, training
-from bert_finetune.output_dir import make_output_dir
+from estimator_accum.runs.folder import make_run_folder
 from tests.helpers import tiny_bert
 from tests.helpers.tiny_bert import all_variables, metrics, results, run, variables
 
@@ -73,7 +73,7 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
 ):
     """As after a kill between the last micro-step's save and the end of training."""
     prepared = jobs.prepare(dataclasses.replace(settings, do_train=True))
-    make_output_dir(settings.output_dir)
+    make_run_folder(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
         kept = lambda partial_window, **options: keep("keep", **options)

@@ -12,9 +12,9 @@ import tensorflow as tf
 from bert_finetune import jobs
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
-from bert_finetune.output_dir import make_output_dir
 from bert_finetune.settings import Settings
 from estimator_accum.runs.batches import AUTO
+from estimator_accum.runs.folder import make_run_folder
 
 WORDS = [f"w{number}" for number in range(20)]
 _SIZES = {"vocab_size": 5 + len(WORDS), "hidden_size": 16, "num_hidden_layers": 1}
@@ -115,7 +115,7 @@ def run(settings: Settings, **changes) -> pathlib.Path:
     """Executes a run in this process; returns its output folder."""
     settings = dataclasses.replace(settings, **changes)
     prepared = jobs.prepare(settings)
-    make_output_dir(settings.output_dir)
+    make_run_folder(settings.output_dir)
     jobs.execute(prepared)
     return pathlib.Path(settings.output_dir)
 
