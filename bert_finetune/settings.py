@@ -3,6 +3,7 @@
 import dataclasses
 
 from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.settings import check_positive, check_seed
 
 _DEFAULT_TRAIN_BATCH_SIZE = 32
 
@@ -93,21 +94,7 @@ def check_settings(settings: Settings) -> None:
             "--init_checkpoint=bert_model.ckpt, or leave the flag out to start from "
             "random weights."
         )
-    for field in _POSITIVE:
-        value = getattr(settings, field)
-        if value is None or value == AUTO:
-            continue
-        most = 2**31 - 1 if isinstance(value, int) else 1e9
-        if not 0 < value <= most:
-            kind = "an integer >= 1" if isinstance(value, int) else "a number > 0"
-            if value > most:
-                kind += f" and <= {most:.10g}"
-            remedy = (
-                "Use 1 to turn accumulation off."
-                if field == "gradient_accumulation_steps"
-                else "See --help for the usual value."
-            )
-            raise ValueError(f"`--{field}` must be {kind}. Received: {value}. {remedy}")
+    check_positive(settings, _POSITIVE)
     if settings.tokens_per_micro_batch is not None:
         _check_cut_by_tokens(settings)
     if not 0 <= settings.warmup_proportion <= 1:
@@ -115,11 +102,7 @@ def check_settings(settings: Settings) -> None:
             "`--warmup_proportion` must be from 0 to 1. "
             f"Received: {settings.warmup_proportion}. Use 0.1 for a tenth of training."
         )
-    if not 0 <= settings.seed < 2**31:
-        raise ValueError(
-            "`--seed` must be an integer >= 0 and < 2**31. "
-            f"Received: {settings.seed}. Use 0."
-        )
+    check_seed(settings.seed)
 
 
 def _check_cut_by_tokens(settings: Settings) -> None:

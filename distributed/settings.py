@@ -13,6 +13,7 @@ from estimator_accum.runs.folder import (
     make_run_folder,
     write_settings,
 )
+from estimator_accum.runs.settings import check_positive, check_seed
 
 _DEFAULT_EFFECTIVE_BATCH = 200
 
@@ -52,41 +53,30 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
     return share_out(effective, micro, steps, num_workers)
 
 
+_POSITIVE = (
+    "effective_batch_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "train_updates",
+    "hidden_units",
+    "save_checkpoints_updates",
+    "watchdog_secs",
+    "learning_rate",
+)
+
+
 def check_settings(settings: Settings) -> None:
     """Raises ValueError with one sentence if a value is invalid.
 
     Files are checked later, by the functions that read them.
     """
-    for field in (
-        "effective_batch_size",
-        "micro_batch_size",
-        "gradient_accumulation_steps",
-        "train_updates",
-        "hidden_units",
-        "save_checkpoints_updates",
-        "watchdog_secs",
-    ):
-        value = getattr(settings, field)
-        if value not in (None, AUTO) and not 1 <= value < 2**31:
-            raise ValueError(
-                f"`--{field}` must be an integer >= 1 and < 2**31. "
-                f"Received: {value}. See --help for the usual value."
-            )
+    check_positive(settings, _POSITIVE)
     if settings.log_examples and settings.micro_batch_size == AUTO:
         raise ValueError(
             "`--log_examples` must have micro-batches that are never run again. "
             f"Received: --micro_batch_size={AUTO}. Use a number."
         )
-    if not 0 < settings.learning_rate <= 1e9:
-        raise ValueError(
-            "`--learning_rate` must be a number > 0 and <= 1e9. "
-            f"Received: {settings.learning_rate}. See --help for the usual value."
-        )
-    if not 0 <= settings.seed < 2**31:
-        raise ValueError(
-            "`--seed` must be an integer >= 0 and < 2**31. "
-            f"Received: {settings.seed}. Use 0."
-        )
+    check_seed(settings.seed)
 
 
 def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> None:

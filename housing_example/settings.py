@@ -7,13 +7,14 @@ same settings and the same examples.
 import dataclasses
 import pathlib
 
-from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.batches import Batches, share_out
 from estimator_accum.runs.folder import (
     EXAMPLES_CHECKSUM,
     SETTINGS_FILE,
     check_run_folder,
     write_settings,
 )
+from estimator_accum.runs.settings import check_positive, check_seed
 
 _DEFAULT_TRAIN_BATCH_SIZE, _DEFAULT_STEPS = 59, 3
 
@@ -56,6 +57,16 @@ def batches_of(settings: Settings, num_replicas: int) -> Batches:
     )
 
 
+_POSITIVE = (
+    "effective_batch_size",
+    "train_batch_size",
+    "gradient_accumulation_steps",
+    "train_updates",
+    "watchdog_secs",
+    "learning_rate",
+)
+
+
 def check_settings(settings: Settings) -> None:
     """Raises ValueError with one sentence if a value is invalid.
 
@@ -67,34 +78,8 @@ def check_settings(settings: Settings) -> None:
             f"Received: --test_csv={settings.test_csv} alone. Name both, or neither "
             "for generated data."
         )
-    for field in (
-        "effective_batch_size",
-        "train_batch_size",
-        "gradient_accumulation_steps",
-        "train_updates",
-        "watchdog_secs",
-    ):
-        value = getattr(settings, field)
-        if value not in (None, AUTO) and not 1 <= value < 2**31:
-            remedy = (
-                "Use 1 to turn accumulation off."
-                if field == "gradient_accumulation_steps"
-                else "See --help for the usual value."
-            )
-            raise ValueError(
-                f"`--{field}` must be an integer >= 1 and < 2**31. "
-                f"Received: {value}. {remedy}"
-            )
-    if not 0 < settings.learning_rate <= 1e9:
-        raise ValueError(
-            "`--learning_rate` must be a number > 0 and <= 1e9. "
-            f"Received: {settings.learning_rate}. See --help for the usual value."
-        )
-    if not 0 <= settings.seed < 2**31:
-        raise ValueError(
-            "`--seed` must be an integer >= 0 and < 2**31. "
-            f"Received: {settings.seed}. Use 0."
-        )
+    check_positive(settings, _POSITIVE)
+    check_seed(settings.seed)
 
 
 def check_output_dir(settings: Settings, batches: Batches, checksum: str) -> None:
