@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
     from estimator_accum.microbatch import batch_mean, microbatch_model_fn
 
+__version__ = "0.2.0.dev0"
+
 __all__ = [
     "AccumulatingOptimizer",
     "batch_mean",
@@ -37,7 +39,16 @@ def __getattr__(name: str):
     # Imports at first use: the planner and the cluster launcher need no TensorFlow.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ImportError(
+            "estimator_accum needs TensorFlow 2.15 to 2.21. Received: none. Install this "
+            "package with its extra [tf], or the TensorFlow of your choice."
+        ) from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """`AccumulatingOptimizer`: accumulation as a `tf.compat.v1.train.Optimizer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
@@ -67,7 +67,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         optimizer: tf.compat.v1.train.Optimizer,
         gradient_accumulation_steps: AccumulationSteps,
         clip_norm: float | None = None,
-        weight=None,
+        weight: tf.Tensor | Callable[[], tf.Tensor] | None = None,
         name: str | None = None,
         *,
         reduction: str = "mean",
@@ -108,7 +108,12 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return self._optimizer.compute_gradients(loss, *args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
         """Accumulates one micro-batch's gradients; at the boundary, applies the mean.
 
         Args:

@@ -1,4 +1,4 @@
-"""Measures the cost of accumulation, side by side, and writes the README's table.
+"""Measures the cost of accumulation, side by side: the table of docs/performance.md.
 
     python scripts/benchmark.py --cola_dir=glue/CoLA --output_dir=benchmark_output
 

@@ -12,7 +12,7 @@ refuse() {
     exit 2
 }
 
-# The versions that setup.py's python_requires allows, the preferred one first: 3.11 has
+# The versions that pyproject.toml's requires-python allows, the preferred one first: 3.11 has
 # the reference, TensorFlow 2.15; then the newest TensorFlow; 3.10 is the oldest.
 supported_pythons="3.11 3.12 3.13 3.10"
 _spoken_versions="3.10 to 3.13"
@@ -40,7 +40,7 @@ _prompt=estimator-accum
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0
 
-# prepare_environment EXTRAS: `.venv` with the project and EXTRAS ("" or "[test]").
+# prepare_environment EXTRAS: `.venv` with the project and EXTRAS ("[all]" or "[test]").
 prepare_environment() {
     _extras=$1
     if _is_current; then
@@ -197,7 +197,7 @@ _install() {
         exit 1
     fi
     # The test requirements include those of a run.
-    { _stamp_line "" && _stamp_line "$_extras"; } >"$_stamp"
+    { _stamp_line "[all]" && _stamp_line "$_extras"; } >"$_stamp"
 }
 
 # A finished environment of this project, or a user's own; never an unfinished one.

@@ -1,6 +1,8 @@
 """`accumulate`: one call from a Keras optimizer to one that accumulates."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import wrapt
@@ -12,12 +14,12 @@ from estimator_accum.keras._optimizer import Accumulating
 
 
 def accumulate(
-    optimizer,
+    optimizer: Any,
     gradient_accumulation_steps: AccumulationSteps = 4,
     *,
-    weight=None,
+    weight: Callable[[], tf.Tensor] | None = None,
     on_nonfinite: str | None = None,
-):
+) -> Any:
     """Wraps a Keras optimizer so that K micro-batches make one update.
 
         update = optimizer( sum_i w_i * g_i / sum_i w_i )

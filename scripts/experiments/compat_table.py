@@ -1,4 +1,4 @@
-"""Prints the README's table of tf.estimator features by TensorFlow version.
+"""Prints docs/today.md's table: tf.estimator features by TensorFlow version.
 
 Runs every script of tests/legacy_scripts, unedited, through
 `python -m estimator_accum.compat` on each version, in an environment created for that

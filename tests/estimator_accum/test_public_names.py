@@ -17,6 +17,14 @@ def test_other_names_are_not():
         estimator_accum.accumulate  # noqa: B018, the error is what is tested
 
 
+def test_without_tensorflow_the_remedy_is_named():
+    names = "from estimator_accum import get_windows"
+    done = running.run("-c", f"import sys; sys.modules['tensorflow'] = None; {names}")
+    assert (
+        "ImportError: estimator_accum needs TensorFlow 2.15 to 2.21. Rec" in done.stderr
+    )
+
+
 def test_what_needs_no_tensorflow_imports_none(real_starts):
     modules = ("", ".plan", ".compat", ".runs.batches", ".runs.cluster")
     imports = ", ".join(f"estimator_accum{module}" for module in modules)

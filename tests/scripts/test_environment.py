@@ -39,9 +39,9 @@ def _refusal(done: subprocess.CompletedProcess) -> str:
     return done.stderr
 
 
-def test_supported_pythons_are_those_of_setup_py():
-    setup = (REPOSITORY / "setup.py").read_text()
-    specifier = SpecifierSet(re.search(r'python_requires="(.+)"', setup)[1])
+def test_supported_pythons_are_those_of_the_package():
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    specifier = SpecifierSet(re.search(r'requires-python = "(.+)"', project)[1])
     script = (REPOSITORY / "scripts" / "environment.sh").read_text()
     supported = re.search(r'^supported_pythons="(.+)"', script, re.MULTILINE)[1]
     fitting = {f"3.{minor}" for minor in range(6, 30) if f"3.{minor}.5" in specifier}

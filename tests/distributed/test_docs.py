@@ -8,6 +8,7 @@ import yaml
 
 from distributed import launch_local
 from distributed.command_line import FLAGS
+from tests.helpers import documents
 from tests.helpers.running import ROOT
 
 pytestmark = pytest.mark.once
@@ -16,8 +17,7 @@ _README = (ROOT / "distributed" / "README.md").read_text()
 
 
 def _block(language: str) -> str:
-    text = (ROOT / "README.md").read_text()
-    [block] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    [block] = documents.blocks(documents.PAGES["clusters"], language)
     return block
 
 

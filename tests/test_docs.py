@@ -1,4 +1,4 @@
-"""Code and flags of the README work as printed."""
+"""Code and flags of the README and of docs/ work as printed."""
 
 import pathlib
 import re
@@ -11,10 +11,13 @@ import estimator_accum
 from bert_finetune import run_classifier
 from distributed import launch_local
 from estimator_accum import get_or_create_update_step
-from tests.helpers import legacy_runs
+from tests.helpers import documents, legacy_runs
 
-_README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-_CODE = re.findall(r"```python\n(.*?)```", _README, re.DOTALL)
+_CODE = [
+    code
+    for page in ("model_fn", "whole_batches", "today")
+    for code in documents.blocks(documents.PAGES[page], "python")
+]
 
 
 def _code_with(words: str) -> str:
@@ -36,10 +39,15 @@ def _train_ten_lines(estimator, batch):
     return estimator.get_variable_value("weights")
 
 
+def test_the_readme_quotes_the_whole_example():
+    example = (documents.ROOT / "examples" / "minimal.py").read_text()
+    assert documents.blocks(documents.README, "python") == [example]
+
+
 def test_the_ten_lines_train_like_the_big_batch(tmp_path):
     def train(code, batch, folder):
         names = {"network": _network}
-        exec(code, names)  # noqa: S102, the README is this project's own
+        exec(code, names)  # noqa: S102, the pages are this project's own
         estimator = tf.estimator.Estimator(names["model_fn"], str(folder))
         return _train_ten_lines(estimator, batch)
 
@@ -126,16 +134,16 @@ def test_the_migrated_script_has_two_more_lines():
     assert added == legacy_runs.TWO_LINES.splitlines()
 
 
-def test_the_update_step_of_the_readme_is_a_counter():
+def test_the_update_step_is_a_counter():
     with tf.Graph().as_default():
         assert get_or_create_update_step().dtype == tf.int64
 
 
-_OUR_LINES = re.sub("(?m)^#SBATCH .*", "", _README)  # their flags are Slurm's
+_OUR_LINES = re.sub("(?m)^#SBATCH .*", "", documents.TEXT)  # their flags are Slurm's
 
 
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"--([a-z_]+)=", _OUR_LINES))))
-def test_every_flag_in_the_readme_exists(flag):
+def test_every_flag_in_the_pages_exists(flag):
     folder = pathlib.Path(estimator_accum.__file__).parent
     scripts = [
         *folder.parent.glob("scripts/**/*.py"),

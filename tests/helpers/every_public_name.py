@@ -1,0 +1,42 @@
+"""Uses every public name, as mypy --strict sees it."""
+
+from typing import Any
+
+import tensorflow as tf  # type: ignore[import-untyped]
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    batch_mean,
+    get_or_create_update_step,
+    get_windows,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+    microbatch_model_fn,
+    watch_signals,
+)
+from estimator_accum.compat import enable_estimator
+from estimator_accum.keras import AccumulationCallback, accumulate
+
+enable_estimator()
+watch_signals()
+
+
+def model_fn(features: Any, labels: Any, mode: str) -> Any:
+    loss = tf.reduce_mean(features - labels)
+    train_op = make_accumulating_train_op(loss, tf.compat.v1.train.AdamOptimizer(), 4)
+    mean = batch_mean(loss)
+    number: int = len(get_windows())
+    optimizer = AccumulatingOptimizer(tf.compat.v1.train.AdamOptimizer(), 4)
+    optimizer.minimize(loss)
+    return (
+        train_op,
+        mean,
+        number,
+        get_or_create_update_step(),
+        make_accumulation_hooks(),
+    )
+
+
+wrapped = microbatch_model_fn(model_fn, "auto")
+optimizer = accumulate(tf.keras.optimizers.Adam(), 4)
+callbacks = [AccumulationCallback("apply")]

@@ -1,0 +1,135 @@
+"""The wheel and the source archive: what is in them, what they need, what they keep."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+
+import pytest
+import tqdm
+
+import estimator_accum
+from tests.helpers import running
+
+_NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo")
+
+
+def _python(*arguments) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    options = {"cwd": running.ROOT, "capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> pathlib.Path:
+    """The wheel, built from the source archive, which lies beside it."""
+    source = tmp_path_factory.mktemp("source") / "tree"
+    shutil.copytree(running.ROOT, source, ignore=shutil.ignore_patterns(*_NOT_BUILT))
+    dist = tmp_path_factory.mktemp("dist")
+    _python("-m", "build", "--no-isolation", f"--outdir={dist}", source)
+    (wheel,) = dist.glob("*.whl")
+    return wheel
+
+
+def _environment(folder) -> tuple[pathlib.Path, pathlib.Path]:
+    """Creates an empty environment; returns its interpreter and its packages."""
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    return folder / "bin" / "python", packages
+
+
+@pytest.mark.once
+def test_both_archives_are_well_described(wheel):
+    archives = list(wheel.parent.iterdir())
+    assert len(archives) == 2
+    _python("-m", "twine", "check", "--strict", *archives)
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        (metadata,) = (name for name in names if name.endswith("/METADATA"))
+        described = file.read(metadata).decode()
+    assert "estimator_accum/py.typed" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert f"\nVersion: {estimator_accum.__version__}\n" in described
+    assert "\nLicense-Expression: Apache-2.0\n" in described
+    rooms = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert rooms == {"estimator_accum", "bert_finetune", "housing_example"}
+
+
+def test_the_wheel_trains_from_another_folder(wheel, tmp_path):
+    python, packages = _environment(tmp_path / "environment")
+    _python("-m", "pip", f"--python={python}", "install", "--no-deps", wheel)
+    # What the wheel needs comes from here, but not this tree's modules.
+    needed = pathlib.Path(tqdm.__file__).parents[1]
+    (packages / "needed.pth").write_text(str(needed))
+    shutil.copy(running.ROOT / "examples" / "minimal.py", tmp_path)
+    done = running.run("minimal.py", python=str(python), cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    said, difference = done.stdout.splitlines()[-1].split(": ")
+    assert said == "largest difference of a weight"
+    assert float(difference) < 1e-6
+
+
+@pytest.mark.once
+def test_a_file_that_uses_every_public_name_is_typed(wheel, tmp_path):
+    python, _ = _environment(tmp_path / "environment")
+    _python("-m", "pip", f"--python={python}", "install", "--no-deps", wheel)
+    file = running.HELPERS / "every_public_name.py"
+    assert all(name in file.read_text() for name in estimator_accum.__all__)
+    options = ["--strict", f"--python-executable={python}", f"--cache-dir={tmp_path}"]
+    assert _python("-m", "mypy", *options, file).startswith("Success")
+
+
+@pytest.mark.once
+def test_the_site_has_no_broken_link(tmp_path):
+    _python("-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}")
+    assert "make_accumulating_train_op" in (tmp_path / "api" / "index.html").read_text()
+
+
+def _write_wheel(folder, name, version, *needs):
+    """Writes a wheel without modules: its name, its version and what it needs."""
+    info = f"{name}-{version}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {each}" for each in needs]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        file.writestr(f"{info}/WHEEL", tags)
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize(
+    ("extra", "there", "tensorflow"),
+    [("", "2.18.1", None), ("", None, None), ("[tf]", "2.18.1", None)]
+    + [("[tf]", None, "2.21.0" if sys.version_info >= (3, 12) else "2.15.1")],
+)
+def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorflow):
+    if extra and there and sys.version_info < (3, 12):
+        pytest.skip("[tf] is TensorFlow 2.15 here: without [tf] any other one stays")
+    for name in ("absl_py", "filelock", "numpy", "tqdm", "wrapt"):
+        _write_wheel(tmp_path, name, "9")
+    _write_wheel(tmp_path, "tensorflow_estimator", "2.15.0")
+    for minor, patch in ((15, 1), (18, 1), (21, 0)):
+        _write_wheel(tmp_path, "tensorflow", f"2.{minor}.{patch}")
+        _write_wheel(tmp_path, "tensorboard", f"2.{minor}.0")
+        needs = f"tensorflow<2.{minor + 1},>=2.{minor}"
+        _write_wheel(tmp_path, "tf_keras", f"2.{minor}.0", needs)
+    python, _ = _environment(tmp_path / "environment")
+    pip = ["-m", "pip", f"--python={python}", "install", "--no-index"]
+    pip.append(f"--find-links={tmp_path}")
+    if there:
+        _python(*pip, f"tensorflow=={there}")
+    report = json.loads(
+        _python(*pip, "--quiet", "--dry-run", "--report=-", f"{wheel}{extra}")
+    )
+    found = {
+        each["metadata"]["name"]: each["metadata"]["version"]
+        for each in report["install"]
+    }
+    assert found.get("tensorflow") == tensorflow
+    if extra and sys.version_info >= (3, 12):
+        assert found["tf_keras"][:4] == (there or tensorflow)[:4]
