@@ -23,7 +23,7 @@ from bert_finetune.modeling import BertConfig, EncoderOutput, encode
 from bert_finetune.optimization import AdamWeightDecayOptimizer, learning_rate
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
 
-_MASKED_SHARE = 0.2
+_MASKED_SHARE = 0.2  # of the tokens; BERT's paper masks 0.15 of longer texts
 _WARMUP_SHARE = 0.1
 _CLIP_NORM = 1.0
 

@@ -39,7 +39,8 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
             for variable in tf.compat.v1.global_variables()
         ]
         graph = tf.compat.v1.get_default_graph().as_graph_def().ByteSize()
-        # The next checkpoint is written before the oldest is deleted; None keeps all.
+        # The next checkpoint is written before the oldest is deleted. None and 0 keep
+        # all of them, as many as training will make: then two must fit.
         needed = (sum(sizes) + graph) * ((self._kept or 1) + 1)
         there = [path.stat().st_size for path in self._folder.glob("model.ckpt-*")]
         missing, free = needed - sum(there), shutil.disk_usage(self._folder).free

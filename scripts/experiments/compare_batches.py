@@ -153,7 +153,9 @@ def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
     for kind, (difference, name) in sorted(largest.items()):
         print(f"{kind:8} {difference:.2e}  {name}")
     print(f"largest relative weight difference: {largest['weight'][0]:.2e}")
-    return int(not largest["weight"][0] <= tolerance)
+    is_within = bool(largest["weight"][0] <= tolerance)
+    print(f"{'within' if is_within else 'above'} --tolerance={tolerance:g}")
+    return int(not is_within)
 
 
 if __name__ == "__main__":

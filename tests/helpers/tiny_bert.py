@@ -45,7 +45,9 @@ def write_cola(folder: pathlib.Path, count: int = 50) -> None:
     test.write_text("index\tsentence\n" + test.read_text())
 
 
-def write_bert(folder: pathlib.Path, seed: int = 0) -> None:
+def write_bert(
+    folder: pathlib.Path, seed: int = 0, config: BertConfig = CONFIG
+) -> None:
     """Writes `bert_config.json`, `vocab.txt` and a random `bert_model.ckpt`."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
@@ -53,10 +55,10 @@ def write_bert(folder: pathlib.Path, seed: int = 0) -> None:
         name: np.ones(shape, np.float32)
         if name.endswith("gamma")
         else random.normal(0, 0.05, shape).astype(np.float32)
-        for name, shape in encoder_shapes(CONFIG).items()
+        for name, shape in encoder_shapes(config).items()
     }
     write_checkpoint(arrays, str(folder / "bert_model.ckpt"))
-    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(config)))
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens))
 
