@@ -83,7 +83,7 @@ def pretrain(
         )
         loss, train_op = _graph(config, batch, pad_id, num_updates, peak_learning_rate)
         session.run(tf.compat.v1.global_variables_initializer())
-        for _ in tqdm(range(num_updates), "pre-training", unit="update", disable=None):
+        for _ in tqdm(range(num_updates), "pre-training", unit=" update", disable=None):
             drawn = rows[random.randint(len(rows), size=batch_size)]
             fed = _mask(drawn, ordinary_ids, mask_id, random)
             feed_dict = dict(zip(batch, fed, strict=True))

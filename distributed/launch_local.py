@@ -134,7 +134,7 @@ class _Progress:
         tqdm.tqdm.monitor_interval = 0  # no thread
         self.bar = tqdm.tqdm(
             total=self._total,
-            unit="update",
+            unit=" update",
             desc="training",
             disable=None,  # no bar unless stderr is a terminal
         )

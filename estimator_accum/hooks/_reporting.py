@@ -193,7 +193,7 @@ class Progress:
         self._bar = tqdm.tqdm(
             total=self._total,
             initial=update_step,
-            unit="update",
+            unit=" update",
             desc="training",
             disable=None,  # disables the bar if stderr is not a terminal
         )
@@ -206,7 +206,7 @@ class Progress:
             if time.perf_counter() >= self._next_line:
                 self._log(update)
             return
-        self._bar.set_postfix(loss=f"{update.loss:.4g}", refresh=False)
+        self._bar.set_postfix(loss=f"{update.loss:#.4g}", refresh=False)
         self._bar.update(update.update_step - self._bar.n)
 
     def _log(self, update: Update) -> None:

@@ -39,14 +39,14 @@ def test_elsewhere_a_line_appears_every_thirty_seconds(monkeypatch, caplog, caps
     caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(_reporting.time, "perf_counter", lambda: next(clock))
-    progress = Progress(total_updates=100)
-    progress.open(0)
-    for step in range(1, 10):
+    progress = Progress(total_updates=120)
+    progress.open(20)
+    for step in range(21, 30):
         progress.write(_update(step))
     progress.close()
     lines = [record.getMessage() for record in caplog.records]
     assert 1 <= len(lines) < 9
-    assert lines[0] == "update 3 of 100: loss 0.5, 21:33 left"
+    assert lines[0] == "update 23 of 120: loss 0.5, 21:33 left"
     assert capsys.readouterr().err == ""
 
 

@@ -49,6 +49,20 @@ def test_train_op_inside_a_function_is_refused():
         step()
 
 
+def test_train_op_in_eager_execution_is_refused():
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    with pytest.raises(RuntimeError, match=r"Received: eager execution\. Call it in a"):
+        make_accumulating_train_op(tf.constant(1.0), optimizer, 2)
+
+
+def test_a_hyperparameter_that_is_set_reaches_the_wrapped_optimizer(kind):
+    variable = tf.Variable(0.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 1)
+    optimizer.clipnorm = 0.5
+    optimizer.apply_gradients([(tf.constant(4.0), variable)])
+    assert variable.numpy() == -0.5
+
+
 def test_partial_windows_are_applied_by_one_trace(kind, monkeypatch):
     traces = []
 
