@@ -69,6 +69,11 @@ def test_a_window_of_one_micro_batch_has_no_accumulators(config, capsys):
     assert "= 64 examples x 1 micro-steps x 1 replica\n" in output
 
 
+def test_a_sequence_may_take_every_position(config, capsys):
+    flags = ["--max_seq_length=512", "--device_memory=11GB"]
+    assert _run(config, capsys, *flags)[0] == 0
+
+
 def test_reduction_is_that_of_a_ring(config, capsys):
     more = ("--num_replicas=4", "--link_speed=100Mbit/s", "--device_memory=11GB")
     _, output, _ = _run(config, capsys, *more)

@@ -53,6 +53,7 @@ def test_replicas_without_an_example_are_refused_unless_they_may_be():
     ):
         share_out(5, 1, None, 2)
     assert share_out(5, 1, None, 2, may_be_empty=True) == Batches(5, 3, 2)
+    assert share_out(2, 1, None, 2, may_be_empty=True) == Batches(2, 1, 2)
     with pytest.raises(
         ValueError, match=r"Received: 1 for 1 micro-steps of 2 replicas"
     ):
