@@ -197,9 +197,7 @@ def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBa
     if loss is None:  # a zero is always finite and is never reported
         with tf.control_dependencies([values_of(computed.gradients[0])]):
             loss = tf.zeros([], dtype)
-    with tf.control_dependencies([loss]):
-        # If the micro-batch cannot be read, a constant weight must not be added either.
-        weight = tf.identity(tf.cast(computed.weight, dtype))
+    weight = tf.cast(computed.weight, dtype)
     scalars = [weight, tf.cast(computed.scale, dtype) * tf.cast(loss, dtype)]
     if rule.noise_scale:
         squares = (

@@ -5,7 +5,13 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import get_windows, make_accumulating_train_op
-from tests.helpers.interfaces import after_each, sgd, start_session
+from tests.helpers.interfaces import (
+    after_each,
+    by_apply_gradients,
+    by_minimize,
+    sgd,
+    start_session,
+)
 
 v1 = tf.compat.v1
 
@@ -52,19 +58,27 @@ def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     assert found == pytest.approx(EXPECTED, rel=0.1)
 
 
-def test_a_micro_batch_of_weight_zero_does_not_count():
-    def estimate(weights, slopes):
-        with tf.Graph().as_default():
-            weight, slope = (v1.placeholder(tf.float32, []) for _ in range(2))
-            loss = v1.get_variable("x", initializer=0.0) * slope
-            options = {"weight": weight, "noise_scale": True}
-            train_op = make_accumulating_train_op(loss, sgd(), len(weights), **options)
-            pairs = zip(weights, slopes, strict=True)
-            return _noise_scales(train_op, [{weight: w, slope: g} for w, g in pairs])[
-                -1
-            ]
+def _of_slopes(weights, slopes, make=make_accumulating_train_op):
+    """Returns the noise scale of one window of micro-batches."""
+    with tf.Graph().as_default():
+        weight, slope = (v1.placeholder(tf.float32, []) for _ in range(2))
+        loss = v1.get_variable("x", initializer=0.0) * slope
+        options = {"weight": weight, "noise_scale": True}
+        train_op = make(loss, sgd(), len(weights), **options)
+        pairs = zip(weights, slopes, strict=True)
+        feeds = [{weight: w, slope: g} for w, g in pairs]
+        return _noise_scales(train_op, feeds)[-1]
 
-    assert estimate([1, 0, 1], [2, 7, 3]) == pytest.approx(estimate([1, 1], [2, 3]))
+
+def test_a_micro_batch_of_weight_zero_does_not_count():
+    found = _of_slopes([1, 0, 1], [2, 7, 3])
+    assert found == pytest.approx(_of_slopes([1, 1], [2, 3]))
+
+
+@pytest.mark.parametrize("make", [by_minimize, by_apply_gradients])
+def test_it_is_the_same_by_every_interface(make):
+    expected = _of_slopes([2, 5], [3, 4])
+    assert _of_slopes([2, 5], [3, 4], make) == pytest.approx(expected)
 
 
 @pytest.mark.once
