@@ -22,7 +22,7 @@ class Slot:
     """Holds one tensor of any dtype between runs of a session."""
 
     def __init__(self, name: str, dtype: tf.DType, shape: tf.TensorShape):
-        self._dtype, self._shape = dtype, shape
+        self._dtype = dtype
         graph = tf.compat.v1.get_default_graph()
         self.handle = tf.raw_ops.VarHandleOp(
             dtype=dtype, shape=shape, shared_name=graph.unique_name(f"slot/{name}")
@@ -34,9 +34,7 @@ class Slot:
 
     def read(self) -> tf.Tensor:
         """Returns the value that was stored last."""
-        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
-        value.set_shape(self._shape)
-        return value
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
 
 
 class StagedBatch(NamedTuple):

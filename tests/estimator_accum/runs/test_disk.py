@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
-from estimator_accum.runs import disk
+from estimator_accum.runs import disk, ending
 
 enable_estimator()
 v1 = tf.compat.v1
@@ -67,6 +67,14 @@ def _behind(error):
 )
 def test_a_full_disk_is_told_from_other_errors(error, expected):
     assert disk.is_of_full_disk(error) == expected
+
+
+def test_a_full_disk_that_tensorflow_reports_is_one_sentence(tmp_path, capsys):
+    full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+    ended = ending.ended_in_words("program", str(tmp_path), "", is_alone=True)
+    with pytest.raises(SystemExit, match="2"), ended:
+        raise full
+    assert "Received: no room is left. Free some" in capsys.readouterr().err
 
 
 def test_what_was_cut_off_is_removed_and_nothing_else(tmp_path):
