@@ -2,8 +2,10 @@
 
 import dataclasses
 import logging
+import os
 import pathlib
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -86,6 +88,25 @@ def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
     assert ours["update_step"] == 7
     for name, value in variables(trained).items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+@pytest.mark.once
+def test_a_signal_ends_training_with_a_checkpoint(settings, monkeypatch):
+    class _Signal(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if not run_context.stop_requested:  # a second signal would end the process
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    make = model_fn.make_accumulation_hooks
+    with_signal = lambda *args, **options: [*make(*args, **options), _Signal()]
+    monkeypatch.setattr(model_fn, "make_accumulation_hooks", with_signal)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with pytest.raises(SystemExit, match="75"):
+            run(settings, do_train=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert tf.train.latest_checkpoint(settings.output_dir).endswith("model.ckpt-2")
 
 
 def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypatch):
