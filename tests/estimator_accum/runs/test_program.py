@@ -6,6 +6,7 @@ import sys
 import pytest
 from absl import flags
 
+from estimator_accum.runs.folder import make_run_folder
 from estimator_accum.runs.program import path_sentence, read_flags, sentence
 from tests.helpers import running
 
@@ -97,3 +98,8 @@ def test_flags_are_read_before_tensorflow_is_imported():
         "print('tensorflow' in sys.modules)"
     )
     assert running.run("-c", program).stdout == "False\n"
+
+
+def test_the_folders_above_a_run_are_made_too(tmp_path):
+    make_run_folder(tmp_path / "runs" / "first")
+    assert (tmp_path / "runs" / "first").is_dir()
