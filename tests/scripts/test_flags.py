@@ -16,7 +16,6 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("benchmark --parts=cola", "--cola_dir must name the folder"),
         ("benchmark --rounds=0", "Try --help"),
         ("benchmark --sizes=huge", "Try --help"),
-        ("benchmark --parts=speed", "Try --help"),
         (f"{_COMPARE} --gradient_accumulation_steps=0", "s` must be .* >= 1. R.*: 0"),
         (f"{_COMPARE} --micro_batch_size=-1", "`--micro_batch_size` must be .* >= 1"),
         (f"{_COMPARE} --updates=0", "`--updates` must be an integer >= 1. R.*: 0. See"),
@@ -30,7 +29,6 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("fetch_bert", "`--model` must be a .* name. Received: nothing. Use --list"),
         ("fetch_bert --model=bert", "`--model` must be a .*: bert. Use --list"),
         ("fetch_bert --model=uncased_L-2_H-128_A-2", "`--output_dir` must name a fold"),
-        ("fetch_bert --lisst", "unrecognized arguments: --lisst. Try --help."),
         ("fetch_glue --tasks=CoLA", "`--data_dir` must name a folder. Rec.*: nothing"),
         ("fetch_glue --tasks=CoLA --data_dir=full/file", ".*file.*': Not a directory"),
         ("fetch_glue --tasks=sts-b", "`--tasks` must be one of CoLA, .*: 'sts-b'."),
@@ -49,6 +47,15 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("kill_tasks --kills=0", "`--kills` must be .* >= 1 and at most three quart"),
         ("kill_tasks --train_updates=4", "Received: 20. Use more updates."),
         ("kill_tasks --output_dir=/", "`--output_dir` must be new or empty. Rec.*: /"),
+        (
+            "make_demo_data --output_dir=full",
+            "`--output_dir` must not exist. Received: ",
+        ),
+        (
+            "make_demo_data --output_dir=new --seed=-1",
+            "`--seed` must be an integer from",
+        ),
+        ("make_demo_data", "the following arguments are required: --output_dir"),
         ("memory_table", "--output_dir must name a folder"),
         ("memory_table --updates=0", "must be an integer >= 1. Received: '0'."),
         ("network_bench --updates=0", "`--updates` must be an .* >= 1. Received: 0."),
@@ -69,9 +76,7 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
     ],
 )
-def test_flag_that_does_not_fit_is_refused(
-    command, sentence, tmp_path, monkeypatch, refusal
-):
+def test_unfit_flag_is_refused(command, sentence, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

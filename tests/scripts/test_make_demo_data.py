@@ -172,21 +172,3 @@ def test_folder_holds_what_run_classifier_takes(tmp_path, monkeypatch, folder):
     assert shapes["bert/embeddings/word_embeddings"] == embeddings
     assert shapes["cls/predictions/output_bias"] == [config.vocab_size]
     assert all(name.startswith(("bert/", "cls/predictions/")) for name in shapes)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--output_dir", "{existing}"], "`--output_dir` must not exist. Received: "),
-        (["--output_dir", "{new}", "--seed", "-1"], "`--seed` must be an integer from"),
-        (["--output_dir", "{new}", "--seed", "x"], "--seed: invalid int value: 'x'"),
-        ([], "the following arguments are required: --output_dir"),
-    ],
-)
-def test_bad_flag_is_one_sentence_and_writes_nothing(
-    refusal, tmp_path, arguments, sentence
-):
-    (tmp_path / "existing").mkdir()
-    paths = {name: tmp_path / name for name in ("existing", "new")}
-    arguments = [text.format(**paths) for text in arguments]
-    assert sentence in refusal(make_demo_data.main, *arguments)
