@@ -8,13 +8,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tests.helpers import running
-from tests.helpers.fake_machine import (
-    REPOSITORY,
-    SHIM,
-    Machine,
-    executable,
-    interpreter,
-)
+from tests.helpers.fake_machine import SHIM, Machine, executable, interpreter
 
 pytestmark = pytest.mark.once
 _PYTEST = "pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "
@@ -40,17 +34,15 @@ def _refusal(done: subprocess.CompletedProcess) -> str:
 
 
 def test_supported_pythons_are_those_of_the_package():
-    project = (REPOSITORY / "pyproject.toml").read_text()
+    project = (running.ROOT / "pyproject.toml").read_text()
     specifier = SpecifierSet(re.search(r'requires-python = "(.+)"', project)[1])
-    script = (REPOSITORY / "scripts" / "environment.sh").read_text()
+    script = (running.ROOT / "scripts" / "environment.sh").read_text()
     supported = re.search(r'^supported_pythons="(.+)"', script, re.MULTILINE)[1]
     fitting = {f"3.{minor}" for minor in range(6, 30) if f"3.{minor}.5" in specifier}
     assert set(supported.split()) == fitting
 
 
-def test_preferred_version_is_picked_behind_others_and_a_shim_that_does_not_run(
-    machine,
-):
+def test_preferred_version_is_picked_behind_others_and_a_shim_that_fails(machine):
     executable(machine.bin / "python3.11", SHIM)
     interpreter(machine.bin / "python3.10", "3.10")
     interpreter(machine.bin / "python3", "3.12")
@@ -235,9 +227,7 @@ def test_ci_runs_both_though_one_fails_and_passes_its_code_through(machine, fail
 
 
 @pytest.mark.parametrize(("found", "missing"), [("3.11", "3.12"), ("3.12", "3.11")])
-def test_ci_without_one_of_the_pythons_says_so_and_does_nothing(
-    machine, found, missing
-):
+def test_ci_without_one_python_says_so_and_does_nothing(machine, found, missing):
     interpreter(machine.bin / f"python{found}", found)
     message = _refusal(machine.script(".ci/run"))
     assert f"needs Python {missing}, and none was found" in message
@@ -245,9 +235,7 @@ def test_ci_without_one_of_the_pythons_says_so_and_does_nothing(
 
 
 def test_unsupported_only_python_is_refused(machine):
-    sentence = (
-        "ONLY_PYTHON must be one of 3.11 3.12 3.13 3.10. Received: ONLY_PYTHON=3.9."
-    )
+    sentence = "must be one of 3.11 3.12 3.13 3.10. Received: ONLY_PYTHON=3.9."
     assert sentence in _refusal(machine.pick(ONLY_PYTHON="3.9"))
 
 
@@ -267,9 +255,7 @@ def test_help_needs_no_python(machine, script):
         (["--output_dir"], "--output_dir must be followed by a folder."),
     ],
 )
-def test_quickstart_refuses_a_misspelt_flag_before_it_installs(
-    machine, arguments, sentence
-):
+def test_quickstart_refuses_a_bad_flag_before_it_installs(machine, arguments, sentence):
     interpreter(machine.bin / "python3.11", "3.11")
     done = machine.script("scripts/quickstart", *arguments)
     assert sentence in _refusal(done) and machine.log == []

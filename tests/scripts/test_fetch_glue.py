@@ -118,9 +118,7 @@ def test_incomplete_folder_is_left_alone(refused, server, tmp_path):
 
 def test_other_checksum_than_the_published_one_is_refused(refused, server):
     server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    sentence = (
-        r"/CoLA.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: \w{64}\. It"
-    )
+    sentence = r"/CoLA.zip must have the SHA-256 f212fcd832b8\w{52}\. Received: \w{64}"
     refused(1, sentence, "--tasks=CoLA")
 
 
@@ -143,9 +141,7 @@ _INCOMPLETE = "hold train.tsv, dev.tsv, test.tsv in .*: a zip file without dev.t
         (_without_dev, _INCOMPLETE),
     ],
 )
-def test_damaged_zip_leaves_nothing_behind(
-    refused, no_checksums, server, damage, pattern
-):
+def test_damaged_zip_leaves_nothing(refused, no_checksums, server, damage, pattern):
     server.files["/glue/data/CoLA.zip"] = damage(make_zip(_COLA, "CoLA/"))
     refused(1, pattern, "--tasks=CoLA")
 
@@ -153,10 +149,8 @@ def test_damaged_zip_leaves_nothing_behind(
 def test_missing_page_names_address_and_what_to_do(refused, server):
     address = f"{server.url}/glue/data/CoLA.zip"
     by_hand = f"By hand: download {address} anywhere and run .* --archive CoLA.zip"
-    sentence = (
-        f"{address} could not be downloaded: HTTP Error 404: Not Found. {by_hand}"
-    )
-    refused(1, sentence, "--tasks=CoLA")
+    said = f"{address} could not be downloaded: HTTP Error 404: Not Found. {by_hand}"
+    refused(1, said, "--tasks=CoLA")
 
 
 def test_without_a_network_the_sentence_names_every_file(refused):
@@ -209,10 +203,8 @@ def test_archive_of_another_checksum_is_refused(refused, server, tmp_path):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(make_zip(_COLA, "CoLA/"))
     address = f"{server.url}/glue/data/CoLA.zip"
-    sentence = (
-        rf"what is published at {address}, .* f212\w{{60}}\. Rec.* with \w{{64}}\."
-    )
-    refused(2, sentence, "--tasks=CoLA", f"--archive={archive}")
+    said = rf"what is published at {address}, .* f212\w{{60}}\. Rec.* with \w{{64}}\."
+    refused(2, said, "--tasks=CoLA", f"--archive={archive}")
 
 
 @pytest.mark.parametrize("script", ["fetch_glue.py", "fetch_bert.py"])

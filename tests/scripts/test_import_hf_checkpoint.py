@@ -14,13 +14,8 @@ from bert_finetune import hf_import
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from scripts import import_hf_checkpoint
-from tests.helpers import running
-from tests.helpers.hugging_face_folder import (
-    CONFIG,
-    VOCABULARY,
-    random_tensors,
-    write_folder,
-)
+from tests.helpers import hugging_face_folder, running
+from tests.helpers.hugging_face_folder import CONFIG, random_tensors, write_folder
 
 _CHECKPOINT = ["bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
 _MADE = ["bert_config.json", *_CHECKPOINT, "vocab.txt"]
@@ -81,7 +76,7 @@ def test_script_runs_by_its_path_and_makes_the_three_parts(tmp_path, real_starts
     config = BertConfig.from_json_file(str(made / "bert_config.json"))
     assert config.hidden_size == 24
     check_checkpoint(str(made / "bert_model.ckpt"), config)
-    assert (made / "vocab.txt").read_text().split() == VOCABULARY
+    assert (made / "vocab.txt").read_text().split() == hugging_face_folder.VOCABULARY
 
 
 def test_help_says_what_it_reads_and_makes(call):
@@ -135,9 +130,7 @@ def test_other_float_types_become_float32(dtype, tmp_path, import_folder):
     np.testing.assert_array_equal(words, expected)
 
 
-def test_model_without_a_pooler_gets_an_untrained_one_and_it_is_said(
-    tmp_path, import_folder
-):
+def test_model_without_a_pooler_gets_a_new_one_and_it_is_said(tmp_path, import_folder):
     tensors = {k: v for k, v in random_tensors().items() if "pooler" not in k}
     source = write_folder(tmp_path / "theirs", _with_head(tensors))
     out = import_folder(source)
@@ -239,10 +232,7 @@ def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
         ({"vocab_size": "40"}, "`vocab_size` in .* must be an integer >= 1"),
         ({"vocab_size": 39}, r"must hold 1 to `vocab_size` = 39 .* Received: 40\."),
         ({"intermediate_size": 33}, r"have the shape \[33, 24\] .*\[32, 24\], F32"),
-        (
-            {"num_hidden_layers": 3},
-            r"must hold the tensor encoder\.layer\.2\.attention",
-        ),
+        ({"num_hidden_layers": 3}, r"hold the tensor encoder\.layer\.2\.attention"),
         ({"num_hidden_layers": 1}, r"ived: 16 more tensors, such as encoder\.layer"),
     ],
 )

@@ -54,9 +54,7 @@ def test_micro_steps_that_were_repeated_count_once(tmp_path, capsys):
         (lambda line: line.replace("1998 1999", "1999 1998"), "updates: NO"),
     ],
 )
-def test_example_that_is_lost_or_counted_twice_is_found(
-    tmp_path, capsys, changed, word
-):
+def test_example_lost_or_counted_twice_is_found(tmp_path, capsys, changed, word):
     is_so, output = _are_used_once(tmp_path, capsys, changed=changed)
     assert not is_so and word in output
 

@@ -15,8 +15,6 @@ from scripts.mutation.mutate import places, places_of, sample
 from tests.helpers import running
 
 _REPOSITORY = running.ROOT
-
-
 _WITH = "after = tf.control_dependencies\nwith after([{}]): pass"
 _TWO_LINES = "def f():\n    '''Text.'''\n    a()\n    "
 
@@ -252,9 +250,7 @@ class _Workers(contextlib.nullcontext):
         ("red", 1, "does not pass without a mutant: red"),
     ],
 )
-def test_check_names_each_mutant_that_survives(
-    tmp_path, monkeypatch, capsys, test, code, line
-):
+def test_check_names_each_survivor(tmp_path, monkeypatch, capsys, test, code, line):
     monkeypatch.setattr(mutants, "workers", _Workers)
     (tmp_path / "estimator_accum").mkdir()
     source = tmp_path / "estimator_accum" / "a.py"

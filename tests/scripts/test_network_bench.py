@@ -47,9 +47,7 @@ def networks():
 
 
 @pytest.mark.once
-def test_tasks_are_timed_with_the_fast_link_and_the_slow_one(
-    networks, tmp_path, monkeypatch
-):
+def test_tasks_are_timed_with_a_fast_and_a_slow_link(networks, tmp_path, monkeypatch):
     make, secs_per_update = network_bench._make_networks, network_bench._secs_per_update
     holders = []
 
@@ -79,11 +77,8 @@ def test_tasks_are_timed_with_the_fast_link_and_the_slow_one(
     flags = [f"--output_dir={tmp_path}", "--updates=2"]
     assert network_bench.main(flags) == 0
     assert psutil.Process().children() == before
-    with (tmp_path / "network.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["series"] for row in rows] == ["effective batch"] * 2 + [
-        "micro-batch"
-    ] * 2
+    rows = list(csv.DictReader((tmp_path / "network.csv").read_text().splitlines()))
+    assert [r["series"] for r in rows] == ["effective batch"] * 2 + ["micro-batch"] * 2
     sizes = [(row["steps"], row["micro_batch_size"]) for row in rows]
     assert sizes == [("1", "80"), ("8", "10"), ("1", "80"), ("8", "80")]
     for row, examples in zip(rows, (160, 160, 160, 1280), strict=True):
@@ -102,9 +97,7 @@ def test_parameters_are_the_kernels_and_biases(tmp_path):
 
 
 @pytest.mark.once
-def test_nothing_is_left_of_a_measurement_that_is_killed(
-    networks, tmp_path, real_starts
-):
+def test_nothing_is_left_of_a_killed_measurement(networks, tmp_path, real_starts):
     with running.start(network_bench.__file__, cwd=tmp_path) as script:
         process = psutil.Process(script.process.pid)
         # two networks, two tasks

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -51,9 +52,7 @@ def test_picture_is_written_without_a_display(tmp_path, two_runs, monkeypatch):
 
 
 def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs):
-    runs = [
-        pd.read_csv(f"{folder}/train_metrics.csv") for folder in two_runs.split(",")
-    ]
+    runs = [pd.read_csv(f"{path}/train_metrics.csv") for path in two_runs.split(",")]
     figure = plot_loss.draw(runs, ["with accumulation (8 x 4)", "without (32)"])
     by_updates, by_examples = figure.axes
     assert by_updates.get_xlabel() == "optimizer updates"
@@ -81,17 +80,11 @@ def test_bold_line_is_the_centred_mean():
 
 
 def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
-    drawn = []
-    draw = plot_loss.draw
-
-    def spy(runs, labels):
-        drawn.append(labels)
-        return draw(runs, labels)
-
-    monkeypatch.setattr(plot_loss, "draw", spy)
+    drawn = mock.Mock(side_effect=plot_loss.draw)
+    monkeypatch.setattr(plot_loss, "draw", drawn)
     plot = str(tmp_path / "loss.svg")
     assert plot_loss.main(["--output_dirs", two_runs, "--plot", plot]) == 0
-    assert drawn == [["with", "without"]]
+    assert drawn.call_args.args[1] == ["with", "without"]
 
 
 @pytest.mark.parametrize(
@@ -101,10 +94,7 @@ def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
         ("", "must be a table with the columns .* Received: a file that is empty"),
         ("update_step,loss\n1,0.5\n", "update_step, loss, without examples"),
         (f"{_HEADER}\n", "must have a row for each update. Received: no row"),
-        (
-            f"{_HEADER}\n1,1,32,1,0.7,1,1\n2,2,64,1,nan,1,1\n",
-            "Received on line 3: loss nan. Train again, with a lower",
-        ),
+        (f"{_HEADER}\n1,1,32,1,0.7,1,1\n2,2,64,1,nan,1,1\n", "on line 3: loss nan. T"),
         (f"{_HEADER}\n1,1,32,1,high,1,1\n", "hold numbers. .* on line 2: loss high"),
     ],
     ids=["missing", "empty", "columns", "no rows", "nan", "text"],

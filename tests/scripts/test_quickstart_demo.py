@@ -51,9 +51,7 @@ def test_table_has_a_row_for_each_run(tmp_path):
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_demo_learns_acceptability_and_accumulation_changes_nothing(
-    tmp_path, monkeypatch, capsys
-):
+def test_demo_learns_and_accumulation_changes_nothing(tmp_path, monkeypatch, capsys):
     call = quickstart_demo._call
 
     def call_shorter(script, *arguments, **options):
