@@ -115,9 +115,7 @@ def test_a_checkpoint_of_far_fewer_layers_is_refused_without_building_them(
         return encoder_shapes(config)
 
     monkeypatch.setattr(checkpoint, "encoder_shapes", noted)
-    with pytest.raises(
-        ValueError, match="must hold the variable `bert/encoder/layer_2"
-    ):
+    with pytest.raises(ValueError, match="hold the variable `bert/encoder/layer_2"):
         check_checkpoint(path, config)
     assert built == [3]
 

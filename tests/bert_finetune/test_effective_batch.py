@@ -16,14 +16,7 @@ from estimator_accum.runs.cluster import Cluster
 from estimator_accum.runs.watchdog import ProgressHook
 from tests.helpers import running, tiny_bert
 from tests.helpers.other_machine import limited
-from tests.helpers.tiny_bert import (
-    copy_at_step,
-    flags_of,
-    metrics,
-    results,
-    run,
-    variables,
-)
+from tests.helpers.tiny_bert import copy_at_step, flags_of, metrics, run, variables
 
 pytestmark = pytest.mark.slow
 
@@ -111,12 +104,10 @@ def _assert_close(folder, whole):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=column)
 
 
-def test_weights_and_metrics_do_not_depend_on_how_an_update_is_cut(
-    whole, in_threes, auto
-):
+def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, auto):
     for folder in (in_threes[0], auto):
         _assert_close(folder, whole)
-    assert results(auto)["update_step"] == 7
+    assert tiny_bert.results(auto)["update_step"] == 7
     found = json.loads((auto / "micro_batches.json").read_text())
     assert found == {"micro_batches": 4}  # 16, 8, and then 4 at once
     steps = [variables(each)["global_step"] for each in (whole, in_threes[0], auto)]
@@ -174,9 +165,7 @@ def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
     _assert_close(mirrored, whole)
 
 
-def test_two_processes_go_on_with_a_run_and_the_chief_does_the_rest(
-    settings, mirrored, whole
-):
+def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, whole):
     folder = copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     flags = flags_of(settings, **_OTHER_TASKS, do_predict=True)
     with running.cluster((_MACHINE, *flags), jobs=("chief", "worker")) as tasks:

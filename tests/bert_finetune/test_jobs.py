@@ -70,9 +70,7 @@ def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
 
 
 @pytest.mark.once
-def test_a_run_that_ended_before_its_partial_window_was_applied_applies_it(
-    settings, trained
-):
+def test_a_run_killed_before_a_partial_window_was_applied_applies_it(settings, trained):
     """As after a kill between the last micro-step's save and the end of training."""
     prepared = jobs.prepare(dataclasses.replace(settings, do_train=True))
     make_run_folder(settings.output_dir)

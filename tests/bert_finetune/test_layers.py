@@ -41,27 +41,14 @@ def test_heads_are_split_and_joined_as_by_a_reshape_and_a_transpose(packing, ses
         np.testing.assert_array_equal(*session.run(pair))
 
 
-def test_dense_has_the_derived_gradients_in_training(session):
-    x = tf.random.normal([5, 6])
-    variables = _kernel_and_bias(6, 4)
-    session.run(tf.compat.v1.global_variables_initializer())
-    results = []
-    for is_training in (True, False):
-        y = _dense(x, 4, is_training)
-        gradients = tf.gradients(tf.square(y), [x, *variables])
-        results.append([y, *gradients])
-    results = session.run(results)  # all from the same x
-    tf.nest.map_structure(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results
-    )
-
-
 def test_gradient_of_a_dense_layers_input_goes_by_a_batch_of_one(session):
     """A product of matrices that transposes its second factor is slow in oneDNN."""
     x = tf.random.normal([5, 6])
-    _kernel_and_bias(6, 4)
     for is_training, kind in ((True, "BatchMatMulV2"), (False, "MatMul")):
-        (dx,) = tf.gradients(_dense(x, 4, is_training), x)
+        options = {"initializer_range": 1.0, "is_training": is_training}
+        with tf.compat.v1.variable_scope("", reuse=tf.compat.v1.AUTO_REUSE):
+            y = layers.dense(x, 4, "dense", **options)
+        (dx,) = tf.gradients(y, x)
         product = _first_product(dx.op)
         assert (product.type, product.inputs[1].shape[-2:]) == (kind, [6, 4])
 
@@ -70,21 +57,6 @@ def _first_product(operation: tf.Operation) -> tf.Operation:
     while "MatMul" not in operation.type:
         operation = operation.inputs[0].op
     return operation
-
-
-def _kernel_and_bias(inputs: int, units: int) -> list[tf.Variable]:
-    with tf.compat.v1.variable_scope("dense"):
-        normal = tf.compat.v1.random_normal_initializer(seed=1)
-        return [
-            tf.compat.v1.get_variable(name, shape, initializer=normal)
-            for name, shape in (("kernel", [inputs, units]), ("bias", [units]))
-        ]
-
-
-def _dense(x: tf.Tensor, units: int, is_training: bool) -> tf.Tensor:
-    with tf.compat.v1.variable_scope("", reuse=True):
-        options = {"initializer_range": 1.0, "is_training": is_training}
-        return layers.dense(x, units, "dense", **options)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -87,9 +87,6 @@ def model() -> _Model:
     return _Model()
 
 
-# The encoder in NumPy, one example at a time, padding cut off.
-
-
 def _numpy_gelu(x):
     return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
@@ -105,7 +102,7 @@ _NUMPY_ACTIVATIONS |= {"linear": lambda x: x}
 
 
 def _numpy_encode(config, values, ids, segments):
-    """Returns all hidden states [T, H] and the pooled first token [H]."""
+    """Returns an unpadded example's hidden states [T, H] and pooled first token [H]."""
 
     def dense(x, scope):
         return x @ values[f"{scope}/kernel"] + values[f"{scope}/bias"]
@@ -178,9 +175,7 @@ def test_tables_and_kernels_start_truncated_normal_and_the_rest_constant():
     [("gelu", 2, True), ("gelu", 2, False), ("gelu_new", 1, True)]
     + [("relu", 1, False), ("tanh", 1, True), ("linear", 1, False)],
 )
-def test_every_layer_and_the_pooler_equal_numpy_in_float64(
-    activation, num_layers, is_packed
-):
+def test_every_layer_and_the_pooler_equal_numpy(activation, num_layers, is_packed):
     changes = {"hidden_act": activation, "num_hidden_layers": num_layers}
     config = dataclasses.replace(_CONFIG, **changes)
     model = _Model(config, is_packed=is_packed)
@@ -365,14 +360,9 @@ def test_more_tokens_than_positions_are_refused_when_the_graph_is_built():
 
 @pytest.mark.parametrize(
     ("shape", "token", "sentence"),
-    [
-        ((1, 13), 1, r"`max_position_embeddings` = 12 tokens"),
-        ((3, 7), 30, r"30 is not in \[0, 30\)"),
-    ],
+    [((1, 13), 1, "embeddings` = 12 tokens"), ((3, 7), 30, r"30 is not in \[0, 30\)")],
 )
-def test_too_many_tokens_and_unknown_ones_are_errors_at_run_time(
-    model, shape, token, sentence
-):
+def test_too_many_and_unknown_tokens_fail_at_run_time(model, shape, token, sentence):
     ones = np.ones(shape, np.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
         model.run(model.output.pooled, (token * ones, ones, 0 * ones))

@@ -6,16 +6,14 @@ from bert_finetune.network import reduction_secs, steps_that_hide, update_secs
 
 
 @pytest.mark.parametrize(
-    ("replicas", "secs"), [(1, 0.0), (2, 1.0), (4, 1.5), (1000, 1.998)]
+    ("num_bytes", "replicas", "bits_per_sec", "secs"),
+    [(125e6, 1, 1e9, 0.0), (125e6, 2, 1e9, 1.0), (125e6, 4, 1e9, 1.5), (0, 8, 10e9, 0)]
+    + [(125e6, 1000, 1e9, 1.998), (440e6, 8, 10e9, 0.616)],  # the docstring's example
 )
-def test_ring_sends_each_byte_twice_but_for_its_own_share(replicas, secs):
-    assert reduction_secs(125_000_000, replicas, 1e9) == pytest.approx(secs)
-
-
-def test_example_of_the_docstring_is_its_comment():
-    secs = reduction_secs(440_000_000, replicas=8, bits_per_sec=10e9)
-    assert secs == pytest.approx(0.616)
-    assert reduction_secs(0, replicas=8, bits_per_sec=10e9) == 0
+def test_ring_sends_each_byte_twice_but_for_its_own_share(
+    num_bytes, replicas, bits_per_sec, secs
+):
+    assert reduction_secs(num_bytes, replicas, bits_per_sec) == pytest.approx(secs)
 
 
 def test_update_is_k_micro_steps_and_one_reduction():

@@ -70,10 +70,8 @@ def test_rows_without_a_gradient_decay_and_move_as_if_it_were_dense():
                 session.run(train_op, {ids: batch})
             return session.run([table, *optimizer.variables()])
 
-    sparse = train(lambda table, ids: tf.reduce_sum(tf.gather(table, ids) ** 2))
-    dense = train(
-        lambda table, ids: tf.reduce_sum(tf.matmul(tf.one_hot(ids, 5), table) ** 2)
-    )
+    sparse = train(lambda t, ids: tf.reduce_sum(tf.gather(t, ids) ** 2))
+    dense = train(lambda t, ids: tf.reduce_sum(tf.matmul(tf.one_hot(ids, 5), t) ** 2))
     for ours, theirs in zip(sparse, dense, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
@@ -94,9 +92,7 @@ def test_slots_are_named_as_in_checkpoints_of_bert():
         (4, 0, [1, 0.75, 0.5, 0.25]),
     ],
 )
-def test_the_rate_rises_in_warm_up_then_falls_on_the_line_to_zero(
-    updates, warm_up, expected
-):
+def test_the_rate_rises_in_warm_up_then_falls_to_zero(updates, warm_up, expected):
     with tf.Graph().as_default(), v1.Session() as session:
         update_step = get_or_create_update_step()
         rate = optimization.learning_rate(1.0, update_step, updates, warm_up)

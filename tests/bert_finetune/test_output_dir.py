@@ -114,12 +114,6 @@ def test_text_of_another_case_is_refused(copy, mode):
     assert "whose run has --do_lower_case=True, not False. Use" in sentence
 
 
-def test_a_classifier_of_other_classes_is_refused_without_run_settings(copy):
-    (pathlib.Path(copy.output_dir) / "run_settings.json").unlink()
-    sentence = _refusal(copy, **_EVAL, task_name="MNLI")
-    assert "must hold a trained classifier of 3 classes. Received: one of 2" in sentence
-
-
 def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_path):
     """SST-2 also has two classes, so the shapes match."""
     checkpoint = f"{copy.output_dir}/model.ckpt-13"

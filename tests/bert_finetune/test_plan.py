@@ -162,15 +162,11 @@ def test_units_that_nobody_knows_are_one_sentence(config, capsys, flag, sentence
     [
         ("{", r"bert_config.json must hold a JSON object.*not JSON"),
         ("[]", r"must hold a JSON object. Received: a list"),
-        (_TINY | {"hidden_size": 0}, r"`hidden_size` in .* >= 1. Received: 0"),
         (_TINY | {"vocab_size": None}, r"`vocab_size` in .* Received: None"),
-        (_TINY | {"hidden_dropout_prob": 1}, r"`hidden_dropout_prob` .* Received: 1"),
         (None, r"must be a JSON file. Received: \S+bert_config.json, which is not"),
     ],
 )
-def test_configurations_that_do_not_fit_are_one_sentence(
-    tmp_path, capsys, content, sentence
-):
+def test_unfit_configurations_are_one_sentence(tmp_path, capsys, content, sentence):
     path = _write(tmp_path, content) if content else tmp_path / "bert_config.json"
     code, _, error = _run(path, capsys)
     assert code == 2

@@ -8,15 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.helpers import running
-from tests.helpers.tiny_bert import (
-    copy_at_step,
-    flags_of,
-    make_settings,
-    metrics,
-    run,
-    variables,
-)
+from tests.helpers import running, tiny_bert
+from tests.helpers.tiny_bert import copy_at_step, flags_of, metrics, run, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -56,7 +49,7 @@ for arguments in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def settings(bert_dir, cola_dir):
     """Settings of a run that saves after micro-step 15, in the middle of a window."""
-    settings = make_settings(bert_dir, cola_dir, bert_dir)
+    settings = tiny_bert.make_settings(bert_dir, cola_dir, bert_dir)
     changes = {"num_train_epochs": 4.0, "save_checkpoints_steps": 15}
     return dataclasses.replace(settings, do_train=True, **changes)
 

@@ -199,9 +199,7 @@ def test_unfit_file_is_refused_with_file_and_line(tmp_path, given, lines, senten
 @pytest.mark.parametrize("lines", [[], [""], ["sentence\tlabel"]])
 def test_file_without_examples_is_refused(tmp_path, lines):
     _write(tmp_path, "train.tsv", *lines)
-    with pytest.raises(
-        ValueError, match="train.tsv must hold at least one example of S"
-    ):
+    with pytest.raises(ValueError, match="train.tsv must hold at least one example"):
         _read(tmp_path, "sst-2", "train.tsv")
 
 

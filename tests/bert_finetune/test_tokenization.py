@@ -114,9 +114,7 @@ def _generated_texts(first, last, do_lower_case):
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 @pytest.mark.parametrize("block", _BLOCKS)
-def test_ids_of_generated_text_are_those_of_transformers(
-    tmp_path, block, do_lower_case
-):
+def test_ids_of_made_up_text_are_those_of_transformers(tmp_path, block, do_lower_case):
     texts = _generated_texts(*_BLOCKS[block], do_lower_case)
     assert texts
     variants = [*texts]
@@ -212,16 +210,10 @@ _PARTS = r"must hold \[PAD\], \[UNK\], \[CLS\], \[SEP\], one .*\. Received: no "
         (b"", r"Received: .*vocab\.txt, empty\. Use"),
         (b"\n\n", r"Received: .*vocab\.txt, empty\. Use"),
         (b"[PAD]\n\xff\xfe", r"`--vocab_file` must be UTF-8 text\. Rec"),
-        (
-            "\n".join([*_SPECIAL, "x", "a", "x"]).encode(),
-            "'x' in lines 6 and 8 of .*Use",
-        ),
+        ("\n".join([*_SPECIAL, "x", "a", "x"]).encode(), "'x' in lines 6 and 8 of "),
         *(
-            (
-                "\n".join(t for t in _SPECIAL if t != token).encode(),
-                f"{_PARTS}.{token[1:]}",
-            )
-            for token in _SPECIAL[:4]
+            ("\n".join(t for t in _SPECIAL if t != one).encode(), f"{_PARTS}.{one[1:]}")
+            for one in _SPECIAL[:4]
         ),
     ],
 )
@@ -251,9 +243,7 @@ def test_vocabulary_that_fits_the_table_is_accepted(tokenizer, rounded_to):
 
 
 @pytest.mark.parametrize("spare_rows", [-1, 39, 1526])
-def test_vocabulary_that_does_not_fit_the_table_names_both_numbers(
-    tokenizer, spare_rows
-):
+def test_vocabulary_that_does_not_fit_the_table_names_both_sizes(tokenizer, spare_rows):
     vocab_size = tokenizer.num_entries + spare_rows
     found = f"{tokenizer.num_entries} tokens in .*vocab.txt and vocab_size {vocab_size}"
     with pytest.raises(ValueError, match=f"must fit `vocab_size` in .*: {found}. Use"):

@@ -15,9 +15,7 @@ from estimator_accum.runs.batches import Batches
 _CUTS = [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5), (7, 3)]
 
 
-def _windows(
-    size=4, steps=1, replicas=1, num_examples=23, num_train_epochs=3.0, seed=1
-):
+def _windows(size=4, steps=1, replicas=1, num_examples=23, num_train_epochs=3, seed=1):
     """Returns windows of size x steps x replicas examples."""
     batches = Batches(size * steps * replicas, steps, replicas)
     return make_windows(num_examples, num_train_epochs, batches, seed)
@@ -186,14 +184,12 @@ def test_skipped_windows_are_not_made(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_examples", "epochs", "micro_batch_size", "expected"),
+    ("num_examples", "epochs", "size", "expected"),
     [(8, 1, 4, 2), (9, 1, 4, 3), (7250, 3.0, 8, 2719), (10, 0.25, 1, 2), (3, 1, 100, 1)]
     + [(100, 0.29, 1, 29)],  # 28.999999999999996 in floating point
 )
-def test_number_of_micro_steps_drops_nothing(
-    num_examples, epochs, micro_batch_size, expected
-):
-    windows = make_windows(num_examples, epochs, Batches(micro_batch_size, 1, 1), 0)
+def test_number_of_micro_steps_drops_nothing(num_examples, epochs, size, expected):
+    windows = make_windows(num_examples, epochs, Batches(size, 1, 1), 0)
     assert windows.num_micro_steps() == windows.num_updates == expected
 
 
@@ -211,8 +207,6 @@ _SEED = "`seed` must be an integer, 0 <= .* Received: "
         *(({"seed": n}, rf"{_SEED}{n}\.") for n in (-1, 2**64)),
     ],
 )
-def test_epochs_that_reach_no_example_and_seeds_out_of_range_are_refused(
-    options, sentence
-):
+def test_epochs_of_no_example_and_seeds_out_of_range_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         _windows(**options)

@@ -20,6 +20,11 @@ WORDS = [f"w{number}" for number in range(20)]
 _SIZES = {"vocab_size": 5 + len(WORDS), "hidden_size": 16, "num_hidden_layers": 1}
 _SIZES |= {"num_attention_heads": 2, "intermediate_size": 32}
 CONFIG = BertConfig(**_SIZES, max_position_embeddings=24)
+_NO_JOB = dict.fromkeys(("do_train", "do_eval", "do_predict", "do_export"), False)
+_TRAINING = {"effective_batch_size": None, "gradient_accumulation_steps": 2}
+_TRAINING |= {"train_batch_size": 4, "eval_batch_size": 8, "predict_batch_size": 8}
+_TRAINING |= {"num_train_epochs": 1.0, "learning_rate": 1e-3, "clip_norm": 1.0}
+_TRAINING |= {"warmup_proportion": 0.1}
 
 
 def write_rows(path: pathlib.Path, count: int, seed: int, make_row) -> None:
@@ -37,9 +42,7 @@ def write_cola(folder: pathlib.Path, count: int = 50) -> None:
     """Writes `count` training examples, 20 of dev and 10 of test."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, size, seed in (("train.tsv", count, 0), ("dev.tsv", 20, 1)):
-        write_rows(
-            folder / file, size, seed, lambda _, label, text: f"gen\t{label}\t\t{text}"
-        )
+        write_rows(folder / file, size, seed, lambda _, y, text: f"gen\t{y}\t\t{text}")
     write_rows(folder / "test.tsv", 10, 2, lambda number, _, text: f"{number}\t{text}")
     test = folder / "test.tsv"
     test.write_text("index\tsentence\n" + test.read_text())
@@ -78,24 +81,13 @@ def make_settings(
         max_seq_length=16,
         pad_to_max_length=False,
         tokens_per_micro_batch=None,
-        do_train=False,
-        do_eval=False,
-        do_predict=False,
-        do_export=False,
         strategy="none",
         watchdog_secs=60,
-        effective_batch_size=None,
-        train_batch_size=4,
-        eval_batch_size=8,
-        predict_batch_size=8,
-        learning_rate=1e-3,
-        num_train_epochs=1.0,
-        warmup_proportion=0.1,
-        clip_norm=1.0,
-        gradient_accumulation_steps=2,
         save_checkpoints_steps=1000,
         dropout=False,
         seed=0,
+        **_NO_JOB,
+        **_TRAINING,
     )
 
 
