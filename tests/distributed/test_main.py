@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from distributed import jobs
-from estimator_accum.runs.lock import locked
 from estimator_accum.runs.watchdog import LostTaskError
 from tests.helpers import running, short_run
 
@@ -31,18 +30,6 @@ def _refused(run_main, *flags) -> str:
 )
 def test_flag_that_does_not_fit_is_refused_in_one_sentence(run_main, flag, sentence):
     assert sentence in _refused(run_main, flag)
-
-
-def test_folder_that_cannot_be_made_is_refused(run_main, tmp_path):
-    (tmp_path / "file").write_text("")
-    sentence = _refused(run_main, f"--output_dir={tmp_path}/file/run")
-    assert "`--output_dir` must be a folder, or a path where one can" in sentence
-
-
-def test_folder_in_use_is_refused(run_main, tmp_path):
-    with locked(tmp_path):
-        sentence = _refused(run_main, f"--output_dir={tmp_path}")
-    assert "must be of one run at a time" in sentence
 
 
 def test_malformed_cluster_is_refused_in_one_sentence(run_main, monkeypatch):
@@ -105,30 +92,14 @@ def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
     short_run.assert_same_weights(folder, one_worker)
 
 
-@pytest.mark.once
-def test_gradients_that_are_not_finite_end_in_one_sentence(tmp_path, run_main):
-    flags = ("--learning_rate=1e9", "--train_updates=30")
-    code, output = run_main(f"--output_dir={tmp_path / 'output'}", *flags)
-    assert code == 2
-    assert output.splitlines()[-1].startswith(
-        "distributed: Gradients must be finite. Received: NaN or infinity at micro-step"
-    )
-
-
 @pytest.mark.parametrize(
-    "error, code, last_line",
+    "error, code, last",
     [
-        (
-            LostTaskError("Start all\ntasks again."),
-            75,
-            "distributed: Start all tasks a",
-        ),
+        (LostTaskError("Start all\ntasks again."), 75, "distributed: Start all tasks"),
         (OSError("disk full"), 1, "OSError: disk full"),
     ],
 )
-def test_error_in_a_task_ends_it_at_once(
-    tmp_path, run_main, monkeypatch, error, code, last_line
-):
+def test_error_ends_a_task_at_once(tmp_path, run_main, monkeypatch, error, code, last):
     """TensorFlow's threads would keep the process alive."""
 
     def execute(job):
@@ -136,4 +107,4 @@ def test_error_in_a_task_ends_it_at_once(
 
     monkeypatch.setattr(jobs, "execute", execute)
     found, output = run_main(f"--output_dir={tmp_path / 'output'}")
-    assert found == code and output.splitlines()[-1].startswith(last_line)
+    assert found == code and output.splitlines()[-1].startswith(last)

@@ -30,9 +30,7 @@ def short_settings(output_dir: pathlib.Path) -> Settings:
 def values(output_dir: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns all variables of the last checkpoint by name."""
     reader = tf.train.load_checkpoint(str(output_dir))
-    return {
-        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
-    }
+    return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
 
 
 def assert_same_weights(output_dir: pathlib.Path, other_dir: pathlib.Path) -> None:

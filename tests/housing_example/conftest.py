@@ -27,21 +27,10 @@ def csv(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def settings_in() -> Callable[[pathlib.Path], Settings]:
     """Makes settings from an output folder: 59 x 3, file order, generated data."""
-    return lambda output_dir: Settings(
-        train_csv=None,
-        test_csv=None,
-        output_dir=str(output_dir),
-        strategy="none",
-        effective_batch_size=None,
-        train_batch_size=59,
-        gradient_accumulation_steps=3,
-        train_updates=500,
-        learning_rate=5e-3,
-        clip_norm=None,
-        shuffle=False,
-        seed=0,
-        watchdog_secs=300,
-    )
+    values = {name: main.FLAGS[name].default for name in Settings.__dataclass_fields__}
+    sizes = {"train_batch_size": 59, "gradient_accumulation_steps": 3}
+    values |= {"clip_norm": None, "shuffle": False, **sizes}
+    return lambda folder: Settings(**values | {"output_dir": str(folder)})
 
 
 @pytest.fixture

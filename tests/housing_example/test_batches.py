@@ -24,9 +24,7 @@ def test_effective_batch_grows_with_the_replicas_unless_it_is_given(settings, re
     other = _with(settings, train_batch_size=10, gradient_accumulation_steps=2)
     assert batches_of(other, replicas) == Batches(20 * replicas, 2, replicas)
     given = _with(settings, effective_batch_size=100, train_batch_size=8)
-    assert batches_of(given, replicas) == Batches(
-        100, 13 if replicas == 1 else 7, replicas
-    )
+    assert batches_of(given, replicas) == Batches(100, -(-13 // replicas), replicas)
 
 
 def test_folder_goes_on_in_another_cut_of_the_same_updates_only(settings):

@@ -68,10 +68,7 @@ def test_columns_with_names_are_read_in_any_case_and_order(tmp_path, change):
         ("1,2\n", r"must have the 14 columns CRIM,.* 2 columns without names\. Name"),
         (_ROW.replace(",", " "), "without CRIM"),
         (f"{_NAMES},crim\n{_ROW},1\n", "name each column once. Received: CRIM 2 times"),
-        (
-            f"{_ROW}\n{_with('many', 'RM')}",
-            "line 2 must have a number for RM. .*'many'",
-        ),
+        (f"{_ROW}\n{_with('many', 'RM')}", "line 2 must have a number for RM.*'many'"),
         (f"{_NAMES}\n\n{_with('6,5', 'RM')}\n", "Expected 14 fields in line 3, saw 15"),
         (f"{_NAMES}\n\n{_ROW}\n{_with('', 'B')}\n", "line 4 must .* for B. .*: ''"),
         (f"{_ROW}\n1,2,3\n", "line 2 must have a number for CHAS. Received: ''"),
@@ -218,9 +215,7 @@ def test_input_layer_gets_log_of_crim_clipped_b_and_chas_as_a_category(csv):
     at = names.index("CHAS")
     chas = np.eye(2)[table["CHAS"]]
     left, right = numbers[names[:at]], numbers[names[at + 1 :]]
-    np.testing.assert_allclose(
-        inputs, np.concatenate([left, chas, right], axis=1), atol=2e-5
-    )
+    np.testing.assert_allclose(inputs, np.hstack([left, chas, right]), atol=2e-5)
 
 
 def test_constant_column_is_left_at_zero():

@@ -46,9 +46,7 @@ def boston(request) -> str | None:
 
 
 @pytest.mark.once
-def test_updates_of_59_x_3_give_the_weights_of_177(
-    settings, boston, count_session_runs
-):
+def test_updates_of_59_x_3_give_weights_of_177(settings, boston, count_session_runs):
     settings = dataclasses.replace(settings, train_csv=boston, train_updates=_UPDATES)
     ran, runs = {}, {}
     for name in ("ours", "whole"):

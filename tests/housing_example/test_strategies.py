@@ -81,9 +81,7 @@ def test_several_devices_train_as_one(two_devices, whole):
     _assert_all_seen(two_devices / "with_accumulation")
 
 
-def test_memory_and_fewer_devices_change_no_weight(
-    csv, killed, whole, run_main, limited_memory
-):
+def test_memory_or_devices_move_no_weight(csv, killed, whole, run_main, limited_memory):
     flags = {"train_csv": csv, "output_dir": killed} | _FLAGS
     with limited_memory(4):
         done = run_main(flags | {"micro_batch_size": "auto"})
@@ -171,9 +169,7 @@ def test_evaluator_and_cluster_without_strategy_are_refused(
     assert not (tmp_path / "output").exists()
 
 
-def test_task_that_is_a_cluster_of_its_own_trains_alone(
-    csv, tmp_path, run_main, monkeypatch
-):
+def test_a_cluster_of_one_task_trains_alone(csv, tmp_path, run_main, monkeypatch):
     """With K = 1 and its own test set: there is nothing to compare with."""
     task = {"type": "worker", "index": 0}
     config = {"cluster": {"worker": ["localhost:1"]}, "task": task}
