@@ -31,9 +31,8 @@ def test_float32_accumulators_keep_what_float16_ones_lose():
         with tf.Graph().as_default():
             slope = v1.placeholder(tf.float16, [])
             x = v1.get_variable("x", initializer=tf.constant(0, tf.float16))
-            train_op = make_accumulating_train_op(
-                x * slope, sgd(), 4, accumulator_dtype=dtype
-            )
+            options = {"accumulator_dtype": dtype}
+            train_op = make_accumulating_train_op(x * slope, sgd(), 4, **options)
             found = _variables()["x/accumulator"].dtype.base_dtype
             assert found == (dtype or tf.float16)
             return after_each(train_op, [{slope: n} for n in (2048, 1, 1, 2)], x)[-1]
@@ -61,14 +60,9 @@ def test_accumulators_live_where_they_are_asked_to():
 @pytest.mark.parametrize("sparse_rows", [0, 11])
 def test_there_is_one_accumulator_a_variable_and_scalars_beside(sparse_rows):
     model = make_model()
-    make_accumulating_train_op(
-        model.loss,
-        v1.train.AdamOptimizer(),
-        2,
-        clip_norm=1.0,
-        noise_scale=True,
-        var_list=[model.dense, *([model.embedding] if sparse_rows else [])],
-    )
+    options = {"clip_norm": 1.0, "noise_scale": True}
+    options["var_list"] = [model.dense, *([model.embedding] if sparse_rows else [])]
+    make_accumulating_train_op(model.loss, v1.train.AdamOptimizer(), 2, **options)
     trained = 3 + sparse_rows * 2
     slots = 2 * trained
     ours = [v for n, v in _variables().items() if "accumulator" in n]
@@ -108,24 +102,19 @@ def test_reductions_are_checked(options, message):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("is_wrapped", [False, True])
-def test_update_ops_run_once_every_micro_step(steps, is_wrapped):
+@pytest.mark.parametrize("given", ["nothing", "control dependency", "other ops"])
+def test_update_ops_run_once_every_micro_step_unless_others_are_chosen(steps, given):
     """Without the caller's control dependency, and not twice with it."""
     x = v1.get_variable("x", initializer=1.0)
     average = v1.get_variable("average", initializer=0.0, trainable=False)
     v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)
-    wrapped = v1.get_collection(v1.GraphKeys.UPDATE_OPS) if is_wrapped else []
+    wrapped = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+    wrapped = wrapped if given == "control dependency" else []
+    options = {"update_ops": []} if given == "other ops" else {}
     with tf.control_dependencies(wrapped):
-        train_op = make_accumulating_train_op(x * x, sgd(), steps)
-    assert after_each(train_op, [{}] * 6, average) == [1, 2, 3, 4, 5, 6]
-
-
-def test_update_ops_may_be_chosen():
-    x = v1.get_variable("x", initializer=1.0)
-    average = v1.get_variable("average", initializer=0.0, trainable=False)
-    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)
-    train_op = make_accumulating_train_op(x * x, sgd(), 2, update_ops=[])
-    assert after_each(train_op, [{}], average) == [0]
+        train_op = make_accumulating_train_op(x * x, sgd(), steps, **options)
+    expected = [0] * 6 if given == "other ops" else [1, 2, 3, 4, 5, 6]
+    assert after_each(train_op, [{}] * 6, average) == expected
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -45,9 +45,8 @@ class _Graph:
             self.slices = v1.placeholder(tf.float64, [2])
             self.ids = v1.placeholder(tf.int64, [2])
             self.weight = v1.placeholder(tf.float64, [])
-            self.steps = v1.get_variable(
-                "k", initializer=tf.constant(2, tf.int64), trainable=False
-            )
+            two = tf.constant(2, tf.int64)
+            self.steps = v1.get_variable("k", initializer=two, trainable=False)
             self.new_steps = v1.placeholder(tf.int64, [])
             self.set_steps = self.steps.assign(self.new_steps)
             x = v1.get_variable("x", initializer=tf.constant(0.0, tf.float64))
@@ -56,22 +55,14 @@ class _Graph:
             loss = self.dense * x
             loss += tf.reduce_sum(self.slices * tf.gather(table, self.ids))
             clock = tf.cast(get_or_create_update_step(), tf.float64)
+            optimizer = v1.train.MomentumOptimizer(RATE / (1.0 + clock), MOMENTUM)
+            options = {"weight": self.weight, "on_nonfinite": policy}
             self.train_op = make_accumulating_train_op(
-                loss,
-                v1.train.MomentumOptimizer(RATE / (1.0 + clock), MOMENTUM),
-                lambda _: self.steps.read_value(),
-                clip_norm=CLIP_NORM,
-                weight=self.weight,
-                on_nonfinite=policy,
+                loss, optimizer, lambda _: self.steps.read_value(), CLIP_NORM, **options
             )
             (self.window,) = get_windows()
-            micro_steps = self.window.micro_steps
-            counters = [
-                v1.train.get_global_step(),
-                self.window.update_step,
-                micro_steps,
-            ]
-            self.state = [x, table, *counters]
+            counters = [self.window.update_step, self.window.micro_steps]
+            self.state = [x, table, v1.train.get_global_step(), *counters]
             self.saver = v1.train.Saver()
             self.start = v1.global_variables_initializer()
             self.session = v1.Session()
@@ -213,15 +204,8 @@ _STATE += ("touched",)
 @pytest.mark.parametrize("policy", ["raise", "skip_micro_batch", "skip_window"])
 def test_any_order_of_steps_is_what_numpy_says(policy):
     machine = type("Machine", (_Machine,), {"policy": policy})
-    cases = int(os.environ.get("HYPOTHESIS_CASES", "30"))
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=cases,
-            stateful_step_count=25,
-            deadline=None,
-            derandomize="HYPOTHESIS_CASES" not in os.environ,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    options = {"stateful_step_count": 25, "deadline": None, "database": None}
+    options["max_examples"] = int(os.environ.get("HYPOTHESIS_CASES", "30"))
+    options["derandomize"] = "HYPOTHESIS_CASES" not in os.environ
+    chosen = settings(suppress_health_check=list(HealthCheck), **options)
+    run_state_machine_as_test(machine, settings=chosen)

@@ -100,9 +100,7 @@ def _average(w):
 
 @pytest.mark.parametrize("use_resource", [True, False])
 @pytest.mark.parametrize("on_nonfinite", ["raise", "skip_window"])
-def test_after_update_ops_run_once_after_each_update(
-    on_nonfinite, use_resource, control_flow
-):
+def test_after_update_ops_run_once_an_update(on_nonfinite, use_resource, control_flow):
     if control_flow == "v2" and not use_resource:
         pytest.skip("refused: no tf.cond of control flow v2 holds reference variables")
 
@@ -121,10 +119,7 @@ def test_after_update_ops_that_exist_already_are_refused():
             AccumulatingOptimizer(sgd(), K, after_update_ops=[made])
     made = []
     with pytest.raises(ValueError, match="must make its operations when it is called"):
-        _train(
-            lambda step: made.append(tf.identity(step)) or sgd(),
-            after=lambda _: made[0],
-        )
+        _train(lambda s: made.append(tf.identity(s)) or sgd(), after=lambda _: made[0])
 
 
 class Adafactor(v1.train.GradientDescentOptimizer):
@@ -157,9 +152,7 @@ def _halved(step):
         (lambda _: v1.train.AdamOptimizer(0.1), None),
     ],
 )
-def test_a_clock_that_counts_micro_steps_is_warned_of(
-    make_optimizer, words, on_nonfinite, caplog
-):
+def test_a_micro_step_clock_is_warned_of(make_optimizer, words, on_nonfinite, caplog):
     # A model may read global_step in a micro-step without a warning.
     options = {"scale": _halved}
     _train(make_optimizer, on_nonfinite=on_nonfinite, **options)

@@ -25,9 +25,7 @@ UPDATES = 30
     [(name, tf.float64, 3, 0.5, 0.1) for name in OPTIMIZERS]
     + [("adam", tf.float32, 2, None, 0.0), ("adagrad_da", tf.float32, 3, 0.5, 0.1)],
 )
-def test_weights_and_slots_equal_those_of_the_big_batch(
-    name, dtype, steps, clip_norm, decay
-):
+def test_weights_and_slots_are_the_big_batchs(name, dtype, steps, clip_norm, decay):
     batches = make_batches(UPDATES, 6)
     settings = {"dtype": dtype, "clip_norm": clip_norm, "decay": decay}
     plain = train_plain(OPTIMIZERS[name], batches, **settings)
@@ -80,9 +78,7 @@ def test_updates_equal_the_numpy_oracle(name, settings):
         gradient = v1.placeholder(tf.float64, [5])
         variable = v1.get_variable("x", initializer=np.zeros(5))
         loss = tf.reduce_sum(variable * gradient)
-        train_op = make_accumulating_train_op(
-            loss, optimizer(*settings), 4, clip_norm=0.75
-        )
+        train_op = make_accumulating_train_op(loss, optimizer(*settings), 4, 0.75)
         feeds = [{gradient: each} for window in gradients for each in window]
         ours = after_each(train_op, feeds, variable)[3::4]
     # TensorFlow keeps Adam's beta powers in float32.
@@ -102,10 +98,8 @@ def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not
     def train(is_weighted):
         with tf.Graph().as_default():
             model = make_model()
-            weight = tf.shape(model.feeds.targets)[0] if is_weighted else None
-            train_op = make_accumulating_train_op(
-                model.loss, sgd(0.05), 3, weight=weight
-            )
+            size = tf.shape(model.feeds.targets)[0] if is_weighted else None
+            train_op = make_accumulating_train_op(model.loss, sgd(0.05), 3, weight=size)
             parts = np.split(np.arange(8), [1, 6])
             fields = [[field[part] for field in batch] for part in parts]
             feeds = [dict(zip(model.feeds, each, strict=True)) for each in fields]

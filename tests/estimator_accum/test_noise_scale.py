@@ -36,9 +36,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
         examples = v1.placeholder(tf.float32, [None, 3])
         x = v1.get_variable("x", initializer=np.zeros([3, 1], np.float32))
         # Rows 0, 1 and 2, each looked up twice: the norm is that of the summed rows.
-        rows = (
-            tf.gather(x, [0, 1, 2, 0, 1, 2]) / 2 if sparse else tf.concat([x, x], 0) / 2
-        )
+        rows = (tf.gather(x, [0, 1, 2] * 2) if sparse else tf.concat([x, x], 0)) / 2
         loss = tf.reduce_mean(tf.matmul(tf.concat([examples, examples], 1), rows))
         weight = tf.shape(examples)[0] if weigh_examples else None
         options = {"weight": weight, "noise_scale": True}
@@ -99,10 +97,8 @@ def test_it_moves_no_weight():
     def train(noise_scale):
         with tf.Graph().as_default():
             x = v1.get_variable("x", initializer=[1.0, 2.0])
-            adam, options = v1.train.AdamOptimizer(), {"noise_scale": noise_scale}
-            train_op = make_accumulating_train_op(
-                tf.reduce_sum(x**2), adam, 3, **options
-            )
+            adam, more = v1.train.AdamOptimizer(), {"noise_scale": noise_scale}
+            train_op = make_accumulating_train_op(tf.reduce_sum(x**2), adam, 3, **more)
             return after_each(train_op, [{}] * 9, x)[-1]
 
     np.testing.assert_array_equal(train(True), train(False))

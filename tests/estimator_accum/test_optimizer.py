@@ -38,11 +38,9 @@ def test_minimize_is_make_accumulating_train_op_bit_for_bit(name):
         return optimizer.minimize(model.loss, v1.train.get_or_create_global_step())
 
     ours = train(minimize, [part for b in batches for part in split(b, K)])
-    reference = train_accumulating(
-        OPTIMIZERS[name], batches, K, clip_norm=0.5, decay=0.1
-    )
-    assert ours.keys() == reference.keys()
-    for key, value in reference.items():
+    theirs = train_accumulating(OPTIMIZERS[name], batches, K, clip_norm=0.5, decay=0.1)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
         np.testing.assert_array_equal(ours[key], value, err_msg=key)
 
 
@@ -138,17 +136,13 @@ def test_a_keras_model_as_an_estimator_goes_on_in_mid_window(tmp_path):
             )
             adam = v1.train.AdamOptimizer(0.05)
             model.compile(optimizer=AccumulatingOptimizer(adam, 4), loss="mse")
-            estimator = tf.keras.estimator.model_to_estimator(
-                model, model_dir=str(folder)
-            )
+            ours = tf.keras.estimator.model_to_estimator(model, model_dir=str(folder))
         first = 0
         for part in parts:
-            estimator.train(
-                lambda skipped=first: _keras_input_fn().skip(skipped), steps=part
-            )
+            ours.train(lambda n=first: _keras_input_fn().skip(n), steps=part)
             first += part
-        name = next(n for n in estimator.get_variable_names() if "kernel/.ATTR" in n)
-        return estimator.get_variable_value(name)
+        name = next(n for n in ours.get_variable_names() if "kernel/.ATTR" in n)
+        return ours.get_variable_value(name)
 
     whole = train(tmp_path / "whole", 16)
     np.testing.assert_allclose(train(tmp_path / "parts", 6, 10), whole, rtol=1e-6)
@@ -163,8 +157,6 @@ def _keras_input_fn():
 
 
 # Canned estimators and heads: one run over big batches, one over micro-batches.
-
-
 _COLUMNS = [tf.feature_column.numeric_column("x", shape=[4])]
 
 
@@ -241,9 +233,8 @@ def test_canned_estimators_take_it_and_train_as_on_the_big_batch(
 
 
 def test_a_partial_window_of_two_optimizers_is_applied(tmp_path, caplog):
-    estimator = _combined(
-        _accumulating(), v1.losses.Reduction.SUM_OVER_BATCH_SIZE, str(tmp_path)
-    )
+    mean = v1.losses.Reduction.SUM_OVER_BATCH_SIZE
+    estimator = _combined(_accumulating(), mean, str(tmp_path))
     caplog.set_level("INFO", "tensorflow.estimator_accum")
     hooks = make_accumulation_hooks("apply", metrics_dir=tmp_path)
     estimator.train(_input_fn(2, 10), hooks=hooks)  # 5 micro-steps: 3 and 2

@@ -54,10 +54,8 @@ class _TwoReplicas:
         """Returns x after each micro-step; it is the same on both replicas."""
         values = []
         for pair in gradients:
-            feed = {self._gradients: pair}
-            _, self.noise_scale = self.session.run(
-                [self._train_op, self._window.noise_scale], feed
-            )
+            fetches = [self._train_op, self._window.noise_scale]
+            _, self.noise_scale = self.session.run(fetches, {self._gradients: pair})
             first, second = self.session.run(self._x)
             assert first == second
             values.append(float(first))

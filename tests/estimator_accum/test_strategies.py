@@ -73,9 +73,7 @@ def test_cpus_whose_collectives_would_wait_for_ever_train_as_one_device(
 
 
 @pytest.mark.once
-def test_loss_scaling_whose_collectives_would_wait_for_ever_is_refused(
-    tmp_path, one_device
-):
+def test_loss_scaling_whose_collectives_would_hang_is_refused(tmp_path, one_device):
     (done,) = _end(tmp_path / "none", "collectives", 2, 4, 4, "loss_scaling")
     assert done.returncode == 1
     assert "must not reduce by collectives, which wait for ever" in done.stderr
@@ -110,7 +108,5 @@ def test_cluster_that_would_save_nothing_is_refused(tmp_path):
     # Without a SummarySaverHook TensorFlow creates no CheckpointSaverHook.
     options = ("multi_worker", 2, 4, 4, "save_summary_steps=0")
     chief, _ = _end(tmp_path / "none", *options)
-    sentence = (
-        "must write checkpoints. Received: none when it began, as with a RunConfig"
-    )
+    sentence = "must write checkpoints. Received: none when it began, as with"
     assert chief.returncode == 1 and sentence in chief.stderr

@@ -16,19 +16,16 @@ def by_train_op(loss, optimizer, steps, **options):
 
 
 def by_minimize(loss, optimizer, steps, **options):
-    global_step = v1.train.get_or_create_global_step()
-    return AccumulatingOptimizer(optimizer, steps, **options).minimize(
-        loss, global_step
-    )
+    step = v1.train.get_or_create_global_step()
+    return AccumulatingOptimizer(optimizer, steps, **options).minimize(loss, step)
 
 
 def by_apply_gradients(loss, optimizer, steps, **options):
     """Applies gradients computed elsewhere, so that the loss is unknown."""
     pairs = optimizer.compute_gradients(loss)
-    global_step = v1.train.get_or_create_global_step()
-    return AccumulatingOptimizer(optimizer, steps, **options).apply_gradients(
-        pairs, global_step
-    )
+    step = v1.train.get_or_create_global_step()
+    ours = AccumulatingOptimizer(optimizer, steps, **options)
+    return ours.apply_gradients(pairs, step)
 
 
 ALL = [by_train_op, by_minimize, by_apply_gradients]

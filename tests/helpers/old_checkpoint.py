@@ -49,9 +49,7 @@ def train_v1(folder: str, first: int, stop: int, restored: str | None) -> dict:
                 session.run(train_op, {rows: ROWS[i], targets: TARGETS[i]})
             path = saver.save(session, f"{folder}/model.ckpt", write_meta_graph=False)
     reader = tf.train.load_checkpoint(path)
-    return {
-        name: reader.get_tensor(name) for name in reader.get_variable_to_dtype_map()
-    }
+    return {n: reader.get_tensor(n) for n in reader.get_variable_to_dtype_map()}
 
 
 def train_keras(folder: str, first: int, stop: int, restored: str | None) -> dict:

@@ -110,9 +110,7 @@ def train_plain(
             gradients, variables = zip(*pairs, strict=True)
             norm = None
             if sparse_norm == "rows":  # sums the slices of a row
-                norm = tf.linalg.global_norm(
-                    [tf.convert_to_tensor(g) for g in gradients]
-                )
+                norm = tf.linalg.global_norm([*map(tf.convert_to_tensor, gradients)])
             gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
             pairs = zip(gradients, variables, strict=True)
         return optimizer.apply_gradients(pairs, global_step=step)

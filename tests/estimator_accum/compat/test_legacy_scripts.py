@@ -19,9 +19,6 @@ def _runner(*arguments, cwd=None, **variables):
     )
 
 
-## Legacy scripts
-
-
 def _cases():
     """Yields all scripts unedited, and one per import form with the two lines."""
     yield "train_and_evaluate", "unedited"
@@ -37,9 +34,7 @@ def _cases():
 def test_legacy_script_runs(tmp_path, name, way):
     codes, output = legacy_runs.run(name, tmp_path, way)
     assert codes == [0]
-    assert re.search(
-        r"^(loss|slope|weights|prediction|regressor|multi_)", output, re.MULTILINE
-    )
+    assert re.search(r"(?m)^(loss|slope|weights|prediction|regressor|multi_)", output)
 
 
 @pytest.mark.slow
@@ -73,9 +68,6 @@ def test_tpu_estimator_is_refused_when_it_is_made(tmp_path):
         r"2\.\d+\.\d+\. Use tf\.estimator\.Estimator\.",
         output,
     )
-
-
-## python -m estimator_accum.compat
 
 
 def test_runner_enables_before_the_script_begins(tmp_path):

@@ -30,7 +30,7 @@ def _behind_update_ops(x):
         return _decayed()
 
 
-def _by_the_batchs_size(x):
+def _by_size(x):
     return _decayed() * tf.cast(tf.shape(x)[0], tf.float32) / SIZE
 
 
@@ -60,12 +60,8 @@ def _estimator(folder, make_rate, **options):
 @pytest.mark.parametrize(
     "options", [{}, {"clip_norm": 10.0, "on_nonfinite": "skip_window"}]
 )
-@pytest.mark.parametrize(
-    "make_rate", [_behind_update_ops, _by_the_batchs_size, _beside_a_summary]
-)
-def test_a_partial_window_is_applied_as_its_last_micro_step_would(
-    make_rate, options, tmp_path
-):
+@pytest.mark.parametrize("make_rate", [_behind_update_ops, _by_size, _beside_a_summary])
+def test_a_partial_window_is_applied_like_a_whole_one(make_rate, options, tmp_path):
     estimator = _estimator(tmp_path, make_rate, **options)
     estimator.train(lambda: tf.data.Dataset.from_tensor_slices(X).batch(SIZE))
     expected = -0.5 * X[: K * SIZE].mean() - 0.25 * X[K * SIZE :].mean()
@@ -81,7 +77,7 @@ def test_a_partial_window_is_applied_as_its_last_micro_step_would(
 
 
 def test_what_no_micro_step_has_told_leaves_the_window_open(tmp_path, caplog):
-    estimator = _estimator(tmp_path, _by_the_batchs_size)
+    estimator = _estimator(tmp_path, _by_size)
     micro_batches = tf.data.Dataset.from_tensor_slices
     estimator.train(lambda: micro_batches(X).batch(SIZE), steps=6)
     estimator.train(lambda: micro_batches(X[:0]).batch(SIZE))

@@ -149,11 +149,9 @@ def test_learning_rate_is_the_wrapped_optimizers(kind):
 
 
 def test_skipping_a_micro_batch_takes_another_one_instead(kind):
-    optimizer = accumulate(
-        kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_micro_batch"
-    )
+    ours = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_micro_batch")
     gradients = [1.0, np.inf, 3.0, np.nan, 1.0, 1.0]
-    values = apply_each(optimizer, tf.Variable(0.0), gradients)
+    values = apply_each(ours, tf.Variable(0.0), gradients)
     assert values == [0, 0, -2, -2, -2, -3]
 
 
@@ -253,23 +251,21 @@ def test_an_epoch_without_validation_ends_its_window_too(kind):
 
 
 @pytest.mark.parametrize(
-    ("partial_window", "updates"),
+    ("choice", "updates"),
     [("keep", [1, 2, 3]), ("apply", [1, 2, 3]), ("apply_every_epoch", [2, 4, 6])],
 )
-def test_callback_decides_what_becomes_of_a_partial_window(
-    kind, partial_window, updates
-):
+def test_callback_decides_what_becomes_of_a_partial_window(kind, choice, updates):
     model = kind.dense_model("float64")
     data = dense_data(40, "float64")
     optimizer = accumulate(kind.optimizer("Adam", 0.05), 4)
-    callback = AccumulationCallback(partial_window)
-    is_every_epoch = partial_window == "apply_every_epoch"
+    callback = AccumulationCallback(choice)
+    is_every_epoch = choice == "apply_every_epoch"
     kwargs = {"validation_data": data} if is_every_epoch else {}
     history = fit(model, optimizer, data, 8, 3, callbacks=[callback], **kwargs).history
     assert history["updates"] == updates
-    left = 3 if partial_window == "keep" else 0
+    left = 3 if choice == "keep" else 0
     assert int(optimizer.micro_steps.numpy()) == left
-    if partial_window == "keep":
+    if choice == "keep":
         return
     expected = kind.dense_model("float64")
     expected.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)

@@ -56,9 +56,8 @@ def test_two_train_ops_share_their_micro_batches(tmp_path):
 
 def test_checkpoints_are_those_of_the_plain_estimator(tmp_path):
     one = input_fn_of(16, 16)
-    theirs = train(
-        make_model_fn(plain("adam")), tmp_path / "plain", lambda: one().repeat(3)
-    )
+    adam = make_model_fn(plain("adam"))
+    theirs = train(adam, tmp_path / "plain", lambda: one().repeat(3))
     for i in range(3):  # plain, in micro-batches, plain
         if i == 1:
             model_fn = make_model_fn(by_train_op("adam"))
@@ -66,7 +65,7 @@ def test_checkpoints_are_those_of_the_plain_estimator(tmp_path):
             assert ours.keys() - theirs.keys() == {"update_step"}
             assert ours["update_step"] == 2
         else:
-            ours = train(make_model_fn(plain("adam")), tmp_path / "mixed", one)
+            ours = train(adam, tmp_path / "mixed", one)
     assert difference(ours, theirs) == 0
 
 

@@ -65,9 +65,8 @@ def test_clipping_schedules_and_the_reported_loss_see_the_batch(tmp_path):
 
     theirs = train(make_model_fn(clipping), tmp_path / "plain", INPUT)
     for count, tolerance in ((1, 0), (4, 5e-7)):
-        values = train_in_micro_batches(
-            make_model_fn(ours), tmp_path / str(count), INPUT, count
-        )
+        folder, model_fn = tmp_path / str(count), make_model_fn(ours)
+        values = train_in_micro_batches(model_fn, folder, INPUT, count)
         assert difference(values, theirs) <= tolerance
     losses = [_summaries(tmp_path / folder, "loss") for folder in ("plain", "4")]
     assert len(losses[0]) == 6
@@ -195,9 +194,7 @@ def test_batch_normalization_runs_once_a_micro_batch(grouped, tmp_path):
     np.testing.assert_allclose(values[name], expected, atol=1e-6)
 
 
-def test_counters_of_batches_run_once_a_batch_and_of_examples_once_a_micro_batch(
-    tmp_path,
-):
+def test_counters_run_once_a_batch_and_of_examples_once_a_micro_batch(tmp_path):
     def model_fn(features, labels, mode):
         def counter(name):
             zero = v1.zeros_initializer()

@@ -7,12 +7,8 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.microbatch import _keras
-from tests.helpers.microbatch_runs import (
-    difference,
-    variables_of,
-    word_columns,
-    words_input_fn,
-)
+from tests.helpers import microbatch_runs
+from tests.helpers.microbatch_runs import variables_of, word_columns, words_input_fn
 
 _BATCHES = 3  # the batches of words_input_fn
 
@@ -67,7 +63,7 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     added = values.keys() - expected.keys()
     assert all("update_step" in name for name in added)
     assert values["global_step"] == _BATCHES
-    assert difference(values, expected) <= tolerance
+    assert microbatch_runs.difference(values, expected) <= tolerance
     if name == "default":  # ours evaluates like the plain one
         assert ours.evaluate(words_input_fn)["global_step"] == _BATCHES
 

@@ -79,9 +79,7 @@ def _scalars(folder) -> list[tuple[int, float]]:
     ]
 
 
-def test_a_batch_that_does_not_fit_is_trained_in_smaller_micro_batches(
-    tmp_path, caplog
-):
+def test_a_batch_that_does_not_fit_is_trained_in_micro_batches(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 5)
     with caplog.at_level(logging.INFO):
         ours = _train_auto(memory, tmp_path / "a")
@@ -211,9 +209,6 @@ def _exhausted(message):
 )
 def test_what_counts_as_out_of_memory(error, is_memory):
     assert is_out_of_memory(error) is is_memory
-
-
-## Injected failures: everything that a micro-batch writes
 
 
 class _Script:

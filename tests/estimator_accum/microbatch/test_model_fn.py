@@ -47,13 +47,10 @@ def test_any_number_of_micro_batches_gives_the_batchs_weights_and_one_to_the_bit
 def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
     # Stops before the end of the data, where plain Adam decays its slots once more.
     options = {"input_fn": _INPUT, "max_steps": 4}
-    theirs = train(
-        make_model_fn(plain(optimizer), embedding_layer), tmp_path / "plain", **options
-    )
+    model_fn = make_model_fn(plain(optimizer), embedding_layer)
+    theirs = train(model_fn, tmp_path / "plain", **options)
     model_fn = make_model_fn(by_train_op(optimizer), embedding_layer)
-    for micro_batches in (1, 8):
-        folder = tmp_path / str(micro_batches)
-        ours = train_in_micro_batches(
-            model_fn, folder, micro_batches=micro_batches, **options
-        )
-        assert difference(ours, theirs) <= max(tolerance, 1e-6 * (micro_batches > 1))
+    for count in (1, 8):
+        folder = tmp_path / str(count)
+        ours = train_in_micro_batches(model_fn, folder, micro_batches=count, **options)
+        assert difference(ours, theirs) <= max(tolerance, 1e-6 * (count > 1))

@@ -49,10 +49,8 @@ def test_multistep(steps):
             optimizer = v1.train.AdamOptimizer(10.0, beta1=0.2, beta2=0.99)
             train_op = make_train_op(loss, optimizer)
             feeds = [dict(zip(gradients, fed, strict=True)) for fed in micro_batches]
-            fetches = [*optimizer._get_beta_accumulators(), *variables]
-            return after_each(train_op, feeds * 3, fetches)[
-                len(feeds) - 1 :: len(feeds)
-            ]
+            state = [*optimizer._get_beta_accumulators(), *variables]
+            return after_each(train_op, feeds * 3, state)[len(feeds) - 1 :: len(feeds)]
 
     ours = train(lambda *arguments: by_train_op(*arguments, steps), micro_batches)
     mean = np.mean(micro_batches, axis=0)
@@ -76,11 +74,9 @@ def test_accumulator():
     loss = tf.reduce_sum(tf.nn.relu(tf.matmul(inputs, weights)))
     rate = tf.constant(0.1, tf.float64)  # a Python float would become float32's 0.1
     train_op = by_minimize(loss, sgd(rate), 2)
-    accumulator = next(v for v in v1.global_variables() if v.op.name == "w/accumulator")
+    total = next(v for v in v1.global_variables() if v.op.name == "w/accumulator")
     feeds = [{inputs: x} for x in (first, second, second)]
-    sums, values = zip(
-        *after_each(train_op, feeds, [accumulator, weights]), strict=True
-    )
+    sums, values = zip(*after_each(train_op, feeds, [total, weights]), strict=True)
 
     def gradient(x, w):
         return x.T @ (x @ w > 0)
@@ -132,14 +128,12 @@ def test_grad_aggregation_with_inf_grad(
 def test_large_batch_emulation_no_noise():
     """TF Privacy, dp_optimizer_keras_sparse_test.py, testLargeBatchEmulationNoNoise."""
     x = v1.placeholder(tf.float32, [2, 2])
-    variables = [
-        v1.get_variable("var0", initializer=[[1.0, 2.0]]),
-        v1.get_variable("var1", initializer=[3.0]),
-    ]
-    predicted = tf.matmul(variables[0], x, transpose_b=True) + variables[1]
+    var0 = v1.get_variable("var0", initializer=[[1.0, 2.0]])
+    var1 = v1.get_variable("var1", initializer=[3.0])
+    predicted = tf.matmul(var0, x, transpose_b=True) + var1
     loss = tf.reduce_mean(predicted)
     train_op = by_minimize(loss, sgd(), 2)
-    state = [*variables, get_or_create_update_step()]
+    state = [var0, var1, get_or_create_update_step()]
     first, second = [[2, 0], [0, 1]], [[4, 2], [2, 1]]
     feeds = [{x: fed} for fed in (first, second, second, second)]
     table = after_each(train_op, feeds, state)

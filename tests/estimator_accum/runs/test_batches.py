@@ -22,15 +22,9 @@ from estimator_accum.runs.batches import AUTO, Batches, micro_batch_size_of, sha
     ],
 )
 def test_sizes_follow_from_each_other(effective, micro, steps, replicas, expected):
-    found = share_out(
-        effective,
-        micro,
-        steps,
-        replicas,
-        default_micro_batch_size=10,
-        default_gradient_accumulation_steps=3,
-    )
-    assert found == expected
+    defaults = {"default_micro_batch_size": 10}
+    defaults["default_gradient_accumulation_steps"] = 3
+    assert share_out(effective, micro, steps, replicas, **defaults) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,15 +42,11 @@ def test_sizes_that_disagree_are_refused(sizes, sentence):
 
 
 def test_replicas_without_an_example_are_refused_unless_they_may_be():
-    with pytest.raises(
-        ValueError, match=r"Received: 5 for 3 micro-steps of 2 replicas"
-    ):
+    with pytest.raises(ValueError, match="Received: 5 for 3 micro-steps of 2 replicas"):
         share_out(5, 1, None, 2)
     assert share_out(5, 1, None, 2, may_be_empty=True) == Batches(5, 3, 2)
     assert share_out(2, 1, None, 2, may_be_empty=True) == Batches(2, 1, 2)
-    with pytest.raises(
-        ValueError, match=r"Received: 1 for 1 micro-steps of 2 replicas"
-    ):
+    with pytest.raises(ValueError, match="Received: 1 for 1 micro-steps of 2 replicas"):
         share_out(1, 1, None, 2, may_be_empty=True)
 
 
@@ -71,15 +61,12 @@ def test_shares_are_the_whole_once_and_differ_by_one_at_most(size, steps, replic
 
 
 def test_batches_describe_themselves():
-    assert str(Batches(32, 2, 2)) == (
-        "effective batch 32 = 8 examples x 2 micro-steps x 2 replicas"
-    )
-    assert str(Batches(7, 2, 1)) == (
-        "effective batch 7 = at most 4 examples x 2 micro-steps x 1 replica"
-    )
-    assert "8 examples in as many micro-batches as memory asks for x 4" in str(
-        Batches(32, 1, 4, is_auto=True)
-    )
+    whole, uneven, auto = Batches(32, 2, 2), Batches(7, 2, 1), Batches(32, 1, 4, True)
+    assert str(whole) == "effective batch 32 = 8 examples x 2 micro-steps x 2 replicas"
+    sizes = "at most 4 examples x 2 micro-steps x 1 replica"
+    assert str(uneven) == f"effective batch 7 = {sizes}"
+    said = "8 examples in as many micro-batches as memory asks for x 4"
+    assert said in str(auto)
 
 
 def test_micro_batch_is_a_number_or_auto():

@@ -114,15 +114,9 @@ def test_chief_has_to_be_in_the_cluster():
         _read({"worker": ["a:1"]}, {"type": "chief", "index": 0})
 
 
-_SLURM = {
-    "SLURM_JOB_ID": "123456",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURMD_NODENAME": "n9",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_NODELIST": "n[9-10]",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-}
+_SLURM = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+_SLURM |= {"SLURMD_NODENAME": "n9", "SLURM_STEP_NUM_TASKS": "3"}
+_SLURM |= {"SLURM_STEP_NODELIST": "n[9-10]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 
 
 @pytest.mark.parametrize(

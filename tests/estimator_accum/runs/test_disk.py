@@ -86,9 +86,10 @@ def test_what_was_cut_off_is_removed_and_nothing_else(tmp_path):
     kept = {path.name for path in (tmp_path / "run").iterdir()} | {"mine.tmp", "run"}
     (tmp_path / "mine.tmp").touch()
     (tmp_path / "run" / "model.ckpt-9_temp").mkdir()
+    data = "data-00000-of-00001"
+    names = [f"model.ckpt-9_temp/part-00000-of-00001.{data}", f"model.ckpt-9.{data}"]
     for name in (
-        "model.ckpt-9_temp/part-00000-of-00001.data-00000-of-00001",
-        "model.ckpt-9.data-00000-of-00001",
+        *names,
         "graph.pbtxt.tmp1f",
         "checkpoint.tmp2",
         ".results.txt.partial",

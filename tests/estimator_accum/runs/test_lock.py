@@ -21,10 +21,8 @@ def test_a_folder_is_one_runs_until_that_ends_or_dies(tmp_path):
         running.wait_until((tmp_path / "held").exists, holder)
         with pytest.raises(LockedFolderError) as refused, locked(tmp_path):
             pass
-        expected = (
-            f"process {holder.process.pid} of {socket.gethostname()} runs since 2"
-        )
-        assert expected in str(refused.value)
+        said = f"process {holder.process.pid} of {socket.gethostname()} runs since 2"
+        assert said in str(refused.value)
         with locked(tmp_path, is_holder=False):  # a cluster's other tasks
             pass
         (tmp_path / ".run.holder").write_text("{")  # half-written

@@ -30,11 +30,9 @@ def test_import_is_quiet_and_what_follows_is_not(arguments):
     assert _stderr(*arguments) == "after\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--verbosity=0"], ["--verbosity", "1"], ["-v=1"]]
-)
-def test_verbosity_brings_the_noise_back(arguments):
-    assert _stderr(*arguments) == "noise\nmore\nafter\n"
+@pytest.mark.parametrize("given", [["--verbosity=0"], ["--verbosity", "1"], ["-v=1"]])
+def test_verbosity_brings_the_noise_back(given):
+    assert _stderr(*given) == "noise\nmore\nafter\n"
 
 
 def test_import_that_fails_shows_the_noise():
@@ -45,16 +43,8 @@ def test_import_that_fails_shows_the_noise():
 
 def test_closed_streams_are_opened_and_say_nothing(tmp_path):
     program = _PROGRAM.format(end="pass") + "open(sys.argv[1], 'w').write('done')"
-    command = [
-        "sh",
-        "-c",
-        'exec "$@" <&- >&- 2>&-',
-        "sh",
-        sys.executable,
-        "-c",
-        program,
-    ]
-    subprocess.run([*command, tmp_path / "file"], cwd=running.ROOT, check=True)
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
+    subprocess.run([*shell, tmp_path / "file"], cwd=running.ROOT, check=True)
     assert (tmp_path / "file").read_text() == "done"
 
 

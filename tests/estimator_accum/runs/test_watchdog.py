@@ -7,12 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.runs import watchdog as watchdog_module
-from estimator_accum.runs.watchdog import (
-    EXIT_CODE,
-    LostTaskError,
-    ProgressHook,
-    Watchdog,
-)
+from estimator_accum.runs.watchdog import LostTaskError, ProgressHook, Watchdog
 from tests.helpers import running
 
 _WAITER = """
@@ -25,10 +20,8 @@ while True: time.sleep(1)
 
 def test_task_that_waits_ends_itself_with_75_and_a_sentence():
     done = running.run("-c", _WAITER)
-    assert done.returncode == EXIT_CODE == 75
-    assert (
-        "worker 1 has made no progress for 0.1 seconds, and ends itself" in done.stderr
-    )
+    assert done.returncode == watchdog_module.EXIT_CODE == 75
+    assert "worker 1 has made no progress for 0.1 seconds, and ends" in done.stderr
 
 
 class _Looks:
@@ -46,21 +39,18 @@ class _Looks:
         return self.secs > 2 * self._looks
 
 
-@pytest.mark.parametrize(("looks", "has_ended"), [(6, False), (7, True)])
-def test_growing_file_beats_and_stop_ends_the_watch(
-    tmp_path, monkeypatch, looks, has_ended
-):
+@pytest.mark.parametrize(("looks", "ends"), [(6, False), (7, True)])
+def test_growing_file_beats_and_stop_ends_the_watch(tmp_path, monkeypatch, looks, ends):
     """The file grows for 10 of 12 or 14 seconds; 3 without growth are allowed."""
     events = _Looks(tmp_path / "metrics.csv", 5, looks)
     codes = []
-    monkeypatch.setattr(
-        watchdog_module, "time", types.SimpleNamespace(monotonic=lambda: events.secs)
-    )
+    clock = types.SimpleNamespace(monotonic=lambda: events.secs)
+    monkeypatch.setattr(watchdog_module, "time", clock)
     monkeypatch.setattr(watchdog_module.os, "_exit", codes.append)
     watchdog = Watchdog(3, "worker 1", tmp_path / "metrics.csv")
     watchdog._is_stopped = events
     watchdog._watch()
-    assert codes == [EXIT_CODE] * has_ended
+    assert codes == [watchdog_module.EXIT_CODE] * ends
 
 
 class _Beats(Watchdog):
