@@ -1,5 +1,6 @@
 """Out of memory: the batch is retried in more parts, each example counts once."""
 
+import functools
 import json
 import logging
 import random
@@ -268,7 +269,9 @@ def _stateful_model_fn(script: _Script):
         _, metric = v1.metrics.mean(loss, name="metric")
         zero = v1.zeros_initializer()
         rows = v1.get_variable("rows", [], tf.int64, zero, trainable=False)
-        counted = v1.assign_add(rows, tf.shape(x, out_type=tf.int64)[0])
+        new = tf.shape(x, out_type=tf.int64)[0]
+        count = functools.partial(v1.assign_add, rows, new)
+        counted = tf.cond(new > 0, count, lambda: tf.identity(rows))
         v1.add_to_collection("mean", batch_mean(loss))
         adam = v1.train.AdamOptimizer(0.01)
         train_op = make_accumulating_train_op(loss, adam, 1, clip_norm=1.0)
