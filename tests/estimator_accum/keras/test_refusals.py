@@ -55,6 +55,14 @@ def test_train_op_in_eager_execution_is_refused():
         make_accumulating_train_op(tf.constant(1.0), optimizer, 2)
 
 
+def test_gradients_outside_of_a_replica_are_refused(kind):
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        variable = tf.Variable(0.0)
+        optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+        with pytest.raises(RuntimeError, match="Call it inside strategy.run"):
+            optimizer.apply_gradients([(tf.constant(1.0), variable)])
+
+
 def test_a_hyperparameter_that_is_set_reaches_the_wrapped_optimizer(kind):
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 1)
