@@ -61,7 +61,7 @@ def test_the_commands_of_the_bert_page_run_one_after_the_other(folder, monkeypat
         for command in documents.commands(documents.PAGES["whole_batches"])
         if "estimator_accum.plan" in command
     ]
-    assert "micro-batch" in _run(plan)
+    assert "micro-steps x 4 replicas" in _run(plan)
 
 
 class _Read(Exception):
