@@ -5,8 +5,8 @@ usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested | loop | plai
 STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG); "nested"
 puts the optimizer into a LossScaleOptimizer, "loop" trains without `fit`, and "plain"
 without accumulation. Eleven batches of 8 are three windows of 3 and a partial one,
-which is applied. The weights are written to OUTPUT.npz; the number of updates and the
-traced reductions are printed as one JSON line.
+which is applied. The weights are written to OUTPUT.npz; the number of updates, the
+traced reductions and the last window's loss are printed as one JSON line.
 """
 
 import json
@@ -58,6 +58,8 @@ def main() -> None:
         "updates": int(model.optimizer.iterations.numpy()),
         "reductions": reductions,
     }
+    if not options:
+        report["window_loss"] = float(optimizer.window_loss.numpy())
     print(json.dumps(report))
 
 

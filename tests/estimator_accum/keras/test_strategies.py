@@ -38,15 +38,16 @@ def _end(folder, kind, strategy, *options) -> list[running.Done]:
         return [task.wait() for task in tasks]
 
 
-def _assert_like_one_replica(kind, weights):
-    """Compares with the plain optimizer on batches of 24."""
+def _assert_like_one_replica(kind, weights) -> float:
+    """Compares with the plain optimizer on batches of 24; returns its last loss."""
     model = kind.sparse_model("float64")
     model.compile(kind.optimizer("Adam", 0.05), "mse", jit_compile=False)
     x, y = sparse_data(88, "float64")
     for start in range(0, 88, 24):
-        model.train_on_batch(x[start : start + 24], y[start : start + 24])
+        loss = model.train_on_batch(x[start : start + 24], y[start : start + 24])
     for i, expected in enumerate(model.get_weights()):
         np.testing.assert_allclose(weights[f"arr_{i}"], expected, rtol=0, atol=1e-12)
+    return float(loss)
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "workers"])
@@ -55,7 +56,8 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
         pytest.skip("the reduction over workers is that of the newer optimizers")
     options = ["loop"] if kind.is_3 and strategy == "workers" else []
     report, weights = _run(tmp_path, kind, strategy, *options)
-    _assert_like_one_replica(kind, weights)
+    loss = _assert_like_one_replica(kind, weights)
+    assert report.get("window_loss", loss) == pytest.approx(loss, rel=1e-12)
     assert report["updates"] == 4
     # Each trace has one reduction, in the branch of the boundary. Collectives take
     # tensors of one dtype together: the rows of a sparse gradient are float32.
