@@ -92,4 +92,5 @@ def test_mirrored_has_the_replicas_that_it_was_said_to_have():
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert strategy.num_replicas_in_sync == replicas == count_local_replicas("mirrored")
     config = make_session_config("mirrored")
+    assert config.allow_soft_placement  # for operations that have no kernel there
     assert config.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
