@@ -12,7 +12,13 @@ import tensorflow as tf
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 _ERRORS = (errno.ENOSPC, errno.EDQUOT)
-_UNFINISHED = ("model.ckpt-*_temp", "checkpoint.tmp*", "graph.pbtxt.tmp*", ".*.partial")
+_UNFINISHED = (
+    "model.ckpt-*_temp",
+    "model.ckpt-*.meta.tmp*",
+    "checkpoint.tmp*",
+    "graph.pbtxt.tmp*",
+    ".*.partial",
+)
 
 
 class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):

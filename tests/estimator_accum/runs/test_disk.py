@@ -92,6 +92,7 @@ def test_what_was_cut_off_is_removed_and_nothing_else(tmp_path):
         *names,
         "graph.pbtxt.tmp1f",
         "checkpoint.tmp2",
+        "model.ckpt-3.meta.tmp3",
         ".results.txt.partial",
     ):
         (tmp_path / "run" / name).touch()
