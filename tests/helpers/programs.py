@@ -371,9 +371,11 @@ def _trace_of_program(error: BaseException):
 
 
 def _preload() -> None:
+    search = list(sys.path)
     for name in _PRELOADED:
         if importlib.util.find_spec(name):
             importlib.import_module(name)
+    sys.path[:] = search  # setuptools adds a folder of its own
     tensorflow = sys.modules["tensorflow"]
     if tensorflow.__version__.startswith("2.15."):
         for name in _LAZY_OF_TENSORFLOW_2_15:
