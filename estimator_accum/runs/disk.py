@@ -74,7 +74,8 @@ def is_of_full_disk(error: BaseException) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _ERRORS:
             return True
-        message = getattr(error, "message", "")  # set in TensorFlow's errors
+        # TensorFlow's errors have a message; its event writer raises RuntimeErrors.
+        message = getattr(error, "message", str(error))
         if any(os.strerror(number) in message for number in _ERRORS):
             return True
         error = error.__cause__ or error.__context__

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 
@@ -31,6 +32,11 @@ def ended_in_words(
         advice: Remedy for gradients that are not finite.
         is_alone: Whether the process is in no cluster.
     """
+    show = threading.excepthook
+    threading.excepthook = lambda failed: (
+        # TensorFlow's event writer repeats it in the main thread.
+        None if is_of_full_disk(failed.exc_value) else show(failed)
+    )
     try:
         yield
         return
@@ -47,6 +53,8 @@ def ended_in_words(
         if sentence is None:
             code = 1
             traceback.print_exc()
+    finally:
+        threading.excepthook = show
     if sentence is not None:
         print(f"{program}: {sentence}", file=sys.stderr)
     if is_alone:

@@ -4,6 +4,7 @@ import collections
 import errno
 import logging
 import shutil
+import threading
 
 import pytest
 import tensorflow as tf
@@ -57,6 +58,7 @@ def _behind(error):
         (OSError(errno.ENOSPC, "full"), True),
         (OSError(errno.EDQUOT, "full"), True),
         (OSError(errno.EACCES, "denied"), False),
+        (RuntimeError("events.out; No space left on device"), True),
         (
             tf.errors.ResourceExhaustedError(None, None, "x; No space left on device"),
             True,
@@ -72,9 +74,17 @@ def test_a_full_disk_is_told_from_other_errors(error, expected):
 def test_a_full_disk_that_tensorflow_reports_is_one_sentence(tmp_path, capsys):
     full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
     ended = ending.ended_in_words("program", str(tmp_path), "", is_alone=True)
-    with pytest.raises(SystemExit, match="2"), ended:
+
+    def write():
         raise full
-    assert "Received: no room is left. Free some" in capsys.readouterr().err
+
+    with pytest.raises(SystemExit, match="2"), ended:
+        writer = threading.Thread(target=write)  # as TensorFlow's event writer
+        writer.start()
+        writer.join()
+        write()
+    said = capsys.readouterr().err
+    assert "Received: no room is left. Free some" in said and said.count("\n") == 1
 
 
 def test_what_was_cut_off_is_removed_and_nothing_else(tmp_path):
