@@ -83,12 +83,14 @@ def read_json_object(path: str) -> dict[str, Any]:
     Raises:
         TypeError, ValueError: If the file does not exist or holds no JSON object.
     """
-    is_file, open_ = os.path.isfile, open
     if "://" in path:  # TensorFlow reads such storage, but its import takes seconds
         import tensorflow as tf
 
-        is_file, open_ = tf.io.gfile.exists, tf.io.gfile.GFile
-    if not is_file(path):
+        gfile = tf.io.gfile
+        is_file, open_ = gfile.exists(path) and not gfile.isdir(path), gfile.GFile
+    else:
+        is_file, open_ = os.path.isfile(path), open
+    if not is_file:
         raise ValueError(
             f"A configuration must be a JSON file. Received: {path}, which is "
             f"not a file. {_REMEDY}"

@@ -45,8 +45,10 @@ def test_storage_that_only_tensorflow_reads_is_read():
         json.dump(_PUBLISHED, file)
     config = BertConfig.from_json_file("ram://bert_config.json")
     assert config == BertConfig(vocab_size=105879)
-    with pytest.raises(ValueError, match="Received: ram://missing, which is not a f"):
-        BertConfig.from_json_file("ram://missing")
+    tf.io.gfile.makedirs("ram://folder")
+    for path in ("ram://missing", "ram://folder"):
+        with pytest.raises(ValueError, match=f"Received: {path}, which is not a f"):
+            BertConfig.from_json_file(path)
 
 
 def test_missing_file_is_named(tmp_path):
