@@ -9,9 +9,9 @@ r"""Plans the training of a BERT before anything runs: what fits, and what it co
 It prints the memory of training with the largest micro-batch that fits, and how long
 the one reduction of an update takes on the network. The bytes are those of tensors that
 are alive at the same time, within 15% of what was measured on encoders of 2 to 6 layers
-on a CPU (`scripts/benchmarks/plan_table.py`); a fifth of the device's memory is reserved, because
-the allocator cannot use all of it. Exit codes: 0; 2 with one sentence when nothing fits
-or a flag is wrong.
+on a CPU (`scripts/benchmarks/plan_table.py`); a fifth of the device's memory is
+reserved, because the allocator cannot use all of it. Exit codes: 0; 2 with one sentence
+when nothing fits or a flag is wrong.
 """
 
 import argparse

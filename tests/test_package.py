@@ -14,7 +14,7 @@ import tqdm
 import estimator_accum
 from tests.helpers import running
 
-_NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo")
+_NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo", "site")
 
 
 def _python(*arguments, cwd: pathlib.Path = running.ROOT) -> str:
@@ -36,11 +36,18 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     return wheel
 
 
-def _environment(folder) -> tuple[pathlib.Path, pathlib.Path]:
-    """Creates an empty environment; returns its interpreter and its packages."""
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> pathlib.Path:
+    """The interpreter of an environment with the wheel alone."""
+    python = _environment(tmp_path_factory.mktemp("installed"))
+    _python("-m", "pip", f"--python={python}", "install", "--no-deps", wheel)
+    return python
+
+
+def _environment(folder) -> pathlib.Path:
+    """Creates an empty environment; returns its interpreter."""
     venv.create(folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    return folder / "bin" / "python", packages
+    return folder / "bin" / "python"
 
 
 @pytest.mark.once
@@ -60,14 +67,12 @@ def test_both_archives_are_well_described(wheel):
     assert rooms == {"estimator_accum", "bert_finetune", "housing_example"}
 
 
-def test_the_wheel_trains_from_another_folder(wheel, tmp_path):
-    python, packages = _environment(tmp_path / "environment")
-    _python("-m", "pip", f"--python={python}", "install", "--no-deps", wheel)
+def test_the_wheel_trains_from_another_folder(installed, tmp_path):
     # What the wheel needs comes from here, but not this tree's modules.
-    needed = pathlib.Path(tqdm.__file__).parents[1]
-    (packages / "needed.pth").write_text(str(needed))
+    needed = str(pathlib.Path(tqdm.__file__).parents[1])
     shutil.copy(running.ROOT / "examples" / "minimal.py", tmp_path)
-    done = running.run("minimal.py", python=str(python), cwd=tmp_path)
+    options = {"python": str(installed), "cwd": tmp_path, "PYTHONPATH": needed}
+    done = running.run("minimal.py", **options)
     assert done.returncode == 0, done.output
     said, difference = done.stdout.splitlines()[-1].split(": ")
     assert said == "largest difference of a weight"
@@ -75,12 +80,14 @@ def test_the_wheel_trains_from_another_folder(wheel, tmp_path):
 
 
 @pytest.mark.once
-def test_a_file_that_uses_every_public_name_is_typed(wheel, tmp_path):
-    python, _ = _environment(tmp_path / "environment")
-    _python("-m", "pip", f"--python={python}", "install", "--no-deps", wheel)
+def test_a_file_that_uses_every_public_name_is_typed(installed, tmp_path):
     file = running.HELPERS / "every_public_name.py"
     assert all(name in file.read_text() for name in estimator_accum.__all__)
-    options = ["--strict", f"--python-executable={python}", f"--cache-dir={tmp_path}"]
+    options = [
+        "--strict",
+        f"--python-executable={installed}",
+        f"--cache-dir={tmp_path}",
+    ]
     said = _python("-m", "mypy", *options, file, cwd=tmp_path)  # not this tree
     assert said.startswith("Success")
 
@@ -117,7 +124,7 @@ def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorf
         _write_wheel(tmp_path, "tensorboard", f"2.{minor}.0")
         needs = f"tensorflow<2.{minor + 1},>=2.{minor}"
         _write_wheel(tmp_path, "tf_keras", f"2.{minor}.0", needs)
-    python, _ = _environment(tmp_path / "environment")
+    python = _environment(tmp_path / "environment")
     pip = ["-m", "pip", f"--python={python}", "install", "--no-index"]
     pip.append(f"--find-links={tmp_path}")
     if there:

@@ -9,7 +9,7 @@ from estimator_accum.runs.command_line import OneSentenceParser
 from scripts import fetch_glue
 from tests.helpers import documents, running, tiny_bert
 from tests.helpers.hugging_face_folder import write_folder
-from tests.helpers.local_server import make_zip
+from tests.helpers.local_server import forget_checksums, make_zip
 
 pytestmark = pytest.mark.once
 
@@ -41,10 +41,7 @@ def test_the_commands_of_the_bert_page_run_one_after_the_other(folder, monkeypat
     for name, prefix in (("model", ""), ("corpus", "CoLA/")):
         files = {each.name: each.read_bytes() for each in (folder / name).iterdir()}
         (folder / f"{name}.zip").write_bytes(make_zip(files, prefix))
-    source = fetch_glue.SOURCES["CoLA"]
-    files = tuple(dataclasses.replace(each, sha256=None) for each in source.files)
-    source = dataclasses.replace(source, files=files)
-    monkeypatch.setitem(fetch_glue.SOURCES, "CoLA", source)
+    forget_checksums(monkeypatch, fetch_glue.SOURCES)
     assert fetch_glue.main([*glue[2:], "--archive=corpus.zip"]) == 0
     _run([*bert, "--archive=model.zip"])
     write_folder(folder / "DIR")

@@ -33,10 +33,13 @@ def ended_in_words(
         is_alone: Whether the process is in no cluster.
     """
     show = threading.excepthook
-    threading.excepthook = lambda failed: (
-        # TensorFlow's event writer repeats it in the main thread.
-        None if is_of_full_disk(failed.exc_value) else show(failed)
-    )
+
+    def show_others(failed) -> None:
+        # TensorFlow's event writer fails in its thread, then in the main thread too.
+        if not is_of_full_disk(failed.exc_value):
+            show(failed)
+
+    threading.excepthook = show_others
     try:
         yield
         return

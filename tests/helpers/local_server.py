@@ -1,6 +1,7 @@
 """A web server on this machine that publishes made-up files, for tests of fetching."""
 
 import contextlib
+import dataclasses
 import http.server
 import io
 import threading
@@ -44,6 +45,13 @@ def running_server():
         finally:
             server.shutdown()
             thread.join()
+
+
+def forget_checksums(monkeypatch, sources: dict) -> None:
+    """Removes the checksums of `sources`, which made-up files cannot have."""
+    for name, source in sources.items():
+        files = tuple(dataclasses.replace(each, sha256=None) for each in source.files)
+        monkeypatch.setitem(sources, name, dataclasses.replace(source, files=files))
 
 
 def make_zip(files, folder=""):

@@ -2,14 +2,18 @@
 
 import functools
 import re
-from dataclasses import replace
 
 import pytest
 
 from bert_finetune.tasks import TASKS, get_task, read_examples
 from scripts import fetch_glue
 from tests.helpers import running
-from tests.helpers.local_server import LocalServer, content_of, make_zip
+from tests.helpers.local_server import (
+    LocalServer,
+    content_of,
+    forget_checksums,
+    make_zip,
+)
 
 pytestmark = pytest.mark.once
 _COLA = {
@@ -24,9 +28,7 @@ _KINDS = ("matched", "mismatched")
 @pytest.fixture
 def no_checksums(monkeypatch):
     """Removes the checksums, which made-up files cannot have."""
-    for name, source in fetch_glue.SOURCES.items():
-        files = tuple(replace(file, sha256=None) for file in source.files)
-        monkeypatch.setitem(fetch_glue.SOURCES, name, replace(source, files=files))
+    forget_checksums(monkeypatch, fetch_glue.SOURCES)
 
 
 @pytest.fixture
