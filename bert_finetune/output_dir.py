@@ -15,9 +15,10 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.settings import Settings
+from bert_finetune.settings import Settings, flags_of
 from bert_finetune.tokenization import WordPieceTokenizer
 from estimator_accum.runs.batches import AUTO, Batches
+from estimator_accum.runs.config import FLAGS
 from estimator_accum.runs.folder import SETTINGS_FILE, read_settings, write_settings
 from estimator_accum.runs.progress import latest_checkpoint, read_progress
 
@@ -105,6 +106,7 @@ def describe_training(
         "replicas": batches.num_replicas,
         "pad_to_max_length": settings.pad_to_max_length,
         "tokens_per_micro_batch": settings.tokens_per_micro_batch,
+        FLAGS: flags_of(settings),
     }
 
 
@@ -119,7 +121,7 @@ def check_same_run(output_dir: str, description: dict) -> None:
     if path.exists():
         _check_same(
             path,
-            {k: v for k, v in description.items() if k not in _CUT_FIELDS},
+            {k: v for k, v in description.items() if k not in {FLAGS, *_CUT_FIELDS}},
             "`--output_dir` must be new or hold a run with the same settings.",
             "Use another --output_dir, or the same settings and files to resume.",
         )

@@ -1,6 +1,6 @@
 r"""Plans the training of a BERT before anything runs: what fits, and what it costs.
 
-    python -m estimator_accum.plan --bert_config_file=bert/bert_config.json \
+    estimator-accum plan --bert_config_file=bert/bert_config.json \
         --max_seq_length=128 --effective_batch_size=64 --device_memory=11GB \
         --num_replicas=4 --link_speed=10Gbit/s
 
@@ -139,7 +139,7 @@ def _check(flags: argparse.Namespace, config: BertConfig) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneSentenceParser(__doc__, prog="python -m estimator_accum.plan")
+    parser = OneSentenceParser(__doc__, prog="estimator-accum plan")
     parser.add_argument(
         "--bert_config_file", required=True, metavar="FILE", help="the encoder's JSON"
     )

@@ -3,7 +3,7 @@ r"""Fine-tunes BERT on a GLUE task, with gradient accumulation.
 The flags are those of google-research/bert's `run_classifier.py`, plus
 `--gradient_accumulation_steps`: 8 x 4 trains like 32, in the memory of 8.
 
-    python bert_finetune/run_classifier.py --task_name=CoLA --do_train=true \
+    estimator-accum train --task_name=CoLA --do_train=true \
         --do_eval=true --data_dir=glue/CoLA --vocab_file=bert/vocab.txt \
         --bert_config_file=bert/bert_config.json \
         --init_checkpoint=bert/bert_model.ckpt --max_seq_length=128 \
@@ -23,9 +23,10 @@ if __name__ == "__main__":  # also runs from a clone that is not installed
 
 from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
-from bert_finetune.settings import Settings, check_settings
+from bert_finetune.settings import Settings, check_settings, flags_of
 from estimator_accum.runs.batches import micro_batch_size_of
 from estimator_accum.runs.cluster import STRATEGIES, Cluster, read_cluster_of
+from estimator_accum.runs.config import define_config_flags
 from estimator_accum.runs.program import Program
 
 FLAGS = flags.FLAGS
@@ -136,6 +137,10 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("eval_batch_size", 8, "Examples per evaluation batch.")
 flags.DEFINE_integer("predict_batch_size", 8, "Examples per prediction batch.")
 
+## The program itself
+define_config_flags(FLAGS)
+flags.declare_key_flag("verbosity")  # so that --help shows it
+
 _REQUIRED = ("task_name", "data_dir", "vocab_file", "bert_config_file", "output_dir")
 
 
@@ -198,6 +203,7 @@ def main(argv: list[str]) -> None:
         flag_values=FLAGS,
         usage=lambda: f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}",
         read=_read,
+        flags_of=flags_of,
         advice="Use a lower --learning_rate, and another --output_dir.",
         writes=lambda settings: settings.do_train,
     ).run(argv)

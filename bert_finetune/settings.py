@@ -1,8 +1,10 @@
 """Settings of a run: one frozen dataclass and its checks."""
 
 import dataclasses
+from typing import Any
 
 from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.config import flags_of as _flags_of
 from estimator_accum.runs.settings import check_positive, check_seed
 
 _DEFAULT_TRAIN_BATCH_SIZE = 32
@@ -59,6 +61,18 @@ def batches_of(settings: Settings, num_replicas: int) -> Batches:
         default_micro_batch_size=_DEFAULT_TRAIN_BATCH_SIZE,
         may_be_empty=True,
         micro_flag="--train_batch_size",
+    )
+
+
+def flags_of(settings: Settings) -> dict[str, Any]:
+    """Returns the settings as values of flags, for `--config`."""
+    is_auto = settings.train_batch_size == AUTO
+    return _flags_of(
+        settings,
+        ("data_dir", "vocab_file", "bert_config_file", "init_checkpoint"),
+        clip_norm=settings.clip_norm or 0.0,
+        train_batch_size=None if is_auto else settings.train_batch_size,
+        micro_batch_size=AUTO if is_auto else None,
     )
 
 

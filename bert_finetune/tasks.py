@@ -202,7 +202,7 @@ def _find_file(task: Task, data_dir: pathlib.Path, name: str) -> pathlib.Path:
     else:
         remedy = (
             f"Point it at the folder that holds {name}, or fetch one: "
-            f"python scripts/fetch_glue.py --tasks={task.name}."
+            f"estimator-accum fetch glue --tasks={task.name}."
         )
     raise ValueError(
         f"`--data_dir` must hold {name} of {task.name}. "

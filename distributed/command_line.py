@@ -7,6 +7,7 @@ from absl import flags
 
 from distributed.settings import Settings
 from estimator_accum.runs.batches import micro_batch_size_of
+from estimator_accum.runs.config import define_config_flags
 
 # Not flags.FLAGS: other examples define flags of the same names.
 FLAGS = flags.FlagValues()
@@ -73,6 +74,7 @@ _bool(
     "the file examples-<rank>.log in --output_dir.",
 )
 _integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
+define_config_flags(FLAGS)
 
 
 def settings_from_flags() -> Settings:

@@ -10,7 +10,6 @@ import tensorflow as tf
 from distributed import input_pipeline
 from distributed.input_pipeline import Examples
 from distributed.model_fn import make_model_fn
-from distributed.progress import METRICS
 from distributed.settings import (
     Settings,
     batches_of,
@@ -21,6 +20,7 @@ from estimator_accum import microbatch_model_fn
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.folder import write_text
+from estimator_accum.runs.metrics_file import METRICS
 from estimator_accum.runs.progress import read_progress
 from estimator_accum.runs.watchdog import EvaluationHook, ProgressHook, Watchdog
 

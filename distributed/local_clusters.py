@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from distributed.progress import last_update
+from estimator_accum.runs.metrics_file import last_update
 
 _ROOM = pathlib.Path(__file__).resolve().parent
 _DEADLINE_SECS = 300

@@ -18,7 +18,7 @@ if __name__ == "__main__":  # can be run from any folder
 
 from distributed import command_line
 from distributed.command_line import FLAGS
-from distributed.settings import Settings, check_settings
+from distributed.settings import Settings, check_settings, flags_of
 from estimator_accum.runs.cluster import Cluster, read_cluster
 from estimator_accum.runs.program import Program
 
@@ -31,6 +31,7 @@ def main(argv: list[str]) -> None:
         flag_values=FLAGS,
         usage=lambda: f"{__doc__}\n{command_line.help_text()}",
         read=_read,
+        flags_of=flags_of,
         advice="Use a lower --learning_rate, and another --output_dir.",
     ).run(argv)
 

@@ -5,8 +5,11 @@ both the micro-batch and the micro-steps of an update are given.
 """
 
 import dataclasses
+from typing import Any
 
 from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.config import FLAGS
+from estimator_accum.runs.config import flags_of as _flags_of
 from estimator_accum.runs.folder import (
     EXAMPLES_CHECKSUM,
     check_run_folder,
@@ -51,6 +54,11 @@ def batches_of(settings: Settings, num_workers: int) -> Batches:
     if effective is None and (micro in (None, AUTO) or steps is None):
         effective = _DEFAULT_EFFECTIVE_BATCH
     return share_out(effective, micro, steps, num_workers)
+
+
+def flags_of(settings: Settings) -> dict[str, Any]:
+    """Returns the settings as values of flags, for `--config`."""
+    return _flags_of(settings, ("data_dir",))
 
 
 _POSITIVE = (
@@ -99,7 +107,8 @@ def remember_settings(settings: Settings, batches: Batches, checksum: str) -> No
         ValueError: If the folder cannot be made.
     """
     make_run_folder(settings.output_dir)
-    write_settings(settings.output_dir, _what_decides(settings, batches, checksum))
+    decisive = _what_decides(settings, batches, checksum)
+    write_settings(settings.output_dir, decisive | {FLAGS: flags_of(settings)})
 
 
 def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:

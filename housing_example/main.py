@@ -25,8 +25,9 @@ from absl import flags
 
 from estimator_accum.runs.batches import micro_batch_size_of
 from estimator_accum.runs.cluster import Cluster, read_cluster_of
+from estimator_accum.runs.config import define_config_flags
 from estimator_accum.runs.program import Program
-from housing_example.settings import Settings, check_settings
+from housing_example.settings import Settings, check_settings, flags_of
 
 # Not flags.FLAGS: other examples define flags of the same names.
 FLAGS = flags.FlagValues()
@@ -92,6 +93,7 @@ _integer(
     "exit code 75: it would wait for ever for one that is lost.",
 )
 _integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
+define_config_flags(FLAGS)
 
 
 def settings_from_flags() -> Settings:
@@ -128,6 +130,7 @@ def main(argv: list[str]) -> None:
         flag_values=FLAGS,
         usage=lambda: f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}",
         read=_read,
+        flags_of=flags_of,
         advice="Use a lower --learning_rate, or a --clip_norm, and another --output_dir.",
     ).run(argv)
 

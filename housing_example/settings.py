@@ -6,8 +6,11 @@ same settings and the same examples.
 
 import dataclasses
 import pathlib
+from typing import Any
 
-from estimator_accum.runs.batches import Batches, share_out
+from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.config import FLAGS
+from estimator_accum.runs.config import flags_of as _flags_of
 from estimator_accum.runs.folder import (
     EXAMPLES_CHECKSUM,
     SETTINGS_FILE,
@@ -57,6 +60,18 @@ def batches_of(settings: Settings, num_replicas: int) -> Batches:
     )
 
 
+def flags_of(settings: Settings) -> dict[str, Any]:
+    """Returns the settings as values of flags, for `--config`."""
+    is_auto = settings.train_batch_size == AUTO
+    return _flags_of(
+        settings,
+        ("train_csv", "test_csv"),
+        clip_norm=settings.clip_norm or 0.0,
+        train_batch_size=None if is_auto else settings.train_batch_size,
+        micro_batch_size=AUTO if is_auto else None,
+    )
+
+
 _POSITIVE = (
     "effective_batch_size",
     "train_batch_size",
@@ -101,7 +116,8 @@ def is_remembered(settings: Settings) -> bool:
 
 def remember_settings(settings: Settings, batches: Batches, checksum: str) -> None:
     """Writes the settings with which the run can resume."""
-    write_settings(settings.output_dir, _what_decides(settings, batches, checksum))
+    decisive = _what_decides(settings, batches, checksum)
+    write_settings(settings.output_dir, decisive | {FLAGS: flags_of(settings)})
 
 
 def _what_decides(settings: Settings, batches: Batches, checksum: str) -> dict:

@@ -90,7 +90,7 @@ def _measure(flags) -> None:
     if "cola" in flags.parts and flags.cola_dir is None:
         raise ValueError(
             "--cola_dir must name the folder with CoLA's train.tsv. Received: none. "
-            "Fetch it with scripts/fetch_glue.py, or leave cola out of --parts."
+            "Fetch it with `estimator-accum fetch glue`, or leave cola out of --parts."
         )
     if "overhead" in flags.parts:
         _tell([why_not(way) for way in KERAS_WAYS])

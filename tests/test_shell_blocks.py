@@ -5,8 +5,8 @@ import importlib
 
 import pytest
 
+from bert_finetune import fetch_glue
 from estimator_accum.runs.command_line import OneSentenceParser
-from scripts import fetch_glue
 from tests.helpers import documents, running, tiny_bert
 from tests.helpers.hugging_face_folder import write_folder
 from tests.helpers.local_server import forget_checksums, make_zip

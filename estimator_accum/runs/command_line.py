@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from estimator_accum import __version__
 from estimator_accum.runs.program import path_sentence
 
 
@@ -22,6 +23,9 @@ class OneSentenceParser(argparse.ArgumentParser):
         """Makes a parser that shows `description`, a script's docstring, unchanged."""
         kind = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=kind, **options)
+        self.add_argument(
+            "--version", action="version", version=f"estimator-accum {__version__}"
+        )
 
     def add_folder(self, name: str, what: str, **options) -> None:
         """Adds a flag that names a folder."""

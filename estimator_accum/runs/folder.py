@@ -68,17 +68,24 @@ def make_run_folder(output_dir: str | os.PathLike) -> None:
         ) from error
 
 
-def read_settings(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the settings that a run has written; raises ValueError if unreadable."""
+def read_settings(path: pathlib.Path, *, flag: str | None = None) -> dict[str, Any]:
+    """Returns the settings that a run has written; raises ValueError if unreadable.
+
+    Args:
+        path: The file.
+        flag: Flag that named the file; None if it is in the output folder.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         content = error
     if isinstance(content, dict):
         return content
+    what = f"`{flag}`" if flag else path
+    named = f"{path}, a file" if flag else "a file"
     raise ValueError(
-        f"{path} must be what a run has written. Received: a file that cannot be "
-        f"read ({content}). Use another folder."
+        f"{what} must be what a run has written. Received: {named} that cannot be "
+        f"read ({content}). Use another {'file' if flag else 'folder'}."
     )
 
 

@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from estimator_accum import __version__
 from estimator_accum.runs.cluster import Cluster
+from estimator_accum.runs.config import config_text, read_config
 from estimator_accum.runs.folder import make_run_folder
 
 _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
@@ -35,6 +37,7 @@ class Program:
         usage: Returns the text of `--help`.
         read: Returns the settings, which have an `output_dir`, and the cluster that the
             flags and the environment describe. Its ValueErrors are one sentence.
+        flags_of: Returns the settings as values of flags, for `--config`.
         advice: Remedy for gradients that are not finite.
         writes: Returns whether a run with these settings needs the folder for itself.
     """
@@ -44,6 +47,7 @@ class Program:
     flag_values: flags.FlagValues
     usage: Callable[[], str]
     read: Callable[[], tuple[Any, Cluster]]
+    flags_of: Callable[[Any], dict[str, Any]]
     advice: str
     writes: Callable[[Any], bool] = lambda settings: True
 
@@ -55,11 +59,17 @@ class Program:
         if asks_for_help(argv):
             print(self.usage())
             return
+        if "--version" in argv[1:]:
+            print(f"estimator-accum {__version__}")
+            return
         try:
             read_flags(self.flag_values, argv)
             settings, cluster = self.read()
         except (flags.Error, ValueError, TypeError) as error:
             self._refuse(error)
+        if self.flag_values.print_config:
+            print(config_text(self.flags_of(settings)))
+            return
         with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
             from estimator_accum.compat import enable_estimator
             from estimator_accum.runs.ending import ended_in_words
@@ -159,12 +169,12 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def read_flags(flag_values: flags.FlagValues, argv: Sequence[str]) -> None:
-    """Reads the command line.
+    """Reads the command line, and the file of `--config` if it names one.
 
     Raises:
         flags.Error: If a flag is unknown or its value has the wrong type; see
             `sentence`.
-        ValueError: If an argument is not a flag.
+        ValueError: If an argument is not a flag, or the file does not fit.
     """
     rest = flag_values(argv)[1:]
     if rest:
@@ -172,6 +182,7 @@ def read_flags(flag_values: flags.FlagValues, argv: Sequence[str]) -> None:
             "Everything must be given as a flag. "
             f"Received: {rest[0]!r}. Write --flag=value."
         )
+    read_config(flag_values)
 
 
 def sentence(error: Exception, flag_values: flags.FlagValues) -> str:

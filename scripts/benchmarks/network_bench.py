@@ -34,12 +34,12 @@ from matplotlib.figure import Figure
 
 from bert_finetune.network import reduction_secs, update_secs
 from distributed.local_clusters import command_of, wait_for_update
-from distributed.progress import last_update
 from estimator_accum.runs.command_line import (
     OneSentenceParser,
     check_counts,
     exit_code_of,
 )
+from estimator_accum.runs.metrics_file import last_update
 
 _STEPS = (1, 2, 4, 8)
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")

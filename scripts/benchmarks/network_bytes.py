@@ -24,12 +24,12 @@ if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 from distributed.local_clusters import launched, wait_for_update
-from distributed.progress import last_update
 from estimator_accum.runs.command_line import (
     OneSentenceParser,
     check_counts,
     exit_code_of,
 )
+from estimator_accum.runs.metrics_file import last_update
 
 _WORKERS = 2
 _LARGEST_RATIO = 1.1

@@ -21,7 +21,7 @@ if __name__ == "__main__":  # a clone runs without installation
 
 from distributed.local_clusters import command_of, environment
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
-from scripts.plot_loss import plot_loss
+from estimator_accum.runs.loss_curves import plot_loss
 
 _PLOT = "four_runs.png"
 _LARGEST_DIFFERENCE = 1e-5

@@ -26,8 +26,8 @@ if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 from distributed.local_clusters import launched
-from distributed.progress import METRICS, last_update
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.metrics_file import METRICS, last_update
 
 _EFFECTIVE_BATCH = 200
 _STEPS = 2  # micro-steps per update

@@ -198,6 +198,14 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
 
 
 @pytest.mark.slow
+def test_a_configuration_starts_the_same_run_elsewhere(trained, tmp_path):
+    config, again = trained / "run_settings.json", tmp_path / "again"
+    _main(f"--config={config}", f"--output_dir={again}", "--do_predict=false")
+    first, second = all_variables(trained), all_variables(again)
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
 def test_training_that_diverges_ends_with_one_sentence(flags, capsys):
     changed = {"learning_rate": 1e9, "train_batch_size": 4, "num_train_epochs": 5}
     changed["init_checkpoint"] = None

@@ -204,7 +204,7 @@ def test_file_without_examples_is_refused(tmp_path, lines):
 
 
 def test_missing_file_names_path_and_remedy(tmp_path):
-    sentence = "must hold train.tsv of CoLA. Received: .*fetch_glue.py --tasks=CoLA."
+    sentence = "must hold train.tsv of CoLA. Received: .*fetch glue --tasks=CoLA."
     with pytest.raises(ValueError, match=sentence):
         _read(tmp_path, "cola", "train.tsv")
 

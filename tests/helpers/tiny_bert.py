@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_finetune import jobs
+from bert_finetune import settings as settings_module
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.settings import Settings
-from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.folder import make_run_folder
 
 WORDS = [f"w{number}" for number in range(20)]
@@ -116,10 +116,9 @@ def run(settings: Settings, **changes) -> pathlib.Path:
 
 def flags_of(settings: Settings, **changes) -> list[str]:
     """Returns the command line of the same run."""
-    values = dataclasses.asdict(dataclasses.replace(settings, **changes))
-    if values["train_batch_size"] == AUTO:
-        values["micro_batch_size"] = values.pop("train_batch_size")
-    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+    settings = dataclasses.replace(settings, **changes)
+    values = settings_module.flags_of(settings) | {"output_dir": settings.output_dir}
+    return [f"--{name}={value}" for name, value in values.items()]
 
 
 def copy_at_step(source, folder: pathlib.Path, step: int) -> pathlib.Path:

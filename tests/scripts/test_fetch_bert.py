@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scripts import fetch_bert
+from bert_finetune import fetch_bert
 from tests.helpers.hugging_face_folder import random_tensors, write_folder
 from tests.helpers.local_server import content_of, make_zip
 

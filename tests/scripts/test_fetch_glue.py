@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from bert_finetune import fetch_glue
 from bert_finetune.tasks import TASKS, get_task, read_examples
-from scripts import fetch_glue
 from tests.helpers import running
 from tests.helpers.local_server import (
     LocalServer,

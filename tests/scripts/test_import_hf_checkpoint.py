@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import hf_import
+from bert_finetune import hf_import, import_hf_checkpoint
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
-from scripts import import_hf_checkpoint
 from tests.helpers import hugging_face_folder, running
 from tests.helpers.hugging_face_folder import CONFIG, random_tensors, write_folder
 

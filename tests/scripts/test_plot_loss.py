@@ -1,4 +1,4 @@
-"""scripts/plot_loss.py: the picture, and every refusal."""
+"""estimator-accum plot: the picture, and every refusal."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
-from scripts import plot_loss
+from estimator_accum.runs import loss_curves, plot_loss
 from tests.helpers import running
 
 pytestmark = pytest.mark.once
@@ -53,7 +53,7 @@ def test_picture_is_written_without_a_display(tmp_path, two_runs, monkeypatch):
 
 def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs):
     runs = [pd.read_csv(f"{path}/train_metrics.csv") for path in two_runs.split(",")]
-    figure = plot_loss.draw(runs, ["with accumulation (8 x 4)", "without (32)"])
+    figure = loss_curves.draw(runs, ["with accumulation (8 x 4)", "without (32)"])
     by_updates, by_examples = figure.axes
     assert by_updates.get_xlabel() == "optimizer updates"
     assert by_examples.get_xlabel() == "training examples seen"
@@ -74,14 +74,14 @@ def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs)
 def test_bold_line_is_the_centred_mean():
     clocks = {"update_step": range(1, 8), "examples": range(32, 256, 32)}
     run = pd.DataFrame(clocks | {"loss": [0, 0, 0, 5, 0, 0, 0]})
-    _, smoothed = plot_loss.draw([run], ["spike"]).axes[0].get_lines()
+    _, smoothed = loss_curves.draw([run], ["spike"]).axes[0].get_lines()
     # At the ends the mean has three updates, then four.
     np.testing.assert_allclose(smoothed.get_ydata(), [0, 5 / 4, 1, 1, 1, 5 / 4, 0])
 
 
 def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
-    drawn = mock.Mock(side_effect=plot_loss.draw)
-    monkeypatch.setattr(plot_loss, "draw", drawn)
+    drawn = mock.Mock(side_effect=loss_curves.draw)
+    monkeypatch.setattr(loss_curves, "draw", drawn)
     plot = str(tmp_path / "loss.svg")
     assert plot_loss.main(["--output_dirs", two_runs, "--plot", plot]) == 0
     assert drawn.call_args.args[1] == ["with", "without"]

@@ -1,0 +1,54 @@
+"""Turns a Hugging Face BERT folder into a checkpoint for bert_finetune.
+
+    estimator-accum import --input_dir hugging_face --output_dir bert
+
+reads config.json, vocab.txt and model.safetensors, and writes bert_model.ckpt,
+bert_config.json and vocab.txt. A model without a pooler gets an untrained one. The
+folder appears only when it is complete. Exit codes: 0; 2 with one sentence if the input
+is invalid or the output folder is not empty.
+"""
+
+import pathlib
+import sys
+
+if __name__ == "__main__":  # a clone runs without installation
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.program import quiet_import
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder(
+        "input_dir",
+        "folder with config.json, vocab.txt and model.safetensors of a BERT",
+        required=True,
+    )
+    parser.add_folder(
+        "output_dir", "folder to make; may exist if it is empty", required=True
+    )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: _import(flags.input_dir, flags.output_dir))
+
+
+def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
+    # Imported late, so that --help does not wait seconds for TensorFlow; quietly, so
+    # that an error message is all that stderr has.
+    with quiet_import(sys.argv[1:]):
+        from bert_finetune.hf_import import import_checkpoint
+
+    summary = import_checkpoint(input_dir, output_dir)
+    print(
+        f"{output_dir}: bert_model.ckpt ({summary.num_variables} variables, "
+        f"{summary.config.num_hidden_layers} layers), bert_config.json, vocab.txt"
+    )
+    if summary.is_pooler_new:
+        print("The model has no pooler: bert/pooler/dense is new and untrained.")
+    if summary.is_lower_case is False:
+        print("Its vocabulary is cased: fine-tune it with --do_lower_case=false.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

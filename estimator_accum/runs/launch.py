@@ -1,0 +1,398 @@
+r"""Starts a command as all tasks of a cluster on this machine.
+
+    estimator-accum launch --workers=2 estimator-accum train --strategy=multi_worker \
+        --output_dir=output ...
+
+Each task gets its own `TF_CONFIG`. When a task dies, or there is no progress, all of
+them start again, and a command that resumes from its last checkpoint loses little.
+Ctrl-C stops them with SIGTERM, and a second Ctrl-C at once. If the launcher ends for
+any other reason, the tasks end too. Exit codes: 0; 1 when tasks died again and again
+without a new checkpoint; 2 for flags or data that do not fit; after a signal, 75 for
+SIGUSR1, else 128 + the signal's number: 130 for Ctrl-C. Needs no TensorFlow.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import tqdm
+
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.metrics_file import METRICS, last_update
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_SECS_BETWEEN_LOOKS = 0.2
+_GRACE_SECS = 30  # after the tasks' own watchdogs should have ended them
+_DEFAULT_RESTARTS = 5
+_EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT, _EXIT_AGAIN = 1, 2, 75
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_FOLDER_FLAG = re.compile(r"--?(?:output_dir|model_dir)(?:=(.*))?", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A cluster of equal commands on this machine.
+
+    Attributes:
+        command: Command of every task.
+        workers: Tasks that train, the chief included.
+        has_evaluator: Whether one more task evaluates.
+        max_restarts: Restarts in a row without a new checkpoint before giving up.
+        output_dir: Folder of the run's checkpoints and `train_metrics.csv`; None where
+            it is unknown: then there is no bar, and every restart counts.
+        watchdog_secs: Seconds without an update after which the tasks should have ended
+            themselves.
+        total_updates: Updates of the run; None where it is unknown: then tasks that all
+            hang are left to their own watchdogs.
+    """
+
+    command: Sequence[str]
+    workers: int
+    has_evaluator: bool = False
+    max_restarts: int = _DEFAULT_RESTARTS
+    output_dir: pathlib.Path | None = None
+    watchdog_secs: int = 300
+    total_updates: int | None = None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
+        __doc__,
+        prog="estimator-accum launch",
+        usage="%(prog)s [--workers=N] [--evaluator] [--max_restarts=N] command ...",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="tasks that train (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--evaluator",
+        action="store_true",
+        help="one more task, which evaluates each checkpoint while the others train",
+    )
+    parser.add_argument(
+        "--max_restarts",
+        type=int,
+        default=_DEFAULT_RESTARTS,
+        metavar="N",
+        help="restarts in a row without a new checkpoint (default: %(default)s)",
+    )
+    parser.add_folder(
+        "output_dir",
+        "folder of the run (default: --output_dir or --model_dir of the command)",
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="what each task runs, and its flags"
+    )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: run(_launch_of(flags)))
+
+
+def _launch_of(flags: argparse.Namespace) -> Launch:
+    command = flags.command[flags.command[:1] == ["--"] :]
+    if not command:
+        raise ValueError(
+            "A command must follow the flags. Received: none. For example: "
+            "estimator-accum launch --workers=2 python train.py --its --flags"
+        )
+    check_sizes(flags.workers, flags.max_restarts)
+    return Launch(
+        command,
+        flags.workers,
+        flags.evaluator,
+        flags.max_restarts,
+        flags.output_dir or _folder_of(command),
+    )
+
+
+def check_sizes(workers: int, max_restarts: int) -> None:
+    """Raises ValueError if a number is too small; it names the flag."""
+    sizes = {"workers": (workers, 1), "max_restarts": (max_restarts, 0)}
+    for name, (value, least) in sizes.items():
+        if value < least:
+            raise ValueError(
+                f"`--{name}` must be an integer >= {least}. Received: {value}. "
+                "See --help for the usual value."
+            )
+
+
+def _folder_of(command: Sequence[str]) -> pathlib.Path | None:
+    """Returns the output folder that a command line names, if it names one."""
+    for flag, following in zip(command, [*command[1:], None], strict=True):
+        found = _FOLDER_FLAG.fullmatch(flag)
+        folder = found and (found[1] if found[1] is not None else following)
+        if folder:
+            return pathlib.Path(folder)
+    return None
+
+
+def run(launch: Launch) -> int:
+    """Keeps the cluster running until its tasks have ended; returns the exit code."""
+    before = {number: signal.signal(number, _stop) for number in _SIGNALS}
+    try:
+        return _keep_running(launch)
+    except _Stopped as stopped:
+        (number,) = stopped.args
+        _say(f"stopped by {signal.Signals(number).name}")
+        return _EXIT_AGAIN if number == signal.SIGUSR1 else 128 + number
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number, frame) -> None:
+    for each in _SIGNALS:
+        signal.signal(each, _stop_at_once)
+    raise _Stopped(number)
+
+
+def _stop_at_once(number, frame) -> None:
+    for each in _SIGNALS:  # the cleanup must not be interrupted
+        signal.signal(each, signal.SIG_IGN)
+    raise _Stopped(number)
+
+
+class _Stopped(BaseException):
+    """Raised by a signal that asks to stop; the argument is the signal's number."""
+
+
+class _Task:
+    """One process of the cluster and its output."""
+
+    def __init__(self, name: str, command: Sequence[str], tf_config: dict):
+        self.name = name
+        self._rest = b""
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "TF_CONFIG": json.dumps(tf_config)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # only the launcher gets Ctrl-C
+            # Safe: the launcher has no threads.
+            preexec_fn=_die_with_parent if _libc else None,  # noqa: PLW1509
+        )
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def show_output(self) -> bool | None:
+        """Prints the lines that are available.
+
+        Returns:
+            Whether there was any output; None at the end of the output.
+        """
+        try:
+            content = os.read(self.process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        if not content and self._rest:
+            lines, self._rest = [self._rest], b""
+        for line in lines:
+            _say(line.decode(errors="replace").rstrip(), self.name)
+        return True if content else None
+
+    def kill(self) -> None:
+        """Kills the process if it still runs, and prints its remaining output."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        while self.show_output():
+            pass
+        self.process.stdout.close()
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel, in the new process, to kill it when the launcher ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _say(line: str, speaker: str = "launcher") -> None:
+    tqdm.tqdm.write(f"[{speaker}] {line}", file=sys.stdout)
+    sys.stdout.flush()
+
+
+class _Progress:
+    """Progress of the run, with one bar for all tasks."""
+
+    def __init__(self, output_dir: pathlib.Path | None, total_updates: int | None):
+        self._path = output_dir and pathlib.Path(output_dir) / METRICS
+        self._total = total_updates
+        self._size = None
+        self.updates = 0
+        tqdm.tqdm.monitor_interval = 0  # no thread
+        self.bar = tqdm.tqdm(
+            total=self._total,
+            unit=" update",
+            desc="training",
+            disable=None,  # no bar unless stderr is a terminal
+        )
+
+    def start(self) -> None:
+        """Starts the clock of `has_stopped`."""
+        self._since = time.monotonic()
+
+    def look(self) -> None:
+        """Moves the bar to the last reported update."""
+        try:
+            size = self._path and self._path.stat().st_size
+            if size == self._size:
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        self._size, self._since = size, time.monotonic()
+        self.updates = last_update(self._path.parent)
+        self.bar.n = self.updates
+        self.bar.refresh()
+
+    def has_stopped(self, secs: float) -> bool:
+        """Returns whether there was no progress for that long, with updates left."""
+        is_late = time.monotonic() - self._since > secs
+        return is_late and self._total is not None and self.updates < self._total
+
+
+def _keep_running(launch: Launch) -> int:
+    progress = _Progress(launch.output_dir, launch.total_updates)
+    restarts, checkpoint = 0, _last_checkpoint(launch.output_dir)
+    try:
+        while True:
+            code = _run_once(launch, progress)
+            if code in (0, _EXIT_DOES_NOT_FIT):
+                return code
+            latest = _last_checkpoint(launch.output_dir)
+            restarts = 0 if latest != checkpoint else restarts
+            checkpoint = latest
+            if restarts == launch.max_restarts:
+                _say(f"gives up: {restarts} restarts without a new checkpoint")
+                return _EXIT_GAVE_UP
+            restarts += 1
+            _say(f"starts all tasks again, from {checkpoint or 'the beginning'}")
+    finally:
+        progress.bar.close()
+
+
+def _last_checkpoint(output_dir: pathlib.Path | None) -> str | None:
+    if output_dir is None:
+        return None
+    try:
+        text = (output_dir / "checkpoint").read_text()
+    except (FileNotFoundError, NotADirectoryError):  # the tasks report the second one
+        return None
+    found = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)
+    return found and found[1]
+
+
+def _run_once(launch: Launch, progress: _Progress) -> int:
+    """Runs all tasks; returns 0 if all succeed, 2 if inputs do not fit, else 1."""
+    tasks = []
+    try:
+        for name, tf_config in _tf_configs(
+            launch.workers, launch.has_evaluator
+        ).items():
+            tasks.append(_Task(name, launch.command, tf_config))
+        return _watch(tasks, launch, progress)
+    except _Stopped:
+        with contextlib.suppress(_Stopped):  # by a second signal
+            _let_end(tasks, launch.watchdog_secs + _GRACE_SECS)
+        raise
+    finally:
+        for task in tasks:
+            task.kill()
+
+
+def _watch(tasks: list[_Task], launch: Launch, progress: _Progress) -> int:
+    progress.start()
+    with selectors.DefaultSelector() as selector:
+        for task in tasks:
+            selector.register(task.process.stdout, selectors.EVENT_READ, task)
+        while True:
+            for key, _ in selector.select(_SECS_BETWEEN_LOOKS):
+                if key.data.show_output() is None:
+                    selector.unregister(key.fileobj)
+            if not selector.get_map():
+                time.sleep(_SECS_BETWEEN_LOOKS)
+            progress.look()
+            codes = [task.process.poll() for task in tasks]
+            lost = [task for task, code in zip(tasks, codes, strict=True) if code]
+            if lost:
+                return _code_of(lost)
+            if codes == [0] * len(tasks):
+                return 0
+            if progress.has_stopped(launch.watchdog_secs + _GRACE_SECS):
+                _say("sees no progress, though all tasks are there")
+                return _EXIT_GAVE_UP
+
+
+def _let_end(tasks: list[_Task], secs: float) -> None:
+    """Tells the tasks to save after their next update and end, and waits for them."""
+    _say("lets all tasks save after their next update; a second signal ends them")
+    until = time.monotonic() + secs
+    for task in tasks:
+        task.process.terminate()
+    while time.monotonic() < until and None in [t.process.poll() for t in tasks]:
+        for task in tasks:
+            task.show_output()
+        time.sleep(_SECS_BETWEEN_LOOKS)
+
+
+def _code_of(lost: list[_Task]) -> int:
+    """Prints how tasks ended; returns 2 if an input did not fit, else 1."""
+    for task in lost:
+        while task.show_output():
+            pass
+        code = task.process.returncode
+        how = f"exit code {code}"
+        if code < 0:
+            how = signal.Signals(-code).name
+        _say(f"{task.name} ended with {how}")
+    codes = {task.process.returncode for task in lost}
+    return _EXIT_DOES_NOT_FIT if _EXIT_DOES_NOT_FIT in codes else _EXIT_GAVE_UP
+
+
+def _tf_configs(workers: int, has_evaluator: bool) -> dict[str, dict]:
+    """Returns each task's `TF_CONFIG` by its name, on free ports."""
+    counts = {"chief": 1, "worker": workers - 1, "evaluator": int(has_evaluator)}
+    ports = iter(_free_ports(sum(counts.values())))
+    cluster = {
+        job: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
+        for job, count in counts.items()
+        if count
+    }
+    return {
+        f"{job} {index}": {"cluster": cluster, "task": {"type": job, "index": index}}
+        for job, addresses in cluster.items()
+        for index in range(len(addresses))
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns free ports; a port taken in between shows up as a lost task."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Draws the training loss of one or more runs, against updates and against examples.
+
+    estimator-accum plot --output_dirs with,without --plot loss.png
+
+reads `train_metrics.csv` in each folder, which a training run writes with a row for
+each update. The thin line is the loss of every update, the bold one its centred moving
+mean. Needs no display. Exit codes: 0; 2 with one sentence if a file is missing or
+invalid.
+"""
+
+import argparse
+import pathlib
+import sys
+
+if __name__ == "__main__":  # a clone runs without installation
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+
+
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.metrics_file import METRICS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(__doc__)
+    parser.add_argument(
+        "--output_dirs",
+        type=_split,
+        required=True,
+        metavar="DIR,DIR",
+        help=f"folders of runs, each with {METRICS}; separated by commas",
+    )
+    parser.add_argument(
+        "--labels",
+        type=_split,
+        metavar="NAME,NAME",
+        help="a name for each folder, in the same order; default: the folders' names",
+    )
+    parser.add_argument(
+        "--plot",
+        type=pathlib.Path,
+        required=True,
+        metavar="FILE.png",
+        help="the picture to write; .png, .svg or .pdf",
+    )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: _plot(flags))
+
+
+def _plot(flags: argparse.Namespace) -> None:
+    # Takes a second to import, so the flags are read first.
+    from estimator_accum.runs.loss_curves import plot_loss
+
+    folders = [pathlib.Path(folder) for folder in flags.output_dirs]
+    plot_loss(folders, flags.labels, flags.plot)
+
+
+def _split(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise argparse.ArgumentTypeError(
+            f"must be names separated by single commas, received {text!r}"
+        )
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""The launcher with tasks that end, hang, or print.
+
+The tasks here are a small program without TensorFlow; tests/distributed has real ones.
+"""
+
+import io
+import json
+import pathlib
+import signal
+import sys
+import time
+import types
+
+import psutil
+import pytest
+import tqdm
+
+from estimator_accum.runs import launch as launcher
+from tests.helpers import running
+
+# Each start of each task is a line in the file `starts`.
+_TASK = f"""
+import json, os, pathlib, signal, sys, time
+signal.alarm({running.DEADLINE_SECS})
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+folder = pathlib.Path(sys.argv[1].partition("=")[2])
+config = json.loads(os.environ["TF_CONFIG"])
+task = config["task"]["type"]
+def write(name, text):
+    (folder / "new").write_text(text)
+    (folder / "new").replace(folder / name)
+def rows(updates):
+    text = "update_step\\n" + "".join(f"{{n}},\\n" for n in range(1, updates + 1))
+    write("train_metrics.csv", text)
+def saved(number):
+    write("checkpoint", f'model_checkpoint_path: "model.ckpt-{{number}}"\\n')
+def wait_for(*names):
+    while not all((folder / name).exists() for name in names):
+        time.sleep(0.01)
+with open(folder / "starts", "a") as file:
+    print(json.dumps([task, os.getpid(), config["cluster"]]), file=file)
+starts = (folder / "starts").read_text().count(f'["{{task}}"')
+(folder / f"{{task}}-{{starts}}").touch()
+"""
+
+# These tasks do not import TensorFlow: a start costs less than a fork of a process that
+# did.
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("real_starts")]
+
+
+@pytest.fixture
+def output_dir(tmp_path) -> pathlib.Path:
+    (tmp_path / "output").mkdir()
+    return tmp_path / "output"
+
+
+def _starts(folder: pathlib.Path) -> list[tuple[str, int, dict]]:
+    """Returns (task, process, cluster) of each start."""
+    path = folder / "starts"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _nothing_runs(folder: pathlib.Path) -> bool:
+    for _, pid, _ in _starts(folder):
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return False
+        except psutil.NoSuchProcess:
+            continue
+    return True
+
+
+@pytest.fixture
+def launch(output_dir, monkeypatch, capsys):
+    """Runs the launcher in this process; returns (exit code, output)."""
+    task = output_dir.with_name("task.py")
+    monkeypatch.setattr(launcher, "_SECS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(launcher, "_libc", None)  # this process has threads
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
+
+    def run(body: str, *flags: str, folder=output_dir, total_updates=None):
+        task.write_text(_TASK + body)
+        command = [sys.executable, str(task), f"--output_dir={folder}"]
+        if total_updates is None:
+            code = launcher.main([*flags, *command])
+        else:
+            workers = int(flags[0].partition("=")[2])
+            code = launcher.run(
+                launcher.Launch(
+                    command, workers, output_dir=folder, total_updates=total_updates
+                )
+            )
+        assert _nothing_runs(output_dir)
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+def _start_launcher(folder: pathlib.Path, body: str = "") -> running.Program:
+    """Starts a launcher in a new process; its tasks wait."""
+    task = folder.with_name("task.py")
+    task.write_text(_TASK + body + "\nwait_for('what never comes')")
+    command = [sys.executable, str(task), f"--output_dir={folder}"]
+    return running.start("-m", "estimator_accum.runs.launch", *command)
+
+
+def test_all_tasks_done_is_0_and_their_lines_have_their_names(launch, output_dir):
+    body = "print('out'); print('error', file=sys.stderr); print('no end', end='')"
+    code, output = launch(body, "--workers=3", "--evaluator")
+    assert code == 0
+    tasks = ("chief 0", "evaluator 0", "worker 0", "worker 1")
+    assert sorted(output.splitlines()) == sorted(
+        f"[{task}] {line}" for task in tasks for line in ("out", "error", "no end")
+    )
+    starts = _starts(output_dir)
+    assert len(starts) == 4 and all(each[2] == starts[0][2] for each in starts)
+
+
+def test_one_lost_task_starts_all_again_on_other_ports(launch, output_dir):
+    body = """
+if task == "chief": rows(3 * starts); saved(3 * starts)
+if starts == 1:
+    wait_for("checkpoint")
+    if task == "worker": os.kill(os.getpid(), 9)
+    wait_for("what never comes")
+"""
+    code, output = launch(body)
+    assert code == 0
+    assert "[launcher] worker 0 ended with SIGKILL" in output
+    assert "[launcher] starts all tasks again, from model.ckpt-3" in output
+    clusters = [json.dumps(cluster) for _, _, cluster in _starts(output_dir)]
+    assert len(clusters) == 4 and len(set(clusters)) == 2
+
+
+def test_launcher_gives_up_where_no_checkpoint_comes(launch, output_dir):
+    code, output = launch("sys.exit(75)", "--workers=1", "--max_restarts=2")
+    assert code == 1
+    assert "chief 0 ended with exit code 75" in output
+    assert "gives up: 2 restarts without a new checkpoint" in output
+    assert len(_starts(output_dir)) == 3
+
+
+def test_launcher_goes_on_as_long_as_checkpoints_come(launch, output_dir):
+    body = "saved(starts)\nsys.exit(starts < 5)"
+    assert launch(body, "--workers=1", "--max_restarts=1")[0] == 0
+    assert len(_starts(output_dir)) == 5
+
+
+def test_what_does_not_fit_is_not_tried_again(launch, output_dir):
+    body = """
+wait_for("chief-1", "what never comes" if task == "chief" else "worker-1")
+print("a sentence")
+sys.exit(2)
+"""
+    code, output = launch(body)
+    assert code == 2 and "[worker 0] a sentence" in output
+    assert len(_starts(output_dir)) == 2
+
+
+def test_of_a_file_in_the_folders_place_the_tasks_speak(launch, output_dir):
+    file = output_dir.with_name("file")
+    file.write_text("")
+    code, output = launch("", "--workers=1", "--max_restarts=0", folder=file)
+    assert code == 1 and "[chief 0] NotADirectoryError" in output
+
+
+def _set_clock(monkeypatch, now) -> None:
+    fake = types.SimpleNamespace(monotonic=now, sleep=time.sleep)
+    monkeypatch.setattr(launcher, "time", fake)
+
+
+def test_tasks_that_all_hang_start_again(launch, output_dir, monkeypatch):
+    has_begun = output_dir / "chief-1"
+    _set_clock(monkeypatch, lambda: 331 if has_begun.exists() else 0)
+    body = "if starts == 1: wait_for('what never comes')\nrows(6)"
+    code, output = launch(body, "--workers=1", total_updates=6)
+    assert code == 0
+    assert "[launcher] sees no progress, though all tasks are there" in output
+
+
+@pytest.mark.parametrize("updates", [5, 6])
+def test_evaluation_after_the_last_update_may_be_slow(output_dir, monkeypatch, updates):
+    now = 100.0
+    _set_clock(monkeypatch, lambda: now)
+    progress = launcher._Progress(output_dir, total_updates=6)
+    progress.start()
+    now = 110.0
+    rows = "".join(f"{n},\n" for n in range(1, updates + 1))
+    (output_dir / "train_metrics.csv").write_text(f"update_step\n{rows}")
+    progress.look()
+    now = 120.0
+    progress.look()
+    assert not progress.has_stopped(10)
+    now = 120.5
+    assert progress.has_stopped(10) == (updates < 6)
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)]
+)
+def test_signal_lets_every_task_end_and_is_the_exit_code(output_dir, number, code):
+    body = """
+def end(*_):
+    time.sleep(0.1)
+    (folder / f"saved-{task}").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+(folder / f"ready-{task}").touch()
+"""
+    with _start_launcher(output_dir, body) as launcher:
+        running.wait_until((output_dir / "ready-chief").exists, launcher)
+        running.wait_until((output_dir / "ready-worker").exists, launcher)
+        launcher.process.send_signal(number)
+        done = launcher.wait()
+        assert _nothing_runs(output_dir)
+    assert done.returncode == code and f"stopped by {number.name}" in done.stdout
+    for task in ("chief", "worker"):
+        assert (output_dir / f"saved-{task}").exists()
+
+
+def test_second_signal_ends_tasks_that_go_on(output_dir):
+    with _start_launcher(output_dir) as launcher:
+        running.wait_until(lambda: len(_starts(output_dir)) == 2, launcher)
+        launcher.process.send_signal(signal.SIGHUP)
+        running.wait_until(lambda: "second signal" in launcher.done().stdout, launcher)
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait().returncode == 128 + signal.SIGHUP
+        running.wait_until(lambda: _nothing_runs(output_dir))
+
+
+def test_no_task_survives_a_launcher_that_is_killed(output_dir):
+    with _start_launcher(output_dir) as launcher:
+        running.wait_until(lambda: len(_starts(output_dir)) == 2, launcher)
+        assert not _nothing_runs(output_dir)
+        launcher.process.kill()
+        running.wait_until(lambda: _nothing_runs(output_dir))
+        assert launcher.wait().returncode == -signal.SIGKILL
+
+
+def test_one_bar_shows_the_updates_on_a_terminal(launch, output_dir, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            for updates in "36":
+                if f" {updates}/6 " in text:
+                    (output_dir / f"shown-{updates}").touch()
+            return super().write(text)
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    body = "rows(3); wait_for('shown-3'); rows(6); wait_for('shown-6')"
+    assert launch(body, "--workers=1", total_updates=6)[0] == 0
+    shown = terminal.getvalue()
+    assert shown.count("training:") >= 2 and "\n" not in shown.strip()
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--workers=0 python", "`--workers` must be an integer >= 1. Received: 0."),
+        ("--max_restarts=-1 python", "`--max_restarts` must be an integer >= 0."),
+        ("--workers=2", "A command must follow the flags. Received: none."),
+        ("--workers=x python", "--workers: invalid int value: 'x'. Try --help"),
+        ("--workes=2 python", "unrecognized arguments: --workes=2. Try --help"),
+        ("no-such-command", "'no-such-command': No such file or directory"),
+    ],
+)
+def test_command_line_that_does_not_fit_is_one_sentence(capsys, arguments, sentence):
+    try:
+        code = launcher.main(arguments.split())
+    except SystemExit as left:
+        code = left.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    assert sentence in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command, folder",
+    [
+        ("train --output_dir=a/b --x", "a/b"),
+        ("train --output_dir a --x", "a"),
+        ("train -model_dir=a", "a"),
+        ("train --x", None),
+        ("train --output_dir", None),
+    ],
+)
+def test_folder_of_a_command_is_found_in_its_flags(command, folder):
+    assert launcher._folder_of(command.split()) == (folder and pathlib.Path(folder))
+
+
+def test_ports_are_free_and_different():
+    ports = launcher._free_ports(20)
+    assert len(set(ports)) == 20

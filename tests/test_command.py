@@ -1,0 +1,111 @@
+"""The command `estimator-accum`: its parts answer at once, and run as programs."""
+
+import json
+import sys
+
+import pytest
+
+import estimator_accum
+from estimator_accum import __main__ as command
+from tests.helpers import running
+
+_MODULES = {
+    "train": "bert_finetune/run_classifier.py",
+    "plan": "bert_finetune/plan.py",
+    "fetch bert": "bert_finetune/fetch_bert.py",
+    "fetch glue": "bert_finetune/fetch_glue.py",
+    "import": "bert_finetune/import_hf_checkpoint.py",
+    "plot": "estimator_accum/runs/plot_loss.py",
+    "launch": "estimator_accum/runs/launch.py",
+}
+
+
+def _call(line: str) -> tuple[int, str, str]:
+    """Returns (exit code, stdout, stderr)."""
+    done = running.run("-m", "estimator_accum", *line.split())
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_lists_every_command():
+    code, said, _ = _call("--help")
+    assert code == 0
+    assert all(f"\n    {name} " in said for name in [*_MODULES, "compat"])
+    listed = {line.split()[0] for line in said.splitlines() if line.startswith("    ")}
+    assert listed == command._COMMANDS.keys()
+    assert _call("fetch --help")[:2] == (0, said)
+
+
+@pytest.mark.parametrize("line", ["--version", "train --version", "plan --version"])
+def test_version(line):
+    said = f"estimator-accum {estimator_accum.__version__}\n"
+    assert _call(line) == (0, said, "")
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("", "estimator-accum: A command must be one of train, plan, fetch, import, "),
+        ("trian", "one of train, plan, .*Received: trian. See estimator-accum --help."),
+        ("fetch", "estimator-accum fetch: A command must be one of bert, glue. Recei"),
+        ("train --no_such=1", "Flags must be those of --help. Received: --no_such."),
+        ("plan --no_such=1", "Try --help"),
+    ],
+)
+def test_what_is_no_command_or_flag_is_one_sentence(line, sentence):
+    code, out, error = _call(line)
+    assert code == 2 and out == "" and error.count("\n") == 1
+    assert all(part in error for part in sentence.split(".*"))
+
+
+@pytest.mark.parametrize("name, path", _MODULES.items())
+def test_a_command_is_its_program(name, path):
+    source = (running.ROOT / path).read_text()
+    description = source.partition('"""')[2].partition("\n")[0]
+    code, said, _ = _call(f"{name} --help")
+    assert code == 0 and description in said
+    assert f"estimator-accum {name} " in said
+
+
+def test_compat_runs_a_script_with_its_flags(tmp_path):
+    (tmp_path / "script.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    line = ["-m", "estimator_accum", "compat", tmp_path / "script.py", "--its=flag"]
+    assert running.run(*line).stdout.endswith("__main__ ['--its=flag']\n")
+
+
+@pytest.mark.usefixtures("real_starts")
+@pytest.mark.once
+def test_help_version_and_bad_flags_import_neither_tensorflow_nor_pandas():
+    """Imports of seconds, for an answer that the reader waits for."""
+    program = (
+        "import json, runpy, sys\n"
+        "found = []\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    sys.argv[1:] = line.split()\n"
+        "    try: runpy.run_module('estimator_accum', run_name='__main__')\n"
+        "    except SystemExit: pass\n"
+        "    found += {'tensorflow', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "print(found)"
+    )
+    lines = ["--help", "--version", *(f"{name} --help" for name in _MODULES)]
+    lines += [f"{name} --no_such=1" for name in _MODULES if name != "launch"]
+    done = running.run("-c", program, json.dumps(lines))
+    assert done.stdout.endswith("[]\n"), done.output
+
+
+@pytest.mark.parametrize(
+    "missing, extra", [("tensorflow", "tf"), ("pandas", "plot"), ("tokenizers", "bert")]
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    monkeypatch, capsys, missing, extra
+):
+    def fail(*args, **kwargs):
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(command.runpy, "run_module", fail)
+    monkeypatch.setattr(sys, "argv", ["estimator-accum", "train"])
+    assert command.main() == 2
+    said = (
+        f"estimator-accum train: The package {missing} must be installed. Received: "
+        f"none. Run pip install 'estimator-accum[{extra}]'.\n"
+    )
+    assert capsys.readouterr().err == said
