@@ -6,10 +6,11 @@ r"""Plans the training of a BERT before anything runs: what fits, and what it co
 
     effective_batch_size = micro_batch_size x K x replicas
 
-It prints the memory of training with the largest micro-batch that fits, and how long
-the one reduction of an update takes on the network. The bytes are those of tensors that
-are alive at the same time, within 15% of what was measured on encoders of 2 to 6 layers
-on a CPU (`scripts/benchmarks/plan_table.py`); a fifth of the device's memory is
+It prints the memory of training with the largest micro-batch that fits, the disk space
+of the checkpoints, how long the one reduction of an update takes on the network, and,
+in the last line, the flags of `run_classifier` to paste. The bytes are those of tensors
+that are alive at the same time, within 15% of what was measured on encoders of 2 to 6
+layers on a CPU (`scripts/benchmarks/plan_table.py`); a fifth of the device's memory is
 reserved, because the allocator cannot use all of it. Exit codes: 0; 2 with one sentence
 when nothing fits or a flag is wrong.
 """
@@ -20,7 +21,7 @@ import sys
 
 from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
 from bert_finetune.network import reduction_secs
-from bert_finetune.plan_memory import Memory, memory_of
+from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, memory_of
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
@@ -92,9 +93,6 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         flags.device_memory * _USABLE_SHARE,
     )
     size = batches.largest_share
-    reduced = memory.accumulators or memory.parameters
-    over = f"{_mb(reduced)} over {batches.replicas}"
-    secs = reduction_secs(reduced, flags.num_replicas, flags.link_speed)
     rows = [
         ("parameters", memory.parameters, ""),
         ("optimizer slots", memory.slots, "two of Adam"),
@@ -104,14 +102,34 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         ("gradients", memory.gradients, "beside the activations"),
         ("update", memory.update, "temporaries, when the activations are gone"),
         ("peak", memory.peak, f"of {_mb(flags.device_memory * _USABLE_SHARE)} usable"),
+        ("disk", memory.disk, f"{KEPT_CHECKPOINTS} checkpoints and the next one"),
     ]
     return [
         *(f"{name:<16}{_mb(value):>12}  {note}".rstrip() for name, value, note in rows),
         f"micro_batch_size {size}",
         f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
         str(batches),
-        f"reduction {1e3 * secs:,.1f} ms an update, of {over}",
+        *_reduction(memory, batches, flags.link_speed),
+        _flags_to_paste(batches, flags.max_seq_length),
     ]
+
+
+def _reduction(memory: Memory, batches: Batches, bits_per_sec: float) -> list[str]:
+    if batches.num_replicas == 1:
+        return []
+    reduced = memory.accumulators or memory.parameters
+    secs = reduction_secs(reduced, batches.num_replicas, bits_per_sec)
+    over = f"{_mb(reduced)} over {batches.replicas}"
+    return [f"reduction {1e3 * secs:,.1f} ms an update, of {over}"]
+
+
+def _flags_to_paste(batches: Batches, tokens: int) -> str:
+    """Returns flags of `run_classifier` that make this division."""
+    examples = f"--train_batch_size={batches.largest_share}"
+    if not batches.is_even:  # micro-batches differ by one example
+        examples = f"--effective_batch_size={batches.effective_batch_size}"
+    steps = f"--gradient_accumulation_steps={batches.gradient_accumulation_steps}"
+    return f"{examples} {steps} --max_seq_length={tokens}"
 
 
 def _mb(num_bytes: float) -> str:

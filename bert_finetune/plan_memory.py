@@ -4,11 +4,13 @@
     backward  = activations + gradients         at the peak of the backward pass
     update    = the optimizer's temporaries     at a window boundary
     peak      = kept + max(backward, update)
+    disk      = (parameters + slots + accumulators) * 6 checkpoints
 
 Everything is float32, no token is padding, and the optimizer is BERT's Adam with two
 slots. The bytes are those of tensors that are alive at the same time, with TensorFlow's
 CPU kernels and graph optimizations; `scripts/benchmarks/plan_table.py` measures them.
-Memory that the allocator loses to fragmentation comes on top.
+Memory that the allocator loses to fragmentation comes on top, and on disk the graph
+beside each checkpoint and what a run writes besides checkpoints.
 
 B = examples of a micro-batch, T = tokens of an example, H = hidden, I = intermediate,
 N = heads.
@@ -17,6 +19,8 @@ N = heads.
 from typing import NamedTuple
 
 from bert_finetune.bert_config import BertConfig
+
+KEPT_CHECKPOINTS = 5  # default of RunConfig; the next is written before one is deleted
 
 _FLOAT_BYTES = 4
 _BOOL_BYTES = 1
@@ -54,8 +58,17 @@ class Memory(NamedTuple):
     @property
     def peak(self) -> int:
         """Most bytes that are alive at the same time."""
-        kept = self.parameters + self.slots + self.accumulators + self.graph
-        return kept + max(self.activations + self.gradients, self.update)
+        backward = self.activations + self.gradients
+        return self._variables + self.graph + max(backward, self.update)
+
+    @property
+    def disk(self) -> int:
+        """Most bytes that the checkpoints of a run take on disk."""
+        return self._variables * (KEPT_CHECKPOINTS + 1)
+
+    @property
+    def _variables(self) -> int:
+        return self.parameters + self.slots + self.accumulators
 
 
 def memory_of(

@@ -54,6 +54,11 @@ class Batches:
         return first, behind
 
     @property
+    def is_even(self) -> bool:
+        """Whether all shares have the same number of examples."""
+        return self.effective_batch_size % self._num_shares == 0
+
+    @property
     def replicas(self) -> str:
         """Number of replicas as text, such as "2 replicas"."""
         return f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
@@ -62,10 +67,9 @@ class Batches:
         how = f" x {self.gradient_accumulation_steps} micro-steps"
         if self.is_auto:
             how = " in as many micro-batches as memory asks for"
-        is_even = self.effective_batch_size % self._num_shares == 0
         return (
             f"effective batch {self.effective_batch_size} = "
-            f"{'' if is_even else 'at most '}{self.largest_share} examples{how}"
+            f"{'' if self.is_even else 'at most '}{self.largest_share} examples{how}"
             f" x {self.replicas}"
         )
 
