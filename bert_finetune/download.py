@@ -1,28 +1,27 @@
 """Fetching published files: download or take from disk, verify, unpack, put in place.
 
 Nothing appears at its destination before it is complete, and what is there already is
-left alone, so that fetching twice is safe.
+left alone, so that fetching twice is safe. A download that was cut off is kept beside
+the destination, and the next call resumes it.
 """
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
-import http.client
 import os
 import pathlib
 import shutil
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
+from bert_finetune.receiving import receive
 from estimator_accum.runs.command_line import FetchError
 
 _CHUNK_BYTES = 1 << 18
-_TIMEOUT_SECS = 60
+_UNFINISHED = ".unfinished"  # suffix of a download that is not complete
 # What zipfile raises for damage, encryption (RuntimeError) and unknown compression.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
@@ -103,22 +102,58 @@ def is_complete(destination: pathlib.Path, names: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder whose empty `content/` becomes `destination` at the end.
+    """Yields a folder whose empty `content/` becomes `destination` at the end.
 
-    After an error, nothing of it is left.
+    After an error, nothing of it is left, unless it holds the beginning of a download:
+    then the next call for the same destination yields the same folder, with the files
+    that have arrived.
+
+    Raises:
+        ValueError: If another process is in the same folder.
     """
     parent = destination.parent
-    is_new_parent = not parent.exists()
-    staging = parent / f".{destination.name}.{os.getpid()}.part"
-    (staging / "content").mkdir(parents=True)
+    new_parents = [each for each in (parent, *parent.parents) if not each.exists()]
+    staging = parent / f".{destination.name}.part"
+    content = staging / "content"
+    staging.mkdir(parents=True, exist_ok=True)
     try:
-        yield staging
-        (staging / "content").rename(destination)
+        with _locked(staging):
+            for left in staging.iterdir():  # by a process that was killed
+                if left.is_dir():
+                    shutil.rmtree(left)
+            content.mkdir()
+            try:
+                yield staging
+                content.rename(destination)
+            finally:
+                if content.exists() and _has_unfinished(staging):
+                    shutil.rmtree(content)
+                else:
+                    shutil.rmtree(staging)
     finally:
-        shutil.rmtree(staging)
-        if is_new_parent:
-            with contextlib.suppress(OSError):  # not empty: it has been filled
-                parent.rmdir()
+        with contextlib.suppress(OSError):  # not empty: it has been filled
+            for each in new_parents:
+                each.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ValueError(
+            f"{folder} must be of one process at a time. Received: another one is "
+            "fetching the same files. Wait until it ends."
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _has_unfinished(staging: pathlib.Path) -> bool:
+    parts = staging.glob(f"*{_UNFINISHED}")
+    return any(part.is_file() and part.stat().st_size for part in parts)
 
 
 def obtain(
@@ -134,7 +169,8 @@ def obtain(
         folder: Folder for downloads.
 
     Raises:
-        FetchError: If a download fails or has another checksum.
+        FetchError: If a download fails or has another checksum. What has arrived of a
+            download that was cut off stays in `folder`.
         ValueError: If the archives are not those files.
     """
     if not archives:
@@ -165,14 +201,15 @@ def _check_archive(file: RemoteFile, path: pathlib.Path) -> None:
             f"`--archive` must name an existing file. Received: {path}. "
             f"{_by_hand([file])}"
         )
-    if file.sha256 and _sha256(path) != file.sha256:
+    if file.sha256 and sha256_of(path) != file.sha256:
         raise ValueError(
             f"`--archive` must be what is published at {file.url}, with the SHA-256 "
-            f"{file.sha256}. Received: {path} with {_sha256(path)}. Download it again."
+            f"{file.sha256}. Received: {path} with {sha256_of(path)}. Download it again."
         )
 
 
-def _sha256(path: pathlib.Path) -> str:
+def sha256_of(path: pathlib.Path) -> str:
+    """Returns a file's checksum in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as content:
         while chunk := content.read(_CHUNK_BYTES):
@@ -182,57 +219,17 @@ def _sha256(path: pathlib.Path) -> str:
 
 def _download(file: RemoteFile, folder: pathlib.Path, by_hand: str) -> pathlib.Path:
     path = folder / file.name
-    with path.open("wb") as output:
-        for chunk in _read(file.url, by_hand):
-            output.write(chunk)
-    if file.sha256 and _sha256(path) != file.sha256:
+    if not path.exists():  # otherwise from an earlier call, which did not get them all
+        unfinished = folder / f"{file.name}{_UNFINISHED}"
+        receive(file.url, unfinished, by_hand)
+        unfinished.rename(path)
+    if file.sha256 and (found := sha256_of(path)) != file.sha256:
+        path.unlink()
         raise FetchError(
-            f"{file.url} must have the SHA-256 {file.sha256}. Received: "
-            f"{_sha256(path)}. It was changed or damaged on its way: try again later."
+            f"{file.url} must have the SHA-256 {file.sha256}. Received: {found}. "
+            "It was changed or damaged on its way: try again later."
         )
     return path
-
-
-def _read(url: str, by_hand: str) -> Iterator[bytes]:
-    """Yields a download in pieces, with a progress bar on a terminal."""
-    request = urllib.request.Request(url, headers={"User-Agent": "estimator-accum"})
-    with contextlib.ExitStack() as stack:
-        with _fetch_errors(url, by_hand):
-            response = stack.enter_context(
-                urllib.request.urlopen(request, timeout=_TIMEOUT_SECS)
-            )
-        total = int(response.headers["Content-Length"] or 0)
-        bar = stack.enter_context(
-            tqdm(
-                desc=url.rpartition("/")[2],
-                total=total or None,
-                unit="B",
-                unit_scale=True,
-                disable=None,  # no bar unless stderr is a terminal
-            )
-        )
-        received = 0
-        while True:
-            with _fetch_errors(url, by_hand):
-                chunk = response.read(_CHUNK_BYTES)
-                if not chunk and received < total:
-                    raise OSError(f"it ended after {received} of {total} bytes")
-            if not chunk:
-                return
-            received += len(chunk)
-            bar.update(len(chunk))
-            yield chunk
-
-
-@contextlib.contextmanager
-def _fetch_errors(url: str, by_hand: str) -> Iterator[None]:
-    # Only around network calls: a disk error must not be reported as a network error.
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        raise FetchError(
-            f"{url} could not be downloaded: {error}. {by_hand}"
-        ) from error
 
 
 def unpack(

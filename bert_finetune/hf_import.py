@@ -44,6 +44,20 @@ class ImportSummary(NamedTuple):
     is_pooler_new: bool  # the folder has no pooler: it starts untrained
     is_lower_case: bool | None  # of the vocabulary; None if the folder does not say
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a user of the checkpoint must know, in sentences."""
+        sentences = []
+        if self.is_pooler_new:
+            sentences.append(
+                "The model has no pooler: bert/pooler/dense is new and untrained."
+            )
+        if self.is_lower_case is False:
+            sentences.append(
+                "Its vocabulary is cased: fine-tune it with --do_lower_case=false."
+            )
+        return sentences
+
 
 def import_checkpoint(
     input_dir: str | pathlib.Path, output_dir: str | pathlib.Path
@@ -65,7 +79,7 @@ def import_checkpoint(
     source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
     _check_empty(destination)
     _check_files(source, [_CONFIG])
-    config = _read_config(source / _CONFIG)
+    config = read_config(source / _CONFIG)
     _check_files(source, [_VOCABULARY, _TENSORS])
     _check_vocabulary(source / _VOCABULARY, config)
     shapes = encoder_shapes(config)
@@ -109,7 +123,8 @@ def _check_empty(folder: pathlib.Path) -> None:
         )
 
 
-def _read_config(path: pathlib.Path) -> BertConfig:
+def read_config(path: pathlib.Path) -> BertConfig:
+    """Returns the sizes in a `config.json`; raises ValueError if it is of no BERT."""
     content = read_json_object(str(path))
     for key, only in (("model_type", "bert"), ("position_embedding_type", "absolute")):
         # Older folders leave out position_embedding_type: there was one kind only.

@@ -44,10 +44,8 @@ def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
         f"{output_dir}: bert_model.ckpt ({summary.num_variables} variables, "
         f"{summary.config.num_hidden_layers} layers), bert_config.json, vocab.txt"
     )
-    if summary.is_pooler_new:
-        print("The model has no pooler: bert/pooler/dense is new and untrained.")
-    if summary.is_lower_case is False:
-        print("Its vocabulary is cased: fine-tune it with --do_lower_case=false.")
+    for line in summary.warnings:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ _COMMANDS = {
 _EXTRAS = {
     "tensorflow": "tf",
     "tf_keras": "tf",
+    "huggingface_hub": "bert",
     "tokenizers": "bert",
     "safetensors": "bert",
     "matplotlib": "plot",

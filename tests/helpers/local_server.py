@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import http.server
 import io
 import threading
@@ -9,27 +10,58 @@ import zipfile
 
 
 class LocalServer(http.server.ThreadingHTTPServer):
-    """Serves `files` (path -> content); records the requested paths."""
+    """Serves `files` (path -> content); records the requested paths.
+
+    It answers requests for the rest of a file, unless `is_whole_only`. `headers` go
+    with every answer, beside an ETag, and `errors` are the answers to the next requests.
+    """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files = {}
         self.requests = []
+        self.ranges = []  # of the requests that have one
         self.bytes_withheld = 0  # missing in every answer, but counted in its header
+        self.is_whole_only = False
+        self.headers = {}
+        self.errors = []
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.server.requests.append(self.path)
-        content = self.server.files.get(self.path)
-        if content is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
+        content = self._start_answer()
+        self.wfile.write(content[: max(0, len(content) - self.server.bytes_withheld)])
+
+    def do_HEAD(self):
+        self._start_answer()
+
+    def _start_answer(self) -> bytes:
+        """Sends the header; returns what a GET sends after it."""
+        server = self.server
+        server.requests.append(self.path)
+        content = server.files.get(self.path)
+        if server.errors or content is None:
+            return self._end_header(server.errors.pop(0) if server.errors else 404, b"")
+        code, start = 200, 0
+        etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        if asked := self.headers["Range"]:
+            server.ranges.append(asked)
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                return self._end_header(416, b"")
+            code, start = (200, 0) if server.is_whole_only else (206, start)
+        of = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        more = {"Content-Range": of} if code == 206 else {}
+        return self._end_header(code, content[start:], ETag=etag, **more)
+
+    def _end_header(self, code: int, content: bytes, **headers: str) -> bytes:
+        self.send_response(code)
+        headers["Content-Length"] = str(len(content))
+        for name, value in {**self.server.headers, **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content[: len(content) - self.server.bytes_withheld])
+        return content
 
     def log_message(self, *args):
         pass

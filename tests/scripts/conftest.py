@@ -5,14 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
+from bert_finetune import receiving
 from tests.helpers.local_server import running_server
 from tests.helpers.running import Done
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A running LocalServer, which publishes its `files`."""
+    """A running LocalServer, which publishes its `files`; nobody waits to try again."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(receiving, "_PAUSES_SECS", (0, 0, 0))
     with running_server() as server:
         yield server
 

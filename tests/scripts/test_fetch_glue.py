@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from bert_finetune import fetch_glue
+from bert_finetune import download, fetch_glue, receiving
 from bert_finetune.tasks import TASKS, get_task, read_examples
+from estimator_accum.runs.command_line import FetchError
 from tests.helpers import running
 from tests.helpers.local_server import (
     LocalServer,
@@ -162,10 +163,77 @@ def test_without_a_network_the_sentence_names_every_file(refused):
     refused(1, f"could not be .*refused.* --archive {files}", "--tasks=MRPC", url)
 
 
-def test_download_that_ends_early_is_an_error(refused, server):
-    server.files["/glue/data/CoLA.zip"] = make_zip(_COLA, "CoLA/")
-    server.bytes_withheld = 10
-    refused(1, r"it ended after \d+ of \d+ bytes", "--tasks=CoLA")
+_COLA_ZIP = make_zip(_COLA, "CoLA/")
+
+
+@pytest.fixture
+def cut_off(glue, server, tmp_path):
+    """A download whose first bytes have arrived: (what was said, unfinished file)."""
+    server.files["/glue/data/CoLA.zip"] = _COLA_ZIP
+    server.bytes_withheld = len(_COLA_ZIP) - 100
+    done = glue("--tasks=CoLA")
+    assert done.returncode == 1
+    server.bytes_withheld = 0
+    (part,) = (tmp_path / "glue" / ".CoLA.part").iterdir()
+    return done, part
+
+
+def test_download_that_ends_early_is_resumed_by_the_same_command(
+    glue, server, tmp_path, cut_off
+):
+    done, part = cut_off
+    size = part.stat().st_size
+    assert part.read_bytes() == _COLA_ZIP[:size]
+    assert f"it ended after {size} of {len(_COLA_ZIP)} bytes. The same" in done.stderr
+    assert f"command resumes after {size} bytes. By hand: " in done.stderr
+    before = len(server.requests)
+    assert glue("--tasks=CoLA").returncode == 0
+    assert len(server.requests) == before + 1
+    assert server.ranges[-1] == f"bytes={size}-"
+    assert content_of(tmp_path / "glue" / "CoLA") == _COLA
+    assert [path.name for path in (tmp_path / "glue").iterdir()] == ["CoLA"]
+
+
+@pytest.mark.parametrize("is_whole_only", [True, False])
+def test_what_cannot_be_resumed_is_downloaded_from_the_start(
+    glue, server, tmp_path, cut_off, is_whole_only
+):
+    _, part = cut_off
+    server.is_whole_only = is_whole_only
+    part.write_bytes(b"x" * (5 if is_whole_only else len(_COLA_ZIP)))
+    assert glue("--tasks=CoLA").returncode == 0
+    assert content_of(tmp_path / "glue" / "CoLA") == _COLA
+
+
+@pytest.mark.parametrize(
+    ("errors", "requests"), [([503, 429, 500], 4), ([503] * 4, 4), ([403], 1)]
+)
+def test_errors_that_may_pass_are_tried_again_three_times(
+    glue, server, tmp_path, errors, requests
+):
+    server.files["/glue/data/CoLA.zip"] = _COLA_ZIP
+    is_fetched = len(errors) < requests
+    server.errors = list(errors)
+    assert glue("--tasks=CoLA").returncode == (0 if is_fetched else 1)
+    assert len(server.requests) == requests
+    assert list(tmp_path.rglob("*.tsv")) or not is_fetched
+    assert (tmp_path / "glue").exists() == is_fetched
+
+
+def test_pauses_grow_between_attempts(monkeypatch, tmp_path):
+    pauses = []
+    monkeypatch.setattr(receiving.time, "sleep", pauses.append)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with LocalServer() as closed:
+        url = f"{closed.url}/file"
+    with pytest.raises(FetchError, match=r"refused.*\. By hand\.$"):
+        receiving.receive(url, tmp_path / "file", "By hand.")
+    assert pauses == [1, 2, 4]
+
+
+def test_two_processes_do_not_fetch_the_same_files(glue, refused, tmp_path):
+    with download.staging_folder(tmp_path / "glue" / "CoLA"):
+        refused(2, r"\.CoLA\.part must be of one process .*\. Wait", "--tasks=CoLA")
 
 
 def test_failure_keeps_what_was_complete(glue, server, tmp_path):

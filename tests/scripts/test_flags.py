@@ -27,7 +27,11 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("disturb_runs --output_dir=full --signals=1", "must be new"),
         ("disturb_runs", "must be new, and `--signals` or `--full_disks` above 0"),
         ("fetch_bert", "`--model` must be a .* name. Received: nothing. Use --list"),
-        ("fetch_bert --model=bert", "`--model` must be a .*: bert. Use --list"),
+        ("fetch_bert --model=a/b/c --output_dir=new", "`--model` must be a .*: a/b/c,"),
+        (
+            "fetch_bert --model=b --output_dir=new --archive=c",
+            "`--archive` .*ived: b. ",
+        ),
         ("fetch_bert --model=uncased_L-2_H-128_A-2", "`--output_dir` must name a fold"),
         ("fetch_glue --tasks=CoLA", "`--data_dir` must name a folder. Rec.*: nothing"),
         ("fetch_glue --tasks=CoLA --data_dir=full/file", ".*file.*': Not a directory"),
