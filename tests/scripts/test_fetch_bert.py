@@ -183,6 +183,8 @@ def test_bert_of_the_hub_is_converted(bert, hub, tmp_path, server, model):
     assert f"{model}: already in {folder}" in bert(f"--model={model}").stdout
     wanted = {"config.json", "vocab.txt", "model.safetensors", "tokenizer_config.json"}
     assert {path.rpartition("/")[2] for path in server.requests} == wanted
+    later = set(server.requests) - {f"/{model}/resolve/main/config.json"}
+    assert all(path.startswith(f"/{model}/resolve/{_COMMIT}/") for path in later)
 
 
 def test_bert_of_the_hub_needs_no_network_once_it_is_cached(

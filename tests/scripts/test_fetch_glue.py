@@ -196,13 +196,21 @@ def test_download_that_ends_early_is_resumed_by_the_same_command(
 
 @pytest.mark.parametrize("is_whole_only", [True, False])
 def test_what_cannot_be_resumed_is_downloaded_from_the_start(
-    glue, server, tmp_path, cut_off, is_whole_only
+    server, tmp_path, is_whole_only
 ):
-    _, part = cut_off
+    server.files["/file"] = b"content"
     server.is_whole_only = is_whole_only
-    part.write_bytes(b"x" * (5 if is_whole_only else len(_COLA_ZIP)))
-    assert glue("--tasks=CoLA").returncode == 0
-    assert content_of(tmp_path / "glue" / "CoLA") == _COLA
+    path = tmp_path / "file"
+    path.write_bytes(b"other" if is_whole_only else b"another content")
+    receiving.receive(f"{server.url}/file", path, "")
+    assert path.read_bytes() == b"content"
+
+
+def test_what_had_arrived_goes_when_the_files_come_from_disk(glue, tmp_path, cut_off):
+    archive = tmp_path / "CoLA.zip"
+    archive.write_bytes(_COLA_ZIP)
+    assert glue("--tasks=CoLA", f"--archive={archive}").returncode == 0
+    assert [path.name for path in (tmp_path / "glue").iterdir()] == ["CoLA"]
 
 
 @pytest.mark.parametrize(
