@@ -5,9 +5,9 @@
 creates models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and
 vocab.txt, ready for `estimator-accum train`. A name that --list does not show, such as
 bert-base-uncased, is that of a BERT on Hugging Face's hub, which is converted.
-Downloads are verified and resumed, the folder appears only when it is complete, and an
-existing one is not changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for
-invalid flags.
+Downloads are resumed, and compared with their checksums where those are published. The
+folder appears only when it is complete, and an existing one is not changed. Exit codes:
+0; 1 if a download fails or is damaged; 2 for invalid flags.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     estimator-accum fetch glue --data_dir glue --tasks CoLA,MRPC
 
 creates glue/CoLA and glue/MRPC in GLUE's own layout, ready for `--data_dir=glue/CoLA`
-of `estimator-accum train`. Downloads are verified, a folder appears only when
-it is complete, and an existing one is not changed. Exit codes: 0; 1 if a download fails
-or is damaged; 2 for invalid flags.
+of `estimator-accum train`. Downloads are resumed and verified, a folder appears only
+when it is complete, and an existing one is not changed. Exit codes: 0; 1 if a download
+fails or is damaged; 2 for invalid flags.
 """
 
 import argparse

@@ -3,8 +3,9 @@
     python scripts/fetch_mnist.py --data_dir mnist
 
 creates the folder mnist, ready for `--data_dir=mnist` of distributed/main.py. Downloads
-are verified, the folder appears only when it is complete, and an existing one is not
-changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for invalid flags.
+are resumed and verified, the folder appears only when it is complete, and an existing
+one is not changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for invalid
+flags.
 """
 
 import argparse
