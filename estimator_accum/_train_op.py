@@ -32,6 +32,8 @@ from estimator_accum._state import (
 )
 from estimator_accum._window import AccumulationSteps
 
+_READ_BY_HOOKS = "global_step_read_op_cache"  # TensorFlow's collection of the one read
+
 
 # Under a strategy AutoGraph would otherwise spend seconds on the library's Python, and
 # find nothing to convert.
@@ -239,7 +241,10 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
         of_partial = count_update(state, closed.is_good)
         if not state.terms.has_loss:
             closed = closed._replace(loss=nan(closed.loss.dtype))
-    with tf.control_dependencies([updates, *counted]):
+    # Hooks such as StepCounterHook read global_step in the same run: before it changes,
+    # or two runs may read the same value, of which TensorFlow warns.
+    hooks_read = tf.compat.v1.get_collection(_READ_BY_HOOKS)
+    with tf.control_dependencies([updates, *counted, *hooks_read]):
         if state.global_step is None:
             global_step_after, train_op = None, tf.no_op(f"{name}_train")
         else:

@@ -10,6 +10,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
 )
+from estimator_accum._graph import ancestors
 from estimator_accum._window import get_windows
 from tests.helpers.interfaces import after_each, sgd, start_session
 from tests.helpers.toy_models import (
@@ -52,6 +53,17 @@ def test_state_table():
         [-3, 8, 2, 5, 1],
         [-7, 12, 0, 6, 2],
     ]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_global_step_changes_after_hooks_have_read_it(steps):
+    _, _, loss = _linear_loss()
+    v1.train.get_or_create_global_step()
+    counter = v1.train.StepCounterHook()
+    counter.begin()
+    read = counter.before_run(None).fetches
+    train_op = make_accumulating_train_op(loss, sgd(), steps)
+    assert read.op in ancestors([train_op])
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum", "rmsprop_centered", "ftrl"])
