@@ -90,29 +90,33 @@ def write(rows: list[Row], folder: pathlib.Path) -> None:
 
 
 def _draw(rows: list[Row], path: pathlib.Path) -> None:
-    """Draws a panel per part: ratios as bars, their quartiles as lines."""
+    """Draws a panel per part: ratios as bars, their quartiles as lines.
+
+    The bars that the others are compared with are gray.
+    """
     parts = list(dict.fromkeys(row.part for row in rows))
     heights = [sum(row.part == part for row in rows) + 2 for part in parts]
     figure, panels = plt.subplots(
         len(parts),
         squeeze=False,
-        figsize=(9, 0.25 * sum(heights) + 0.5),
+        figsize=(10, 0.3 * sum(heights) + 0.5),
         height_ratios=heights,
         layout="constrained",
     )
     for part, panel in zip(parts, panels[:, 0], strict=True):
         mine = [row for row in rows if row.part == part]
         places = range(len(mine))
-        panel.barh(places, [row.ratio for row in mine], color="tab:blue", height=0.6)
+        colors = ["0.7" if row.way == row.reference else "tab:blue" for row in mine]
+        panel.barh(places, [row.ratio for row in mine], color=colors, height=0.6)
         panel.hlines(
             places, [row.low for row in mine], [row.high for row in mine], color="black"
         )
         labels = [f"{row.setting}: {row.way}" for row in mine]
-        panel.set_yticks(places, labels, fontsize=7)
+        panel.set_yticks(places, labels, fontsize=10)
         panel.axvline(1.0, color="gray", linewidth=0.8)
         panel.invert_yaxis()
         units = ", ".join(dict.fromkeys(row.unit for row in mine))
         references = ", ".join(dict.fromkeys(row.reference for row in mine))
-        panel.set_title(f"{part} [{units}], ratio to: {references}", fontsize=8)
+        panel.set_title(f"{part} [{units}], ratio to: {references}", fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)

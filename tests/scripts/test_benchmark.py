@@ -6,7 +6,10 @@ import importlib.util
 import json
 import types
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 from scripts import benchmark
 from scripts.benchmarks import memory, overhead, turns
@@ -68,7 +71,10 @@ def test_table_is_printed_and_written_and_drawn(tmp_path):
     assert "| part | K=4 | other | 0.50 | 0.50 to 0.50 | one | 1 ms |" in as_text(rows)
     assert (tmp_path / "out" / "benchmark.md").read_text() == as_text(rows)
     assert [row["way"] for row in _rows(tmp_path / "out")] == ["one", "other"]
-    assert (tmp_path / "out" / "benchmark.png").stat().st_size > 5_000
+    pixels = imread(tmp_path / "out" / "benchmark.png")[..., :3].reshape(-1, 3)
+    for color in ("0.7", "tab:blue"):  # of the reference and of the other bar
+        is_it = np.isclose(pixels, to_rgb(color), atol=0.01).all(axis=1)
+        assert is_it.sum() > 1_000
 
 
 def test_first_fifth_of_the_updates_is_not_timed(tmp_path):
