@@ -36,6 +36,8 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _NOT_COMPARED = re.compile(
     "(global|update)_step|accumulation/.*|.*/accumulator(_rows)?"
 )
+# Softmax ignores what it adds to all scores of a query.
+_ROUNDING = "  (has no gradient but rounding: attention ignores the keys' bias)"
 _COUNTS = ("updates", "micro_batch_size", "gradient_accumulation_steps")
 
 
@@ -151,7 +153,8 @@ def _compare(ours: dict, theirs: dict, tolerance: float) -> int:
         kind = last if last in ("adam_m", "adam_v") else "weight"
         largest[kind] = max(largest.get(kind, (0.0, "")), (difference, name))
     for kind, (difference, name) in sorted(largest.items()):
-        print(f"{kind:8} {difference:.2e}  {name}")
+        note = _ROUNDING if "/key/bias" in name else ""
+        print(f"{kind:8} {difference:.2e}  {name}{note}")
     print(f"largest relative weight difference: {largest['weight'][0]:.2e}")
     is_within = bool(largest["weight"][0] <= tolerance)
     print(f"{'within' if is_within else 'above'} --tolerance={tolerance:g}")

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from scripts.experiments import compare_batches
@@ -50,6 +51,18 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
     assert compare("whole", "1e-5") == 0
     assert compare("padded", "0") == 1
     assert list(trained) == ["accumulated", "whole", "padded"]
+
+
+@pytest.mark.once
+def test_a_difference_of_rounding_alone_is_explained(capsys):
+    values = {name: np.ones(2) for name in ("layer/key/bias", "layer/key/kernel")}
+    theirs = {"update_step": 1, **values, "layer/key/bias/adam_m": np.ones(2)}
+    ours = theirs | {"layer/key/bias/adam_m": np.zeros(2)}
+    ours["layer/key/kernel"] = np.full(2, 1.5)
+    assert compare_batches._compare(ours, theirs, 1.0) == 0
+    slot, weight, *_ = capsys.readouterr().out.splitlines()
+    assert re.match(r"adam_m +1\.00e\+00  layer/key/bias/adam_m  \(has no grad", slot)
+    assert weight == "weight   5.00e-01  layer/key/kernel"
 
 
 @pytest.mark.once
