@@ -74,7 +74,8 @@ def exit_code_of(action: Callable[[], int | None]) -> int:
 
     Returns:
         The action's result, 0 for None; 1 if a fetch fails or yields another file; 2
-        for bad flags or files; 141 (128 + SIGPIPE) if the reader of stdout has left.
+        for bad flags or files; 130 (128 + SIGINT) after Ctrl-C; 141 (128 + SIGPIPE) if
+        the reader of stdout has left.
     """
     try:
         code = action() or 0
@@ -83,6 +84,9 @@ def exit_code_of(action: Callable[[], int | None]) -> int:
     except FetchError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

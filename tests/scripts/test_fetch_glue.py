@@ -206,6 +206,19 @@ def test_what_cannot_be_resumed_is_downloaded_from_the_start(
     assert path.read_bytes() == b"content"
 
 
+def test_what_had_arrived_stays_after_ctrl_c(glue, server, tmp_path, monkeypatch):
+    class Interrupted(receiving.tqdm):
+        def update(self, n=1):
+            raise KeyboardInterrupt
+
+    server.files["/glue/data/CoLA.zip"] = _COLA_ZIP
+    monkeypatch.setattr(receiving, "tqdm", Interrupted)
+    done = glue("--tasks=CoLA")
+    assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
+    (part,) = (tmp_path / "glue" / ".CoLA.part").iterdir()
+    assert part.read_bytes() == _COLA_ZIP
+
+
 def test_what_had_arrived_goes_when_the_files_come_from_disk(glue, tmp_path, cut_off):
     archive = tmp_path / "CoLA.zip"
     archive.write_bytes(_COLA_ZIP)
