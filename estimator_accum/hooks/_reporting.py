@@ -1,7 +1,6 @@
 """Reports of updates: a CSV file, TensorBoard scalars, progress."""
 
 import csv
-import logging
 import math
 import os
 import pathlib
@@ -9,9 +8,8 @@ import time
 from typing import NamedTuple
 
 import tensorflow as tf
-import tqdm
 
-_logger = logging.getLogger("tensorflow.estimator_accum")
+from estimator_accum.reports._display import Display
 
 
 class Update(NamedTuple):
@@ -173,57 +171,23 @@ class MetricsFile:
 
 
 class Progress:
-    """Progress display: updates done, updates to do, and the remaining time.
-
-    A bar if stderr is a terminal; otherwise a log line at most every 30 seconds.
+    """Progress display of training: updates done, updates to do, remaining time.
 
     Args:
         total_updates: Updates of the whole run; None if unknown.
     """
 
-    _SECS_BETWEEN_LINES = 30
-
     def __init__(self, total_updates: int | None):
-        self._total = total_updates
-        self._bar = None
+        self._display = Display("training", "update", total_updates)
 
     def open(self, update_step: int) -> None:
         """Starts the display at `update_step`."""
-        self.close()
-        self._bar = tqdm.tqdm(
-            total=self._total,
-            initial=update_step,
-            unit=" update",
-            desc="training",
-            disable=None,  # disables the bar if stderr is not a terminal
-        )
-        self._start = (update_step, time.perf_counter())
-        self._next_line = self._start[1] + self._SECS_BETWEEN_LINES
+        self._display.open(update_step)
 
     def write(self, update: Update) -> None:
         """Shows one update."""
-        if self._bar.disable:
-            if time.perf_counter() >= self._next_line:
-                self._log(update)
-            return
-        self._bar.set_postfix(loss=f"{update.loss:#.4g}", refresh=False)
-        self._bar.update(update.update_step - self._bar.n)
-
-    def _log(self, update: Update) -> None:
-        now = time.perf_counter()
-        self._next_line = now + self._SECS_BETWEEN_LINES
-        done = f"update {update.update_step:,}"
-        remaining = ""
-        if self._total is not None:
-            first, since = self._start
-            secs_per_update = (now - since) / max(update.update_step - first, 1)
-            secs = secs_per_update * (self._total - update.update_step)
-            done += f" of {self._total:,}"
-            remaining = f", {tqdm.tqdm.format_interval(secs)} left"
-        _logger.info("%s: loss %.4g%s", done, update.loss, remaining)
+        self._display.show(update.update_step, loss=f"{update.loss:#.4g}")
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        """Leaves the display as it stands."""
+        self._display.close()

@@ -1,53 +1,16 @@
-"""Progress as a bar or lines, and the table of updates, new or resumed."""
-
-import io
-import logging
-import sys
+"""The table of updates, new or resumed."""
 
 import pytest
 import tensorflow as tf
 
 from estimator_accum.hooks import _reporting
-from estimator_accum.hooks._reporting import MetricsFile, Progress, Update
+from estimator_accum.hooks._reporting import MetricsFile, Update
 
 
 def _update(step):
     return Update(
         update_step=step, global_step=4 * step, loss=0.5, gradient_norm=1.0, weight=4.0
     )
-
-
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_shows_updates_and_the_remaining_time(monkeypatch):
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress(total_updates=10)
-    progress.open(4)
-    for step in range(5, 8):
-        progress.write(_update(step))
-    progress.close()
-    shown = terminal.getvalue()
-    assert "7/10" in shown and "update" in shown and "loss=0.5" in shown
-    assert "<" in shown  # elapsed<remaining
-
-
-def test_elsewhere_a_line_appears_every_thirty_seconds(monkeypatch, caplog, capsys):
-    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(_reporting.time, "perf_counter", lambda: next(clock))
-    progress = Progress(total_updates=120)
-    progress.open(20)
-    for step in range(21, 30):
-        progress.write(_update(step))
-    progress.close()
-    lines = [record.getMessage() for record in caplog.records]
-    assert 1 <= len(lines) < 9
-    assert lines[0] == "update 23 of 120: loss 0.5, 21:33 left"
-    assert capsys.readouterr().err == ""
 
 
 _HEADER = (

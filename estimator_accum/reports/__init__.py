@@ -1,0 +1,1 @@
+"""Reports of a run: what shows or records its progress."""
