@@ -88,7 +88,8 @@ def test_elsewhere_a_line_appears_every_thirty_seconds(
         assert lines["stderr"] == []
 
 
-def test_a_line_without_a_total_has_the_place_alone(clock, capsys):
+def test_a_line_without_a_total_has_the_place_alone(clock, capsys, caplog):
+    caplog.set_level(logging.WARNING, "tensorflow.estimator_accum")
     display = Display("prediction", "batch", None)
     display.open()
     for done in range(1, 2000, 500):

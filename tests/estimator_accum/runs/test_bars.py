@@ -1,5 +1,7 @@
 """Progress of evaluation and prediction."""
 
+import logging
+
 import tensorflow as tf
 
 from estimator_accum.reports import _display
@@ -15,7 +17,8 @@ def _evaluate(bar, num_batches):
                 session.run(batch)
 
 
-def test_every_batch_of_every_evaluation_is_shown(monkeypatch, capsys):
+def test_every_batch_of_every_evaluation_is_shown(monkeypatch, capsys, caplog):
+    caplog.set_level(logging.WARNING, "tensorflow.estimator_accum")
     monkeypatch.setattr(_display, "_SECS_BETWEEN_LINES", 0)
     bar = BatchBar("evaluation", 3)
     for _ in range(2):
@@ -24,6 +27,7 @@ def test_every_batch_of_every_evaluation_is_shown(monkeypatch, capsys):
     assert lines == [f"evaluation: batch {n} of 3" for n in (1, 2, 3)] * 2
 
 
-def test_a_short_evaluation_prints_nothing(capsys):
+def test_a_short_evaluation_prints_nothing(capsys, caplog):
+    caplog.set_level(logging.WARNING, "tensorflow.estimator_accum")
     _evaluate(BatchBar("evaluation", 3), 3)
     assert capsys.readouterr().err == ""

@@ -1,16 +1,12 @@
 """The table of updates, new or resumed."""
 
 import pytest
-import tensorflow as tf
 
-from estimator_accum.hooks import _reporting
-from estimator_accum.hooks._reporting import MetricsFile, Update
+from estimator_accum.reports import CsvReport, Update
 
 
 def _update(step):
-    return Update(
-        update_step=step, global_step=4 * step, loss=0.5, gradient_norm=1.0, weight=4.0
-    )
+    return Update(step, 4 * step, loss=0.5, gradient_norm=1.0, weight=4.0, secs=10.0)
 
 
 _HEADER = (
@@ -18,10 +14,10 @@ _HEADER = (
 )
 
 
-def _metrics_file(tmp_path, *lines):
+def _table(tmp_path, *lines):
     text = "".join(line + "\n" for line in (_HEADER, *lines))
     (tmp_path / "train_metrics.csv").write_text(text)
-    return MetricsFile(tmp_path, "examples")
+    return CsvReport(tmp_path, "examples")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +37,7 @@ def test_a_table_of_another_origin_is_refused_untouched(tmp_path, content, recei
         path.mkdir()
     else:
         path.write_bytes(content)
-    metrics = MetricsFile(tmp_path, "examples")
+    metrics = CsvReport(tmp_path, "examples")
     for act in (metrics.check, lambda: metrics.open(1)):
         with pytest.raises(ValueError) as refused:
             act()
@@ -55,24 +51,18 @@ def test_a_table_of_another_origin_is_refused_untouched(tmp_path, content, recei
 
 
 def test_a_folder_without_a_table_and_an_empty_one_pass(tmp_path):
-    MetricsFile(tmp_path, "examples").check()
+    CsvReport(tmp_path, "examples").check()
     (tmp_path / "train_metrics.csv").write_text("")
-    MetricsFile(tmp_path, "examples").check()
+    CsvReport(tmp_path, "examples").check()
 
 
-def test_a_table_whose_last_line_was_cut_off_goes_on_with_the_whole_ones(
-    tmp_path, monkeypatch
-):
-    clock = iter((0.0, 10.0))
-    monkeypatch.setattr(_reporting.time, "perf_counter", lambda: next(clock))
+def test_a_table_whose_last_line_was_cut_off_goes_on_with_the_whole_ones(tmp_path):
     rows = ["1,4,8,0.1,0.5,1,10", "2,8,16,0.1,0.5,1,10"]
-    metrics = _metrics_file(tmp_path, *rows)
+    metrics = _table(tmp_path, *rows)
     path = tmp_path / "train_metrics.csv"
     path.write_text(path.read_text() + "3,12,2")  # cut off from 3,12,24,...
     metrics.check()
-    with tf.Graph().as_default():
-        metrics.open(3)
-        metrics.write(_update(3))
-        metrics.close()
+    metrics.open(3)
+    metrics.write(_update(3))
     assert path.read_text().splitlines()[:3] == [_HEADER, *rows]
     assert path.read_text().splitlines()[3] == "3,12,20,,0.5,1,0.4"
