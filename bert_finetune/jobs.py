@@ -28,7 +28,7 @@ from bert_finetune.tokenization import (
 )
 from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
-from estimator_accum.hooks._reporting import MetricsFile
+from estimator_accum.reports import CsvReport
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.folder import SETTINGS_FILE
 from estimator_accum.runs.progress import latest_checkpoint
@@ -114,7 +114,7 @@ def _check_output(settings: Settings, task: Task) -> None:
         folders += [_EXPORT]
     check_output_dir(settings.output_dir, files=files, folders=folders)
     if settings.do_train:
-        MetricsFile(settings.output_dir, WEIGHT_UNIT).check()
+        CsvReport(settings.output_dir, WEIGHT_UNIT).check()
 
 
 def _check_checkpoints(run: Run) -> None:

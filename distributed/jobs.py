@@ -17,6 +17,7 @@ from distributed.settings import (
     remember_settings,
 )
 from estimator_accum import microbatch_model_fn
+from estimator_accum.runs.bars import BatchBar
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.folder import write_text
@@ -136,7 +137,7 @@ def train(job: Job, watchdog: Watchdog) -> None:
         tf.estimator.EvalSpec(
             input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),
             steps=None,
-            hooks=[EvaluationHook(watchdog)],
+            hooks=[EvaluationHook(watchdog), _evaluation_bar(job)],
             start_delay_secs=0,
             throttle_secs=_SECS_BETWEEN_EVALUATIONS,
         ),
@@ -148,7 +149,8 @@ def evaluate_and_export(job: Job) -> str:
     os.environ.pop("TF_CONFIG", None)  # the other tasks may have ended
     estimator = _make_estimator(job, None)
     metrics = estimator.evaluate(
-        input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE)
+        input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),
+        hooks=[_evaluation_bar(job)],
     )
     folder = pathlib.Path(job.settings.output_dir)
     estimator.export_saved_model(str(folder / "export" / _EXPORT), _receiver_fn(job))
@@ -156,6 +158,10 @@ def evaluate_and_export(job: Job) -> str:
     text = "".join(f"{name} = {values[name]}\n" for name in sorted(values))
     write_text(folder / _RESULTS, text)
     return text
+
+
+def _evaluation_bar(job: Job) -> BatchBar:
+    return BatchBar("evaluation", -(-len(job.test.labels) // _EVAL_BATCH_SIZE))
 
 
 def _make_estimator(job: Job, strategy):

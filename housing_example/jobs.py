@@ -11,6 +11,7 @@ import pandas as pd
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
+from estimator_accum.runs.bars import BatchBar
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.folder import write_text
@@ -169,12 +170,13 @@ def train_and_test(
     enter(Cluster())
     estimator = _make_estimator(job, model_dir, batches)
     test_input_fn = _test_input_fn(model_dir)
-    metrics = estimator.evaluate(test_input_fn)
+    metrics = estimator.evaluate(test_input_fn, hooks=_bars(job, "evaluation"))
+    predictions = estimator.predict(test_input_fn, hooks=_bars(job, "prediction"))
     names = estimator.get_variable_names()
     trained = [name for name in names if name.endswith(("/kernel", "/bias"))]
     return Result(
         metrics,
-        np.array([each["predictions"][0] for each in estimator.predict(test_input_fn)]),
+        np.array([each["predictions"][0] for each in predictions]),
         pd.read_csv(model_dir / "train_metrics.csv"),
         {name: estimator.get_variable_value(name) for name in trained},
     )
@@ -222,7 +224,12 @@ def train(
             max_steps=global_step + (settings.train_updates - update) * steps,
             hooks=hooks,
         ),
-        tf.estimator.EvalSpec(_test_input_fn(model_dir), steps=None, throttle_secs=0),
+        tf.estimator.EvalSpec(
+            _test_input_fn(model_dir),
+            steps=None,
+            hooks=_bars(job, "evaluation"),
+            throttle_secs=0,
+        ),
     )
 
 
@@ -246,6 +253,10 @@ def _make_estimator(job: Job, model_dir, batches: Batches, strategy=None):
             experimental_max_worker_delay_secs=0,
         ),
     )
+
+
+def _bars(job: Job, description: str) -> list[BatchBar]:
+    return [BatchBar(description, -(-len(job.test) // _EVAL_BATCH_SIZE))]
 
 
 def _test_input_fn(model_dir: pathlib.Path) -> input_pipeline.InputFn:

@@ -18,7 +18,8 @@ _ROWS = [
 ]
 _CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
 _PACKAGES = {
-    "hooks": {"hooks"},
+    "reports": {"reports"},
+    "hooks": {"hooks", "reports"},
     "microbatch": {"microbatch", "hooks"},
     "keras": {"keras"},
     "compat": {"compat"},
@@ -59,10 +60,11 @@ def test_a_module_of_the_library_imports_from_its_own_row_or_from_below(path):
     if own in _CORE:
         assert parts <= _CORE.keys()
         assert all(_CORE[part] <= _CORE[own] for part in parts)
-    elif own == "compat":
-        assert parts <= {"compat"}
+    elif own in ("compat", "reports"):
+        assert parts <= {own}
     elif own == "runs":
-        assert parts <= {"runs", "compat", "_nonfinite", ""}  # "" for the version
+        # "" for the version
+        assert parts <= {"runs", "compat", "reports", "_nonfinite", ""}
     else:
         assert parts <= _PACKAGES[own] | _CORE.keys()
 

@@ -31,11 +31,12 @@ def _network(features):
     return tf.matmul(features, weights)
 
 
-def _train_ten_lines(estimator, batch):
+def _train_ten_lines(estimator, batch, hooks=()):
     random = np.random.default_rng(0)
     data = random.normal(size=[64, 3]), random.normal(size=[64, 1])
     data = tuple(part.astype(np.float32) for part in data)
-    estimator.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(batch))
+    dataset = tf.data.Dataset.from_tensor_slices
+    estimator.train(lambda: dataset(data).batch(batch), hooks)
     return estimator.get_variable_value("weights")
 
 
@@ -132,6 +133,26 @@ def test_the_migrated_script_has_two_more_lines():
     assert all(line in after for line in before)
     added = [line for line in after if line and line not in before]
     assert added == legacy_runs.TWO_LINES.splitlines()
+
+
+def test_the_reports_hear_of_the_updates(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    (code,) = documents.blocks(documents.PAGES["reports"], "python")
+    names = {"network": _network}
+    exec(_CODE[0], names)  # noqa: S102, as above
+    estimator = tf.estimator.Estimator(names["model_fn"], str(tmp_path / "model"))
+    code = code.replace("% 100", "% 2").replace("estimator.train(input_fn, ", "dict(")
+    names |= {"model_dir": estimator.model_dir}
+    exec(code, names)  # noqa: S102
+    _train_ten_lines(estimator, 4, names["hooks"])
+    words = ["training begins after update 0", "update 2: loss ", "update 4: loss "]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[: len(w)] for line, w in zip(lines, words, strict=True)] == words
+    (loss,) = (tmp_path / "runs").glob("*/*/metrics/loss")
+    assert [line.split()[2] for line in loss.read_text().splitlines()] == list("1234")
+    assert len((tmp_path / "model/train_metrics.csv").read_text().splitlines()) == 5
 
 
 def test_the_update_step_is_a_counter():

@@ -24,7 +24,8 @@ last checkpoint.
 import logging
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -38,8 +39,9 @@ from estimator_accum.hooks._checkpoints import (
     keep_initial_values,
 )
 from estimator_accum.hooks._partial_window import PartialUpdate, as_vector
-from estimator_accum.hooks._reporting import MetricsFile, Progress, Update
 from estimator_accum.hooks._signals import SignalStop
+from estimator_accum.reports import CsvReport, Report, TensorBoardReport, Update
+from estimator_accum.reports._progress import ProgressReport
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -52,6 +54,7 @@ def make_accumulation_hooks(
     partial_window: str = "auto",
     *,
     metrics_dir: str | os.PathLike | None = None,
+    reports: Sequence[Report] = (),
     learning_rate: tf.Tensor | None = None,
     weight_unit: str = "micro_steps",
     micro_batch_size: int | None = None,
@@ -76,7 +79,9 @@ def make_accumulation_hooks(
         metrics_dir: Folder for `train_metrics.csv` and TensorBoard events, one row per
             update; None writes neither. Each further accumulating train op of the graph
             has its own `train_metrics_<name>.csv`. In a cluster only the chief writes.
-        learning_rate: Scalar that the rows of the first train op report.
+        reports: Further reports of the graph's first train op, such as
+            `estimator_accum.reports.MlflowReport`; in a cluster only the chief's.
+        learning_rate: Scalar that the reports of the first train op have.
         weight_unit: Unit of `weight` and name of a column: "examples", "tokens";
             "micro_steps" if no weight is given.
         micro_batch_size: Examples per replica in a micro-step, to report the effective
@@ -94,10 +99,10 @@ def make_accumulation_hooks(
         The hooks, in the order in which they must be passed.
 
     Raises:
-        TypeError: If `metrics_dir` is not a path.
+        TypeError: If `metrics_dir` is not a path or `reports` not a list of reports.
         ValueError: If `partial_window` or `save_on_signal` is not one of these values,
             or `total_updates` < 1; later, when training begins, if the graph has no
-            accumulating train op or no global step.
+            accumulating train op or no global step, and what `Report.check` raises.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(
@@ -114,23 +119,40 @@ def make_accumulation_hooks(
             "`metrics_dir` must be a path or None. "
             f"Received: {metrics_dir!r}. Pass the Estimator's model_dir, for example."
         )
+    _check_reports(reports)
     if total_updates is not None and total_updates < 1:
         raise ValueError(
             "`total_updates` must be an integer >= 1 or None. "
             f"Received: {total_updates}. Pass None where nobody knows."
         )
 
-    def make_reports(name: str | None) -> list:
-        reports = [Progress(total_updates)] if name is None else []
-        is_writer = tf.distribute.get_strategy().extended.should_save_summary
-        if metrics_dir is not None and is_writer:
-            file = MetricsFile(metrics_dir, weight_unit, micro_batch_size, name)
-            reports.append(file)
-        return reports
+    def make_reports(name: str | None) -> list[Report]:
+        made: list[Report] = [ProgressReport(total_updates)] if name is None else []
+        if not tf.distribute.get_strategy().extended.should_save_summary:
+            return made
+        if metrics_dir is not None:
+            made += [
+                CsvReport(metrics_dir, weight_unit, name),
+                TensorBoardReport(metrics_dir, weight_unit, micro_batch_size, name),
+            ]
+        return made + (list(reports) if name is None else [])
 
     signals = SignalStop(save_on_signal == "update") if save_on_signal else None
     hook = AccumulationHook(partial_window, learning_rate, make_reports, saver, signals)
     return [hook]
+
+
+def _check_reports(reports: Sequence[Report]) -> None:
+    rule = (
+        "`reports` must be a list of objects with the methods check, open, write and "
+        "close."
+    )
+    remedy = "Make them from subclasses of estimator_accum.reports.Report."
+    if not isinstance(reports, list | tuple):
+        raise TypeError(f"{rule} Received: {reports!r}. {remedy}")
+    for report in reports:
+        if isinstance(report, type) or not isinstance(report, Report):
+            raise TypeError(f"{rule} Received: {report!r} in the list. {remedy}")
 
 
 class AccumulationHook(tf.compat.v1.train.SessionRunHook):
@@ -139,8 +161,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     Args:
         partial_window: "auto", "keep" or "apply".
         learning_rate: Scalar Tensor to report; None reports none.
-        make_reports: Returns the reports of a train op, objects with
-            open(update_step), write(Update) and close(). Its argument is None for the
+        make_reports: Returns the reports of a train op. Its argument is None for the
             graph's first train op, else the train op's name.
         saver: The Saver of the run; None finds it in the graph.
         signals: Stops training when a signal arrives; None ignores signals.
@@ -150,7 +171,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self,
         partial_window: str,
         learning_rate: tf.Tensor | None,
-        make_reports: Callable[[str | None], list],
+        make_reports: Callable[[str | None], list[Report]],
         saver: tf.compat.v1.train.Saver | None,
         signals: SignalStop | None = None,
     ):
@@ -184,6 +205,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         _, *further = self._windows
         self._reports = [self._make_reports(None)]
         self._reports += [self._make_reports(window.name) for window in further]
+        for reports in self._reports:
+            for report in reports:
+                report.check()
         self._scalars = [self._window_scalars(window) for window in self._windows]
         self._partial_updates = [
             PartialUpdate(window, self._of_partial(window)) for window in self._windows
@@ -206,6 +230,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             update_step = int(session.run(window.update_step))
             for report in reports:
                 report.open(update_step)
+        self._since = [time.perf_counter()] * len(self._windows)
         if self._signals is not None:
             self._signals.open(coord)
 
@@ -399,6 +424,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return tf.compat.v1.train.get_global_step()
 
     def _report(self, index: int, values: dict) -> None:
+        now = time.perf_counter()
+        values["secs"], self._since[index] = now - self._since[index], now
         values["global_step"] = self._last_global_step
         update = Update(
             **{

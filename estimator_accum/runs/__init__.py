@@ -9,5 +9,6 @@ These modules read the environment, choose exit codes, make folders and print:
     batches    effective batch = micro-batch x micro-steps x replicas
     folder     settings of a run;  lock: one run at a time;  disk: room for checkpoints
     progress   steps and updates done;  saving: the hook that saves checkpoints
+    bars       batches done of an evaluation or a prediction
     watchdog   ends a task when another task of the cluster is lost
 """

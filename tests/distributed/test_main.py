@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from distributed import jobs
+from estimator_accum.reports import _display
 from estimator_accum.runs.watchdog import LostTaskError
 from tests.helpers import running, short_run
 
@@ -43,7 +44,9 @@ def test_help_names_every_flag(run_main):
         assert name in text
 
 
-def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main, real_starts):
+def test_task_alone_learns_goes_on_and_exports(
+    tmp_path, run_main, real_starts, monkeypatch
+):
     output_dir = tmp_path / "output"
     flags = [f"--output_dir={output_dir}", "--train_updates=60", "--learning_rate=0.2"]
     flags.append("--micro_batch_size=100")
@@ -64,8 +67,10 @@ def test_task_alone_learns_goes_on_and_exports(tmp_path, run_main, real_starts):
     assert classes.shape == [3]
 
     before = short_run.values(output_dir)
+    monkeypatch.setattr(_display, "_SECS_BETWEEN_LINES", 0)
     code, output = run_main(*flags)
     assert code == 0 and "is trained already" in output
+    assert "evaluation: batch 1 of 1, " in output
     after = short_run.values(output_dir)
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)

@@ -16,6 +16,14 @@ from estimator_accum import (
 )
 from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import AccumulationCallback, accumulate
+from estimator_accum.reports import (
+    CsvReport,
+    MlflowReport,
+    Report,
+    TensorBoardReport,
+    Update,
+    WandbReport,
+)
 
 enable_estimator()
 watch_signals()
@@ -39,4 +47,22 @@ def model_fn(features: Any, labels: Any, mode: str) -> Any:
 
 wrapped = microbatch_model_fn(model_fn, "auto")
 optimizer = accumulate(tf.keras.optimizers.Adam(), 4)
+
+
+class Loss(Report):
+    def write(self, update: Update) -> None:
+        values: dict[str, float] = update.known_values()
+        print(update.loss, update.weight_per_sec, values)
+
+
+class NoBaseClass:
+    def check(self) -> None: ...
+    def open(self, update_step: int) -> None: ...
+    def write(self, update: Update) -> None: ...
+    def close(self) -> None: ...
+
+
+reports: list[Report] = [Loss(), NoBaseClass(), CsvReport("f"), TensorBoardReport("f")]
+reports += [MlflowReport("f", run_name="a"), WandbReport("f", mode="offline")]
+hooks = make_accumulation_hooks(reports=reports)
 callbacks = [AccumulationCallback("apply")]

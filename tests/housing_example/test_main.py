@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
+from estimator_accum.reports import _display
 from housing_example import main
 from tests.helpers import programs, running
 from tests.helpers.short_run import values
@@ -118,7 +119,7 @@ def test_bad_csv_ends_with_one_sentence(flags, run_main, tmp_path, flag):
 def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     flags, output = trained
     # A slow machine also prints its progress.
-    unknown = ("update ", "checkpoints take up to ")
+    unknown = ("training: ", "evaluation: ", "prediction: ", "checkpoints take up to ")
     said = [each for each in output.stderr.splitlines() if not each.startswith(unknown)]
     sizes = "4 examples x 3 micro-steps x 1 replica; 18 micro-steps"
     at_once = "12 examples x 1 micro-steps x 1 replica; 6 micro-steps"
@@ -145,11 +146,14 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
 
 
 @pytest.mark.once
-def test_trained_run_tells_its_results_again(trained, run_main):
+def test_trained_run_tells_its_results_again(trained, run_main, monkeypatch):
+    monkeypatch.setattr(_display, "_SECS_BETWEEN_LINES", 0)
     flags, first = trained
     again = run_main(flags)
     assert again.stdout == first.stdout
     assert again.stderr.count("is trained already") == 2
+    for work in ("evaluation", "prediction"):
+        assert again.stderr.count(f"{work}: batch 1 of 1, ") == 2
 
 
 @pytest.mark.once
