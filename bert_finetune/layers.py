@@ -13,6 +13,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 _SQRT_HALF = math.sqrt(0.5)
+# Names of the gradients that are written out here.
+_DENSE, _LAYER_NORM, _GELU = "BertDense", "BertLayerNorm", "BertGelu"
 _DENSITY_AT_ZERO = 1.0 / math.sqrt(2.0 * math.pi)  # of the normal distribution
 
 
@@ -99,6 +101,22 @@ class FixedShape:
         return tf.reshape(tf.transpose(split, [0, 2, 1, 3]), [-1, width])
 
 
+def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
+    """Returns `x` with a share of its elements 0, the others divided by 1 - rate.
+
+    Args:
+        x: float Tensor.
+        rate: The share, 0 <= rate < 1.
+        seed: int64 Tensor [2], which with the current variable scope determines the
+            elements; None takes the session's random numbers, others in every run.
+    """
+    if seed is None:
+        return tf.nn.dropout(x, rate=rate)
+    scope = tf.compat.v1.get_variable_scope().name
+    place = tf.constant([zlib.crc32(scope.encode()), 0], tf.int64)
+    return tf.nn.experimental.stateless_dropout(x, rate=rate, seed=seed + place)
+
+
 def first_weights(name: str, deviation: float) -> Callable:
     """Returns a variable's initializer: a normal distribution, cut at 2 deviations.
 
@@ -145,22 +163,20 @@ def dense(
         bias = tf.compat.v1.get_variable(
             "bias", [units], initializer=tf.compat.v1.zeros_initializer()
         )
-    if not is_training:
-        return tf.nn.bias_add(tf.matmul(x, kernel), bias)
+    kernel, bias = tf.identity(kernel), tf.identity(bias)
+    y = tf.nn.bias_add(tf.matmul(x, kernel), bias)
+    return _with_gradient(_DENSE, y, x, kernel, bias) if is_training else y
 
-    @tf.custom_gradient
-    def affine(x, kernel, bias):
-        def gradient(dy):
-            # If the second factor is transposed, oneDNN has a slow kernel for matrices
-            # and a fast one for batches of them, here a batch of one.
-            batches = tf.expand_dims(dy, 0), tf.expand_dims(kernel, 0)
-            dx = tf.squeeze(tf.matmul(*batches, transpose_b=True), 0)
-            d_bias = tf.raw_ops.BiasAddGrad(out_backprop=dy)
-            return dx, tf.matmul(x, dy, transpose_a=True), d_bias
 
-        return tf.nn.bias_add(tf.matmul(x, kernel), bias), gradient
-
-    return _of_tensors(affine, x, kernel, bias)
+@tf.RegisterGradient(_DENSE)
+def _dense_gradient(op: tf.Operation, dy: tf.Tensor, *_):
+    _, x, kernel, _ = op.inputs
+    # If the second factor is transposed, oneDNN has a slow kernel for matrices and a
+    # fast one for batches of them, here a batch of one.
+    batches = tf.expand_dims(dy, 0), tf.expand_dims(kernel, 0)
+    dx = tf.squeeze(tf.matmul(*batches, transpose_b=True), 0)
+    d_bias = tf.raw_ops.BiasAddGrad(out_backprop=dy)
+    return None, dx, tf.matmul(x, dy, transpose_a=True), d_bias
 
 
 def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
@@ -185,23 +201,24 @@ def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
         beta = tf.compat.v1.get_variable(
             "beta", [x.shape[-1]], initializer=tf.compat.v1.zeros_initializer()
         )
+    gamma, beta = tf.identity(gamma), tf.identity(beta)
+    standard, inverse_deviation = _standardize(x, epsilon)
+    y = standard * gamma + beta
     if not is_training:
-        return _standardize(x, epsilon)[0] * gamma + beta
+        return y
+    needed = x, gamma, beta, standard, inverse_deviation
+    return _with_gradient(_LAYER_NORM, y, *needed)
 
-    @tf.custom_gradient
-    def scaled(x, gamma, beta):
-        standard, inverse_deviation = _standardize(x, epsilon)
 
-        def gradient(dy):
-            d = dy * gamma
-            along = tf.reduce_mean(d * standard, axis=-1, keepdims=True)
-            d -= tf.reduce_mean(d, axis=-1, keepdims=True)
-            dx = inverse_deviation * (d - standard * along)
-            return dx, tf.reduce_sum(dy * standard, 0), tf.reduce_sum(dy, 0)
-
-        return standard * gamma + beta, gradient
-
-    return _of_tensors(scaled, x, gamma, beta)
+@tf.RegisterGradient(_LAYER_NORM)
+def _layer_norm_gradient(op: tf.Operation, dy: tf.Tensor, *_):
+    _, _, gamma, _, standard, inverse_deviation = op.inputs
+    d = dy * gamma
+    along = tf.reduce_mean(d * standard, axis=-1, keepdims=True)
+    d -= tf.reduce_mean(d, axis=-1, keepdims=True)
+    dx = inverse_deviation * (d - standard * along)
+    d_gamma, d_beta = tf.reduce_sum(dy * standard, 0), tf.reduce_sum(dy, 0)
+    return None, dx, d_gamma, d_beta, None, None
 
 
 def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -217,9 +234,21 @@ def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tens
     return ACTIVATIONS[name]
 
 
-def _of_tensors(function, x: tf.Tensor, *variables: tf.Variable) -> tf.Tensor:
-    """Calls a custom-gradient function on Tensors; it would capture variables."""
-    return function(x, *map(tf.identity, variables))
+def _with_gradient(name: str, y: tf.Tensor, *needed: tf.Tensor) -> tf.Tensor:
+    """Returns `y`, with a registered gradient instead of the derived one.
+
+    `tf.custom_gradient` would register a function for each call, which keeps the graph
+    for the rest of the process; training in parts makes many graphs.
+
+    Args:
+        name: Name of the gradient, a function of the operation, whose inputs are `y`
+            and `needed`, and of the gradient of `y`. It returns one for each input.
+        y: The result.
+        needed: Tensors that get a gradient, or that the gradient is computed from.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with graph.gradient_override_map({"IdentityN": name}):
+        return tf.identity_n([y, *needed])[0]
 
 
 def _standardize(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
@@ -233,15 +262,16 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
     return 0.5 * x * (1.0 + tf.math.erf(x * _SQRT_HALF))
 
 
-@tf.custom_gradient
-def _gelu_with_gradient(x: tf.Tensor):
+def _gelu_with_gradient(x: tf.Tensor) -> tf.Tensor:
     distribution = 0.5 * (1.0 + tf.math.erf(x * _SQRT_HALF))
+    return _with_gradient(_GELU, x * distribution, x, distribution)
 
-    def gradient(dy):
-        density = _DENSITY_AT_ZERO * tf.exp(-0.5 * tf.square(x))
-        return dy * (distribution + x * density)
 
-    return x * distribution, gradient
+@tf.RegisterGradient(_GELU)
+def _gelu_gradient(op: tf.Operation, dy: tf.Tensor, *_):
+    _, x, distribution = op.inputs
+    density = _DENSITY_AT_ZERO * tf.exp(-0.5 * tf.square(x))
+    return None, dy * (distribution + x * density), None
 
 
 def _gelu_new(x: tf.Tensor) -> tf.Tensor:

@@ -15,6 +15,7 @@ from bert_finetune.layers import (
     TokenPacking,
     activation,
     dense,
+    dropout,
     first_weights,
     layer_norm,
 )
@@ -45,6 +46,7 @@ def encode(
     *,
     is_training: bool,
     is_packed: bool = True,
+    dropout_seed: tf.Tensor | None = None,
     scope: str = "bert",
 ) -> EncoderOutput:
     """Builds BERT's encoder.
@@ -63,6 +65,8 @@ def encode(
         is_training: Whether dropout is on.
         is_packed: Whether layers that treat each token independently leave padding out.
             Their shapes then change with every batch.
+        dropout_seed: int64 Tensor [2] that determines what dropout leaves out; None
+            takes the session's random numbers, which start anew with every session.
         scope: Variable scope; the checkpoints use "bert".
 
     Creates: the float32 variables of a published checkpoint, from
@@ -77,7 +81,9 @@ def encode(
     with tf.compat.v1.variable_scope(scope):
         packing = TokenPacking if is_packed else FixedShape
         packing = packing(input_mask, config.num_attention_heads)
-        shared = _Shared(config, packing, _padding_bias(input_mask), is_training)
+        shared = _Shared(
+            config, packing, _padding_bias(input_mask), is_training, dropout_seed
+        )
         hidden = [_embed(shared, input_ids, segment_ids)]
         with tf.compat.v1.variable_scope("encoder"):
             for i in range(config.num_hidden_layers):
@@ -98,6 +104,7 @@ def classifier_logits(
     *,
     is_training: bool,
     dropout_prob: float = 0.1,
+    dropout_seed: tf.Tensor | None = None,
     initializer_range: float = 0.02,
 ) -> tf.Tensor:
     """Builds the head of run_classifier: `dropout(pooled) @ output_weights.T + bias`.
@@ -107,6 +114,7 @@ def classifier_logits(
         num_labels: Number of classes; 1 for a regression.
         is_training: Whether dropout is on.
         dropout_prob: 0 <= p < 1; google-research/bert uses 0.1 here for every config.
+        dropout_seed: As in `encode`.
         initializer_range: Standard deviation of the first weights.
 
     Creates: `output_weights` [num_labels, H], `output_bias` [num_labels], float32.
@@ -122,7 +130,7 @@ def classifier_logits(
         "output_bias", [num_labels], initializer=tf.compat.v1.zeros_initializer()
     )
     if is_training:
-        pooled = tf.nn.dropout(pooled, rate=dropout_prob)
+        pooled = dropout(pooled, dropout_prob, dropout_seed)
     return tf.nn.bias_add(tf.matmul(pooled, weights, transpose_b=True), bias)
 
 
@@ -133,9 +141,10 @@ class _Shared(NamedTuple):
     packing: TokenPacking | FixedShape
     bias: tf.Tensor  # [B, 1, 1, T], added to the scores of attention
     is_training: bool
+    dropout_seed: tf.Tensor | None
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
-        return tf.nn.dropout(x, rate=rate) if self.is_training else x
+        return dropout(x, rate, self.dropout_seed) if self.is_training else x
 
     def layer_norm(self, x: tf.Tensor) -> tf.Tensor:
         epsilon = self.config.layer_norm_eps

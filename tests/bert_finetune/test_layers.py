@@ -1,5 +1,8 @@
 """The encoder's building blocks, each alone."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,3 +70,42 @@ def test_activation_has_the_same_values_and_gradients_in_training(name, session)
         y = layers.activation(name, is_training=is_training)(x)
         results.append(session.run([y, tf.gradients(y, x)[0]]))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_with_a_seed_is_the_same_in_every_session_and_other_for_each_layer():
+    def masks(seed):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            found = []
+            for scope in ("layer_0", "layer_1"):
+                with tf.compat.v1.variable_scope(scope):
+                    seed_ = tf.constant(seed, tf.int64)
+                    found.append(layers.dropout(tf.ones([50, 40]), 0.25, seed_))
+            again = session.run(found)
+            for first, second in zip(session.run(found), again, strict=True):
+                np.testing.assert_array_equal(first, second)
+            return again
+
+    first, second = masks([3, 2**40]), masks([3, 2**40])
+    np.testing.assert_array_equal(first, second)
+    others = [*first, *masks([3, 2**40 + 1]), *masks([4, 2**40])]
+    for number, one in enumerate(others):
+        assert set(np.unique(one)) == {np.float32(0), np.float32(1 / 0.75)}
+        assert np.mean(one == 0) == pytest.approx(0.25, abs=0.05)
+        for other in others[:number]:
+            assert np.mean((one == 0) & (other == 0)) == pytest.approx(1 / 16, abs=0.03)
+
+
+def test_a_graph_that_nobody_needs_is_not_kept_by_its_gradients():
+    def make() -> weakref.ref:
+        with tf.Graph().as_default() as graph:
+            x = layers.dense(
+                tf.ones([2, 3]), 4, "d", initializer_range=1.0, is_training=True
+            )
+            x = layers.layer_norm(x, 1e-6, is_training=True)
+            x = layers.activation("gelu", is_training=True)(x)
+            assert tf.gradients(x, tf.compat.v1.trainable_variables())[0] is not None
+            return weakref.ref(graph)
+
+    graph = make()
+    gc.collect()
+    assert graph() is None
