@@ -7,7 +7,6 @@ tensor in the folder must be used.
 import dataclasses
 import json
 import pathlib
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,15 +17,16 @@ from safetensors import SafetensorError, safe_open
 from bert_finetune.bert_config import BertConfig, read_json_object
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.download import staging_folder
+from bert_finetune.hf_names import (
+    CONFIG,
+    PREFIX,
+    TENSORS,
+    TOKENIZER_CONFIG,
+    VOCABULARY,
+    hugging_face_names,
+    is_transposed,
+)
 
-_CONFIG, _VOCABULARY, _TENSORS = "config.json", "vocab.txt", "model.safetensors"
-_PREFIX = "bert."  # encoder's prefix in a model with a head; a bare one has none
-_KINDS = {
-    "kernel": ("weight",),
-    "bias": ("bias",),
-    "gamma": ("weight", "gamma"),
-    "beta": ("bias", "beta"),
-}
 _CONSTANTS = (".position_ids", ".token_type_ids")  # in some files; not weights
 _DTYPES = ("F32", "F16", "BF16", "F64")
 _ONE_MODEL = "Use the files of one and the same BERT."
@@ -78,12 +78,12 @@ def import_checkpoint(
     """
     source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
     _check_empty(destination)
-    _check_files(source, [_CONFIG])
-    config = read_config(source / _CONFIG)
-    _check_files(source, [_VOCABULARY, _TENSORS])
-    _check_vocabulary(source / _VOCABULARY, config)
+    _check_files(source, [CONFIG])
+    config = read_config(source / CONFIG)
+    _check_files(source, [VOCABULARY, TENSORS])
+    _check_vocabulary(source / VOCABULARY, config)
     shapes = encoder_shapes(config)
-    arrays = _read_variables(source / _TENSORS, shapes)
+    arrays = _read_variables(source / TENSORS, shapes)
     is_lower_case = _is_lower_case(source)
     is_pooler_new = len(arrays) < len(shapes)
     if is_pooler_new:
@@ -93,7 +93,7 @@ def import_checkpoint(
         write_checkpoint(arrays, str(content / "bert_model.ckpt"))
         text = json.dumps(dataclasses.asdict(config), indent=2)
         (content / "bert_config.json").write_text(text + "\n", encoding="utf-8")
-        shutil.copyfile(source / _VOCABULARY, content / "vocab.txt")
+        shutil.copyfile(source / VOCABULARY, content / VOCABULARY)
     return ImportSummary(config, len(arrays), is_pooler_new, is_lower_case)
 
 
@@ -103,14 +103,14 @@ def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
         return
     remedy = "Give the folder of the model, with all its files."
     received = f"{folder}, without {' and '.join(missing)}"
-    if missing == [_TENSORS] and (folder / "pytorch_model.bin").is_file():
+    if missing == [TENSORS] and (folder / "pytorch_model.bin").is_file():
         received = f"{folder}, with pytorch_model.bin alone"
         remedy = _TO_SAFETENSORS.format(folder=folder)
-    elif missing == [_TENSORS] and (folder / f"{_TENSORS}.index.json").is_file():
-        received = f"{folder}, with {_TENSORS} in several pieces"
+    elif missing == [TENSORS] and (folder / f"{TENSORS}.index.json").is_file():
+        received = f"{folder}, with {TENSORS} in several pieces"
         remedy = 'Save the model with `save_pretrained(..., max_shard_size="100GB")`.'
     raise ValueError(
-        f"`--input_dir` must hold {_CONFIG}, {_VOCABULARY} and {_TENSORS}. Received: "
+        f"`--input_dir` must hold {CONFIG}, {VOCABULARY} and {TENSORS}. Received: "
         f"{received}. {remedy}"
     )
 
@@ -149,7 +149,7 @@ def _check_vocabulary(path: pathlib.Path, config: BertConfig) -> None:
 
 
 def _is_lower_case(folder: pathlib.Path) -> bool | None:
-    path = folder / "tokenizer_config.json"
+    path = folder / TOKENIZER_CONFIG
     return read_json_object(str(path)).get("do_lower_case") if path.is_file() else None
 
 
@@ -160,8 +160,8 @@ def _read_variables(
     try:
         with safe_open(path, framework="numpy") as file:
             names = set(file.keys())
-            is_headed = any(name.startswith(_PREFIX) for name in names)
-            prefix = _PREFIX if is_headed else ""
+            is_headed = any(name.startswith(PREFIX) for name in names)
+            prefix = PREFIX if is_headed else ""
             has_pooler = any(name.startswith(f"{prefix}pooler.") for name in names)
             sources = {
                 variable: _find(path, names, prefix, variable)
@@ -181,7 +181,7 @@ def _read_variables(
 
 
 def _find(path: pathlib.Path, names: set[str], prefix: str, variable: str) -> str:
-    candidates = [prefix + name for name in _hugging_face_names(variable)]
+    candidates = [prefix + name for name in hugging_face_names(variable)]
     for name in candidates:
         if name in names:
             return name
@@ -189,15 +189,6 @@ def _find(path: pathlib.Path, names: set[str], prefix: str, variable: str) -> st
         f"{path} must hold the tensor {' or '.join(candidates)}. Received: "
         f"{len(names)} others. {_ONE_MODEL}"
     )
-
-
-def _hugging_face_names(variable: str) -> list[str]:
-    """Returns a variable's Hugging Face names: the current one, then older ones."""
-    name = re.sub(r"/layer_(\d+)/", r"/layer.\1/", variable.removeprefix("bert/"))
-    module, _, kind = name.replace("/", ".").rpartition(".")
-    if kind in _KINDS:
-        return [f"{module}.{its_kind}" for its_kind in _KINDS[kind]]
-    return [f"{module}.{kind}.weight"]  # a table of embeddings
 
 
 def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
@@ -210,7 +201,7 @@ def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
     )
     if surplus:
         raise ValueError(
-            f"{path} must hold nothing of an encoder but what {_CONFIG} describes. "
+            f"{path} must hold nothing of an encoder but what {CONFIG} describes. "
             f"Received: {len(surplus)} more tensors, such as {surplus[0]}. {_ONE_MODEL}"
         )
 
@@ -218,10 +209,8 @@ def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
 def _read(
     path: pathlib.Path, file, name: str, variable: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    is_kernel = variable.endswith("/kernel")
-    expected = list(
-        shape[::-1] if is_kernel else shape
-    )  # PyTorch has [outputs, inputs]
+    transposes = is_transposed(variable)
+    expected = list(shape[::-1] if transposes else shape)
     found = file.get_slice(name)
     if list(found.get_shape()) != expected or found.get_dtype() not in _DTYPES:
         raise ValueError(
@@ -230,7 +219,7 @@ def _read(
             f"{found.get_dtype()}. {_ONE_MODEL}"
         )
     array = file.get_tensor(name).astype(np.float32)
-    return np.ascontiguousarray(array.T) if is_kernel else array
+    return np.ascontiguousarray(array.T) if transposes else array
 
 
 def _untrained_pooler(config: BertConfig) -> dict[str, np.ndarray]:

@@ -1,13 +1,21 @@
 """Job of a run: check all inputs, then train, evaluate, predict and export."""
 
+import functools
 import logging
 import pathlib
 
 import tensorflow as tf
 
-from bert_finetune import input_pipeline, results, training
+from bert_finetune import hf_export, input_pipeline, report, results, training
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
+from bert_finetune.evaluations import (
+    BEST,
+    EVALUATIONS,
+    Evaluations,
+    best_checkpoint,
+    check_evaluations,
+)
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.output_dir import (
     check_output_dir,
@@ -17,7 +25,7 @@ from bert_finetune.output_dir import (
     describe_run,
     describe_training,
 )
-from bert_finetune.settings import Settings, batches_of
+from bert_finetune.settings import HUGGING_FACE, Settings, batches_of
 from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import (
@@ -29,6 +37,7 @@ from bert_finetune.tokenization import (
 from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
 from estimator_accum.reports import CsvReport
+from estimator_accum.runs.bars import BatchBar
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.folder import SETTINGS_FILE
 from estimator_accum.runs.progress import latest_checkpoint
@@ -87,7 +96,7 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     _check_checkpoints(run)
     if settings.do_train:
         check_same_cut(settings.output_dir, run.description)
-    if settings.do_eval:
+    if settings.do_eval or _evaluates_in_training(settings):
         run.dev = {
             suffix: read(file, labelled=True)[1]
             for suffix, file in task.dev_files.items()
@@ -99,6 +108,10 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     return run
 
 
+def _evaluates_in_training(settings: Settings) -> bool:
+    return settings.do_train and settings.eval_every_updates is not None
+
+
 def _check_output(settings: Settings, task: Task) -> None:
     """Raises ValueError if the run could not write its results, maybe hours later."""
     files, folders = [], []
@@ -106,6 +119,10 @@ def _check_output(settings: Settings, task: Task) -> None:
         files += ["checkpoint", SETTINGS_FILE]
     if settings.do_eval:
         files += [results.EVAL_RESULTS]
+    if _evaluates_in_training(settings):
+        files += [EVALUATIONS, f"{BEST}/checkpoint", f"{BEST}/{SETTINGS_FILE}"]
+        folders += [BEST]
+    if settings.do_eval or _evaluates_in_training(settings):
         folders += [f"eval{suffix}" for suffix in task.dev_files]
     if settings.do_predict:
         for names in results.prediction_files(task).items():
@@ -115,12 +132,23 @@ def _check_output(settings: Settings, task: Task) -> None:
     check_output_dir(settings.output_dir, files=files, folders=folders)
     if settings.do_train:
         CsvReport(settings.output_dir, WEIGHT_UNIT).check()
+    if _evaluates_in_training(settings):
+        check_evaluations(settings.output_dir, task.main_metric)
 
 
 def _check_checkpoints(run: Run) -> None:
     """Checks what the model starts from; without training, it must be a classifier."""
     settings, num_labels = run.settings, len(run.task.labels)
     own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
+    best = best_checkpoint(settings.output_dir)
+    if settings.eval_every_updates is not None and best is not None:
+        check_checkpoint(str(best), run.config, num_labels)
+    elif settings.eval_every_updates is not None and not settings.do_train:
+        raise ValueError(
+            "Without --do_train, `--eval_every_updates` must find the best checkpoint "
+            f"of a run. Received: {settings.output_dir}, where {BEST}/ names none. "
+            "Leave it out to use the last one."
+        )
     if not settings.do_train:
         if not own and not init:
             raise ValueError(
@@ -136,72 +164,130 @@ def _check_checkpoints(run: Run) -> None:
         check_checkpoint(init, run.config, num_labels if is_classifier else None)
 
 
-def execute(run: Run) -> None:
+def execute(run: Run) -> str | None:
     """Trains, evaluates, predicts and exports, in this order, as the settings say.
 
     The tasks of a cluster train together; the chief does the rest.
+
+    Returns:
+        The results, to be printed; None for the other tasks.
     """
-    if run.settings.do_train:
-        training.train(run)
+    settings = run.settings
+    has_trained = False
+    if settings.do_train:
+        has_trained = training.train(run, _evaluations(run))
     if not run.cluster.is_chief:
-        return
+        return None
     enter(Cluster())  # the other tasks may have ended
     estimator = training.make_estimator(run)
-    if run.settings.do_eval:
-        _evaluate(run, estimator)
-    if run.settings.do_predict:
-        _predict(run, estimator)
-    if run.settings.do_export:
-        path = estimator.export_saved_model(
-            str(pathlib.Path(run.settings.output_dir) / _EXPORT),
-            serving_input_receiver_fn,
-            checkpoint_path=_checkpoint(run),
-        )
-        _logger.info("exported %s", path.decode())
+    checkpoint = _checkpoint(run)
+    # A model_fn that starts from --init_checkpoint needs nothing else of that.
+    own = checkpoint if latest_checkpoint(settings.output_dir) else None
+    update = _step(checkpoint, "update_step")
+    values = {}
+    if settings.do_eval:
+        values = _evaluate(run, estimator, own, update)
+    if settings.do_predict:
+        _predict(run, estimator, own)
+    if settings.do_export:
+        _export(run, estimator, checkpoint)
+    return report.end_of_run(run, values, update, has_trained)
+
+
+def _evaluations(run: Run) -> Evaluations | None:
+    settings = run.settings
+    if settings.eval_every_updates is None:
+        return None
+    return Evaluations(
+        settings.output_dir,
+        run.task.main_metric,
+        functools.partial(_measure, run, training.make_estimator(run)),
+        every=settings.eval_every_updates,
+        num_updates=run.windows.num_updates,
+        patience=settings.early_stopping,
+    )
 
 
 def _checkpoint(run: Run) -> str:
-    """Returns the run's own latest checkpoint, else --init_checkpoint."""
-    return latest_checkpoint(run.settings.output_dir) or run.settings.init_checkpoint
+    """Returns the checkpoint to use: the run's best or last one, or the first one.
+
+    The best one with --eval_every_updates; the first one is --init_checkpoint, of a run
+    that has none of its own.
+    """
+    settings = run.settings
+    if settings.eval_every_updates is None:
+        return latest_checkpoint(settings.output_dir) or settings.init_checkpoint
+    best = str(best_checkpoint(settings.output_dir))
+    _logger.info("using the best checkpoint, %s", best)
+    return best
 
 
-def _evaluate(run: Run, estimator) -> None:
+def _measure(run: Run, estimator, checkpoint: str | None) -> dict[str, float]:
+    """Returns a checkpoint's metrics on all dev sets by name, suffixes included."""
     values = {}
+    batch_size = run.settings.eval_batch_size
     for suffix, examples in run.dev.items():
         found = estimator.evaluate(
             input_pipeline.eval_input_fn(
-                examples,
-                batch_size=run.settings.eval_batch_size,
-                padded_length=run.padded_length,
+                examples, batch_size=batch_size, padded_length=run.padded_length
             ),
+            checkpoint_path=checkpoint,
             name=suffix.strip("_") or None,
+            hooks=[BatchBar("evaluation", -(-len(examples) // batch_size))],
         )
-        global_step = found.pop("global_step")
         # Estimator's own loss is the mean over batches, the last of which may be short.
-        found["loss"] = found["eval_loss"]
+        del found["loss"], found["global_step"]
         values |= {f"{name}{suffix}": value for name, value in found.items()}
-    values["global_step"] = global_step
-    values["update_step"] = _update_step(run)
+    return values
+
+
+def _evaluate(
+    run: Run, estimator, checkpoint: str | None, update: int
+) -> dict[str, float]:
+    """Writes `eval_results.txt`; returns the metrics."""
+    metrics = _measure(run, estimator, checkpoint)
+    values = dict(metrics)
+    for suffix in run.dev:
+        values[f"loss{suffix}"] = metrics[f"eval_loss{suffix}"]
+    values["global_step"] = _step(checkpoint, "global_step") if checkpoint else 0
+    values["update_step"] = update
     path = results.write_eval_results(run.settings.output_dir, values)
     _logger.info("wrote %s", path)
-    for name, value in sorted(values.items()):
-        _logger.info("  %s = %s", name, value)
+    return metrics
 
 
-def _update_step(run: Run) -> int:
-    reader = tf.train.load_checkpoint(_checkpoint(run))
-    has_updates = reader.has_tensor("update_step")
-    return int(reader.get_tensor("update_step")) if has_updates else 0
+def _step(checkpoint: str, name: str) -> int:
+    """Returns a counter of a checkpoint; 0 if it has none."""
+    reader = tf.train.load_checkpoint(checkpoint)
+    return int(reader.get_tensor(name)) if reader.has_tensor(name) else 0
 
 
-def _predict(run: Run, estimator) -> None:
+def _export(run: Run, estimator, checkpoint: str) -> None:
+    folder = pathlib.Path(run.settings.output_dir) / _EXPORT
+    if run.settings.do_export == HUGGING_FACE:
+        path = hf_export.export_classifier(
+            checkpoint,
+            run.config,
+            run.task,
+            WordPieceTokenizer(run.settings.vocab_file, run.settings.do_lower_case),
+            folder / HUGGING_FACE,
+        )
+    else:
+        path = estimator.export_saved_model(
+            str(folder), serving_input_receiver_fn, checkpoint_path=checkpoint
+        ).decode()
+    _logger.info("exported %s", path)
+
+
+def _predict(run: Run, estimator, checkpoint: str | None) -> None:
+    batch_size = run.settings.predict_batch_size
     for name, (rows, examples) in run.test.items():
         predictions = estimator.predict(
             input_pipeline.predict_input_fn(
-                examples,
-                batch_size=run.settings.predict_batch_size,
-                padded_length=run.padded_length,
-            )
+                examples, batch_size=batch_size, padded_length=run.padded_length
+            ),
+            checkpoint_path=checkpoint,
+            hooks=[BatchBar("prediction", -(-len(examples) // batch_size))],
         )
         order = input_pipeline.order(examples, run.padded_length)
         in_file_order = dict(zip(order.tolist(), predictions, strict=True))

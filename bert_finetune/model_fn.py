@@ -137,6 +137,7 @@ def _training(
         clip_norm=settings.clip_norm,
         weight=num_examples,
     )
+    num_copies = int(settings.eval_every_updates is not None)  # of the best checkpoint
     # accumulation: a window that stays partial at the end of the data is applied
     hooks = make_accumulation_hooks(
         partial_window="apply",
@@ -146,14 +147,12 @@ def _training(
         total_updates=num_updates,
         save_on_signal=True,
     )
+    hooks += make_saver_hooks(config, num_copies)  # rows, then checkpoints
     return tf.estimator.EstimatorSpec(
         tf.estimator.ModeKeys.TRAIN,
         loss=get_windows()[-1].mean_loss,  # of the window, not of its last micro-batch
         train_op=train_op,
-        training_hooks=[
-            *hooks,
-            *make_saver_hooks(config),
-        ],  # rows, then checkpoints
+        training_hooks=hooks,
     )
 
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # also runs from a clone that is not installed
 
 from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
-from bert_finetune.settings import Settings, check_settings, flags_of
+from bert_finetune.settings import HUGGING_FACE, Settings, check_settings, flags_of
 from estimator_accum.runs.batches import micro_batch_size_of
 from estimator_accum.runs.cluster import STRATEGIES, Cluster, read_cluster_of
 from estimator_accum.runs.config import define_config_flags
@@ -42,7 +42,26 @@ flags.DEFINE_string("output_dir", None, "Folder for checkpoints and results.")
 flags.DEFINE_bool("do_train", False, "Whether to train.")
 flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the dev set.")
 flags.DEFINE_bool("do_predict", False, "Whether to predict the test set.")
-flags.DEFINE_bool("do_export", False, "Whether to export a SavedModel.")
+
+
+class _ExportParser(flags.BooleanParser):
+    syntactic_help = f"true, false or {HUGGING_FACE}"
+
+    def parse(self, argument: str | int) -> bool | str:
+        return HUGGING_FACE if argument == HUGGING_FACE else super().parse(argument)
+
+
+flags.DEFINE_flag(
+    flags.Flag(
+        _ExportParser(),
+        None,
+        "do_export",
+        False,
+        f"Whether to export a SavedModel; {HUGGING_FACE}: a folder for Hugging Face's "
+        "transformers instead.",
+        boolean=True,
+    )
+)
 
 ## Model
 flags.DEFINE_string(
@@ -134,6 +153,18 @@ flags.DEFINE_integer(
 )
 
 ## Evaluation and prediction
+flags.DEFINE_integer(
+    "eval_every_updates",
+    None,
+    "Updates from one evaluation during training to the next; the best checkpoint is "
+    "kept in best/, and used afterwards. None: no evaluation during training.",
+)
+flags.DEFINE_integer(
+    "early_stopping",
+    None,
+    "Evaluations in a row without a better one after which training stops. None: it "
+    "does not stop early.",
+)
 flags.DEFINE_integer("eval_batch_size", 8, "Examples per evaluation batch.")
 flags.DEFINE_integer("predict_batch_size", 8, "Examples per prediction batch.")
 

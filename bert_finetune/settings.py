@@ -7,6 +7,8 @@ from estimator_accum.runs.batches import AUTO, Batches, share_out
 from estimator_accum.runs.config import flags_of as _flags_of
 from estimator_accum.runs.settings import check_positive, check_seed
 
+HUGGING_FACE = "hf"  # value of --do_export
+
 _DEFAULT_TRAIN_BATCH_SIZE = 32
 
 
@@ -15,8 +17,10 @@ class Settings:
     """Values of the flags of `run_classifier.py`; each field is the flag of that name.
 
     Sizes are in examples, except `max_seq_length` [tokens], `save_checkpoints_steps`
-    [micro-steps], `gradient_accumulation_steps` [micro-steps per update] and
-    `watchdog_secs`. `tokens_per_micro_batch` None cuts by examples. For
+    [micro-steps], `gradient_accumulation_steps` [micro-steps per update],
+    `eval_every_updates` [updates], `early_stopping` [evaluations] and `watchdog_secs`.
+    `tokens_per_micro_batch` None cuts by examples. `do_export` is a bool or
+    `HUGGING_FACE`. For
     `effective_batch_size`, `train_batch_size`, which may be `AUTO`, and
     `gradient_accumulation_steps`, None follows from the others; see `batches_of`.
     """
@@ -34,7 +38,7 @@ class Settings:
     do_train: bool
     do_eval: bool
     do_predict: bool
-    do_export: bool
+    do_export: bool | str
     strategy: str
     watchdog_secs: int
     effective_batch_size: int | None
@@ -49,6 +53,8 @@ class Settings:
     save_checkpoints_steps: int
     dropout: bool
     seed: int
+    eval_every_updates: int | None = None
+    early_stopping: int | None = None
 
 
 def batches_of(settings: Settings, num_replicas: int) -> Batches:
@@ -85,6 +91,8 @@ _POSITIVE = (
     "predict_batch_size",
     "gradient_accumulation_steps",
     "save_checkpoints_steps",
+    "eval_every_updates",
+    "early_stopping",
     "watchdog_secs",
     "learning_rate",
     "num_train_epochs",
@@ -109,6 +117,7 @@ def check_settings(settings: Settings) -> None:
             "random weights."
         )
     check_positive(settings, _POSITIVE)
+    _check_evaluations(settings)
     if settings.tokens_per_micro_batch is not None:
         _check_cut_by_tokens(settings)
     if not 0 <= settings.warmup_proportion <= 1:
@@ -117,6 +126,21 @@ def check_settings(settings: Settings) -> None:
             f"Received: {settings.warmup_proportion}. Use 0.1 for a tenth of training."
         )
     check_seed(settings.seed)
+
+
+def _check_evaluations(settings: Settings) -> None:
+    if settings.early_stopping is not None and settings.eval_every_updates is None:
+        raise ValueError(
+            "`--early_stopping` must be given evaluations to count. Received: "
+            f"{settings.early_stopping}, without --eval_every_updates. Add "
+            "--eval_every_updates=100."
+        )
+    if settings.eval_every_updates is not None and settings.strategy == "multi_worker":
+        raise ValueError(
+            "`--eval_every_updates` must be left out in a cluster, whose tasks train "
+            f"to the end. Received: {settings.eval_every_updates}, with "
+            "--strategy=multi_worker. Use --strategy=none or mirrored, or leave it out."
+        )
 
 
 def _check_cut_by_tokens(settings: Settings) -> None:

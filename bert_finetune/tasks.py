@@ -68,6 +68,15 @@ class Task:
     ignored_labels: tuple[str, ...] = ()
     skips_broken_rows: bool = False
 
+    @property
+    def main_metric(self) -> str:
+        """The metric by which checkpoints are compared, as `eval_results.txt` names it.
+
+        GLUE's own: Matthews correlation for CoLA, F1 for MRPC and QQP (GLUE averages
+        it with accuracy), else accuracy, for MNLI that of the matched set.
+        """
+        return {"accuracy": "eval_accuracy"}.get(self.metrics[-1], self.metrics[-1])
+
 
 TASKS = (
     Task(

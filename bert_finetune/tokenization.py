@@ -15,7 +15,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
@@ -115,6 +122,19 @@ class WordPieceTokenizer:
             return [self._single(ids[:limit]) for ids in self._ids(texts_a)]
         pairs = zip(self._ids(texts_a), self._ids(texts_b), strict=True)
         return [self._pair(a, b, max_seq_length - 3) for a, b in pairs]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes Hugging Face's `tokenizer.json`, which tokenizes alike.
+
+        There, the text `[SEP]` is the special token.
+        """
+        saved = Tokenizer.from_str(self._tokenizer.to_str())
+        saved.decoder = decoders.WordPiece()
+        saved.post_processor = processors.BertProcessing(
+            ("[SEP]", self._sep_id), ("[CLS]", self._cls_id)
+        )
+        saved.add_special_tokens(list(_SPECIAL_TOKENS))
+        saved.save(str(path))
 
     def _ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
         for start in range(0, len(texts), _CHUNK_TEXTS):

@@ -1,5 +1,11 @@
-"""The training part of a run: alone, on several devices, or as a task of a cluster."""
+"""The training part of a run: alone, on several devices, or as a task of a cluster.
 
+A run that evaluates during training trains from one evaluation to the next. Each part
+and each evaluation has its own session, and memory holds one of them at a time; each
+part resumes from the checkpoint of the one before.
+"""
+
+import gc
 import logging
 import os
 from dataclasses import dataclass, field
@@ -9,6 +15,7 @@ import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.encoding import EncodedExamples
+from bert_finetune.evaluations import Evaluations
 from bert_finetune.input_pipeline import InputFn, train_input_fn
 from bert_finetune.model_fn import make_model_fn
 from bert_finetune.output_dir import RememberingHook
@@ -17,6 +24,7 @@ from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
 from estimator_accum import microbatch_model_fn
 from estimator_accum._window import AccumulationSteps
+from estimator_accum.hooks._signals import exits_between_trainings
 from estimator_accum.runs.cluster import Cluster
 from estimator_accum.runs.progress import Progress, latest_checkpoint, read_progress
 from estimator_accum.runs.strategies import (
@@ -62,33 +70,60 @@ class Run:
         return settings.max_seq_length if settings.pad_to_max_length else None
 
 
-def train(run: Run) -> None:
-    """Trains to the end of the run, resuming from its last checkpoint, if any."""
-    settings, windows = run.settings, run.windows
-    progress = read_progress(settings.output_dir)
-    is_partial = progress.micro_step > 0
+def train(run: Run, evaluations: Evaluations | None = None) -> bool:
+    """Trains to the end of the run, resuming from its last checkpoint, if any.
+
+    Args:
+        run: The checked run.
+        evaluations: Evaluations during training, which may end it early; None trains
+            without.
+
+    Returns:
+        Whether anything was left to train.
+    """
+    progress = read_progress(run.settings.output_dir)
     if run.cluster.is_chief:
         _log_plan(run)
-    if progress.update == windows.num_updates and not is_partial:
+    if evaluations is None:
+        return _train(run, progress, None)
+    with exits_between_trainings():
+        evaluations.open(progress.update)
+        if not progress.micro_step and evaluations.is_missing(progress.update):
+            evaluations.add(progress)  # killed before it was complete
+        return _train(run, progress, evaluations)
+
+
+def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> bool:
+    settings, windows = run.settings, run.windows
+    if evaluations is not None and evaluations.has_stopped:
+        _logger.info(
+            "%s is trained already, stopped early at update %s",
+            settings.output_dir,
+            f"{progress.update:,}",
+        )
+        return False
+    if progress.update == windows.num_updates and not progress.micro_step:
         _logger.info("%s is trained already", settings.output_dir)
-        return
+        return False
     if progress.global_step:
         _logger.info("going on after micro-step %s", f"{progress.global_step:,}")
     elif not settings.init_checkpoint and run.cluster.is_chief:
         _logger.info("no --init_checkpoint: training starts from random weights")
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
-    # The input ends with the run, so a restart needs no number of remaining steps.
-    input_fn = _input_fn(run, progress)
     hooks = []
     if run.cluster.is_chief:
         hooks.append(RememberingHook(settings.output_dir, run.description))
-    if run.cluster.is_alone:
-        estimator.train(input_fn, hooks=hooks)
+    if not run.cluster.is_alone:
+        _train_in_cluster(run, estimator, _input_fn(run, progress), progress, hooks)
+    elif evaluations is None:
+        # The input ends with the run, so a restart needs no number of remaining steps.
+        estimator.train(_input_fn(run, progress), hooks=hooks)
     else:
-        _train_in_cluster(run, estimator, input_fn, progress, hooks)
+        _train_in_parts(run, estimator, progress, hooks, evaluations)
     if run.cluster.is_chief:
         _logger.info("trained %s", latest_checkpoint(settings.output_dir))
+    return True
 
 
 def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
@@ -161,6 +196,31 @@ def _input_fn(run: Run, progress: Progress) -> InputFn:
         micro_step=progress.micro_step,
         padded_length=run.padded_length,
     )
+
+
+def _train_in_parts(
+    run: Run, estimator, progress: Progress, hooks, evaluations: Evaluations
+) -> None:
+    """Trains from one evaluation to the next, to the end or to an early stop."""
+    windows = run.windows
+    is_over = False
+    while not is_over:
+        end = evaluations.next_update(progress.update)
+        left = windows.num_micro_steps(progress.update, progress.micro_step)
+        left -= windows.num_micro_steps(end)
+        is_over = end == windows.num_updates
+        estimator.train(
+            _input_fn(run, progress),
+            hooks=hooks,
+            # The last part ends with the input, as a run without evaluations does.
+            max_steps=None if is_over else progress.global_step + left,
+        )
+        gc.collect()  # the graph's cycles, before there is another one
+        progress = read_progress(run.settings.output_dir)
+        evaluations.add(progress)
+        if evaluations.has_stopped and not is_over:
+            is_over = True
+            _logger.info("stopped early at update %s", f"{progress.update:,}")
 
 
 def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) -> None:

@@ -8,6 +8,7 @@ until the session returns. The first signal is noted, and the next one ends the 
 at once. Between two trainings, and after one that failed, signals act as before.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -127,6 +129,33 @@ def watch_signals() -> None:
     if not _watch.is_started:
         _watch.start()
     _watch.is_kept = True
+
+
+@contextlib.contextmanager
+def exits_between_trainings() -> Iterator[None]:
+    """Makes SIGTERM and SIGUSR1 end the `with` block with their exit codes.
+
+    For the rest of a program that trains in parts, such as evaluations between them:
+    its checkpoints are those of the trainings before, so there is nothing to save. The
+    hooks handle the signals during training; SIGINT stays a KeyboardInterrupt. In any
+    other thread than the main one, nothing changes.
+    """
+
+    def leave(number: int, frame) -> None:
+        name = signal.Signals(number).name
+        _logger.warning("%s: the same command resumes from the last checkpoint.", name)
+        sys.exit(EXIT_CODES[number])
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class SignalStop:

@@ -19,18 +19,23 @@ _UNFINISHED = (
     "graph.pbtxt.tmp*",
     ".*.partial",
 )
+_logged: set[pathlib.Path] = set()  # folders of this process that were logged
 
 
 class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
     """Logs before training how much space checkpoints need, and refuses too little.
 
+    A program that trains in parts logs it before the first one.
+
     Args:
         config: The Estimator's `tf.estimator.RunConfig`.
+        num_copies: Checkpoints that the program keeps besides those of the config.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, num_copies: int = 0):
         self._folder = pathlib.Path(config.model_dir)
         self._kept = config.keep_checkpoint_max
+        self._num_copies = num_copies
 
     def begin(self) -> None:
         """Compares the checkpoints of the finished graph with the free space.
@@ -47,15 +52,17 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
         graph = tf.compat.v1.get_default_graph().as_graph_def().ByteSize()
         # The next checkpoint is written before the oldest is deleted. None and 0 keep
         # all of them, as many as training will make: then two must fit.
-        needed = (sum(sizes) + graph) * ((self._kept or 1) + 1)
+        needed = (sum(sizes) + graph) * ((self._kept or 1) + 1 + self._num_copies)
         there = [path.stat().st_size for path in self._folder.glob("model.ckpt-*")]
         missing, free = needed - sum(there), shutil.disk_usage(self._folder).free
-        _logger.info(
-            "checkpoints take up to %s in %s, where %s are free",
-            spoken(needed),
-            self._folder,
-            spoken(free),
-        )
+        if self._folder not in _logged:
+            _logged.add(self._folder)
+            _logger.info(
+                "checkpoints take up to %s in %s, where %s are free",
+                spoken(needed),
+                self._folder,
+                spoken(free),
+            )
         if missing > free:
             reason = f"{spoken(missing)} needed for checkpoints, {spoken(free)} free"
             raise OSError(errno.ENOSPC, reason, str(self._folder))

@@ -5,7 +5,9 @@ import tensorflow as tf
 from estimator_accum.runs.disk import DiskSpaceHook
 
 
-def make_saver_hooks(config) -> list[tf.compat.v1.train.SessionRunHook]:
+def make_saver_hooks(
+    config, num_copies: int = 0
+) -> list[tf.compat.v1.train.SessionRunHook]:
     """Returns a replacement for Estimator's saver hook, with fewer `session.run`s.
 
     With `save_checkpoints_steps`, Estimator's own hook fetches `global_step` once more
@@ -14,6 +16,7 @@ def make_saver_hooks(config) -> list[tf.compat.v1.train.SessionRunHook]:
 
     Args:
         config: The Estimator's `tf.estimator.RunConfig`.
+        num_copies: Checkpoints that the program keeps besides those of the config.
 
     Returns:
         The hooks, to be placed after those that report, so that no checkpoint is ahead
@@ -21,7 +24,7 @@ def make_saver_hooks(config) -> list[tf.compat.v1.train.SessionRunHook]:
         hook with a strategy, whose session makes its own, or without
         `save_checkpoints_steps`.
     """
-    room = [DiskSpaceHook(config)] if config.is_chief else []
+    room = [DiskSpaceHook(config, num_copies)] if config.is_chief else []
     if config.train_distribute is not None or config.save_checkpoints_steps is None:
         return room
     hook = tf.compat.v1.train.CheckpointSaverHook(

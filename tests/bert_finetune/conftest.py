@@ -5,8 +5,17 @@ import pathlib
 
 import pytest
 
+from bert_finetune import report_plot
 from bert_finetune.settings import Settings
 from tests.helpers import tiny_bert
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn():
+    """Leaves the drawing out of all runs; test_report.py draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_plot, "write_plot", lambda *_: None)
+        yield
 
 
 @pytest.fixture(scope="session")

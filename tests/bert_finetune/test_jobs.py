@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import jobs, model_fn, training
+from bert_finetune import evaluations, jobs, model_fn, training
 from estimator_accum.runs.folder import make_run_folder
+from estimator_accum.runs.progress import read_progress
 from tests.helpers import tiny_bert
 from tests.helpers.tiny_bert import all_variables, metrics, results, run, variables
 
@@ -143,6 +144,50 @@ def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned)
     name = "test_results.tsv"
     assert (other / name).read_text() == (learned / name).read_text()
     assert list((other / "export").iterdir())
+
+
+def test_a_run_that_evaluates_ends_with_the_same_weights_and_uses_the_best(
+    settings, tmp_path, monkeypatch, caplog
+):
+    """With dropout, and resumed in the middle of an update."""
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    changes = {"do_train": True, "dropout": True, "save_checkpoints_steps": 3}
+    plain = run(settings, **changes, output_dir=str(tmp_path / "plain"))
+    folder = tiny_bert.copy_at_step(plain, pathlib.Path(settings.output_dir), 3)
+    assert read_progress(str(folder)) == (3, 1, 1)
+    measure, found = jobs._measure, iter((0.25, 0.75, 0.5))
+
+    def measured(*args):
+        return measure(*args) | {"matthews_correlation": next(found, 1.0)}
+
+    monkeypatch.setattr(jobs, "_measure", measured)
+    done = {"do_eval": True, "do_predict": True, "do_export": "hf"}
+    parts = dataclasses.replace(settings, **changes, **done, eval_every_updates=3)
+    text = jobs.execute(jobs.prepare(parts))
+    expected, ours = all_variables(plain), all_variables(folder)
+    assert ours.keys() == expected.keys() and ours["update_step"] == 7
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    rows = metrics(folder)
+    assert [row["loss"] for row in rows] == [row["loss"] for row in metrics(plain)]
+
+    _, *rows = (folder / "evaluations.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["3", "6", "7"]
+    best = str(evaluations.best_checkpoint(folder))
+    assert f"using the best checkpoint, {best}" in caplog.text
+    assert results(folder)["update_step"] == 6
+    loss = float(rows[1].split(",")[3])
+    assert results(folder)["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert (folder / "export" / "hf" / "model.safetensors").is_file()
+    lines = dict(line.rsplit(maxsplit=1) for line in text.splitlines() if line)
+    assert lines["best update"] == "6" and lines["updates"] == "7"
+    assert lines["matthews_correlation"] == "1.0000"
+    assert lines["metrics"] == str(folder / "train_metrics.csv")
+    assert lines["TensorBoard  tensorboard"] == f"--logdir={folder}"
+    other = {"init_checkpoint": best, "output_dir": str(tmp_path / "other")}
+    other = run(settings, do_predict=True, **other)
+    name = "test_results.tsv"
+    assert (other / name).read_text() == (folder / name).read_text()
 
 
 def _write_mnli(folder: pathlib.Path) -> None:

@@ -111,6 +111,24 @@ def _refused(flags, capsys) -> str:
         ({"seed": -1}, "must be an integer >= 0 and < 2**31. Received: -1."),
         ({"do_train": "false", "do_eval": "true"}, "must hold a trained classifier"),
         ({"output_dir": __file__}, "`--output_dir` must be a folder"),
+        ({"do_export": "tf"}, "`--do_export` must be true, false or hf. Received: 'tf"),
+        (
+            {"eval_every_updates": 0},
+            "`--eval_every_updates` must be an integer >= 1. R",
+        ),
+        ({"early_stopping": 2}, "Received: 2, without --eval_every_updates. Add --eva"),
+        (
+            {"early_stopping": 0, "eval_every_updates": 1},
+            "`--early_stopping` must be an integer >= 1. Received: 0. See",
+        ),
+        (
+            {"eval_every_updates": 1, "strategy": "multi_worker"},
+            "must be left out in a cluster, whose tasks train to the end. Received: 1, w",
+        ),
+        (
+            {"do_train": "false", "do_eval": "true", "eval_every_updates": 1},
+            "where best/ names none. Leave it out to use the last one.",
+        ),
     ],
 )
 def test_bad_flags_end_with_one_sentence(flags, capsys, changes, expected):
@@ -133,6 +151,22 @@ def test_either_name_of_a_flag_counts(flags, given, name, expected):
     with flagsaver.flagsaver():
         run_classifier.FLAGS([str(_SCRIPT), *_arguments(flags | given)])
         assert getattr(run_classifier.settings_from_flags(), name) == expected
+
+
+@pytest.mark.parametrize(
+    "argument, expected",
+    [
+        ("--do_export", True),
+        ("--do_export=true", True),
+        ("--nodo_export", False),
+        ("--do_export=hf", "hf"),
+        ("--seed=0", False),
+    ],
+)
+def test_an_export_is_of_either_kind(flags, argument, expected):
+    with flagsaver.flagsaver():
+        run_classifier.FLAGS([str(_SCRIPT), *_arguments(flags), argument])
+        assert run_classifier.settings_from_flags().do_export == expected
 
 
 def test_an_unfit_cluster_ends_with_one_sentence(flags, capsys, monkeypatch):

@@ -53,7 +53,7 @@ def _main(program: str, *arguments: str) -> None:
         tf.config.set_logical_device_configuration(device, logical)
     if micro_steps := machine.get("dies_after"):
         hook, make_hooks = _DyingHook(int(micro_steps)), model_fn.make_saver_hooks
-        model_fn.make_saver_hooks = lambda config: [*make_hooks(config), hook]
+        model_fn.make_saver_hooks = lambda *args: [*make_hooks(*args), hook]
     run_classifier.main([program, *flags])
 
 
