@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from estimator_accum import micro_batch_seed
+
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_ZERO = 1.0 / math.sqrt(2.0 * math.pi)  # of the normal distribution
 
@@ -202,6 +204,25 @@ def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:
         return standard * gamma + beta, gradient
 
     return _of_tensors(scaled, x, gamma, beta)
+
+
+def dropout(x: tf.Tensor, rate: float) -> tf.Tensor:
+    """Applies dropout: `x / (1 - rate)` with probability `1 - rate`, else 0.
+
+    The mask depends on the name scope and on `micro_batch_seed` alone, so it is the
+    same if the micro-batch is computed again, or if the run is resumed there.
+
+    Args:
+        x: float Tensor.
+        rate: 0 <= rate < 1.
+    """
+    if not rate:
+        return x
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    # Not "auto_select", which would draw other numbers on another kind of device.
+    return tf.nn.experimental.stateless_dropout(
+        x, rate, micro_batch_seed(f"{scope}/dropout"), rng_alg="philox"
+    )
 
 
 def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tensor]:

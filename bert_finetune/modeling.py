@@ -15,9 +15,11 @@ from bert_finetune.layers import (
     TokenPacking,
     activation,
     dense,
+    dropout,
     first_weights,
     layer_norm,
 )
+from estimator_accum import recompute
 
 # Far below any score, so that the attention to a padding token is exactly 0.
 _PADDING_BIAS = -10000.0
@@ -45,6 +47,7 @@ def encode(
     *,
     is_training: bool,
     is_packed: bool = True,
+    is_recomputed: bool = False,
     scope: str = "bert",
 ) -> EncoderOutput:
     """Builds BERT's encoder.
@@ -63,6 +66,8 @@ def encode(
         is_training: Whether dropout is on.
         is_packed: Whether layers that treat each token independently leave padding out.
             Their shapes then change with every batch.
+        is_recomputed: Whether the layers' activations are recomputed in the backward
+            pass, half a layer at a time, instead of kept.
         scope: Variable scope; the checkpoints use "bert".
 
     Creates: the float32 variables of a published checkpoint, from
@@ -82,13 +87,14 @@ def encode(
         with tf.compat.v1.variable_scope("encoder"):
             for i in range(config.num_hidden_layers):
                 with tf.compat.v1.variable_scope(f"layer_{i}"):
-                    hidden.append(_layer(shared, hidden[-1]))
+                    hidden.append(_layer(shared, hidden[-1], is_recomputed))
             last = f"layer_{config.num_hidden_layers - 1}"
             with tf.compat.v1.variable_scope(last, reuse=True):
-                first_tokens = _layer(shared, hidden[-2], only_first=True)  # [B, H]
+                first_tokens = _layer(shared, hidden[-2], is_recomputed, True)
+            first_tokens = _normalized(shared, first_tokens)  # [B, H]
         with tf.compat.v1.variable_scope("pooler"):
             pooled = tf.math.tanh(shared.dense(first_tokens, config.hidden_size))
-    layers = [shared.packing.unpack(tokens) for tokens in hidden]
+        layers = [shared.packing.unpack(_normalized(shared, each)) for each in hidden]
     return EncoderOutput(layers, layers[-1], pooled)
 
 
@@ -122,7 +128,7 @@ def classifier_logits(
         "output_bias", [num_labels], initializer=tf.compat.v1.zeros_initializer()
     )
     if is_training:
-        pooled = tf.nn.dropout(pooled, rate=dropout_prob)
+        pooled = dropout(pooled, dropout_prob)
     return tf.nn.bias_add(tf.matmul(pooled, weights, transpose_b=True), bias)
 
 
@@ -135,7 +141,7 @@ class _Shared(NamedTuple):
     is_training: bool
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
-        return tf.nn.dropout(x, rate=rate) if self.is_training else x
+        return dropout(x, rate) if self.is_training else x
 
     def layer_norm(self, x: tf.Tensor) -> tf.Tensor:
         epsilon = self.config.layer_norm_eps
@@ -149,6 +155,25 @@ class _Shared(NamedTuple):
             initializer_range=self.config.initializer_range,
             is_training=self.is_training,
         )
+
+
+class _Sum(NamedTuple):
+    """Output of half a layer, before its layer normalization.
+
+    The half that reads it normalizes it. Its backward pass then never needs the result
+    of the last dense layer of a half, which is not computed again.
+    """
+
+    tokens: tf.Tensor  # [P, H], or [B, H] for the first tokens only
+    # Variable scope of the layer normalization; None: the tokens are normalized.
+    scope: tf.compat.v1.VariableScope | None
+
+
+def _normalized(shared: _Shared, x: _Sum) -> tf.Tensor:
+    if x.scope is None:
+        return x.tokens
+    with tf.compat.v1.variable_scope(x.scope, reuse=tf.compat.v1.AUTO_REUSE):
+        return shared.layer_norm(x.tokens)
 
 
 def _padding_bias(input_mask: tf.Tensor) -> tf.Tensor:
@@ -176,7 +201,7 @@ def _token_count(config: BertConfig, input_ids: tf.Tensor) -> tf.Tensor:
         return tf.identity(count)
 
 
-def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.Tensor:
+def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> _Sum:
     """Returns words + positions + segments, normalized, [P, H]."""
     config, pack = shared.config, shared.packing.pack
     width = config.hidden_size
@@ -195,7 +220,7 @@ def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.
         segments = tf.one_hot(pack(segment_ids), config.type_vocab_size)
         tokens = words + positions + tf.matmul(segments, segment_table)
         tokens = shared.layer_norm(tokens)
-    return shared.dropout(tokens, config.hidden_dropout_prob)
+    return _Sum(shared.dropout(tokens, config.hidden_dropout_prob), None)
 
 
 def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
@@ -207,24 +232,34 @@ def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
 
 
 def _layer(
-    shared: _Shared, tokens: tf.Tensor, *, only_first: bool = False
-) -> tf.Tensor:
+    shared: _Shared, x: _Sum, is_recomputed: bool, only_first: bool = False
+) -> _Sum:
     """Returns one layer's output [P, H], or [B, H] for the first tokens only.
 
     For these, only keys and values need all tokens: a sixth of the work.
     """
-    config = shared.config
-    inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
+    half = recompute if is_recomputed else lambda function: function
     with tf.compat.v1.variable_scope("attention"):
-        with tf.compat.v1.variable_scope("self"):
-            context = _attend(shared, inputs, tokens, only_first)
-        with tf.compat.v1.variable_scope("output"):
-            attended = _add_and_normalize(shared, context, inputs)
-    with tf.compat.v1.variable_scope("intermediate"):
-        act = activation(config.hidden_act, is_training=shared.is_training)
-        wide = act(shared.dense(attended, config.intermediate_size))
+        x = half(_attention)(shared, x, only_first)
+    return half(_feed_forward)(shared, x)
+
+
+def _attention(shared: _Shared, x: _Sum, only_first: bool) -> _Sum:
+    tokens = _normalized(shared, x)
+    inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
+    with tf.compat.v1.variable_scope("self"):
+        context = _attend(shared, inputs, tokens, only_first)
     with tf.compat.v1.variable_scope("output"):
-        return _add_and_normalize(shared, wide, attended)
+        return _add(shared, context, inputs)
+
+
+def _feed_forward(shared: _Shared, x: _Sum) -> _Sum:
+    tokens = _normalized(shared, x)
+    with tf.compat.v1.variable_scope("intermediate"):
+        act = activation(shared.config.hidden_act, is_training=shared.is_training)
+        wide = act(shared.dense(tokens, shared.config.intermediate_size))
+    with tf.compat.v1.variable_scope("output"):
+        return _add(shared, wide, tokens)
 
 
 def _attend(
@@ -252,7 +287,7 @@ def _attend(
     return shared.packing.join_heads(context)
 
 
-def _add_and_normalize(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
+def _add(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> _Sum:
     x = shared.dense(x, shared.config.hidden_size)
     x = shared.dropout(x, shared.config.hidden_dropout_prob)
-    return shared.layer_norm(x + residual)
+    return _Sum(x + residual, tf.compat.v1.get_variable_scope())
