@@ -8,8 +8,7 @@ Shapes: B = examples of a micro-batch, T = its longest example [tokens], or the 
 that all batches are padded to.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -47,35 +46,16 @@ def train_input_fn(
 
     Returns:
         An input_fn whose dataset yields `({"input_ids", "input_mask", "segment_ids",
-        "is_real_example", "place"}, labels)`, int32 [B, T], the last three [B], and
-        ends after the last micro-batch. `place`, int64, is another number for every
-        row of the run.
+        "is_real_example"}, labels)`, int32 [B, T], the last two [B], and ends after the
+        last micro-batch.
 
     Raises:
         ValueError: If labels are missing, or examples are longer than T.
     """
 
-    replicas = tuple(replicas)
-    done = windows.num_micro_steps() - windows.num_micro_steps(update, micro_step)
-    batches = windows.batches
-
-    def micro_batches() -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
-        shares = (
-            step * batches.num_replicas + replica
-            for step in itertools.count(done)
-            for replica in replicas
-        )
+    def micro_batches() -> Iterator[tuple[np.ndarray, bool]]:
         for rows in windows.stream(replicas, update, micro_step):
-            is_real = len(rows) > 0
-            rows = rows if is_real else np.zeros(1, np.int64)
-            first = next(shares) * batches.effective_batch_size
-            yield (
-                rows,
-                {
-                    "is_real_example": np.full(len(rows), is_real, np.int32),
-                    "place": first + np.arange(len(rows)),
-                },
-            )
+            yield (rows, True) if len(rows) else (np.zeros(1, np.int64), False)
 
     return _input_fn(examples, micro_batches, padded_length, is_training=True)
 
@@ -117,16 +97,16 @@ def _in_order(
 ) -> InputFn:
     numbers = order(examples, padded_length)
 
-    def batches() -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
+    def batches() -> Iterator[tuple[np.ndarray, bool]]:
         for start in range(0, len(examples), batch_size):
-            yield numbers[start : start + batch_size], {}
+            yield numbers[start : start + batch_size], True
 
     return _input_fn(examples, batches, padded_length, is_labelled=is_labelled)
 
 
 def _input_fn(
     examples: EncodedExamples,
-    batches: Callable[[], Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]],
+    batches: Callable[[], Iterator[tuple[np.ndarray, bool]]],
     padded_length: int | None,
     is_labelled: bool = True,
     is_training: bool = False,
@@ -138,9 +118,10 @@ def _input_fn(
     lengths = examples.lengths
 
     def generate():
-        for rows, more in batches():
+        for rows, are_real in batches():
             features = examples.features(rows, padded_length or lengths[rows].max())
-            features |= more
+            if is_training:
+                features["is_real_example"] = np.full(len(rows), are_real, np.int32)
             yield (features, examples.labels[rows]) if is_labelled else features
 
     signature = {
@@ -149,7 +130,6 @@ def _input_fn(
     }
     if is_training:
         signature["is_real_example"] = tf.TensorSpec([None], tf.int32)
-        signature["place"] = tf.TensorSpec([None], tf.int64)
     if is_labelled:
         signature = (signature, tf.TensorSpec([None], tf.int32))
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from estimator_accum import micro_batch_seed
+
 _SQRT_HALF = math.sqrt(0.5)
 # Names of the gradients that are written out here.
 _DENSE, _LAYER_NORM, _GELU = "BertDense", "BertLayerNorm", "BertGelu"
@@ -99,22 +101,6 @@ class FixedShape:
         """Returns a Tensor [B, N, T, D] as [B * T, H]."""
         width = self._heads * split.shape[-1]
         return tf.reshape(tf.transpose(split, [0, 2, 1, 3]), [-1, width])
-
-
-def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
-    """Returns `x` with a share of its elements 0, the others divided by 1 - rate.
-
-    Args:
-        x: float Tensor.
-        rate: The share, 0 <= rate < 1.
-        seed: int64 Tensor [2], which with the current variable scope determines the
-            elements; None takes the session's random numbers, others in every run.
-    """
-    if seed is None:
-        return tf.nn.dropout(x, rate=rate)
-    scope = tf.compat.v1.get_variable_scope().name
-    place = tf.constant([zlib.crc32(scope.encode()), 0], tf.int64)
-    return tf.nn.experimental.stateless_dropout(x, rate=rate, seed=seed + place)
 
 
 def first_weights(name: str, deviation: float) -> Callable:
@@ -221,6 +207,25 @@ def _layer_norm_gradient(op: tf.Operation, dy: tf.Tensor, *_):
     return None, dx, d_gamma, d_beta, None, None
 
 
+def dropout(x: tf.Tensor, rate: float) -> tf.Tensor:
+    """Applies dropout: `x / (1 - rate)` with probability `1 - rate`, else 0.
+
+    The mask depends on the name scope and on `micro_batch_seed` alone, so it is the
+    same if the micro-batch is computed again, or if the run is resumed there.
+
+    Args:
+        x: float Tensor.
+        rate: 0 <= rate < 1.
+    """
+    if not rate:
+        return x
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    # Not "auto_select", which would draw other numbers on another kind of device.
+    return tf.nn.experimental.stateless_dropout(
+        x, rate, micro_batch_seed(f"{scope}/dropout"), rng_alg="philox"
+    )
+
+
 def activation(name: str, *, is_training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the activation function with a name from `ACTIVATIONS`.
 
@@ -263,7 +268,9 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu_with_gradient(x: tf.Tensor) -> tf.Tensor:
-    distribution = 0.5 * (1.0 + tf.math.erf(x * _SQRT_HALF))
+    # 0.5 * (1 + erf), in a form that TensorFlow does not fuse with the dense layer: it
+    # would where no backward pass reads `distribution`, and round differently there.
+    distribution = 0.5 * tf.math.erf(x * _SQRT_HALF) + 0.5
     return _with_gradient(_GELU, x * distribution, x, distribution)
 
 

@@ -51,7 +51,6 @@ def make_model_fn(
         is_auto = settings.train_batch_size == AUTO
         if is_training and is_auto and not settings.pad_to_max_length:
             features = _trimmed(features)
-        dropout_seed = _dropout_seed(settings, features) if is_training else None
         output = modeling.encode(
             bert_config,
             features["input_ids"],
@@ -59,14 +58,12 @@ def make_model_fn(
             features["segment_ids"],
             is_training=is_training,
             is_packed=not settings.pad_to_max_length,
-            dropout_seed=dropout_seed,
         )
         logits = modeling.classifier_logits(
             output.pooled,
             len(task.labels),
             is_training=is_training,
             dropout_prob=0.1 if settings.dropout else 0.0,
-            dropout_seed=dropout_seed,
         )  # [B, C]
         if settings.init_checkpoint:
             init_from_checkpoint(settings.init_checkpoint)
@@ -96,16 +93,6 @@ def _trimmed(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     longest = tf.reduce_max(tf.reduce_sum(features["input_mask"], axis=1))
     names = ("input_ids", "input_mask", "segment_ids")
     return features | {name: features[name][:, :longest] for name in names}
-
-
-def _dropout_seed(settings: Settings, features) -> tf.Tensor | None:
-    """Returns the micro-batch's own seed, int64 [2]; None for other input pipelines.
-
-    A resumed run then leaves out what it would have left out without the stop.
-    """
-    if "place" not in features:
-        return None
-    return tf.stack([tf.constant(settings.seed, tf.int64), features["place"][0]])
 
 
 def _num_examples(features, labels) -> tf.Tensor:

@@ -19,6 +19,7 @@ from bert_finetune.layers import (
     first_weights,
     layer_norm,
 )
+from estimator_accum import recompute
 
 # Far below any score, so that the attention to a padding token is exactly 0.
 _PADDING_BIAS = -10000.0
@@ -46,7 +47,7 @@ def encode(
     *,
     is_training: bool,
     is_packed: bool = True,
-    dropout_seed: tf.Tensor | None = None,
+    is_recomputed: bool = False,
     scope: str = "bert",
 ) -> EncoderOutput:
     """Builds BERT's encoder.
@@ -65,8 +66,8 @@ def encode(
         is_training: Whether dropout is on.
         is_packed: Whether layers that treat each token independently leave padding out.
             Their shapes then change with every batch.
-        dropout_seed: int64 Tensor [2] that determines what dropout leaves out; None
-            takes the session's random numbers, which start anew with every session.
+        is_recomputed: Whether the layers' activations are recomputed in the backward
+            pass, half a layer at a time, instead of kept.
         scope: Variable scope; the checkpoints use "bert".
 
     Creates: the float32 variables of a published checkpoint, from
@@ -81,20 +82,19 @@ def encode(
     with tf.compat.v1.variable_scope(scope):
         packing = TokenPacking if is_packed else FixedShape
         packing = packing(input_mask, config.num_attention_heads)
-        shared = _Shared(
-            config, packing, _padding_bias(input_mask), is_training, dropout_seed
-        )
+        shared = _Shared(config, packing, _padding_bias(input_mask), is_training)
         hidden = [_embed(shared, input_ids, segment_ids)]
         with tf.compat.v1.variable_scope("encoder"):
             for i in range(config.num_hidden_layers):
                 with tf.compat.v1.variable_scope(f"layer_{i}"):
-                    hidden.append(_layer(shared, hidden[-1]))
+                    hidden.append(_layer(shared, hidden[-1], is_recomputed))
             last = f"layer_{config.num_hidden_layers - 1}"
             with tf.compat.v1.variable_scope(last, reuse=True):
-                first_tokens = _layer(shared, hidden[-2], only_first=True)  # [B, H]
+                first_tokens = _layer(shared, hidden[-2], is_recomputed, True)
+            first_tokens = _normalized(shared, first_tokens)  # [B, H]
         with tf.compat.v1.variable_scope("pooler"):
             pooled = tf.math.tanh(shared.dense(first_tokens, config.hidden_size))
-    layers = [shared.packing.unpack(tokens) for tokens in hidden]
+        layers = [shared.packing.unpack(_normalized(shared, each)) for each in hidden]
     return EncoderOutput(layers, layers[-1], pooled)
 
 
@@ -104,7 +104,6 @@ def classifier_logits(
     *,
     is_training: bool,
     dropout_prob: float = 0.1,
-    dropout_seed: tf.Tensor | None = None,
     initializer_range: float = 0.02,
 ) -> tf.Tensor:
     """Builds the head of run_classifier: `dropout(pooled) @ output_weights.T + bias`.
@@ -114,7 +113,6 @@ def classifier_logits(
         num_labels: Number of classes; 1 for a regression.
         is_training: Whether dropout is on.
         dropout_prob: 0 <= p < 1; google-research/bert uses 0.1 here for every config.
-        dropout_seed: As in `encode`.
         initializer_range: Standard deviation of the first weights.
 
     Creates: `output_weights` [num_labels, H], `output_bias` [num_labels], float32.
@@ -130,7 +128,7 @@ def classifier_logits(
         "output_bias", [num_labels], initializer=tf.compat.v1.zeros_initializer()
     )
     if is_training:
-        pooled = dropout(pooled, dropout_prob, dropout_seed)
+        pooled = dropout(pooled, dropout_prob)
     return tf.nn.bias_add(tf.matmul(pooled, weights, transpose_b=True), bias)
 
 
@@ -141,10 +139,9 @@ class _Shared(NamedTuple):
     packing: TokenPacking | FixedShape
     bias: tf.Tensor  # [B, 1, 1, T], added to the scores of attention
     is_training: bool
-    dropout_seed: tf.Tensor | None
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
-        return dropout(x, rate, self.dropout_seed) if self.is_training else x
+        return dropout(x, rate) if self.is_training else x
 
     def layer_norm(self, x: tf.Tensor) -> tf.Tensor:
         epsilon = self.config.layer_norm_eps
@@ -158,6 +155,25 @@ class _Shared(NamedTuple):
             initializer_range=self.config.initializer_range,
             is_training=self.is_training,
         )
+
+
+class _Sum(NamedTuple):
+    """Output of half a layer, before its layer normalization.
+
+    The half that reads it normalizes it. Its backward pass then never needs the result
+    of the last dense layer of a half, which is not computed again.
+    """
+
+    tokens: tf.Tensor  # [P, H], or [B, H] for the first tokens only
+    # Variable scope of the layer normalization; None: the tokens are normalized.
+    scope: tf.compat.v1.VariableScope | None
+
+
+def _normalized(shared: _Shared, x: _Sum) -> tf.Tensor:
+    if x.scope is None:
+        return x.tokens
+    with tf.compat.v1.variable_scope(x.scope, reuse=tf.compat.v1.AUTO_REUSE):
+        return shared.layer_norm(x.tokens)
 
 
 def _padding_bias(input_mask: tf.Tensor) -> tf.Tensor:
@@ -185,7 +201,7 @@ def _token_count(config: BertConfig, input_ids: tf.Tensor) -> tf.Tensor:
         return tf.identity(count)
 
 
-def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.Tensor:
+def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> _Sum:
     """Returns words + positions + segments, normalized, [P, H]."""
     config, pack = shared.config, shared.packing.pack
     width = config.hidden_size
@@ -204,7 +220,7 @@ def _embed(shared: _Shared, input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.
         segments = tf.one_hot(pack(segment_ids), config.type_vocab_size)
         tokens = words + positions + tf.matmul(segments, segment_table)
         tokens = shared.layer_norm(tokens)
-    return shared.dropout(tokens, config.hidden_dropout_prob)
+    return _Sum(shared.dropout(tokens, config.hidden_dropout_prob), None)
 
 
 def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
@@ -216,24 +232,34 @@ def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
 
 
 def _layer(
-    shared: _Shared, tokens: tf.Tensor, *, only_first: bool = False
-) -> tf.Tensor:
+    shared: _Shared, x: _Sum, is_recomputed: bool, only_first: bool = False
+) -> _Sum:
     """Returns one layer's output [P, H], or [B, H] for the first tokens only.
 
     For these, only keys and values need all tokens: a sixth of the work.
     """
-    config = shared.config
-    inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
+    half = recompute if is_recomputed else lambda function: function
     with tf.compat.v1.variable_scope("attention"):
-        with tf.compat.v1.variable_scope("self"):
-            context = _attend(shared, inputs, tokens, only_first)
-        with tf.compat.v1.variable_scope("output"):
-            attended = _add_and_normalize(shared, context, inputs)
-    with tf.compat.v1.variable_scope("intermediate"):
-        act = activation(config.hidden_act, is_training=shared.is_training)
-        wide = act(shared.dense(attended, config.intermediate_size))
+        x = half(_attention)(shared, x, only_first)
+    return half(_feed_forward)(shared, x)
+
+
+def _attention(shared: _Shared, x: _Sum, only_first: bool) -> _Sum:
+    tokens = _normalized(shared, x)
+    inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
+    with tf.compat.v1.variable_scope("self"):
+        context = _attend(shared, inputs, tokens, only_first)
     with tf.compat.v1.variable_scope("output"):
-        return _add_and_normalize(shared, wide, attended)
+        return _add(shared, context, inputs)
+
+
+def _feed_forward(shared: _Shared, x: _Sum) -> _Sum:
+    tokens = _normalized(shared, x)
+    with tf.compat.v1.variable_scope("intermediate"):
+        act = activation(shared.config.hidden_act, is_training=shared.is_training)
+        wide = act(shared.dense(tokens, shared.config.intermediate_size))
+    with tf.compat.v1.variable_scope("output"):
+        return _add(shared, wide, tokens)
 
 
 def _attend(
@@ -261,7 +287,7 @@ def _attend(
     return shared.packing.join_heads(context)
 
 
-def _add_and_normalize(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
+def _add(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> _Sum:
     x = shared.dense(x, shared.config.hidden_size)
     x = shared.dropout(x, shared.config.hidden_dropout_prob)
-    return shared.layer_norm(x + residual)
+    return _Sum(x + residual, tf.compat.v1.get_variable_scope())

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from estimator_accum._optimizer import AccumulatingOptimizer
+    from estimator_accum._recompute import recompute
+    from estimator_accum._seed import micro_batch_seed
     from estimator_accum._train_op import make_accumulating_train_op
     from estimator_accum._window import get_or_create_update_step, get_windows
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
@@ -19,7 +21,9 @@ __all__ = [
     "get_windows",
     "make_accumulating_train_op",
     "make_accumulation_hooks",
+    "micro_batch_seed",
     "microbatch_model_fn",
+    "recompute",
     "watch_signals",
 ]
 
@@ -30,7 +34,9 @@ _MODULES = {
     "get_windows": "_window",
     "make_accumulating_train_op": "_train_op",
     "make_accumulation_hooks": "hooks",
+    "micro_batch_seed": "_seed",
     "microbatch_model_fn": "microbatch",
+    "recompute": "_recompute",
     "watch_signals": "hooks",
 }
 

@@ -14,7 +14,7 @@ _ROWS = [
     ("_graph", "_window", "_gradients", "_nonfinite", "_noise_scale", "_accumulators"),
     ("_micro_step",),
     ("_kinds", "_rule", "_checks", "_state", "_applying"),
-    ("_train_op", "_optimizer"),
+    ("_train_op", "_optimizer", "_recompute", "_seed"),
 ]
 _CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
 _PACKAGES = {

@@ -146,6 +146,7 @@ def _start(config: BertConfig):
     tf.compat.v1.disable_eager_execution()
     ids = tf.compat.v1.placeholder(tf.int32, [None, None])
     labels = tf.zeros_like(ids[:, 0])
+    tf.compat.v1.train.get_or_create_global_step()
     ones, zeros = tf.ones_like(ids), tf.zeros_like(ids)
     output = modeling.encode(config, ids, ones, zeros, is_training=True)
     logits = modeling.classifier_logits(

@@ -39,6 +39,7 @@ def _write(folder, arrays, name="bert_model.ckpt"):
 
 def _build_classifier():
     ids = tf.constant([[1, 2, 3]])
+    tf.compat.v1.train.get_or_create_global_step()
     output = encode(_CONFIG, ids, tf.ones_like(ids), ids * 0, is_training=True)
     return classifier_logits(output.pooled, 2, is_training=True)
 

@@ -100,8 +100,6 @@ def test_replicas_of_a_process_take_turns_and_an_empty_share_is_not_real(encoded
     assert sorted(ids) == sorted(14 + stream[:19])
     assert [f["is_real_example"].tolist() for f, _ in pair[3:]] == [[1] * 3, [0], [0]]
     assert _ids(pair[1][0]) == (14 + stream[2:9:3]).tolist()
-    places = _flat(features["place"].tolist() for features, _ in alone + pair)
-    assert len(set(places)) == len(places)
 
 
 def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
@@ -109,7 +107,6 @@ def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
     names = tokenizer.vocab_file.read_text().split("\n")
     seen = set()
     for features, labels in _train_batches(encoded):
-        assert features.pop("place").dtype == np.int64
         assert {f.dtype for f in features.values()} == {np.dtype(np.int32)}
         assert labels.dtype == np.int32
         assert features.pop("is_real_example").tolist() == [1] * len(labels)
@@ -165,7 +162,7 @@ def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
         features, labels = tf.compat.v1.data.get_output_shapes(dataset)
     tokens = {key: [None, 16] for key in ("input_ids", "input_mask", "segment_ids")}
     shapes = {name: shape.as_list() for name, shape in features.items()}
-    assert shapes == tokens | {"is_real_example": [None], "place": [None]}
+    assert shapes == tokens | {"is_real_example": [None]}
     assert labels.as_list() == [None]
 
 

@@ -72,22 +72,24 @@ def test_activation_has_the_same_values_and_gradients_in_training(name, session)
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_with_a_seed_is_the_same_in_every_session_and_other_for_each_layer():
-    def masks(seed):
+def test_dropout_depends_on_seed_step_and_layer_alone():
+    def masks(seed, step):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            tf.compat.v1.set_random_seed(seed)
+            global_step = tf.compat.v1.train.get_or_create_global_step()
             found = []
             for scope in ("layer_0", "layer_1"):
                 with tf.compat.v1.variable_scope(scope):
-                    seed_ = tf.constant(seed, tf.int64)
-                    found.append(layers.dropout(tf.ones([50, 40]), 0.25, seed_))
+                    found.append(layers.dropout(tf.ones([50, 40]), 0.25))
+            session.run(global_step.initializer, {global_step.initial_value: step})
             again = session.run(found)
             for first, second in zip(session.run(found), again, strict=True):
                 np.testing.assert_array_equal(first, second)
             return again
 
-    first, second = masks([3, 2**40]), masks([3, 2**40])
+    first, second = masks(3, 2**40), masks(3, 2**40)
     np.testing.assert_array_equal(first, second)
-    others = [*first, *masks([3, 2**40 + 1]), *masks([4, 2**40])]
+    others = [*first, *masks(3, 2**40 + 1), *masks(4, 2**40)]
     for number, one in enumerate(others):
         assert set(np.unique(one)) == {np.float32(0), np.float32(1 / 0.75)}
         assert np.mean(one == 0) == pytest.approx(0.25, abs=0.05)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_finetune.modeling import classifier_logits, encode
+from estimator_accum import make_accumulating_train_op
 from tests.helpers import tiny_bert
 
 _SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
@@ -46,6 +47,8 @@ class _Model:
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.compat.v1.set_random_seed(7)
+            step = tf.compat.v1.train.get_or_create_global_step()
+            self.next_step = step.assign_add(1)
             self.inputs = [tf.compat.v1.placeholder(tf.int32, shape) for _ in range(3)]
             mode = {"is_training": is_training}
             self.output = encode(config, *self.inputs, is_packed=is_packed, **mode)
@@ -62,6 +65,8 @@ class _Model:
             value = 0.3 * generator.standard_normal(variable.shape.as_list())
             values[variable.initializer.inputs[1]] = value + name.endswith("gamma")
         session.run([v.initializer for v in self.variables.values()], values)
+        with self.graph.as_default():
+            session.run(tf.compat.v1.train.get_global_step().initializer)
         return session
 
     @functools.cached_property
@@ -74,7 +79,9 @@ class _Model:
         return dict(zip(self.variables, gradients, strict=True))
 
     def run(self, fetches, batch=_BATCH):
-        return self.session.run(fetches, dict(zip(self.inputs, batch, strict=True)))
+        values = self.session.run(fetches, dict(zip(self.inputs, batch, strict=True)))
+        self.session.run(self.next_step)
+        return values
 
     def values(self):
         """Values of all variables in float64."""
@@ -302,6 +309,34 @@ def test_dropout_is_on_only_in_training_and_the_graph_seed_repeats_it(model):
                 np.testing.assert_array_equal(logits, expected[1])
 
 
+def _trained(is_recomputed):
+    """Returns all variables after 4 updates with dropout."""
+    with tf.Graph().as_default():
+        tf.compat.v1.set_random_seed(7)
+        tf.compat.v1.train.get_or_create_global_step()
+        inputs = [tf.compat.v1.placeholder(tf.int32, [None, None]) for _ in _BATCH]
+        output = encode(_CONFIG, *inputs, is_training=True, is_recomputed=is_recomputed)
+        logits = classifier_logits(output.pooled, 2, is_training=True)
+        loss = tf.reduce_mean(tf.square(logits - 1.0))
+        optimizer = tf.compat.v1.train.AdamOptimizer(0.01)
+        train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=1.0)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(8):
+                session.run(train_op, dict(zip(inputs, _BATCH, strict=True)))
+            variables = tf.compat.v1.global_variables()
+            return dict(
+                zip([v.name for v in variables], session.run(variables), strict=True)
+            )
+
+
+def test_recomputed_layers_train_to_the_same_weights_bit_for_bit():
+    plain, ours = _trained(False), _trained(True)
+    assert plain.keys() == ours.keys()
+    for name, value in plain.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
 def test_dropout_of_the_attention_alone_changes_the_first_layer_not_the_embeddings():
     config = dataclasses.replace(_CONFIG, hidden_dropout_prob=0.0)
     model = _Model(config, is_training=True)
@@ -313,6 +348,7 @@ def test_dropout_of_the_attention_alone_changes_the_first_layer_not_the_embeddin
 def test_dropout_of_the_classifier_keeps_nine_tenths_of_pooled():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.compat.v1.set_random_seed(7)
+        tf.compat.v1.train.get_or_create_global_step()
         logits = classifier_logits(tf.ones([4000, 10]), 1, is_training=True)
         weights = tf.compat.v1.trainable_variables()[0]
         session.run(tf.compat.v1.global_variables_initializer())

@@ -55,6 +55,13 @@ def test_two_replicas_train_and_apply_a_partial_window_as_one_device(
     assert ours["update_step"] == 3
 
 
+def test_two_replicas_with_recomputed_layers_train_as_one_device(
+    tmp_path, partial_window
+):
+    ours = _run(tmp_path / "two", "mirrored", 2, 4, 11, "recompute")
+    _assert_close(ours, partial_window)
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("steps", "more"),

@@ -3,7 +3,7 @@
     python strategy_program.py none|mirrored|collectives|multi_worker BATCH K
     MICRO_STEPS
         FOLDER [FITS ...] [no_hooks] [loss_scaling] [one_device] [two_devices]
-        [save_summary_steps=N]
+        [recompute] [save_summary_steps=N]
 
 multi_worker is one process of a TF_CONFIG cluster. collectives is a MirroredStrategy
 that is created eagerly, and so uses collectives by default; one_device passes it
@@ -26,6 +26,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
     microbatch_model_fn,
+    recompute,
 )
 from estimator_accum.compat import enable_estimator
 
@@ -37,10 +38,8 @@ EXAMPLES = 96
 def model_fn(features, labels, mode, params):
     if mode == tf.estimator.ModeKeys.EVAL:
         return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(labels))
-    dense = v1.get_variable("dense", [3], initializer=v1.zeros_initializer())
-    table = v1.get_variable("table", [7, 1], initializer=v1.zeros_initializer())
-    predicted = tf.linalg.matvec(_fitting(features["inputs"], params["fits"]), dense)
-    predicted += tf.gather(table, features["ids"])[:, 0]
+    predict = recompute(_predict) if params["is_recomputed"] else _predict
+    predicted = predict(features, params["fits"])
     loss = tf.reduce_mean(tf.square(predicted - labels))
     rate = 0.05 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
     optimizer = v1.train.MomentumOptimizer(rate, 0.9)
@@ -51,6 +50,13 @@ def model_fn(features, labels, mode, params):
     return tf.estimator.EstimatorSpec(
         mode, loss=loss, train_op=train_op, training_hooks=hooks
     )
+
+
+def _predict(features, fits):
+    dense = v1.get_variable("dense", [3], initializer=v1.zeros_initializer())
+    table = v1.get_variable("table", [7, 1], initializer=v1.zeros_initializer())
+    predicted = tf.linalg.matvec(_fitting(features["inputs"], fits), dense)
+    return predicted + tf.gather(table, features["ids"])[:, 0]
 
 
 def _fitting(inputs, fits):
@@ -118,6 +124,7 @@ def main(kind, batch, steps, micro_steps, folder, *more):
         "K": steps,
         "fits": fits[task["index"]] if fits else None,
         "has_hooks": "no_hooks" not in words,
+        "is_recomputed": "recompute" in words,
         "has_loss_scaling": "loss_scaling" in words,
     }
     estimator = tf.estimator.Estimator(

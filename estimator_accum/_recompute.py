@@ -1,0 +1,346 @@
+"""`recompute`: a layer's activations are computed again when their gradient arrives.
+
+    forward     y = layer(x)                        keeps x, frees what is inside
+    backward    dy arrives, then layer(x) again, then dx
+
+The backward pass of a recomputed layer is the one that TensorFlow derives, moved: its
+operations, and the operations of the layer that they need, are copied, and the copies
+read what is kept through gates that open when `dy` is there:
+
+    kept -> gate -> copy of the layer -> copy of its backward pass -> dx
+             ^                            ^
+             dy --------------------------'
+
+So nothing is derived in a second way: masks, custom gradients, branches and sparse
+gradients are the same operations with the same inputs. An operation that reads or
+changes state, such as a random number, a variable's value or a side effect, is never
+run again. Its result is kept; masks, which are bool, take one bit per element.
+"""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+_GRADIENT = "EstimatorAccumRecompute"
+_ATTRIBUTE = "_estimator_accum_recompute"
+_DRAWS = re.compile(r"Random|Truncated|Parameterized|Multinomial|Stateful")
+# Results that are kept; a shape must not ask for a whole tensor again.
+_SMALL = {"Const", "Shape", "ShapeN", "Size", "Rank"}
+_CONTROL_FLOW_V1 = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Exit"}
+
+
+def recompute(layer: Callable) -> Callable:
+    """Returns a layer whose activations are recomputed in the backward pass.
+
+        hidden = recompute(transformer_block)(hidden, mask)
+
+    Between the passes it keeps the layer's inputs (and other tensors from outside that
+    the layer uses), one bit per element of dropout masks, and other results of
+    operations with state: random numbers that are not compared with a rate, looked-up
+    rows of variables, and branches (`tf.cond`) with such operations inside. The
+    gradients are those of `layer`, bit for bit, but for two things outside of it: if an
+    input is used elsewhere as well, its gradients are added in another order; and
+    TensorFlow's graph optimizer may fuse operations that no backward pass reads, and
+    round the last bit differently (`rewrite_options.remapping` switches that off).
+
+    Updates that the layer registers, such as batch normalization's averages, run once.
+    A recomputed layer may contain others.
+
+    Args:
+        layer: Function of tensors, in any structure, and other arguments that returns
+            tensors in any structure. It may create variables.
+
+    Returns:
+        A function with the arguments and results of `layer`, to be called in a graph,
+        such as a model_fn's.
+
+    Raises:
+        TypeError: If `layer` is not callable.
+        ValueError: When it is called eagerly, in a `tf.function`, or in a branch or
+            loop; when the layer contains control flow of TensorFlow 1.
+    """
+    if not callable(layer):
+        raise TypeError(
+            "`layer` must be a function of tensors. "
+            f"Received: {layer!r}. Pass the layer itself, not its result."
+        )
+
+    def recomputed(*args, **kwargs):
+        graph = _check_place()
+        before = len(graph.get_operations())
+        results = layer(*args, **kwargs)
+        created = graph.get_operations()[before:]
+        flat = tf.nest.flatten(results, expand_composites=True)
+        detached = iter(_detached([t for t in flat if tf.is_tensor(t)], created))
+        flat = [next(detached) if tf.is_tensor(value) else value for value in flat]
+        return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+
+    return recomputed
+
+
+def _check_place() -> tf.Graph:
+    """Returns the graph; raises ValueError where nothing can be recomputed."""
+    place = None
+    if tf.executing_eagerly():
+        place = "eager execution, for which tf.recompute_grad exists"
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        if graph.building_function:
+            place = "a tf.function, or a branch or loop of control flow v2"
+        elif graph._get_control_flow_context() is not None:
+            place = "a branch or loop of control flow v1"
+    if place is None:
+        return graph
+    raise ValueError(
+        "A recomputed layer must be called in a graph, outside of branches and loops. "
+        f"Received: {place}. Call it in the model_fn itself; the branch or loop may be "
+        "inside the layer."
+    )
+
+
+class _Layer(NamedTuple):
+    """A layer's part of the graph.
+
+    Attributes:
+        outputs: Its results.
+        kept: Trainable tensors that are kept and from which `outputs` are computed.
+        inside: Operations that are run again.
+        drawn: Operations that compute from random numbers alone; they are not.
+    """
+
+    outputs: list[tf.Tensor]
+    kept: list[tf.Tensor]
+    inside: set[tf.Operation]
+    drawn: set[tf.Operation]
+
+
+def _detached(outputs: list[tf.Tensor], created: list[tf.Operation]) -> list[tf.Tensor]:
+    """Returns `outputs`, with the gradient of a recomputed layer.
+
+    Args:
+        outputs: Results of the layer.
+        created: Operations that the layer has created, in their order.
+    """
+    drawn = _drawn(created)
+    inside = {each for each in created if _can_run_again(each)} - drawn
+    needed, given = _needed([tensor.op for tensor in outputs], inside)
+    for operation in needed:
+        if operation.type in _CONTROL_FLOW_V1:
+            raise ValueError(
+                "A recomputed layer must not contain control flow of TensorFlow 1. "
+                f"Received: {operation.name} of type {operation.type}. Call "
+                "tf.compat.v1.enable_control_flow_v2() at the program's start."
+            )
+    given += [tensor for tensor in outputs if tensor.op not in inside]
+    kept = list({t.name: t for t in given if _is_trainable(t)}.values())
+    graph = tf.compat.v1.get_default_graph()
+    with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+        detached = tf.identity_n([*outputs, *kept])
+    setattr(detached[0].op, _ATTRIBUTE, _Layer(outputs, kept, inside, drawn))
+    return detached[: len(outputs)]
+
+
+def _can_run_again(operation: tf.Operation) -> bool:
+    """Returns whether an operation is run again, instead of its result being kept.
+
+    It depends on its inputs alone, changes nothing, and its result may be large.
+    """
+    return not operation.op_def.is_stateful and operation.type not in _SMALL
+
+
+def _drawn(created: list[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that compute from random numbers and scalars alone.
+
+    What is kept of dropout is then its mask, and not the numbers that were compared.
+    """
+    found = set()
+    for operation in created:
+        if operation.op_def.is_stateful:
+            if _DRAWS.match(operation.type):
+                found.add(operation)
+            continue
+        is_cast_mask = operation.type == "Cast" and operation.inputs[0].dtype == tf.bool
+        are_drawn = [tensor.op in found for tensor in operation.inputs]
+        if any(are_drawn) and not is_cast_mask:
+            pairs = zip(operation.inputs, are_drawn, strict=True)
+            if all(is_drawn or tensor.shape.rank == 0 for tensor, is_drawn in pairs):
+                found.add(operation)
+    return found
+
+
+def _is_trainable(tensor: tf.Tensor) -> bool:
+    kind = tensor.dtype.base_dtype
+    return kind.is_floating or kind.is_complex
+
+
+def _needed(
+    operations: list[tf.Operation],
+    inside: set[tf.Operation],
+    with_order: frozenset[tf.Operation] = frozenset(),
+) -> tuple[set[tf.Operation], list[tf.Tensor]]:
+    """Returns the operations of `inside` that are needed, and the tensors they get.
+
+    Args:
+        operations: Operations that are wanted.
+        inside: Operations to stay in.
+        with_order: Those of `inside` of which control inputs are needed too.
+    """
+    needed, given, waiting = set(), [], list(operations)
+    while waiting:
+        operation = waiting.pop()
+        if operation in needed or operation not in inside:
+            continue
+        needed.add(operation)
+        given += [tensor for tensor in operation.inputs if tensor.op not in inside]
+        waiting += [tensor.op for tensor in operation.inputs]
+        if operation in with_order:
+            waiting += operation.control_inputs
+    return needed, given
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _gradient(operation: tf.Operation, *gradients):
+    layer: _Layer | None = getattr(operation, _ATTRIBUTE, None)
+    if layer is None:
+        raise ValueError(
+            "The gradient of a recomputed layer must be taken once. Received: a second "
+            f"derivative, through {operation.name}. Leave recompute out there."
+        )
+    pairs = zip(layer.outputs, gradients, strict=False)
+    pairs = [(y, dy) for y, dy in pairs if dy is not None and _is_trainable(y)]
+    outputs, arrived = zip(*pairs, strict=True)
+    graph = operation.graph
+    before = len(graph.get_operations())
+    derived = tf.gradients(
+        outputs, layer.kept, grad_ys=arrived, stop_gradients=layer.kept
+    )
+    backward = graph.get_operations()[before:]
+    return [None] * len(layer.outputs) + _moved(derived, layer, backward, arrived)
+
+
+def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) -> list:
+    """Returns copies of the gradients that wait for `arrived` before anything is run.
+
+    Args:
+        derived: Gradients of the layer; Tensors, IndexedSlices or None.
+        layer: The layer.
+        backward: Operations that compute them, in their order.
+        arrived: Gradients of the layer's outputs.
+    """
+    flat = tf.nest.flatten(derived, expand_composites=True)
+    wanted = [tensor for tensor in flat if tensor is not None]
+    created = frozenset(backward)
+    order = frozenset(each for each in backward if not _is_of_forward(each, created))
+    needed, given = _needed([t.op for t in wanted], layer.inside | order, order)
+    arrived = tf.nest.flatten(list(arrived), expand_composites=True)
+    arrived = {tensor.name: tensor for tensor in arrived if tensor is not None}
+    inputs = _Gates(arrived, layer.drawn).of(given)
+    copied = iter(_copy(needed, order, inputs, [t for t in wanted if t.op in needed]))
+    flat = [
+        next(copied) if tensor is not None and tensor.op in needed else tensor
+        for tensor in flat
+    ]
+    return tf.nest.pack_sequence_as(derived, flat, expand_composites=True)
+
+
+def _is_of_forward(operation: tf.Operation, backward: frozenset) -> bool:
+    """Returns whether an operation of the backward pass is a shape of the forward."""
+    is_shape = operation.type in _SMALL and operation.inputs
+    return bool(is_shape) and not any(t.op in backward for t in operation.inputs)
+
+
+class _Gates:
+    """Passes kept tensors on when the gradients of the layer's outputs are there."""
+
+    def __init__(self, arrived: dict[str, tf.Tensor], drawn: set[tf.Operation]):
+        self._arrived, self._drawn = arrived, drawn
+
+    def of(self, tensors: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns what the copies read, by the name of what it stands for."""
+        return {tensor.name: self._gate(tensor) for tensor in tensors}
+
+    def _gate(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Shapes, axes, factors and weights stay what they are for the graph's optimizer,
+        # which might otherwise choose kernels that round in another way.
+        is_setting = tensor.op.type == "Const" and (
+            tensor.dtype.is_integer or tensor.shape.rank == 0
+        )
+        is_weight = tensor.op.type == "ReadVariableOp" or tensor.dtype == tf.resource
+        if is_setting or is_weight or tensor.name in self._arrived:
+            return tensor
+        if tensor.dtype == tf.bool and tensor.op in self._drawn:
+            return self._mask(tensor)
+        with self._waiting():
+            return tf.identity(tensor)
+
+    def _waiting(self):
+        return tf.control_dependencies([each.op for each in self._arrived.values()])
+
+    def _mask(self, mask: tf.Tensor) -> tf.Tensor:
+        """Returns a mask of which one bit per element is kept."""
+        bits, shape = _pack(mask), tf.shape(mask)
+        with self._waiting():
+            bits = tf.identity(bits)
+        unpacked = _unpack(bits, shape)
+        unpacked.set_shape(mask.shape)
+        return unpacked
+
+
+def _pack(mask: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of a bool Tensor of any shape, uint8 [ceil(size / 8), 1]."""
+    flat = tf.reshape(mask, [-1])
+    flat = tf.pad(tf.cast(flat, tf.uint8), [[0, -tf.size(flat) % 8]])
+    # Eight bytes of 0 or 1 as one number: the product has them in its highest byte.
+    words = tf.bitcast(tf.reshape(flat, [-1, 8]), tf.int64) * 0x0102040810204080
+    return tf.bitcast(words, tf.uint8)[:, 7:]
+
+
+def _unpack(bits: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Returns the mask of the given shape of which `_pack` made `bits`."""
+    places = tf.constant([1, 2, 4, 8, 16, 32, 64, 128], tf.uint8)
+    flat = tf.reshape(tf.not_equal(tf.bitwise.bitwise_and(bits, places), 0), [-1])
+    return tf.reshape(flat[: tf.reduce_prod(shape)], shape)
+
+
+def _copy(
+    operations: set[tf.Operation],
+    in_order: frozenset[tf.Operation],
+    inputs: dict[str, tf.Tensor],
+    wanted: list[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Returns copies of tensors, computed by copies of operations.
+
+    Args:
+        operations: The operations to copy.
+        in_order: Those whose copies wait for what the originals wait for; the others
+            have run once, and so has all that they waited for.
+        inputs: What the copies read in place of tensors of other operations, by name.
+        wanted: Results of `operations`.
+    """
+    if not wanted:
+        return []
+    graph = wanted[0].graph
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.CopyFrom(graph.graph_def_versions)
+    inputs = dict(inputs)
+    names = {operation.name for operation in operations}
+    for operation in operations:
+        node = definition.node.add()
+        node.CopyFrom(operation.node_def)
+        node.attr.pop("_class", None)  # colocation with what is not copied
+        del node.input[:]
+        node.input.extend(tensor.name for tensor in operation.inputs)
+        for other in operation.control_inputs:
+            if other.name in names:
+                node.input.append(f"^{other.name}")
+            elif operation in in_order:
+                node.input.append(f"^{other.name}")
+                inputs[f"^{other.name}"] = other
+    return tf.graph_util.import_graph_def(
+        definition,
+        inputs,
+        return_elements=[tensor.name for tensor in wanted],
+        name="recompute",
+    )
