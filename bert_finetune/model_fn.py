@@ -58,6 +58,7 @@ def make_model_fn(
             features["segment_ids"],
             is_training=is_training,
             is_packed=not settings.pad_to_max_length,
+            is_recomputed=is_training and settings.recompute == "layers",
         )
         logits = modeling.classifier_logits(
             output.pooled,

@@ -152,6 +152,14 @@ flags.DEFINE_integer(
     "exit code 75. Tasks that have lost another one would wait for ever.",
 )
 
+flags.DEFINE_enum(
+    "recompute",
+    "none",
+    ["none", "layers"],
+    "layers: activations are recomputed in the backward pass, half a layer at a time: "
+    "less memory, more time, the same weights. none: they are kept.",
+)
+
 ## Evaluation and prediction
 flags.DEFINE_integer(
     "eval_every_updates",

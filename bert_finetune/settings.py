@@ -55,6 +55,7 @@ class Settings:
     seed: int
     eval_every_updates: int | None = None
     early_stopping: int | None = None
+    recompute: str = "none"
 
 
 def batches_of(settings: Settings, num_replicas: int) -> Batches:

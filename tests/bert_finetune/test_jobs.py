@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import evaluations, jobs, model_fn, training
+from bert_finetune import evaluations, jobs, model_fn, modeling, training
+from estimator_accum import recompute
 from estimator_accum.runs.folder import make_run_folder
 from estimator_accum.runs.progress import read_progress
 from tests.helpers import tiny_bert
@@ -225,3 +226,26 @@ def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets
         assert len(lines) == 8
         labels = {line.split("\t")[1] for line in lines}
         assert labels <= {"entailment", "neutral", "contradiction"}
+
+
+def test_recomputed_layers_train_to_the_same_weights(
+    settings, trained_settings, trained, monkeypatch
+):
+    layers = []
+
+    def noted(layer):
+        layers.append(layer)
+        return recompute(layer)
+
+    monkeypatch.setattr(modeling, "recompute", noted)
+    ours = tiny_bert.run(
+        dataclasses.replace(trained_settings, output_dir=settings.output_dir),
+        do_predict=False,
+        recompute="layers",
+    )
+    assert layers
+    expected = tiny_bert.all_variables(trained)
+    found = tiny_bert.all_variables(ours)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)

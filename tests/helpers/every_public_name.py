@@ -11,7 +11,9 @@ from estimator_accum import (
     get_windows,
     make_accumulating_train_op,
     make_accumulation_hooks,
+    micro_batch_seed,
     microbatch_model_fn,
+    recompute,
     watch_signals,
 )
 from estimator_accum.compat import enable_estimator
@@ -30,6 +32,8 @@ watch_signals()
 
 
 def model_fn(features: Any, labels: Any, mode: str) -> Any:
+    features = recompute(tf.exp)(features)
+    features += tf.random.stateless_normal([1], micro_batch_seed("noise"))
     loss = tf.reduce_mean(features - labels)
     train_op = make_accumulating_train_op(loss, tf.compat.v1.train.AdamOptimizer(), 4)
     mean = batch_mean(loss)
