@@ -42,8 +42,9 @@ def recompute(layer: Callable) -> Callable:
     rows of variables, and branches (`tf.cond`) with such operations inside. The
     gradients are those of `layer`, bit for bit, but for two things outside of it: if an
     input is used elsewhere as well, its gradients are added in another order; and
-    TensorFlow's graph optimizer may fuse operations that no backward pass reads, and
-    round the last bit differently (`rewrite_options.remapping` switches that off).
+    TensorFlow's graph optimizer may fuse or reorder operations in one of the two graphs
+    only, and round the last bit differently (`rewrite_options`: `remapping` and
+    `arithmetic_optimization` off).
 
     Updates that the layer registers, such as batch normalization's averages, run once.
     A recomputed layer may contain others.
