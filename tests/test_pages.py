@@ -61,7 +61,7 @@ def _write_cola(folder):
 
 
 def _write_base_config(folder):
-    path = folder / "bert" / "uncased_L-4_H-512_A-8" / "bert_config.json"
+    path = folder / "bert" / "uncased_L-12_H-768_A-12" / "bert_config.json"
     path.parent.mkdir(parents=True)
     sizes = {"vocab_size": 30522, "max_position_embeddings": 512, "hidden_size": 128}
     config = dataclasses.replace(tiny_bert.CONFIG, **sizes)
@@ -188,6 +188,11 @@ _READERS = {
     "model_fn": lambda: {"feature_columns": [tf.feature_column.numeric_column("x")]},
     "whole_batches": lambda: _ESTIMATORS | {"model_dir": "model", "config": None},
     "today": lambda: _ESTIMATORS,
+    "reports": lambda: {
+        "model_dir": "model",
+        "estimator": tf.estimator.Estimator(_model_fn),
+        **_ESTIMATORS,
+    },
 }
 _EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py runs it
 
@@ -198,6 +203,9 @@ _EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py run
 )
 def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
     names = _READERS[page]() if page in _READERS else {}
     for code in documents.blocks(documents.ALL[page], "python"):
         if code != _EXAMPLE:
@@ -237,7 +245,9 @@ def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeyp
 
 
 _NAMED = set(
-    re.findall(r"`estimator-accum (\w+(?: \w+)?)`", "\n".join(documents.ALL.values()))
+    re.findall(
+        r"estimator-accum ((?:fetch )?[a-z]+) ", "\n".join(documents.ALL.values())
+    )
 )
 
 

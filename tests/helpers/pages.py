@@ -33,7 +33,7 @@ _LONGEST_MESSAGE = 1 << 17  # bytes
 _MADE_UP = {"tensorflow_estimator": "2.15.0"} | dict.fromkeys(
     ("absl_py", "filelock", "numpy", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
 )
-_MADE_UP |= dict.fromkeys(("safetensors", "tokenizers"), "9")
+_MADE_UP |= dict.fromkeys(("huggingface_hub", "safetensors", "tokenizers"), "9")
 
 _PYTHON = """#!{python} -IS
 import json, os, socket, sys
@@ -91,26 +91,23 @@ def shell(folder: pathlib.Path) -> Iterator[Callable[..., str]]:
         if not any(fnmatch.fnmatch(path.name, each) for each in _NOT_THE_REPOSITORYS):
             (folder / path.name).symlink_to(path)
     with tempfile.TemporaryDirectory() as short, _Server(f"{short}/socket") as server:
-        _make_environment(folder / ".venv", server.address)
+        own = make_environment(folder / ".venv")
+        _put_stand_ins(folder / ".venv", own, server.address)
         links = pathlib.Path(short, "wheels")
         links.mkdir()
-        _write_wheels(links)
+        write_wheels(links)
 
         def run(script: str, shortened: dict | None = None) -> str:
             server.shortened = shortened or {}
             variables = {
                 "PATH": f"{folder}/.venv/bin:/usr/local/bin:/usr/bin:/bin",
                 "HOME": str(folder),
-                "PIP_NO_INDEX": "1",
-                "PIP_FIND_LINKS": str(links),
-                "PIP_NO_BUILD_ISOLATION": "0",
-                "PIP_CONFIG_FILE": os.devnull,
             }
             with tempfile.TemporaryFile() as output:
                 code = subprocess.call(
                     ["bash", "-c", script],
                     cwd=folder,
-                    env=running.environment() | variables,
+                    env=pip_variables(links) | variables,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -122,6 +119,16 @@ def shell(folder: pathlib.Path) -> Iterator[Callable[..., str]]:
             return printed
 
         yield run
+
+
+def pip_variables(links: pathlib.Path) -> dict[str, str]:
+    """Returns an environment in which pip finds the wheels of this folder only."""
+    return running.environment() | {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(links),
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: build without isolation
+        "PIP_CONFIG_FILE": os.devnull,
+    }
 
 
 def write_wheel(folder: pathlib.Path, name: str, version: str, *needs: str) -> None:
@@ -136,7 +143,8 @@ def write_wheel(folder: pathlib.Path, name: str, version: str, *needs: str) -> N
         file.writestr(f"{info}/RECORD", "")
 
 
-def _write_wheels(folder: pathlib.Path) -> None:
+def write_wheels(folder: pathlib.Path) -> None:
+    """Writes wheels without modules of everything that the project needs."""
     for name, version in _MADE_UP.items():
         write_wheel(folder, name, version)
     for minor, patch in ((15, 1), (21, 0)):
@@ -145,10 +153,18 @@ def _write_wheels(folder: pathlib.Path) -> None:
         write_wheel(folder, "tf_keras", f"2.{minor}.0", f"tensorflow==2.{minor}.*")
 
 
-def _make_environment(folder: pathlib.Path, address: str) -> None:
-    """Creates an environment with the stand-ins, and setuptools to build packages."""
+def make_environment(folder: pathlib.Path) -> pathlib.Path:
+    """Creates an environment with nothing but setuptools; returns its interpreter."""
     venv.create(folder)
-    own = next(folder.glob("bin/python3.*"))
+    (site,) = folder.glob("lib/python*/site-packages")
+    for name in ("setuptools*", "_distutils_hack"):
+        for part in pathlib.Path(setuptools.__file__).parents[1].glob(name):
+            (site / part.name).symlink_to(part)
+    return next(folder.glob("bin/python3.*"))
+
+
+def _put_stand_ins(folder: pathlib.Path, own: pathlib.Path, address: str) -> None:
+    """Puts the stand-ins into an environment."""
     names = {"environment": folder, "address": address}
     names |= {"python": sys.executable, "own": str(own)}
     for name, text in {"python": _PYTHON, **_STAND_INS}.items():
@@ -156,10 +172,6 @@ def _make_environment(folder: pathlib.Path, address: str) -> None:
         path.unlink(missing_ok=True)
         path.write_text(text.format(**names))
         path.chmod(0o755)
-    (site,) = folder.glob("lib/python*/site-packages")
-    for name in ("setuptools*", "_distutils_hack"):
-        for part in pathlib.Path(setuptools.__file__).parents[1].glob(name):
-            (site / part.name).symlink_to(part)
 
 
 class _Server:
