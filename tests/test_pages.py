@@ -21,6 +21,7 @@ import estimator_accum
 from distributed import digits
 from estimator_accum import __main__ as command
 from housing_example import demo_data
+from scripts import record_session
 from tests.helpers import documents, pages, tiny_bert
 from tests.helpers.hugging_face_folder import write_folder
 from tests.helpers.local_server import make_zip
@@ -53,7 +54,10 @@ _SHORTER = {
     "compare_batches.py {} --updates=2",
 }
 _NOT_CODE = ("yaml", "text", "console", "{ .python }")  # a snippet of a file
-_NOT_RUN = {"./scripts/test": "it runs this test"}
+_NOT_RUN = {
+    "./scripts/test": "it runs this test",
+    "./scripts/quickstart": "the session of first_five_minutes runs it",
+}
 
 
 def _write_cola(folder):
@@ -111,13 +115,20 @@ _THERE = {
 _WITH_SHELL = [
     name
     for name, text in documents.ALL.items()
-    if documents.blocks(text, "sh") or documents.blocks(text, "bash")
+    if any(documents.blocks(text, each) for each in ("sh", "bash", "console"))
 ]
+
+
+def _check_session(session: str, step: record_session.Step) -> None:
+    """Fails unless the commands of the session are those that the script records."""
+    _, *found = re.split(r"^\$ ", session, flags=re.MULTILINE)
+    for shown, command_line in zip(found, step.commands, strict=True):
+        assert shown.startswith(f"{command_line}\n")
 
 
 def _script(page: str) -> str:
     """Returns the page's blocks as one script; a file among them is run as one."""
-    lines = ["set -eu"]
+    lines, steps = ["set -eu"], iter(record_session.STEPS)
     for number, (language, block) in enumerate(documents.all_blocks(page), 1):
         if language == "sh":
             block = "".join(
@@ -128,6 +139,10 @@ def _script(page: str) -> str:
         elif language == "bash":
             lines += ["cat >file.sh <<'END_OF_FILE'", f"{block}END_OF_FILE"]
             lines += ["SLURM_SUBMIT_DIR=$PWD bash file.sh"]
+        elif language == "console":
+            step = next(steps)
+            _check_session(block, step)
+            lines += step.commands
     return "\n".join(lines)
 
 
@@ -139,6 +154,16 @@ def test_the_shell_blocks_of_a_page_run_in_order(page, tmp_path):
         _THERE.get(page, lambda folder: None)(tmp_path)
         printed = run(_script(documents.ALL[page]), _SHORTER)
     print(printed)
+
+
+def test_the_recorded_session_is_that_of_the_script():
+    page = documents.PAGES["first_five_minutes"]
+    sessions = documents.blocks(page, "console")
+    for session, step in zip(sessions, record_session.STEPS, strict=True):
+        _check_session(session, step)
+        assert f"## {step.heading}\n\n{step.text}\n" in page
+    assert record_session.without_what_changes(page, "/home/me") == page
+    assert not re.search(r"/(home|root|tmp)/", page)
 
 
 def test_blocks_are_of_languages_that_tests_read():
@@ -186,13 +211,9 @@ _READERS = {
         | {"keras": tf.keras, "model": tf.keras.Sequential([tf.keras.layers.Dense(1)])}
     ),
     "model_fn": lambda: {"feature_columns": [tf.feature_column.numeric_column("x")]},
-    "whole_batches": lambda: _ESTIMATORS | {"model_dir": "model", "config": None},
+    "whole_batches": lambda: _ESTIMATORS | {"config": None},
     "today": lambda: _ESTIMATORS,
-    "reports": lambda: {
-        "model_dir": "model",
-        "estimator": tf.estimator.Estimator(_model_fn),
-        **_ESTIMATORS,
-    },
+    "reports": lambda: _ESTIMATORS | {"estimator": tf.estimator.Estimator(_model_fn)},
 }
 _EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py runs it
 
@@ -207,6 +228,7 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
     names = _READERS[page]() if page in _READERS else {}
+    names |= {"model_dir": str(tmp_path / "results")}
     for code in documents.blocks(documents.ALL[page], "python"):
         if code != _EXAMPLE:
             exec(code, names)  # noqa: S102, the pages are this project's own

@@ -42,7 +42,15 @@ arguments = sys.argv[1:]
 if arguments[:1] == ["-c"]:
     os.execv({own!r}, [{own!r}, *arguments])
 if arguments[:2] == ["-m", "pip"]:
-    os.execv({python!r}, [{python!r}, "-m", "pip", "--python", {own!r}, *arguments[2:]])
+    import subprocess
+
+    code = subprocess.call([{python!r}, "-m", "pip", "--python", {own!r}, *arguments[2:]])
+    with open("{environment}/bin/estimator-accum", "r+") as script:
+        _, text = script.readline(), script.read()  # pip names the real interpreter
+        script.seek(0)
+        script.write("#!{environment}/bin/python\\n" + text)
+        script.truncate()
+    sys.exit(code)
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect({address!r})
     message = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
@@ -67,6 +75,10 @@ export SLURM_JOB_ID=$$ SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2
 export SLURM_STEP_NODELIST=localhost SLURMD_NODENAME=localhost
 SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
 SLURM_PROCID=0 SLURM_LOCALID=0 "$@" && wait $!
+""",
+    # The clone is the folder itself.
+    "git": """#!/bin/sh
+[ "$1" = clone ] && ln -s . estimator-accum
 """,
     # Remembers what it has built, and pushes nothing else.
     "docker": """#!/bin/bash
@@ -223,8 +235,11 @@ class _Server:
             connection.send(str(program.wait()).encode())
 
     def _shorten(self, arguments: list[str], folder: str) -> list[str]:
-        line = [each.removeprefix(f"{folder}/") for each in arguments]
-        line[0] = line[0].removeprefix(".venv/bin/")
+        line = [
+            os.path.realpath(each) if each[0] == "/" else each for each in arguments
+        ]
+        line[0] = line[0].removeprefix(f"{running.ROOT}/")
+        line[0] = line[0].removeprefix(f"{folder}/.venv/bin/")
         for words, template in self.shortened.items():
             count = len(words.split())
             if " ".join(line[:count]) == words:
