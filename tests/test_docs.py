@@ -160,7 +160,9 @@ def test_the_update_step_is_a_counter():
         assert get_or_create_update_step().dtype == tf.int64
 
 
-_OUR_LINES = re.sub("(?m)^#SBATCH .*", "", documents.TEXT)  # their flags are Slurm's
+_OUR_LINES = re.sub(  # without those of Slurm, Docker and TensorBoard
+    "(?m)^(#SBATCH|docker|TensorBoard) .*", "", documents.TEXT
+)
 
 
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"--([a-z_]+)=", _OUR_LINES))))

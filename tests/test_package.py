@@ -14,6 +14,7 @@ import tqdm
 import estimator_accum
 from estimator_accum import reports
 from tests.helpers import running
+from tests.helpers.pages import write_wheel
 
 _NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo", "site")
 
@@ -98,18 +99,8 @@ def test_a_file_that_uses_every_public_name_is_typed(installed, tmp_path):
 def test_the_site_has_no_broken_link(tmp_path):
     _python("-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}")
     assert "make_accumulating_train_op" in (tmp_path / "api" / "index.html").read_text()
-
-
-def _write_wheel(folder, name, version, *needs):
-    """Writes a wheel without modules: its name, its version and what it needs."""
-    info = f"{name}-{version}.dist-info"
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {each}" for each in needs]
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        file.writestr(f"{info}/WHEEL", tags)
-        file.writestr(f"{info}/RECORD", "")
+    start = (tmp_path / "index.html").read_text()
+    assert "gets the weights of batches of 32" in start  # examples/minimal.py
 
 
 @pytest.mark.parametrize(
@@ -119,13 +110,13 @@ def _write_wheel(folder, name, version, *needs):
 )
 def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorflow):
     for name in ("absl_py", "filelock", "numpy", "tqdm", "wrapt"):
-        _write_wheel(tmp_path, name, "9")
-    _write_wheel(tmp_path, "tensorflow_estimator", "2.15.0")
+        write_wheel(tmp_path, name, "9")
+    write_wheel(tmp_path, "tensorflow_estimator", "2.15.0")
     for minor, patch in ((15, 1), (18, 1), (21, 0)):
-        _write_wheel(tmp_path, "tensorflow", f"2.{minor}.{patch}")
-        _write_wheel(tmp_path, "tensorboard", f"2.{minor}.0")
+        write_wheel(tmp_path, "tensorflow", f"2.{minor}.{patch}")
+        write_wheel(tmp_path, "tensorboard", f"2.{minor}.0")
         needs = f"tensorflow<2.{minor + 1},>=2.{minor}"
-        _write_wheel(tmp_path, "tf_keras", f"2.{minor}.0", needs)
+        write_wheel(tmp_path, "tf_keras", f"2.{minor}.0", needs)
     python = _environment(tmp_path / "environment")
     pip = ["-m", "pip", f"--python={python}", "install", "--no-index"]
     pip.append(f"--find-links={tmp_path}")

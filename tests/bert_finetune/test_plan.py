@@ -160,14 +160,16 @@ def test_the_disk_space_is_that_of_a_run_but_for_graphs_and_counters(
 
 def test_the_page_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):
     page = documents.PAGES["whole_batches"]
-    (command,) = [c for c in documents.commands(page) if "estimator_accum.plan" in c]
+    (command,) = [
+        c for c in documents.commands(page) if c[:2] == ["estimator-accum", "plan"]
+    ]
     (printed,) = documents.blocks(page, "text")
     base = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     monkeypatch.chdir(tmp_path)
     folder = pathlib.Path("bert", "uncased_L-12_H-768_A-12")
     folder.mkdir(parents=True)
     _write(folder, _TINY | base | {"intermediate_size": 3072})
-    assert plan.main(command[3:]) == 0
+    assert plan.main(command[2:]) == 0
     assert capsys.readouterr().out == printed
     assert "gradient_accumulation_steps 2\n" in printed
 

@@ -9,11 +9,19 @@ from tests.helpers.running import ROOT
 README = (ROOT / "README.md").read_text()
 PAGES = {path.stem: path.read_text() for path in sorted(ROOT.glob("docs/*.md"))}
 TEXT = "\n".join([README, *PAGES.values()])
+# Every page with its name: that of its folder, if it is the README of a room.
+ALL = {"README": README} | PAGES
+ALL |= {path.parent.name: path.read_text() for path in ROOT.glob("[!.]*/README.md")}
 
 
 def blocks(text: str, language: str) -> list[str]:
     """Returns the fenced blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def all_blocks(text: str) -> list[tuple[str, str]]:
+    """Returns (language, content) of every fenced block, in order."""
+    return re.findall(r"^```(.*)\n((?s:.*?))^```$", text, re.MULTILINE)
 
 
 def commands(text: str) -> list[list[str]]:

@@ -1,0 +1,103 @@
+"""The Dockerfile, as far as it can be checked without Docker."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from estimator_accum.__main__ import main as command
+from tests.helpers import documents, pages, running
+from tests.helpers.running import ROOT
+
+pytestmark = pytest.mark.once
+_LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+_STEPS = [line.split(maxsplit=1) for line in _LINES if line and line[0] != "#"]
+_COPIED = [
+    source for what, words in _STEPS if what == "COPY" for source in words.split()[:-1]
+]
+
+
+def _containers() -> list[dict]:
+    (manifest,) = documents.blocks(documents.PAGES["clusters"], "yaml")
+    replicas = yaml.safe_load(manifest)["spec"]["tfReplicaSpecs"].values()
+    return [each["template"]["spec"]["containers"][0] for each in replicas]
+
+
+def test_what_is_copied_exists_and_is_sent_to_docker():
+    ignored, *sent = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert ignored == "*"
+    assert [f"!{each}" for each in _COPIED if not (ROOT / each).exists()] == []
+    assert {f"!{each}" for each in _COPIED} == {each for each in sent if "!" in each}
+
+
+def test_manifest_names_the_image_that_the_page_builds():
+    commands = documents.commands(documents.PAGES["clusters"])
+    (build,) = [words for words in commands if words[:2] == ["docker", "build"]]
+    (push,) = [words for words in commands if words[:2] == ["docker", "push"]]
+    image = build[2].removeprefix("--tag=")
+    assert build[3:] == ["."] and push[2] == image
+    assert {each["image"] for each in _containers()} == {image}
+
+
+def test_command_of_the_containers_is_accepted_by_the_program():
+    (folder,) = [words for what, words in _STEPS if what == "WORKDIR"]
+    for container in _containers():
+        assert container["workingDir"] == folder and "distributed" in _COPIED
+        python, *words = container["command"]
+        assert [python, *words[:2]] == ["python", "-m", "distributed.main"]
+        done = running.run(*words, "--print_config")
+        assert done.returncode == 0, done.output
+        assert json.loads(done.stdout)["flags"]["data_dir"] == "/shared/mnist"
+
+
+def test_entry_point_is_the_command(monkeypatch, capsys):
+    (entry,) = [words for what, words in _STEPS if what == "ENTRYPOINT"]
+    assert json.loads(entry) == ["estimator-accum"]
+    monkeypatch.setattr(sys, "argv", ["estimator-accum", "--version"])
+    assert command() == 0
+    assert capsys.readouterr().out.startswith("estimator-accum ")
+
+
+def test_programs_run_as_a_user_without_rights():
+    steps = [what for what, _ in _STEPS]
+    (user,) = [words for what, words in _STEPS if what == "USER"]
+    assert user != "root" and f"RUN useradd --create-home {user}" in _LINES
+    assert steps[-1] == "ENTRYPOINT" and steps[-2] == "USER"
+
+
+def test_pip_leaves_the_image_s_tensorflow_alone(tmp_path):
+    (image,) = [words for what, words in _STEPS if what == "FROM"]
+    version = re.fullmatch(r"tensorflow/tensorflow:(2\.15\.\d+)-gpu", image)[1]
+    (line,) = [words for what, words in _STEPS if what == "RUN" and "pip" in words]
+    pages.write_wheels(tmp_path)
+    needs = ("numpy", "wrapt", "absl-py", "tensorflow-estimator<2.16,>=2.15.0")
+    pages.write_wheel(tmp_path, "tensorflow", version, *needs)
+    python = pages.make_environment(tmp_path / "environment")
+    environment = pages.pip_variables(tmp_path)
+
+    source = tmp_path / "image"  # as it is when pip runs
+    source.mkdir()
+    for what, words in _STEPS[: _STEPS.index(["RUN", line])]:
+        for name in words.split()[:-1] if what == "COPY" else ():
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, source / name)
+
+    def pip(*words) -> str:
+        command = [sys.executable, "-m", "pip", f"--python={python}", *words]
+        return subprocess.check_output(command, cwd=source, env=environment, text=True)
+
+    pip("install", f"tensorflow=={version}")
+    words = shlex.split(line)[3:]
+    report = json.loads(pip(*words, "--quiet", "--dry-run", "--report=-"))
+    names = {each["metadata"]["name"] for each in report["install"]}
+    assert {"estimator-accum", "tokenizers", "matplotlib"} <= names
+    assert not any(name.startswith("tensorflow") for name in names)

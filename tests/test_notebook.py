@@ -1,0 +1,62 @@
+"""The notebook of examples/ runs from top to bottom, in a kernel, from a clean folder."""
+
+import json
+import re
+import sys
+
+import nbclient
+import nbformat
+import pytest
+
+from tests.helpers import programs
+from tests.helpers.running import DEADLINE_SECS, ROOT
+
+pytestmark = pytest.mark.once
+_PATH = ROOT / "examples" / "bert_in_little_memory.ipynb"
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> list[str]:
+    """What each cell of code shows: text, and the kinds of its other outputs."""
+    folder = tmp_path_factory.mktemp("notebook")
+    notebook = nbformat.read(_PATH, nbformat.NO_CONVERT)
+    with pytest.MonkeyPatch.context() as patch, programs.real_starts():
+        kernels = folder / "kernels" / "python3"
+        kernels.mkdir(parents=True)
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        spec = {"argv": argv, "display_name": "Python", "language": "python"}
+        (kernels / "kernel.json").write_text(json.dumps(spec))
+        patch.setenv("JUPYTER_PATH", str(folder))
+        patch.setenv("IPYTHONDIR", str(folder))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+        resources = {"metadata": {"path": str(folder)}}
+        client = nbclient.NotebookClient(
+            notebook, timeout=DEADLINE_SECS, kernel_name="python3", resources=resources
+        )
+        client.execute()
+    return [_shown(cell) for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _shown(cell) -> str:
+    return "".join(
+        each.get("text") or " ".join(each.get("data", {})) for each in cell.outputs
+    )
+
+
+def test_it_is_valid_and_kept_without_outputs():
+    notebook = nbformat.read(_PATH, nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+
+
+@pytest.mark.slow
+def test_it_plans_trains_compares_and_draws(outputs):
+    shown = "\n".join(outputs)
+    print(shown)
+    assert re.search(r"(?m)^--.* --gradient_accumulation_steps=\d+ --max_seq", shown)
+    assert "training" in shown and "120/120" in shown
+    differences = re.findall(r"difference of \d{2} variables: (\S+)", shown)
+    assert len(differences) == 2 and all(float(each) < 1e-3 for each in differences)
+    assert "image/png" in shown

@@ -1,0 +1,280 @@
+"""Every shell block and every Python block of README, docs/ and the rooms runs.
+
+The blocks of a page run in order, as printed, in one folder that has the repository's
+files. `pages` describes what stands in for the network, `_SHORTER` for minutes.
+"""
+
+import argparse
+import dataclasses
+import gzip
+import importlib
+import json
+import re
+import shlex
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import estimator_accum
+from distributed import digits
+from estimator_accum import __main__ as command
+from housing_example import demo_data
+from scripts import record_session
+from tests.helpers import documents, pages, tiny_bert
+from tests.helpers.hugging_face_folder import write_folder
+from tests.helpers.local_server import make_zip
+from tests.helpers.running import ROOT
+
+_MNIST = [
+    f"{part}-{kind}-ubyte.gz"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
+_ONE_WORKER = "--workers=1 --train_updates=2"
+_SHORTER = {
+    "scripts/quickstart_demo.py": "tests/helpers/short_demo.py {}",
+    "estimator-accum fetch glue": "tests/helpers/made_up_archives.py glue {} "
+    "--archive corpus.zip",
+    "estimator-accum fetch bert": ".venv/bin/estimator-accum fetch bert {} "
+    "--archive model.zip",
+    "scripts/fetch_mnist.py": "tests/helpers/made_up_archives.py mnist {} --archive "
+    + " ".join(f"archives/{name}" for name in _MNIST),
+    "-m housing_example.main": "-m housing_example.main {} --train_updates=2",
+    "-m distributed.launch_local": f"-m distributed.launch_local {{}} {_ONE_WORKER}",
+    "-m distributed.main": "-m distributed.main {} --train_updates=2",
+    "scripts/benchmark.py": "scripts/benchmark.py {} --parts=housing --rounds=1 "
+    "--starts=1 --runs=1 --housing_updates=2",
+    "scripts/benchmarks/memory_table.py": "scripts/benchmarks/memory_table.py {} "
+    "--models=mlp --micro_batches=2 --updates=1 --batch_size=8",
+    "scripts/experiments/optimizer_table.py": "scripts/experiments/"
+    "optimizer_table.py {} --optimizers=Adam --updates=2",
+    "scripts/experiments/compare_batches.py": "scripts/experiments/"
+    "compare_batches.py {} --updates=2",
+}
+_NOT_CODE = ("yaml", "text", "console", "{ .python }")  # a snippet of a file
+_NOT_RUN = {
+    "./scripts/test": "it runs this test",
+    "./scripts/quickstart": "the session of first_five_minutes runs it",
+}
+
+
+def _write_cola(folder):
+    tiny_bert.write_cola(folder / "glue" / "CoLA")
+
+
+def _write_base_config(folder):
+    path = folder / "bert" / "uncased_L-12_H-768_A-12" / "bert_config.json"
+    path.parent.mkdir(parents=True)
+    sizes = {"vocab_size": 30522, "max_position_embeddings": 512, "hidden_size": 128}
+    config = dataclasses.replace(tiny_bert.CONFIG, **sizes)
+    path.write_text(json.dumps(dataclasses.asdict(config)))
+
+
+def _write_bert_archives(folder):
+    config = dataclasses.replace(tiny_bert.CONFIG, max_position_embeddings=128)
+    tiny_bert.write_bert(folder / "model", config=config)
+    tiny_bert.write_cola(folder / "corpus")
+    for name, prefix in (("model", ""), ("corpus", "CoLA/")):
+        files = {each.name: each.read_bytes() for each in (folder / name).iterdir()}
+        (folder / f"{name}.zip").write_bytes(make_zip(files, prefix))
+    write_folder(folder / "DIR")
+
+
+def _write_mnist(folder):
+    folder.mkdir()
+    for name in _MNIST:
+        images, labels = digits.generate(400, seed=len(name))
+        content = images if "images" in name else labels
+        sizes = b"".join(size.to_bytes(4, "big") for size in content.shape)
+        head = bytes([0, 0, 8, content.ndim]) + sizes
+        content = head + content.astype("uint8").tobytes()
+        (folder / name).write_bytes(gzip.compress(content))
+
+
+def _write_housing(folder):
+    demo_data.generate(300).to_csv(folder / "train.csv", index=False)
+    demo_data.generate(50, seed=1).to_csv(folder / "test.csv", index=False)
+
+
+def _write_legacy_script(folder):
+    (folder / "legacy_script.py").write_text("import tensorflow as tf\ntf.estimator")
+
+
+# What a page expects in its folder: another page's results, archives, a user's files.
+_THERE = {
+    "bert": _write_bert_archives,
+    "clusters": lambda folder: _write_mnist(folder / "mnist"),
+    "distributed": lambda folder: _write_mnist(folder / "archives"),
+    "housing_example": _write_housing,
+    "performance": _write_cola,
+    "today": _write_legacy_script,
+    "whole_batches": _write_base_config,
+}
+_WITH_SHELL = [
+    name
+    for name, text in documents.ALL.items()
+    if any(documents.blocks(text, each) for each in ("sh", "bash", "console"))
+]
+
+
+def _check_session(session: str, step: record_session.Step) -> None:
+    """Fails unless the commands of the session are those that the script records."""
+    _, *found = re.split(r"^\$ ", session, flags=re.MULTILINE)
+    for shown, command_line in zip(found, step.commands, strict=True):
+        assert shown.startswith(f"{command_line}\n")
+
+
+def _script(page: str) -> str:
+    """Returns the page's blocks as one script; a file among them is run as one."""
+    lines, steps = ["set -eu"], iter(record_session.STEPS)
+    for number, (language, block) in enumerate(documents.all_blocks(page), 1):
+        if language == "sh":
+            block = "".join(
+                "\n" if line.strip() in _NOT_RUN else line
+                for line in block.splitlines(keepends=True)
+            )
+            lines += [f"echo '== block {number}'", block]
+        elif language == "bash":
+            lines += ["cat >file.sh <<'END_OF_FILE'", f"{block}END_OF_FILE"]
+            lines += ["SLURM_SUBMIT_DIR=$PWD bash file.sh"]
+        elif language == "console":
+            step = next(steps)
+            _check_session(block, step)
+            lines += step.commands
+    return "\n".join(lines)
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.parametrize("page", _WITH_SHELL)
+def test_the_shell_blocks_of_a_page_run_in_order(page, tmp_path):
+    with pages.shell(tmp_path) as run:
+        _THERE.get(page, lambda folder: None)(tmp_path)
+        printed = run(_script(documents.ALL[page]), _SHORTER)
+    print(printed)
+
+
+def test_the_recorded_session_is_that_of_the_script():
+    page = documents.PAGES["first_five_minutes"]
+    sessions = documents.blocks(page, "console")
+    for session, step in zip(sessions, record_session.STEPS, strict=True):
+        _check_session(session, step)
+        assert f"## {step.heading}\n\n{step.text}\n" in page
+    assert record_session.without_what_changes(page, "/home/me") == page
+    assert not re.search(r"/(home|root|tmp)/", page)
+
+
+def test_blocks_are_of_languages_that_tests_read():
+    languages = {
+        language
+        for text in documents.ALL.values()
+        for language, _ in documents.all_blocks(text)
+    }
+    assert languages == {"sh", "bash", "python", *_NOT_CODE}
+
+
+_COMMAND = re.compile(
+    r"^ {4,}(?:\./|\.venv|python|pip|estimator-accum|sudo|git|docker|import) .*",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("page", documents.ALL)
+def test_commands_are_in_fenced_blocks(page):
+    fenced = re.compile(r"^```.*\n(?s:.*?)^```$", re.MULTILINE)
+    assert not _COMMAND.findall(fenced.sub("", documents.ALL[page]))
+
+
+_KERAS_DATA = {"x": np.ones([40, 3], np.float32), "y": np.ones([40, 1], np.float32)}
+
+
+def _model_fn(features, labels, mode):
+    loss = tf.reduce_mean(labels * tf.compat.v1.get_variable("weight", []))
+    train_op = estimator_accum.make_accumulating_train_op(
+        loss, tf.compat.v1.train.GradientDescentOptimizer(0.1), 1
+    )
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def _input_fn():
+    return tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1])))
+
+
+# What the reader of a page has already; other tests say what the code of a page does.
+_PUBLIC = {name: getattr(estimator_accum, name) for name in estimator_accum.__all__}
+_ESTIMATORS = {"tf": tf, "model_fn": _model_fn, "input_fn": _input_fn, **_PUBLIC}
+_READERS = {
+    "keras": lambda: (
+        _KERAS_DATA
+        | {"keras": tf.keras, "model": tf.keras.Sequential([tf.keras.layers.Dense(1)])}
+    ),
+    "model_fn": lambda: {"feature_columns": [tf.feature_column.numeric_column("x")]},
+    "whole_batches": lambda: _ESTIMATORS | {"config": None},
+    "today": lambda: _ESTIMATORS,
+    "reports": lambda: _ESTIMATORS | {"estimator": tf.estimator.Estimator(_model_fn)},
+}
+_EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py runs it
+
+
+@pytest.mark.parametrize(
+    "page",
+    [name for name, text in documents.ALL.items() if documents.blocks(text, "python")],
+)
+def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    names = _READERS[page]() if page in _READERS else {}
+    names |= {"model_dir": str(tmp_path / "results")}
+    for code in documents.blocks(documents.ALL[page], "python"):
+        if code != _EXAMPLE:
+            exec(code, names)  # noqa: S102, the pages are this project's own
+    if page == "keras":
+        assert int(names["optimizer"].iterations.numpy()) == 2
+        assert int(names["optimizer"].micro_steps.numpy()) == 0
+
+
+class _Read(Exception):
+    """Raised when the flags have been read."""
+
+
+_INLINE = sorted(
+    {
+        (script, *shlex.split(flags))
+        for text in documents.ALL.values()
+        for script, flags in re.findall(
+            r"`(?:sudo )?python (scripts/[\w/]+\.py)(\s[^`]*)?`", text
+        )
+    }
+)
+
+
+@pytest.mark.parametrize("script, flags", [(each[0], each[1:]) for each in _INLINE])
+def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeypatch):
+    def parse_and_stop(self, arguments=None):
+        parse_args(self, arguments)
+        raise _Read
+
+    parse_args = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", [script, *flags])
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    with pytest.raises(_Read):
+        module.main()
+
+
+_NAMED = set(
+    re.findall(
+        r"estimator-accum ((?:fetch )?[a-z]+) ", "\n".join(documents.ALL.values())
+    )
+)
+
+
+@pytest.mark.parametrize("words", sorted(_NAMED))
+def test_every_command_in_the_pages_exists(words):
+    commands = command._COMMANDS
+    for word in words.split():
+        commands = commands[word]
