@@ -37,7 +37,12 @@ ENCODERS = {
     "mini": (4, 256, 4),
     "small": (4, 512, 8),
     "six-layer": (6, 384, 12),
+    "base": (12, 768, 12),
 }
+# Encoders that the table compares; the others are for recompute_table.py.
+_COMPARED = ("tiny", "mini", "small", "six-layer")
+# Environment in which the peak resident size is that of live tensors.
+EXACT_BYTES = {"MALLOC_MMAP_THRESHOLD_": "65536", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _SHAPES = ("8x64", "16x128", "32x128", "8x256", "64x128")
 
 
@@ -48,14 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--encoders",
         nargs="+",
         choices=ENCODERS,
-        default=list(ENCODERS),
-        help="default: all",
+        default=list(_COMPARED),
+        help="default: %(default)s",
     )
     parser.add_argument(
         "--shapes",
         nargs="+",
-        type=_shape,
-        default=[_shape(text) for text in _SHAPES],
+        type=shape_of,
+        default=[shape_of(text) for text in _SHAPES],
         metavar="BxT",
         help=f"examples x tokens of micro-batches (default: {' '.join(_SHAPES)})",
     )
@@ -80,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _compare(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> list[tuple]:
     """Trains one encoder at each shape, prints a line and returns a row for each."""
-    config, rows = _config(encoder, dropout), []
+    config, rows = make_config(encoder, dropout), []
     for (examples, tokens), measured in zip(
         shapes, _measure_in_process(encoder, dropout, shapes), strict=True
     ):
@@ -100,11 +105,7 @@ def _compare(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> list
 
 
 def _measure_in_process(encoder, dropout, shapes) -> list[int]:
-    environment = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+    environment = os.environ | EXACT_BYTES | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     child = json.dumps([encoder, dropout, shapes])
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), "--child", child]
     done = subprocess.run(
@@ -117,7 +118,7 @@ def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None
     """Prints the peak of each shape [bytes], as JSON."""
     import numpy as np
 
-    session, train_op, inputs, begin = _start(_config(encoder, dropout))
+    session, train_op, inputs, begin = start(make_config(encoder, dropout))
     random = np.random.default_rng(0)
     peaks = []
     for examples, tokens in shapes:
@@ -127,15 +128,15 @@ def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None
             if step == _ACCUMULATION_STEPS:  # one update has created every variable
                 peak = 0
             pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            held, resident = _held_bytes() - begin, _status_bytes("VmRSS")
+            held, resident = _held_bytes() - begin, status_bytes("VmRSS")
             session.run(train_op, feed)
             if step >= _ACCUMULATION_STEPS:
-                peak = max(peak, held + _status_bytes("VmHWM") - resident)
+                peak = max(peak, held + status_bytes("VmHWM") - resident)
         peaks.append(peak)
     print(json.dumps(peaks))
 
 
-def _start(config: BertConfig):
+def start(config: BertConfig, is_recomputed: bool = False):
     """Returns a session, the train op, its input, and malloc's bytes at the start."""
     import tensorflow as tf
 
@@ -148,7 +149,9 @@ def _start(config: BertConfig):
     labels = tf.zeros_like(ids[:, 0])
     tf.compat.v1.train.get_or_create_global_step()
     ones, zeros = tf.ones_like(ids), tf.zeros_like(ids)
-    output = modeling.encode(config, ids, ones, zeros, is_training=True)
+    output = modeling.encode(
+        config, ids, ones, zeros, is_training=True, is_recomputed=is_recomputed
+    )
     logits = modeling.classifier_logits(
         output.pooled, 2, is_training=True, dropout_prob=config.hidden_dropout_prob
     )
@@ -167,7 +170,8 @@ def _start(config: BertConfig):
     return session, train_op, ids, begin
 
 
-def _config(encoder: str, dropout: bool) -> BertConfig:
+def make_config(encoder: str, dropout: bool) -> BertConfig:
+    """Returns the configuration of one of `ENCODERS`."""
     layers, hidden, heads = ENCODERS[encoder]
     rate = 0.1 if dropout else 0.0
     return BertConfig(
@@ -201,12 +205,14 @@ def _held_bytes() -> int:
     return info.hblkhd + info.uordblks
 
 
-def _status_bytes(name: str) -> int:
+def status_bytes(name: str) -> int:
+    """Returns a size of this process from the kernel, such as VmRSS [bytes]."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(name))
 
 
-def _shape(text: str) -> tuple[int, int]:
+def shape_of(text: str) -> tuple[int, int]:
+    """Returns (examples, tokens) for a text such as 8x128."""
     sizes = text.split("x")
     if len(sizes) != 2 or not all(size.isdigit() and int(size) for size in sizes):
         raise argparse.ArgumentTypeError(

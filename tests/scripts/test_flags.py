@@ -76,6 +76,14 @@ _PLOT = "plot_loss --output_dirs=a,b"
         (f"{_PLOT} --plot=a.jpeg2000", "`--plot` must end in .png, .svg or .pdf. Rec"),
         (f"{_PLOT} --plott=a.png", "--plot"),
         ("plot_loss --output_dirs=a, --plot=a.png", "names separated by single commas"),
+        (
+            "benchmarks.recompute_table --cases huge",
+            "must begin with one of tiny, .*'huge'",
+        ),
+        (
+            "benchmarks.recompute_table --rounds=0",
+            "`--rounds` must be .* >= 1. Re.*: 0",
+        ),
         ("quickstart_demo --output_dir=full/file", "a folder. .* full/file, a file."),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
     ],

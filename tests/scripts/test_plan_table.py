@@ -28,7 +28,7 @@ def test_peak_that_is_off_by_more_than_15_percent_is_exit_code_1(
     share, code, tmp_path, monkeypatch
 ):
     def measure(encoder, dropout, shapes):
-        sizes = plan_table._config(encoder, dropout)
+        sizes = plan_table.make_config(encoder, dropout)
         plans = [plan_table.memory_of(sizes, *s, is_accumulating=True) for s in shapes]
         return [plans[0].peak / share, *(plan.peak for plan in plans[1:])]
 
