@@ -39,9 +39,11 @@ _SHORTER = {
     "--archive corpus.zip",
     "estimator-accum fetch bert": ".venv/bin/estimator-accum fetch bert {} "
     "--archive model.zip",
+    "estimator-accum train": ".venv/bin/estimator-accum train {} --num_train_epochs=1",
     "scripts/fetch_mnist.py": "tests/helpers/made_up_archives.py mnist {} --archive "
     + " ".join(f"archives/{name}" for name in _MNIST),
-    "-m housing_example.main": "-m housing_example.main {} --train_updates=2",
+    "-m housing_example.main": "-m housing_example.main {} --train_updates=2 "
+    "--gradient_accumulation_steps=1",  # trains once
     "-m distributed.launch_local": f"-m distributed.launch_local {{}} {_ONE_WORKER}",
     "-m distributed.main": "-m distributed.main {} --train_updates=2",
     "scripts/benchmark.py": "scripts/benchmark.py {} --parts=housing --rounds=1 "
