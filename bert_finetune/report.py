@@ -15,9 +15,9 @@ from bert_finetune import report_plot
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
 from estimator_accum.runs.disk import spoken
+from estimator_accum.runs.metrics_file import METRICS
 from estimator_accum.runs.progress import read_progress
 
-_METRICS_FILE = "train_metrics.csv"
 _INDENT = "  "
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
@@ -41,13 +41,13 @@ def end_of_run(
         rows.append(["best update", f"{update:,}"])
     rows.append(["updates", f"{last:,}"])
     if run.settings.do_train:
-        rows.append(["examples per second", _examples_per_sec(folder / _METRICS_FILE)])
+        rows.append(["examples per second", _examples_per_sec(folder / METRICS)])
     rows += [[f"peak memory{of}", spoken(size)] for of, size in _peak_bytes().items()]
     rows.append(["disk used", spoken(bytes_of(folder))])
     text = aligned(rows)
     if run.settings.do_train:
         paths = [
-            ["metrics", str(folder / _METRICS_FILE)],
+            ["metrics", str(folder / METRICS)],
             ["plot", _plot(folder, run.task.main_metric, has_trained)],
             ["TensorBoard", f"tensorboard --logdir={folder}"],
         ]
