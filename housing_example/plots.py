@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from estimator_accum.runs.folder import whole_file
+from estimator_accum.runs.loss_curves import centred_mean
 
 # Distinct for color-blind readers and in print; the second run is drawn over the first,
 # thin enough that both are visible where they coincide.
@@ -62,7 +63,7 @@ def _draw_losses(axes: Axes, losses: dict[str, pd.DataFrame]) -> None:
     for number, (label, rows) in enumerate(losses.items()):
         updates, color = rows["update_step"], _COLORS[number]
         axes.plot(updates, rows["loss"], color=color, linewidth=0.7, alpha=0.35)
-        smoothed = rows["loss"].rolling(_SMOOTHED_UPDATES, 1, center=True).mean()
+        smoothed = centred_mean(rows["loss"], _SMOOTHED_UPDATES)
         axes.plot(
             updates,
             smoothed,

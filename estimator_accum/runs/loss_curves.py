@@ -13,6 +13,10 @@ from estimator_accum.runs.metrics_file import METRICS
 _COLUMNS = ("update_step", "examples", "loss")
 _SMOOTHED_SHARE = 0.05  # of a run's updates are averaged for one point of the bold line
 _MIN_SMOOTHED_UPDATES = 5
+_CLOCKS = (
+    ("update_step", "against optimizer updates", "optimizer updates"),
+    ("examples", "against training examples", "training examples seen"),
+)
 # Colors that everyone can tell apart, in print too. Later runs are narrower and dashed,
 # so that curves that coincide are all visible.
 _COLORS = ("#56b4e9", "#b22222", "#009e73", "#e69f00", "#cc79a7", "#0072b2")
@@ -45,34 +49,42 @@ def plot_loss(
 
 
 def draw(runs: list[pd.DataFrame], labels: list[str]) -> Figure:
-    """Draws loss against updates on the left, against examples on the right.
+    """Draws loss against updates; of several runs, against examples on the right.
 
     Args:
         runs: A table per run, with the columns update_step, examples and loss [nats].
         labels: A name per run.
     """
+    clocks = _CLOCKS if len(runs) > 1 else _CLOCKS[:1]  # two would look the same
     figure = Figure(figsize=(12, 5), layout="constrained")
-    by_updates, by_examples = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, len(clocks), sharey=True, squeeze=False)[0]
     window = _smoothed_updates(runs)
-    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        _draw_run(by_updates, "update_step", run, label, number, window)
-        _draw_run(by_examples, "examples", run, label, number, window)
-    by_updates.set_title("against optimizer updates")
-    by_updates.set_xlabel("optimizer updates")
-    by_updates.set_ylabel("training loss [nats per example]")
-    by_examples.set_title("against training examples")
-    by_examples.set_xlabel("training examples seen")
-    for axes in (by_updates, by_examples):
+    for axes, (clock, title, label) in zip(panels, clocks, strict=True):
+        for number, (run, name) in enumerate(zip(runs, labels, strict=True)):
+            _draw_run(axes, clock, run, name, number, window)
+        axes.set_title(title)
+        axes.set_xlabel(label)
         _decorate(axes, runs, window)
+    panels[0].set_ylabel("training loss [nats per example]")
     figure.suptitle("Training loss of each update", fontsize=15, fontweight="bold")
     return figure
+
+
+def centred_mean(values: pd.Series, window: int) -> pd.Series:
+    """Returns the mean over as many values before as after; NaN where some are missing.
+
+    Args:
+        values: One value an update.
+        window: Values of a mean; odd.
+    """
+    return values.rolling(window, center=True).mean()
 
 
 def _draw_run(
     axes: Axes, clock: str, run: pd.DataFrame, label: str, number: int, window: int
 ) -> None:
     color = _COLORS[number % len(_COLORS)]
-    smoothed = run["loss"].rolling(window, center=True, min_periods=1).mean()
+    smoothed = centred_mean(run["loss"], window)
     axes.plot(run[clock], run["loss"], color=color, linewidth=0.7, alpha=0.3, zorder=1)
     axes.plot(
         run[clock],
@@ -89,7 +101,10 @@ def _draw_run(
 def _decorate(axes: Axes, runs: list[pd.DataFrame], window: int) -> None:
     axes.margins(x=0.01)
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.05 * max(run["loss"].quantile(0.995) for run in runs))
+    low = min(run["loss"].quantile(0.005) for run in runs)
+    high = max(run["loss"].quantile(0.995) for run in runs)
+    is_from_zero = low < 0.5 * high
+    axes.set_ylim(0 if is_from_zero else 1.05 * low - 0.05 * high, 1.05 * high)
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.tick_params(labelleft=True)
