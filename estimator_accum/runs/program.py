@@ -191,6 +191,12 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
         _, _, similar = str(error).partition("Did you mean: ")
         hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
         return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
+    if isinstance(error, flags.CantOpenFlagFileError):
+        reason = " ".join(str(error).split()).rpartition("[Errno")[2]
+        return (
+            "`--flagfile` must name a file that can be read. Received: "
+            f"{reason.partition('] ')[2]}. Name another one."
+        )
     if isinstance(error, flags.IllegalFlagValueError):
         name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
         if name in flag_values:
