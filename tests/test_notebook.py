@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 
 import nbclient
@@ -34,7 +35,9 @@ def outputs(tmp_path_factory) -> list[str]:
         client = nbclient.NotebookClient(
             notebook, timeout=DEADLINE_SECS, kernel_name="python3", resources=resources
         )
+        handler = signal.getsignal(signal.SIGINT)
         client.execute()
+        signal.signal(signal.SIGINT, handler)  # the client sets Python's own
     return [_shown(cell) for cell in notebook.cells if cell.cell_type == "code"]
 
 

@@ -135,7 +135,10 @@ def shell(folder: pathlib.Path) -> Iterator[Callable[..., str]]:
 
 def pip_variables(links: pathlib.Path) -> dict[str, str]:
     """Returns an environment in which pip finds the wheels of this folder only."""
-    return running.environment() | {
+    # The pages are for a machine on which nobody has chosen an interpreter.
+    chosen = ("PYTHON", "ONLY_PYTHON")
+    variables = {k: v for k, v in running.environment().items() if k not in chosen}
+    return variables | {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(links),
         "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: build without isolation

@@ -5,14 +5,15 @@ import json
 
 import pytest
 
-from scripts.benchmarks import recompute_table
+from scripts.benchmarks import plan_table, recompute_table
 from tests.helpers import running
 
 
 @pytest.mark.once
 def test_a_child_trains_and_reports_bytes_and_seconds():
-    job = json.dumps(["tiny", [4, 32], True])
-    done = running.run(recompute_table.__file__, "--child", job)
+    job = json.dumps(["tiny", [16, 64], True])
+    exact = plan_table.EXACT_BYTES
+    done = running.run(recompute_table.__file__, "--child", job, **exact)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["bytes"] > 0 and found["secs"] > 0
 
