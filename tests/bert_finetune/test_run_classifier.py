@@ -55,10 +55,6 @@ def _refused(flags, capsys) -> str:
     [
         ({"task_name": None}, "must be given. Received: none for --task_name. See"),
         ({"do_trian": "true"}, "Received: --do_trian. Did you mean --do_train?"),
-        (
-            {"flagfile": "/no"},
-            "`--flagfile` must name a file that can be read. Received",
-        ),
         ({"qqqqqq": "1"}, "Flags must be those of --help. Received: --qqqqqq. See"),
         ({"do_train": "perhaps"}, "`--do_train` must be true or false. Received: 'per"),
         ({"do_train": "false"}, "At least one of --do_train, --do_eval, --do_predict"),
@@ -132,6 +128,10 @@ def _refused(flags, capsys) -> str:
         (
             {"do_train": "false", "do_eval": "true", "eval_every_updates": 1},
             "where best/ names none. Leave it out to use the last one.",
+        ),
+        (
+            {"flagfile": "/no"},
+            "`--flagfile` must name a file that can be read. Received",
         ),
     ],
 )
