@@ -327,7 +327,7 @@ def _copy(
     definition.versions.CopyFrom(graph.graph_def_versions)
     inputs = dict(inputs)
     names = {operation.name for operation in operations}
-    for operation in operations:
+    for operation in sorted(operations, key=lambda each: each.name):  # always the same
         node = definition.node.add()
         node.CopyFrom(operation.node_def)
         node.attr.pop("_class", None)  # colocation with what is not copied

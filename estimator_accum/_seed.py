@@ -42,7 +42,7 @@ def _micro_batch_number() -> tf.Tensor:
     if replica is not None:
         number, count = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
     numbers = getattr(graph, _ATTRIBUTE, {})
-    key = (batch, number if isinstance(number, int) else id(number))
+    key = (batch, getattr(number, "name", number))
     if key not in numbers:
         with tf.control_dependencies(None):
             found = _global_step() * count + tf.cast(number, tf.int64)
