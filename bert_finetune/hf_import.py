@@ -46,7 +46,7 @@ class ImportSummary(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """What a user of the checkpoint must know, in sentences."""
+        """Sentences about the checkpoint, for whoever fine-tunes it; may be empty."""
         sentences = []
         if self.is_pooler_new:
             sentences.append(

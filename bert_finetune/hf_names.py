@@ -3,6 +3,7 @@
 import re
 
 CONFIG, VOCABULARY, TENSORS = "config.json", "vocab.txt", "model.safetensors"
+FILES = (CONFIG, VOCABULARY, TENSORS)  # of a model that can be imported
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 PREFIX = "bert."  # encoder's prefix in a model with a head; a bare one has none
 

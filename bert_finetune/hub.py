@@ -21,10 +21,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from bert_finetune.download import sha256_of
+from bert_finetune.hf_names import CONFIG, FILES, TENSORS, TOKENIZER_CONFIG
 from estimator_accum.runs.command_line import FetchError
 
-_FILES = ("config.json", "vocab.txt", "model.safetensors")
-_OPTIONAL = "tokenizer_config.json"  # says whether the vocabulary is lower case
 _SHA256_DIGITS = 64
 # RuntimeError: the hub's own transfer protocol, which is not written in Python.
 _NETWORK_ERRORS = (HTTPError, OSError, RuntimeError)
@@ -65,13 +64,13 @@ def obtain(
         ValueError: If there is no such model, or it lacks a file.
     """
     huggingface_hub.logging.set_verbosity_error()  # no lines about each attempt
-    config = _obtain(model, _FILES[0], "main", remedy)
+    config = _obtain(model, CONFIG, "main", remedy)
     check_config(config)
     folder = config.parent
-    for name in _FILES[1:]:
+    for name in FILES[1:]:
         _obtain(model, name, folder.name, remedy)
-    try:
-        _download(model, _OPTIONAL, folder.name)
+    try:  # says whether the vocabulary is lower case
+        _download(model, TOKENIZER_CONFIG, folder.name)
     except (EntryNotFoundError, *_NETWORK_ERRORS):
         pass  # nothing but a hint depends on it
     return folder
@@ -118,7 +117,7 @@ def _out_of_reach(model: str, error: BaseException) -> FetchError:
     reason = " ".join(str(error).split()).rstrip(".")
     return FetchError(
         f"{model}, which --list does not show, could not be downloaded from "
-        f"{endpoint()}: {reason}. By hand: download {', '.join(_FILES)} from "
+        f"{endpoint()}: {reason}. By hand: download {', '.join(FILES)} from "
         f"{endpoint()}/{model} into a folder, and convert that with "
         "`estimator-accum import`."
     )
@@ -133,8 +132,8 @@ def _must_be_there(model: str, reason: str) -> str:
 
 
 def _must_have_files(model: str, name: str, remedy: str) -> str:
-    is_weights = name == _FILES[-1]
+    is_weights = name == TENSORS
     return (
-        f"{endpoint()}/{model} must have {', '.join(_FILES)}. Received: no {name}. "
+        f"{endpoint()}/{model} must have {', '.join(FILES)}. Received: no {name}. "
         + (f"{_REFUSED} {remedy}" if is_weights else "Use the name of a BERT.")
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_finetune.evaluations import read_evaluations
 from estimator_accum.runs.folder import whole_file
+from estimator_accum.runs.metrics_file import METRICS
 
 PLOT = "training.png"
 
@@ -37,7 +38,7 @@ def write_plot(folder: pathlib.Path, metric: str) -> pathlib.Path:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    updates = _columns(folder / "train_metrics.csv")
+    updates = _columns(folder / METRICS)
     evaluations = _by_column(read_evaluations(folder))
     panels = [("loss", "loss", 3.0)]
     if evaluations:

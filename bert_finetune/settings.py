@@ -73,13 +73,10 @@ def batches_of(settings: Settings, num_replicas: int) -> Batches:
 
 def flags_of(settings: Settings) -> dict[str, Any]:
     """Returns the settings as values of flags, for `--config`."""
-    is_auto = settings.train_batch_size == AUTO
     return _flags_of(
         settings,
         ("data_dir", "vocab_file", "bert_config_file", "init_checkpoint"),
         clip_norm=settings.clip_norm or 0.0,
-        train_batch_size=None if is_auto else settings.train_batch_size,
-        micro_batch_size=AUTO if is_auto else None,
     )
 
 

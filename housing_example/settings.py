@@ -8,7 +8,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from estimator_accum.runs.batches import AUTO, Batches, share_out
+from estimator_accum.runs.batches import Batches, share_out
 from estimator_accum.runs.config import FLAGS
 from estimator_accum.runs.config import flags_of as _flags_of
 from estimator_accum.runs.folder import (
@@ -62,13 +62,10 @@ def batches_of(settings: Settings, num_replicas: int) -> Batches:
 
 def flags_of(settings: Settings) -> dict[str, Any]:
     """Returns the settings as values of flags, for `--config`."""
-    is_auto = settings.train_batch_size == AUTO
     return _flags_of(
         settings,
         ("train_csv", "test_csv"),
         clip_norm=settings.clip_norm or 0.0,
-        train_batch_size=None if is_auto else settings.train_batch_size,
-        micro_batch_size=AUTO if is_auto else None,
     )
 
 

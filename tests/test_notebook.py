@@ -18,7 +18,7 @@ _PATH = ROOT / "examples" / "bert_in_little_memory.ipynb"
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> list[str]:
-    """What each cell of code shows: text, and the kinds of its other outputs."""
+    """Output of each cell of code: text, and the kinds of its other outputs."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.read(_PATH, nbformat.NO_CONVERT)
     with pytest.MonkeyPatch.context() as patch, programs.real_starts():

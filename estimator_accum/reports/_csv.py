@@ -61,6 +61,15 @@ class CsvReport(Report):
         """Returns the weight of all updates until `update_step`, as the file has it."""
         return self._weight_of(self._rows_until(update_step))
 
+    def values_of(self, update: Update) -> dict[str, float]:
+        """Returns the values of a row that are of one update alone, by column."""
+        return {
+            "learning_rate": update.learning_rate,
+            "loss": update.loss,
+            "gradient_norm": update.gradient_norm,
+            f"{self._unit}_per_sec": update.weight_per_sec,
+        }
+
     def _weight_of(self, rows: list[dict]) -> float:
         return float(rows[-1][self._unit]) if rows else 0.0
 
@@ -89,12 +98,7 @@ class CsvReport(Report):
     def write(self, update: Update) -> None:
         """Appends a row."""
         self._weight += update.weight
-        values = {
-            "learning_rate": update.learning_rate,
-            "loss": update.loss,
-            "gradient_norm": update.gradient_norm,
-            f"{self._unit}_per_sec": update.weight_per_sec,
-        }
+        values = self.values_of(update)
         row = {name: f"{v:.9g}" for name, v in values.items() if not math.isnan(v)}
         row |= {
             "update_step": update.update_step,

@@ -53,11 +53,7 @@ class TensorBoardReport(Report):
     def write(self, update: Update) -> None:
         """Adds the scalars of one update."""
         self._weight += update.weight
-        values = {
-            "learning_rate": update.learning_rate,
-            "loss": update.loss,
-            "gradient_norm": update.gradient_norm,
-            f"{self._unit}_per_sec": update.weight_per_sec,
+        values = self._table.values_of(update) | {
             "update_step": update.update_step,
             self._unit: self._weight,
             "weight": update.weight,

@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import flags
 
+from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.folder import read_settings
 
 FLAGS = "flags"  # key of the flags in the file
@@ -86,6 +87,8 @@ def flags_of(settings: Any, paths: Iterable[str], **others: Any) -> dict[str, An
     for name in paths:
         if values[name] and "://" not in values[name]:  # no remote storage
             values[name] = os.path.abspath(values[name])
+    if values.get("train_batch_size") == AUTO:  # a flag of numbers
+        values["micro_batch_size"] = values.pop("train_batch_size")
     values.pop("output_dir")
     return {name: value for name, value in values.items() if value is not None}
 
