@@ -11,7 +11,8 @@ from tests.helpers import running
 
 @pytest.mark.once
 def test_a_child_trains_and_reports_bytes_and_seconds():
-    job = json.dumps(["tiny", [16, 64], True])
+    # Large enough that activations, not the update's temporaries, are the peak.
+    job = json.dumps(["tiny", [64, 128], True])
     exact = plan_table.EXACT_BYTES
     done = running.run(recompute_table.__file__, "--child", job, **exact)
     found = json.loads(done.stdout.splitlines()[-1])
