@@ -1,6 +1,7 @@
 """The kind of window that is one batch, of which the graph sees one micro-batch."""
 
 import contextlib
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +17,22 @@ from estimator_accum._kinds import Added, Kind, set_current_batch
 from estimator_accum._micro_step import MicroBatch, Terms, accumulate, mean_loss
 
 
+class Pass(NamedTuple):
+    """Operations of one run through a batch's micro-batches.
+
+    Attributes:
+        each: Operations that run with every micro-batch.
+        empty: Operations that run in their place on a replica without examples.
+        fetches: Tensors to fetch with every micro-batch.
+        after: Operations that run once, after the last micro-batch of every replica.
+    """
+
+    each: list[tf.Operation]
+    empty: list[tf.Operation]
+    fetches: list[tf.Tensor]
+    after: list[tf.Operation]
+
+
 class WholeBatch(Kind):
     """One replica's batch; the graph sees one micro-batch of it at a time.
 
@@ -29,7 +46,9 @@ class WholeBatch(Kind):
         reduction: "mean" or "sum", how the loss reduces its examples.
         weight: Scalar, the micro-batch's weight in the loss; set when the first train
             op is made.
+        earlier_passes: Passes before the one of `micro_ops`, in their order.
         micro_ops: Operations that run with every micro-batch.
+        fetches: Tensors that are fetched with every micro-batch.
         discard_ops: Operations that drop the micro-batches so far, before a retry.
         empty_ops: Operations that run instead of micro-batches on a replica without
             examples.
@@ -49,7 +68,9 @@ class WholeBatch(Kind):
             self.is_first = tf.equal(self.begin, 0)
             self.is_whole = tf.equal(self.size, self.rows)
         self.weight = None
+        self.earlier_passes = []
         self.micro_ops = []
+        self.fetches = []
         self.discard_ops = []
         self.empty_ops = []
         self.initialize_ops = []
@@ -63,6 +84,12 @@ class WholeBatch(Kind):
             yield
         finally:
             set_current_batch(None)
+
+    @property
+    def passes(self) -> list[Pass]:
+        """The passes through the batch; the last one is that of `micro_ops`."""
+        last = Pass(self.micro_ops, self.empty_ops, self.fetches, [])
+        return [*self.earlier_passes, last]
 
     def steps(self, update_step: tf.Variable) -> tf.Tensor:
         """Returns K, here the number of micro-batches in the batch."""

@@ -33,12 +33,12 @@ class MicroBatchCount:
         if maximum is not None:
             self.value = min(self.value, maximum)
 
-    def increase(self, rows: int, update: int) -> None:
+    def increase(self, rows: int, place: str) -> None:
         """Doubles the number, after memory ran out.
 
         Args:
             rows: Number of examples in the batch, the upper limit of micro-batches.
-            update: The update that the batch is for.
+            place: Name of the batch in messages, such as "update 7".
 
         Raises:
             ValueError: If `maximum` allows no more.
@@ -47,7 +47,7 @@ class MicroBatchCount:
         if more <= self.value:
             raise ValueError(
                 "`max_micro_batches` must allow micro-batches that fit in memory. "
-                f"Received: {self._maximum}, and memory ran out at update {update} "
+                f"Received: {self._maximum}, and memory ran out at {place} "
                 f"with {-(-rows // self.value)} of {rows} examples at once. Allow more, "
                 "or use smaller batches."
             )
@@ -55,9 +55,9 @@ class MicroBatchCount:
             self._grow_after *= 2
         self._change(more)
         _logger.warning(
-            "micro-batches %d -> %d: out of memory at update %d; the batch is retried",
+            "micro-batches %d -> %d: out of memory at %s; the batch is retried",
             *self._changed,
-            update,
+            place,
         )
 
     def count_update(self, update: int) -> bool:

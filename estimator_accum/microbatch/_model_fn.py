@@ -25,8 +25,9 @@ from estimator_accum.microbatch._graph import (
     check_update,
     split_train_op,
 )
-from estimator_accum.microbatch._hook import MicroBatchHook, ReplicaBatch
+from estimator_accum.microbatch._hook import MicroBatchHook
 from estimator_accum.microbatch._keras import keras_optimizers_accumulate
+from estimator_accum.microbatch._runner import ReplicaBatch
 from estimator_accum.microbatch._staging import Slot, stage
 
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"

@@ -1,0 +1,177 @@
+"""Runs the micro-batches of a batch, and again when memory runs out.
+
+    stage     take the next batch of input_fn (at the end of the data, its error passes)
+    run       each pass, which is all micro-batches one after the other;
+              out of memory: roll back what they wrote, cut finer, retry
+
+A run that fails may have executed in part, so a run that may be retried contains only
+operations that can be rolled back.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.microbatch._batch import Pass, WholeBatch
+from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
+from estimator_accum.microbatch._graph import Snapshot
+from estimator_accum.microbatch._memory import is_out_of_memory
+from estimator_accum.microbatch._staging import StagedBatch, describe_example, rows_of
+
+
+class ReplicaBatch(NamedTuple):
+    """One replica's part of the graph.
+
+    Attributes:
+        window: Placeholders to feed and operations to run.
+        staged: The staged batch.
+        snapshot: Copies of the variables that micro-batches write; None if they are
+            never retried.
+    """
+
+    window: WholeBatch
+    staged: StagedBatch
+    snapshot: Snapshot | None
+
+
+class BatchRunner:
+    """Runs one batch after the other in micro-batches, on all replicas of a process.
+
+    Args:
+        replicas: The replicas; the list is complete when `initialize` is called.
+        count: The number of micro-batches.
+        on_change: Called when `count` has changed.
+    """
+
+    def __init__(
+        self,
+        replicas: list[ReplicaBatch],
+        count: MicroBatchCount | FixedCount,
+        on_change: Callable[[], None],
+    ):
+        self._replicas = replicas
+        self._count = count
+        self._on_change = on_change
+
+    def begin(self) -> None:
+        """Gathers what there is to run, before the session is made."""
+        windows = [replica.window for replica in self._replicas]
+        snapshots = [r.snapshot for r in self._replicas if r.snapshot is not None]
+        self._initialize = [window.initialize_ops for window in windows]
+        self._stage = [
+            [r.staged.stage for r in self._replicas],
+            [snapshot.take for snapshot in snapshots],
+        ]
+        self._take_back = [
+            [snapshot.restore for snapshot in snapshots],
+            [window.discard_ops for window in windows],
+        ]
+        self._passes = list(zip(*(window.passes for window in windows), strict=True))
+
+    def initialize(self, session: tf.compat.v1.Session) -> None:
+        """Initializes, in a new session, the variables that are in no collection."""
+        session.run(self._initialize)
+
+    def run(self, session: tf.compat.v1.Session, place: str) -> tuple[dict, list]:
+        """Runs the next batch.
+
+        Args:
+            session: The session itself, without hooks.
+            place: Name of the batch in messages, such as "update 7".
+
+        Returns:
+            The last micro-batch's feeds, for tensors of it, and for each replica the
+            values of `WholeBatch.fetches`, one list for each micro-batch.
+
+        Raises:
+            ValueError: If the batch has no examples, or one example does not fit in
+                memory.
+            tf.errors.OutOfRangeError: At the end of the data.
+        """
+        staged, _ = session.run(self._stage)
+        shapes = [shapes for shapes, _ in staged]
+        rows = [
+            rows_of(r.staged.names, s)
+            for r, s in zip(self._replicas, shapes, strict=True)
+        ]
+        if not any(rows):
+            raise ValueError(
+                "A batch must have at least one example. Received: none at "
+                f"{place}. Leave empty batches out in input_fn."
+            )
+        while True:
+            try:
+                return self._run_passes(session, rows)
+            except Exception as error:
+                is_fixed = isinstance(self._count, FixedCount)
+                if is_fixed or not is_out_of_memory(error):
+                    raise
+                self._cut_finer(session, rows, shapes, place, error)
+
+    def _run_passes(self, session, rows: list[int]) -> tuple[dict, list]:
+        sizes = [-(-n // self._count.value) for n in rows]  # ceil
+        starts = [
+            range(0, n, size) if n else range(1)
+            for n, size in zip(rows, sizes, strict=True)
+        ]
+        last, fetched = {}, [[] for _ in rows]
+        for passes in self._passes:
+            for i in range(max(map(len, starts))):
+                feeds = self._run_micro_batch(
+                    session, i, passes, (rows, sizes, starts), fetched
+                )
+                last |= feeds
+            after = [each.after for each in passes]
+            if any(after):
+                session.run(after, last)
+        return last, fetched
+
+    def _run_micro_batch(
+        self, session, i: int, passes: tuple[Pass, ...], cut: tuple, fetched: list
+    ) -> dict:
+        """Runs micro-batch number `i` of each replica that has one; returns its feeds.
+
+        Args:
+            session: The session.
+            i: Index of the micro-batch.
+            passes: The pass, one for each replica.
+            cut: Examples, examples of a micro-batch, and its begins, of each replica.
+            fetched: What each replica has fetched so far; is added to.
+        """
+        running, operations, feeds = [], [], {}
+        for k, (n, size, start) in enumerate(zip(*cut, strict=True)):
+            if i >= len(start):  # it has fewer examples than the others
+                continue
+            window = self._replicas[k].window
+            running.append(k)
+            operations.append(
+                (passes[k].each, passes[k].fetches) if n else (passes[k].empty, [])
+            )
+            feeds |= {
+                window.begin: start[i],
+                window.size: min(size, n - start[i]),
+                window.rows: n,
+                window.num_micro_batches: len(start),
+            }
+        results = session.run(operations, feeds)
+        for k, (_, values) in zip(running, results, strict=True):
+            if passes[k].fetches:
+                fetched[k].append(values)
+        return feeds
+
+    def _cut_finer(self, session, rows, shapes, place: str, error: Exception) -> None:
+        if self._count.value >= max(rows):
+            names, shape = self._replicas[0].staged.names, shapes[0]
+            raise ValueError(
+                "One example must fit in memory. Received: an example of "
+                f"{describe_example(names, shape)} at {place}, which "
+                "alone ran out of memory. Use shorter examples, a smaller model, or a "
+                "device with more memory."
+            ) from error
+        try:
+            self._count.increase(max(rows), place)
+        except ValueError as refusal:
+            raise refusal from error
+        session.run(self._take_back)
+        self._on_change()
