@@ -60,6 +60,10 @@ class Kind:
         """Returns whether the window's sum is already its mean; None means False."""
         return None
 
+    def recompute_switch(self) -> tf.Tensor | None:
+        """Returns whether layers are recomputed, a scalar; None means always."""
+        return None
+
     def at_the_boundary(self):
         """Returns the context for the operations that follow the micro-batch."""
         return contextlib.nullcontext()

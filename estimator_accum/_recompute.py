@@ -15,6 +15,12 @@ So nothing is derived in a second way: masks, custom gradients, branches and spa
 gradients are the same operations with the same inputs. An operation that reads or
 changes state, such as a random number, a variable's value or a side effect, is never
 run again. Its result is kept; masks, which are bool, take one bit per element.
+
+Where `microbatch_model_fn` chooses, the backward pass is there twice, and a switch, fed
+with every run, opens one of the two and drops what only the other one reads:
+
+    kept -> switch -> gate -> copy of the layer -> copy of its backward pass -> merge
+                 `---------------------------------------> backward pass -----> merge
 """
 
 import re
@@ -22,6 +28,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from estimator_accum._kinds import current_batch
 
 _GRADIENT = "EstimatorAccumRecompute"
 _ATTRIBUTE = "_estimator_accum_recompute"
@@ -31,10 +39,14 @@ _SMALL = {"Const", "Shape", "ShapeN", "Size", "Rank"}
 _CONTROL_FLOW_V1 = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Exit"}
 
 
-def recompute(layer: Callable) -> Callable:
+def recompute(layer: Callable, *, always: bool = False) -> Callable:
     """Returns a layer whose activations are recomputed in the backward pass.
 
         hidden = recompute(transformer_block)(hidden, mask)
+
+    Inside `microbatch_model_fn(model_fn, "auto")` the layers of a model are recomputed
+    together: when it saves time, or when one example would not fit otherwise. In all
+    other graphs they always are.
 
     Between the passes it keeps the layer's inputs (and other tensors from outside that
     the layer uses), one bit per element of dropout masks, and other results of
@@ -52,6 +64,7 @@ def recompute(layer: Callable) -> Callable:
     Args:
         layer: Function of tensors, in any structure, and other arguments that returns
             tensors in any structure. It may create variables.
+        always: Whether the layer is also recomputed where "auto" would not do it.
 
     Returns:
         A function with the arguments and results of `layer`, to be called in a graph,
@@ -74,7 +87,10 @@ def recompute(layer: Callable) -> Callable:
         results = layer(*args, **kwargs)
         created = graph.get_operations()[before:]
         flat = tf.nest.flatten(results, expand_composites=True)
-        detached = iter(_detached([t for t in flat if tf.is_tensor(t)], created))
+        batch = current_batch()
+        switch = None if always or batch is None else batch.recompute_switch()
+        tensors = [value for value in flat if tf.is_tensor(value)]
+        detached = iter(_detached(tensors, created, switch))
         flat = [next(detached) if tf.is_tensor(value) else value for value in flat]
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
 
@@ -109,20 +125,25 @@ class _Layer(NamedTuple):
         kept: Trainable tensors that are kept and from which `outputs` are computed.
         inside: Operations that are run again.
         drawn: Operations that compute from random numbers alone; they are not.
+        switch: Scalar bool, whether the layer is recomputed; None means always.
     """
 
     outputs: list[tf.Tensor]
     kept: list[tf.Tensor]
     inside: set[tf.Operation]
     drawn: set[tf.Operation]
+    switch: tf.Tensor | None
 
 
-def _detached(outputs: list[tf.Tensor], created: list[tf.Operation]) -> list[tf.Tensor]:
+def _detached(
+    outputs: list[tf.Tensor], created: list[tf.Operation], switch: tf.Tensor | None
+) -> list[tf.Tensor]:
     """Returns `outputs`, with the gradient of a recomputed layer.
 
     Args:
         outputs: Results of the layer.
         created: Operations that the layer has created, in their order.
+        switch: Scalar bool, whether the layer is recomputed; None means always.
     """
     drawn = _drawn(created)
     inside = {each for each in created if _can_run_again(each)} - drawn
@@ -139,7 +160,7 @@ def _detached(outputs: list[tf.Tensor], created: list[tf.Operation]) -> list[tf.
     graph = tf.compat.v1.get_default_graph()
     with graph.gradient_override_map({"IdentityN": _GRADIENT}):
         detached = tf.identity_n([*outputs, *kept])
-    setattr(detached[0].op, _ATTRIBUTE, _Layer(outputs, kept, inside, drawn))
+    setattr(detached[0].op, _ATTRIBUTE, _Layer(outputs, kept, inside, drawn, switch))
     return detached[: len(outputs)]
 
 
@@ -231,19 +252,56 @@ def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) 
         arrived: Gradients of the layer's outputs.
     """
     flat = tf.nest.flatten(derived, expand_composites=True)
-    wanted = [tensor for tensor in flat if tensor is not None]
     created = frozenset(backward)
     order = frozenset(each for each in backward if not _is_of_forward(each, created))
-    needed, given = _needed([t.op for t in wanted], layer.inside | order, order)
+    inside = layer.inside | order
+    wanted = [each for each in flat if each is not None and each.op in inside]
     arrived = tf.nest.flatten(list(arrived), expand_composites=True)
     arrived = {tensor.name: tensor for tensor in arrived if tensor is not None}
-    inputs = _Gates(arrived, layer.drawn).of(given)
-    copied = iter(_copy(needed, order, inputs, [t for t in wanted if t.op in needed]))
+
+    needed, given = _needed([each.op for each in wanted], inside, order)
+    gates = _Gates(arrived, layer.drawn, layer.switch)
+    moved = _copy(needed, order, gates.of(given), wanted)
+    if layer.switch is not None:
+        unmoved, given = _needed([each.op for each in wanted], created, created)
+        given += [each for each in wanted if each.op not in created]
+        inputs = {each.name: _switched(each, layer.switch)[0] for each in given}
+        kept = _copy(unmoved, created, inputs, wanted)
+        moved = [_merged(*pair) for pair in zip(moved, kept, strict=True)]
+    moved = iter(moved)
     flat = [
-        next(copied) if tensor is not None and tensor.op in needed else tensor
+        next(moved) if tensor is not None and tensor.op in inside else tensor
         for tensor in flat
     ]
     return tf.nest.pack_sequence_as(derived, flat, expand_composites=True)
+
+
+def _switched(tensor: tf.Tensor, switch: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what stands for `tensor` where `switch` is False, and where it is True.
+
+    What computes from the other of the two is not run. A variable's value and a setting
+    are the same in both: they are in memory anyway, and there they stay what they are
+    for the graph's optimizer, which might otherwise choose kernels that round in another
+    way.
+    """
+    if _is_setting(tensor) or _is_weight(tensor):
+        return [tensor, tensor]
+    return list(tf.raw_ops.Switch(data=tensor, pred=switch))
+
+
+def _merged(recomputed: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.Merge(inputs=[kept, recomputed]).output
+
+
+def _is_setting(tensor: tf.Tensor) -> bool:
+    """Returns whether `tensor` is a shape, an axis or a factor."""
+    return tensor.op.type == "Const" and (
+        tensor.dtype.is_integer or tensor.shape.rank == 0
+    )
+
+
+def _is_weight(tensor: tf.Tensor) -> bool:
+    return tensor.op.type == "ReadVariableOp" or tensor.dtype == tf.resource
 
 
 def _is_of_forward(operation: tf.Operation, backward: frozenset) -> bool:
@@ -255,26 +313,30 @@ def _is_of_forward(operation: tf.Operation, backward: frozenset) -> bool:
 class _Gates:
     """Passes kept tensors on when the gradients of the layer's outputs are there."""
 
-    def __init__(self, arrived: dict[str, tf.Tensor], drawn: set[tf.Operation]):
-        self._arrived, self._drawn = arrived, drawn
+    def __init__(
+        self,
+        arrived: dict[str, tf.Tensor],
+        drawn: set[tf.Operation],
+        switch: tf.Tensor | None,
+    ):
+        self._arrived, self._drawn, self._switch = arrived, drawn, switch
 
     def of(self, tensors: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns what the copies read, by the name of what it stands for."""
         return {tensor.name: self._gate(tensor) for tensor in tensors}
 
     def _gate(self, tensor: tf.Tensor) -> tf.Tensor:
-        # Shapes, axes, factors and weights stay what they are for the graph's optimizer,
-        # which might otherwise choose kernels that round in another way.
-        is_setting = tensor.op.type == "Const" and (
-            tensor.dtype.is_integer or tensor.shape.rank == 0
-        )
-        is_weight = tensor.op.type == "ReadVariableOp" or tensor.dtype == tf.resource
-        if is_setting or is_weight or tensor.name in self._arrived:
+        if _is_setting(tensor) or _is_weight(tensor):
             return tensor
+        wanted = tensor
+        if self._switch is not None:
+            wanted = _switched(tensor, self._switch)[1]
+        if tensor.name in self._arrived:
+            return wanted
         if tensor.dtype == tf.bool and tensor.op in self._drawn:
-            return self._mask(tensor)
+            return self._mask(wanted)
         with self._waiting():
-            return tf.identity(tensor)
+            return tf.identity(wanted)
 
     def _waiting(self):
         return tf.control_dependencies([each.op for each in self._arrived.values()])
@@ -318,15 +380,16 @@ def _copy(
         in_order: Those whose copies wait for what the originals wait for; the others
             have run once, and so has all that they waited for.
         inputs: What the copies read in place of tensors of other operations, by name.
-        wanted: Results of `operations`.
+        wanted: Results of `operations`, or tensors of `inputs`.
     """
-    if not wanted:
-        return []
-    graph = wanted[0].graph
+    made = [tensor for tensor in wanted if tensor.op in operations]
+    if not made:
+        return [inputs[tensor.name] for tensor in wanted]
+    graph = made[0].graph
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(graph.graph_def_versions)
     inputs = dict(inputs)
-    names = {operation.name for operation in operations}
+    copied = {operation.name for operation in operations}
     for operation in sorted(operations, key=lambda each: each.name):  # always the same
         node = definition.node.add()
         node.CopyFrom(operation.node_def)
@@ -334,14 +397,14 @@ def _copy(
         del node.input[:]
         node.input.extend(tensor.name for tensor in operation.inputs)
         for other in operation.control_inputs:
-            if other.name in names:
+            if other.name in copied:
                 node.input.append(f"^{other.name}")
             elif operation in in_order:
                 node.input.append(f"^{other.name}")
                 inputs[f"^{other.name}"] = other
-    return tf.graph_util.import_graph_def(
-        definition,
-        inputs,
-        return_elements=[tensor.name for tensor in wanted],
-        name="recompute",
+    names = [tensor.name for tensor in made]
+    copies = tf.graph_util.import_graph_def(
+        definition, inputs, return_elements=names, name="recompute"
     )
+    copies = dict(zip(names, copies, strict=True))
+    return [copies.get(each.name, inputs.get(each.name)) for each in wanted]

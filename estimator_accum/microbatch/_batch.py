@@ -44,6 +44,8 @@ class WholeBatch(Kind):
         is_first: Scalar bool, whether this is the batch's first micro-batch.
         is_whole: Scalar bool, whether this micro-batch is the whole batch.
         reduction: "mean" or "sum", how the loss reduces its examples.
+        should_recompute: Scalar bool placeholder, whether layers are recomputed; None
+            if the model has none, or always recomputes.
         weight: Scalar, the micro-batch's weight in the loss; set when the first train
             op is made.
         earlier_passes: Passes before the one of `micro_ops`, in their order.
@@ -58,8 +60,10 @@ class WholeBatch(Kind):
             not restore.
     """
 
-    def __init__(self, reduction: str):
+    def __init__(self, reduction: str, is_auto: bool = False):
         self.reduction = reduction
+        self._is_auto = is_auto
+        self.should_recompute = None
         with tf.name_scope("micro_batch"):
             self.begin, self.size, self.rows, self.num_micro_batches = (
                 tf.compat.v1.placeholder(tf.int64, [], name)
@@ -114,6 +118,15 @@ class WholeBatch(Kind):
     def scale(self, weight: tf.Tensor) -> tf.Tensor:
         """Returns a micro-batch's factor in the sum; exactly 1 for a whole batch."""
         return tf.where(self.is_whole, tf.ones_like(weight), weight)
+
+    def recompute_switch(self) -> tf.Tensor | None:
+        """Returns whether layers are recomputed, a scalar; None means always."""
+        if self._is_auto and self.should_recompute is None:
+            with tf.control_dependencies(None):
+                self.should_recompute = tf.compat.v1.placeholder(
+                    tf.bool, [], "micro_batch/should_recompute"
+                )
+        return self.should_recompute
 
     def is_mean(self) -> tf.Tensor | None:
         """Returns whether one micro-batch on one replica is the whole batch."""

@@ -1,11 +1,39 @@
-"""Adaptive number of micro-batches per batch."""
+"""Adaptive number of micro-batches per batch, and whether layers are recomputed.
+
+out of memory    twice as many micro-batches; at one example each, recomputed layers
+then, once       half as many with recompute, as long as that is faster
+grow_after       half as many, which memory may allow by now
+"""
 
 import json
 import logging
+import statistics
+from typing import NamedTuple
 
 import tensorflow as tf
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
+
+_TIMED_UPDATES = 5  # of each plan that is compared, after one that is not timed
+
+
+class Plan(NamedTuple):
+    """A way to train a batch.
+
+    Attributes:
+        micro_batches: Number of micro-batches, >= 1.
+        recompute: Whether the layers that can be are recomputed.
+    """
+
+    micro_batches: int
+    recompute: bool = False
+
+    def __str__(self) -> str:
+        layers = " with recompute" if self.recompute else ""
+        return f"{self.micro_batches}{layers}"
+
+    def halved(self) -> "Plan":
+        return self._replace(micro_batches=-(-self.micro_batches // 2))
 
 
 class MicroBatchCount:
@@ -16,7 +44,10 @@ class MicroBatchCount:
         maximum: Largest number; None sets no limit.
         grow_after: Updates without an out-of-memory error after which half as many
             micro-batches are tried; None never tries.
-        path: JSON file that keeps the number; None keeps it in memory only.
+        path: JSON file that keeps the plan; None keeps it in memory only.
+
+    Attributes:
+        can_recompute: Whether the model has layers to recompute.
     """
 
     def __init__(
@@ -27,14 +58,34 @@ class MicroBatchCount:
         path: str | None,
     ):
         self._maximum, self._grow_after, self._path = maximum, grow_after, path
-        self._updates = 0
-        self._is_trial = False  # whether memory has yet to allow this number
-        self.value = initial if path is None else _read(path, initial)
+        plan = Plan(initial) if path is None else _read(path, initial)
         if maximum is not None:
-            self.value = min(self.value, maximum)
+            plan = plan._replace(micro_batches=min(plan.micro_batches, maximum))
+        self.can_recompute = False
+        self._plan = plan
+        self._before = None  # the plan before this one, which is on trial
+        self._is_comparing = False  # whether recomputed layers may save time
+        self._updates = 0
+        self._times = []  # [secs per example] of the plan's updates
+        self._time_before = None
+
+    @property
+    def value(self) -> int:
+        """The number of micro-batches."""
+        return self._plan.micro_batches
+
+    @property
+    def recompute(self) -> bool:
+        """Whether layers are recomputed."""
+        return self._plan.recompute
+
+    def is_last(self, rows: int) -> bool:
+        """Returns whether nothing takes less memory for a batch of `rows` examples."""
+        can_recompute = self.can_recompute and not self.recompute
+        return self.value >= rows and not can_recompute
 
     def increase(self, rows: int, place: str) -> None:
-        """Doubles the number, after memory ran out.
+        """Doubles the number, or recomputes, after memory ran out; or ends a trial.
 
         Args:
             rows: Number of examples in the batch, the upper limit of micro-batches.
@@ -43,56 +94,108 @@ class MicroBatchCount:
         Raises:
             ValueError: If `maximum` allows no more.
         """
+        reason = f"out of memory at {place}; the batch is retried"
+        if self._before is not None:
+            if not self._is_comparing:  # wait longer for the next trial
+                self._grow_after *= 2
+            self._is_comparing = False
+            self._change(self._before, reason, logging.WARNING)
+            return
         more = min(2 * self.value, rows, self._maximum or rows)
-        if more <= self.value:
+        if more > self.value:
+            plan = self._plan._replace(micro_batches=more)
+        elif self.can_recompute and not self.recompute:
+            plan = self._plan._replace(recompute=True)
+        else:
             raise ValueError(
                 "`max_micro_batches` must allow micro-batches that fit in memory. "
                 f"Received: {self._maximum}, and memory ran out at {place} "
                 f"with {-(-rows // self.value)} of {rows} examples at once. Allow more, "
                 "or use smaller batches."
             )
-        if self._is_trial:  # the trial failed: wait longer for the next one
-            self._grow_after *= 2
-        self._change(more)
-        _logger.warning(
-            "micro-batches %d -> %d: out of memory at %s; the batch is retried",
-            *self._changed,
-            place,
-        )
+        self._is_comparing = self.can_recompute
+        self._change(plan, reason, logging.WARNING)
+
+    def time_batch(self, secs_per_example: float) -> None:
+        """Takes down how long the micro-batches of an update took [secs]."""
+        self._times.append(secs_per_example)
 
     def count_update(self, update: int) -> bool:
-        """Counts an update that fitted in memory; returns whether `value` changed."""
+        """Counts an update that fitted in memory; returns whether the plan changed."""
         self._updates += 1
-        self._is_trial = False
+        if self._is_comparing:
+            return self._compare()
+        if self._before is not None:
+            self._keep()
         if (
             self._grow_after is None
             or self._updates < self._grow_after
             or self.value == 1
         ):
             return False
-        waited = self._updates
-        self._change(-(-self.value // 2))
-        self._is_trial = True
-        _logger.info(
-            "micro-batches %d -> %d: %d updates until update %d fitted in memory",
-            *self._changed,
-            waited,
-            update,
-        )
+        reason = f"{self._updates} updates until update {update} fitted in memory"
+        self._try(self._plan.halved(), reason)
         return True
 
-    def _change(self, value: int) -> None:
-        self._changed = self.value, value
-        self.value, self._updates = value, 0
-        if self._path is not None:
-            _write(self._path, value)
+    def _compare(self) -> bool:
+        """Tries recomputed layers, and keeps the faster plan."""
+        if self._updates <= _TIMED_UPDATES:
+            return False
+        time = statistics.median(self._times[-_TIMED_UPDATES:])
+        if self._before is not None:
+            ratio = time / self._time_before
+            if ratio >= 1:
+                self._is_comparing = False
+                reason = f"the other way took {ratio:.2f} times as long"
+                self._change(self._before, reason, logging.INFO)
+                return True
+            _logger.info(
+                "micro-batches %s: they took %.2f times as long as %s",
+                self._plan,
+                ratio,
+                self._before,
+            )
+            self._keep()
+        plan = self._plan.halved()._replace(recompute=True)
+        if plan == self._plan:
+            self._is_comparing = False
+            return False
+        self._time_before = time
+        self._try(plan, "tried, for it may be faster")
+        return True
+
+    def _try(self, plan: Plan, reason: str) -> None:
+        before = self._plan
+        self._change(plan, reason, logging.INFO, is_trial=True)
+        self._before = before
+
+    def _change(self, plan: Plan, reason: str, level: int, is_trial=False) -> None:
+        _logger.log(level, "micro-batches %s -> %s: %s", self._plan, plan, reason)
+        self._plan, self._updates, self._times = plan, 0, []
+        if not is_trial:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Ends the trial, if there is one, and writes the plan to the file."""
+        self._before = None
+        if self._path is None:
+            return
+        content = {"micro_batches": self.value}
+        if self.can_recompute:
+            content["recompute"] = self.recompute
+        _write(self._path, content)
 
 
 class FixedCount:
     """Fixed number of micro-batches, chosen by the user."""
 
+    recompute = can_recompute = False  # layers are as the model_fn has them
+
     def __init__(self, value: int):
         self.value = value
+
+    def time_batch(self, secs_per_example: float) -> None:
+        """Does nothing: no time changes the number."""
 
     def count_update(self, update: int) -> bool:
         """Returns False: the number never changes."""
@@ -100,16 +203,17 @@ class FixedCount:
         return False
 
 
-def _read(path: str, initial: int) -> int:
+def _read(path: str, initial: int) -> Plan:
     if not tf.io.gfile.exists(path):
-        return initial
+        return Plan(initial)
     try:
         with tf.io.gfile.GFile(path) as file:
-            value = json.loads(file.read())["micro_batches"]
-        if isinstance(value, int) and value >= 1:
-            return value
-        received = repr(value)
-    except (ValueError, KeyError, TypeError) as error:
+            content = json.loads(file.read())
+        value, recompute = content["micro_batches"], content.get("recompute", False)
+        if isinstance(value, int) and value >= 1 and isinstance(recompute, bool):
+            return Plan(value, recompute)
+        received = repr(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         received = repr(error)
     raise ValueError(
         f'{path} must hold {{"micro_batches": n}} with n >= 1, as an earlier run left '
@@ -117,8 +221,8 @@ def _read(path: str, initial: int) -> int:
     )
 
 
-def _write(path: str, value: int) -> None:
+def _write(path: str, content: dict) -> None:
     partial = f"{path}.partial"
     with tf.io.gfile.GFile(partial, "w") as file:
-        file.write(json.dumps({"micro_batches": value}) + "\n")
+        file.write(json.dumps(content) + "\n")
     tf.io.gfile.rename(partial, path, overwrite=True)

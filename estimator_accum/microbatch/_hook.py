@@ -22,8 +22,9 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
             begins.
         count: The number of micro-batches.
         saver: The Saver of the run; None finds it in the graph.
-        summary_dir: Folder for the TensorBoard scalar `accumulation/micro_batches`;
-            None writes none.
+        summary_dir: Folder for the TensorBoard scalars `accumulation/micro_batches`
+            and, for models with layers to recompute, `accumulation/recompute`; None
+            writes none.
     """
 
     def __init__(
@@ -64,9 +65,12 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     def _summarize(self) -> None:
         if self._summary_dir is None:
             return
-        value = tf.compat.v1.Summary.Value(
-            tag="accumulation/micro_batches", simple_value=self._count.value
-        )
+        scalars = {"micro_batches": self._count.value}
+        if self._count.can_recompute:
+            scalars["recompute"] = self._count.recompute
+        summary = tf.compat.v1.Summary()
+        for name, value in scalars.items():
+            summary.value.add(tag=f"accumulation/{name}", simple_value=value)
         writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir)
-        writer.add_summary(tf.compat.v1.Summary(value=[value]), self._global_step)
+        writer.add_summary(summary, self._global_step)
         writer.flush()  # the next error may be the last

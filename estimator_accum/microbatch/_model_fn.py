@@ -115,7 +115,7 @@ def microbatch_model_fn(
         if mode != tf.estimator.ModeKeys.TRAIN:
             return build(features, labels)
 
-        batch = WholeBatch(reduction)
+        batch = WholeBatch(reduction, is_auto)
         staged, spec = _build_on_micro_batches(batch, build, features, labels)
         path = None if config is None else _count_path(config)
         count = (

@@ -8,6 +8,7 @@ A run that fails may have executed in part, so a run that may be retried contain
 operations that can be rolled back.
 """
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -67,6 +68,9 @@ class BatchRunner:
             [snapshot.restore for snapshot in snapshots],
             [window.discard_ops for window in windows],
         ]
+        if isinstance(self._count, MicroBatchCount):
+            switches = [window.should_recompute for window in windows]
+            self._count.can_recompute = any(each is not None for each in switches)
         self._passes = list(zip(*(window.passes for window in windows), strict=True))
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
@@ -101,8 +105,11 @@ class BatchRunner:
                 f"{place}. Leave empty batches out in input_fn."
             )
         while True:
+            begin = time.monotonic()
             try:
-                return self._run_passes(session, rows)
+                result = self._run_passes(session, rows)
+                self._count.time_batch((time.monotonic() - begin) / max(rows))
+                return result
             except Exception as error:
                 is_fixed = isinstance(self._count, FixedCount)
                 if is_fixed or not is_out_of_memory(error):
@@ -154,6 +161,8 @@ class BatchRunner:
                 window.rows: n,
                 window.num_micro_batches: len(start),
             }
+            if window.should_recompute is not None:
+                feeds[window.should_recompute] = self._count.recompute
         results = session.run(operations, feeds)
         for k, (_, values) in zip(running, results, strict=True):
             if passes[k].fetches:
@@ -161,7 +170,7 @@ class BatchRunner:
         return feeds
 
     def _cut_finer(self, session, rows, shapes, place: str, error: Exception) -> None:
-        if self._count.value >= max(rows):
+        if self._count.is_last(max(rows)):
             names, shape = self._replicas[0].staged.names, shapes[0]
             raise ValueError(
                 "One example must fit in memory. Received: an example of "

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from estimator_accum import (
+    _recompute,
     make_accumulating_train_op,
     micro_batch_seed,
     microbatch_model_fn,
@@ -154,10 +157,31 @@ def _as_it_is(layer):
     return layer
 
 
+def _switched(should_recompute):
+    """Returns `recompute` as in a batch that chooses, by `should_recompute(step)`."""
+
+    def wrap(layer):
+        def wrapped(*arguments):
+            switch = should_recompute(v1.train.get_or_create_global_step())
+            batch = types.SimpleNamespace(recompute_switch=lambda: switch)
+            with mock.patch.object(_recompute, "current_batch", lambda: batch):
+                return recompute(layer)(*arguments)
+
+        return wrapped
+
+    return wrap
+
+
+_always = _switched(lambda step: tf.equal(tf.identity(step), step))
+_never = _switched(lambda step: tf.not_equal(tf.identity(step), step))
+_sometimes = _switched(lambda step: tf.equal(step % 2, 1))
+
+
+@pytest.mark.parametrize("wrap", [recompute, _sometimes])
 @pytest.mark.parametrize("layer", _LAYERS)
-def test_weights_are_those_without_bit_for_bit(layer):
+def test_weights_are_those_without_bit_for_bit(layer, wrap):
     plain_loss, plain = _trained(_as_it_is, layer)
-    loss, weights = _trained(recompute, layer)
+    loss, weights = _trained(wrap, layer)
     assert np.isfinite(loss) and loss == plain_loss
     assert len(weights) == len(plain)
     for ours, theirs in zip(weights, plain, strict=True):
@@ -197,6 +221,7 @@ def test_a_gradient_of_rows_stays_one_of_rows():
         np.testing.assert_allclose(found.values, 2 * value[[3, 3, 0]])
 
 
+@functools.cache
 def _peak_bytes(wrap, layer, depth=12):
     """Returns the most bytes that are alive in one step."""
     with tf.Graph().as_default():
@@ -235,6 +260,11 @@ def test_layers_keep_their_inputs_and_a_bit_for_each_random_decision():
     plain, ours = _peak_bytes(_as_it_is, _deep), _peak_bytes(recompute, _deep)
     assert ours < 12 * kept + 0.2 * plain
     assert ours < 0.3 * plain
+
+
+def test_a_switch_keeps_all_or_inputs_alone():
+    assert _peak_bytes(_always, _deep) < 1.05 * _peak_bytes(recompute, _deep)
+    assert _peak_bytes(_never, _deep) < 1.05 * _peak_bytes(_as_it_is, _deep)
 
 
 @pytest.mark.parametrize("shape", [[], [1], [8], [3, 5], [2, 0], [4, 2, 8]])

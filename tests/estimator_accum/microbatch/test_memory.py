@@ -221,6 +221,8 @@ class _Script:
             each one doubles the number of micro-batches.
     """
 
+    can_recompute = False
+
     def __init__(self, final: list[int], failures: list[list[tuple]] | None = None):
         self._final = iter(final)
         self._failures = iter(failures or [[] for _ in final])
@@ -232,7 +234,13 @@ class _Script:
         self.value = next(self._final, 1) >> len(self._pending)
         self._index = 0
 
-    def increase(self, rows, update):
+    def is_last(self, rows):
+        return self.value >= rows
+
+    def time_batch(self, secs):
+        pass
+
+    def increase(self, rows, place):
         self._pending.pop(0)
         self.value *= 2
         self._index = 0

@@ -1,0 +1,186 @@
+"""Under "auto", layers are recomputed when it saves time, or when nothing else fits."""
+
+import json
+import logging
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import make_accumulating_train_op, recompute
+from estimator_accum._kinds import current_batch
+from estimator_accum.microbatch import _runner
+from tests.helpers.microbatch_runs import (
+    difference,
+    hidden_layer,
+    input_fn_of,
+    output_layer,
+    plain,
+    train,
+    train_in_micro_batches,
+)
+
+v1 = tf.compat.v1
+_ROWS, _UPDATES = 16, 20
+_INPUT = input_fn_of(examples=_UPDATES * _ROWS, batch_size=_ROWS)
+
+
+class Machine:
+    """A device with memory for some examples at once, and a clock.
+
+    Args:
+        kept: Largest micro-batch whose activations can be kept [examples].
+        recomputed: Largest micro-batch whose layers can be recomputed [examples].
+        secs: Time of an example with recompute; without, it is 1 s. A
+            micro-batch takes 4 s more.
+    """
+
+    def __init__(self, monkeypatch, kept, recomputed, secs=1.3):
+        self._limits, self._secs = {False: kept, True: recomputed}, secs
+        self.now = 0.0
+        self.plans = []  # (examples, whether recomputed) of every micro-batch
+        clock = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(_runner, "time", clock)
+
+    def model_fn(self, features, labels, mode):
+        def allocate(rows, is_recomputed):
+            self.plans.append((int(rows), bool(is_recomputed)))
+            self.now += 4 + rows * (self._secs if is_recomputed else 1.0)
+            if rows > self._limits[bool(is_recomputed)]:
+                raise MemoryError("no room")
+            return np.float32(0)
+
+        x = features["x"]
+        inputs = [tf.shape(x)[0], current_batch().recompute_switch()]
+        with tf.control_dependencies([tf.numpy_function(allocate, inputs, tf.float32)]):
+            x = tf.identity(x)
+        loss = tf.reduce_mean((output_layer(recompute(hidden_layer)(x)) - labels) ** 2)
+        optimizer = v1.train.AdamOptimizer(0.01)
+        train_op = make_accumulating_train_op(loss, optimizer, 1)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def train(self, folder, **options):
+        return train_in_micro_batches(self.model_fn, folder, _INPUT, "auto", **options)
+
+
+def _changes(caplog) -> list[str]:
+    found = [
+        record.getMessage().partition("micro-batches ") for record in caplog.records
+    ]
+    return [change for before, name, change in found if name and not before]
+
+
+def _kept(folder) -> dict:
+    return json.loads((folder / "micro_batches.json").read_text())
+
+
+def test_faster_recomputed_layers_replace_micro_batches(monkeypatch, tmp_path, caplog):
+    machine = Machine(monkeypatch, kept=4, recomputed=16, secs=1.1)
+    with caplog.at_level(logging.INFO):
+        ours = machine.train(tmp_path / "ours")
+    assert _changes(caplog) == [
+        "1 -> 2: out of memory at update 1; the batch is retried",
+        "2 -> 4: out of memory at update 1; the batch is retried",
+        "4 -> 2 with recompute: tried, for it may be faster",
+        "2 with recompute: they took 0.80 times as long as 4",
+        "2 with recompute -> 1 with recompute: tried, for it may be faster",
+        "1 with recompute: they took 0.84 times as long as 2 with recompute",
+    ]
+    assert machine.plans == [
+        (16, False),
+        (8, False),
+        *[(4, False)] * 4 * 6,
+        *[(8, True)] * 2 * 6,
+        *[(16, True)] * 8,
+    ]
+    assert _kept(tmp_path / "ours") == {"micro_batches": 1, "recompute": True}
+    theirs = train(_plain_model_fn, tmp_path / "theirs", _INPUT)
+    assert difference(ours, theirs) <= 5e-7
+
+
+def _plain_model_fn(features, labels, mode):
+    loss = tf.reduce_mean((output_layer(hidden_layer(features["x"])) - labels) ** 2)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=plain("adam")(loss))
+
+
+def test_slower_recomputed_layers_do_not(monkeypatch, tmp_path, caplog):
+    machine = Machine(monkeypatch, kept=8, recomputed=16, secs=2.0)
+    with caplog.at_level(logging.INFO):
+        machine.train(tmp_path)
+    last = "1 with recompute -> 2: the other way took 1.50 times as long"
+    assert _changes(caplog)[-1] == last
+    assert machine.plans[-16:] == [(8, False)] * 16
+    assert machine.plans.count((16, True)) == 6
+    assert _kept(tmp_path) == {"micro_batches": 2, "recompute": False}
+
+
+def test_one_example_that_does_not_fit_is_recomputed(monkeypatch, tmp_path, caplog):
+    machine = Machine(monkeypatch, kept=0, recomputed=2)
+    with caplog.at_level(logging.INFO):
+        machine.train(tmp_path)
+    assert [change.split(":")[0] for change in _changes(caplog)[3:]] == [
+        "8 -> 16",
+        "16 -> 16 with recompute",
+        "16 with recompute -> 8 with recompute",
+        "8 with recompute",
+        "8 with recompute -> 4 with recompute",
+        "4 with recompute -> 8 with recompute",
+    ]
+    assert "out of memory at update 13" in _changes(caplog)[-1]
+    assert _kept(tmp_path) == {"micro_batches": 8, "recompute": True}
+
+
+def test_one_example_that_fits_in_no_way_is_described(monkeypatch, tmp_path):
+    machine = Machine(monkeypatch, kept=0, recomputed=0)
+    with pytest.raises(
+        ValueError, match=r"One example must fit in memory\. Received: "
+    ):
+        machine.train(tmp_path)
+    assert machine.plans[-2:] == [(1, False), (1, True)]
+
+
+def test_max_micro_batches_leaves_recomputed_layers(monkeypatch, tmp_path):
+    machine = Machine(monkeypatch, kept=2, recomputed=8)
+    machine.train(tmp_path, max_micro_batches=2)
+    assert _kept(tmp_path) == {"micro_batches": 2, "recompute": True}
+
+
+def test_the_next_run_begins_with_the_plan(monkeypatch, tmp_path):
+    (tmp_path / "micro_batches.json").write_text(
+        '{"micro_batches": 2, "recompute": true}'
+    )
+    machine = Machine(monkeypatch, kept=2, recomputed=8)
+    machine.train(tmp_path)
+    assert machine.plans == [(8, True)] * 2 * _UPDATES
+
+
+def test_layers_that_always_recompute_have_no_switch(tmp_path):
+    def model_fn(features, labels, mode):
+        hidden = recompute(hidden_layer, always=True)(features["x"])
+        assert current_batch().should_recompute is None
+        loss = tf.reduce_mean((output_layer(hidden) - labels) ** 2)
+        optimizer = v1.train.AdamOptimizer(0.01)
+        train_op = make_accumulating_train_op(loss, optimizer, 1)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    train_in_micro_batches(model_fn, tmp_path, _INPUT, "auto", max_steps=1)
+
+
+def test_a_plan_with_something_else_in_it_is_named(monkeypatch, tmp_path):
+    (tmp_path / "micro_batches.json").write_text('{"micro_batches": 2, "recompute": 1}')
+    machine = Machine(monkeypatch, kept=2, recomputed=8)
+    with pytest.raises(ValueError, match=r"micro_batches\.json must hold .*Received: "):
+        machine.train(tmp_path)
+
+
+def test_whether_layers_are_recomputed_is_a_summary(monkeypatch, tmp_path):
+    Machine(monkeypatch, kept=0, recomputed=16).train(tmp_path, max_micro_batches=1)
+    found = [
+        value.simple_value
+        for path in tmp_path.glob("events*")
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "accumulation/recompute"
+    ]
+    assert found == [0, 1]
