@@ -1,5 +1,6 @@
 """Job of a run: check all inputs, then train, evaluate, predict and export."""
 
+import dataclasses
 import functools
 import logging
 import pathlib
@@ -25,6 +26,7 @@ from bert_finetune.output_dir import (
     describe_run,
     describe_training,
 )
+from bert_finetune.recomputing import choose
 from bert_finetune.settings import HUGGING_FACE, Settings, batches_of
 from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
@@ -39,6 +41,7 @@ from bert_finetune.windows import make_windows
 from estimator_accum.reports import CsvReport
 from estimator_accum.runs.bars import BatchBar
 from estimator_accum.runs.cluster import Cluster, enter
+from estimator_accum.runs.config import AUTO
 from estimator_accum.runs.folder import SETTINGS_FILE
 from estimator_accum.runs.progress import latest_checkpoint
 from estimator_accum.runs.strategies import count_replicas
@@ -91,6 +94,7 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
             None if settings.pad_to_max_length else run.train.lengths,
             settings.tokens_per_micro_batch,
         )
+        run.settings = _with_recompute(run)
         run.description |= describe_training(settings, run.train.checksum, batches)
         check_same_run(settings.output_dir, run.description)
     _check_checkpoints(run)
@@ -106,6 +110,21 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
             name: read(file, labelled=False) for name, file in task.test_files.items()
         }
     return run
+
+
+def _with_recompute(run: Run) -> Settings:
+    """Returns the settings of a run whose `--recompute` is no longer open."""
+    settings, windows = run.settings, run.windows
+    if settings.recompute != AUTO or windows.batches.is_auto:
+        return settings
+    length, examples = settings.max_seq_length, windows.batches.largest_share
+    if windows.tokens is not None:
+        examples = max(1, windows.tokens // length)
+    steps = windows.batches.gradient_accumulation_steps
+    is_accumulating = windows.tokens is not None or steps > 1
+    way, reason = choose(run.config, examples, length, is_accumulating=is_accumulating)
+    _logger.info("recompute %s: %s", way, reason)
+    return dataclasses.replace(settings, recompute=way)
 
 
 def _evaluates_in_training(settings: Settings) -> bool:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from bert_finetune import metrics, modeling, optimization
 from bert_finetune.checkpoint import init_from_checkpoint
+from bert_finetune.recomputing import wrapper_of
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Task
 from estimator_accum import (
@@ -58,7 +59,7 @@ def make_model_fn(
             features["segment_ids"],
             is_training=is_training,
             is_packed=not settings.pad_to_max_length,
-            is_recomputed=is_training and settings.recompute == "layers",
+            recomputed=wrapper_of(settings.recompute) if is_training else None,
         )
         logits = modeling.classifier_logits(
             output.pooled,

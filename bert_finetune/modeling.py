@@ -5,6 +5,7 @@ N = heads, D = H / N.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -19,7 +20,6 @@ from bert_finetune.layers import (
     first_weights,
     layer_norm,
 )
-from estimator_accum import recompute
 
 # Far below any score, so that the attention to a padding token is exactly 0.
 _PADDING_BIAS = -10000.0
@@ -47,7 +47,7 @@ def encode(
     *,
     is_training: bool,
     is_packed: bool = True,
-    is_recomputed: bool = False,
+    recomputed: Callable | None = None,
     scope: str = "bert",
 ) -> EncoderOutput:
     """Builds BERT's encoder.
@@ -66,8 +66,8 @@ def encode(
         is_training: Whether dropout is on.
         is_packed: Whether layers that treat each token independently leave padding out.
             Their shapes then change with every batch.
-        is_recomputed: Whether the layers' activations are recomputed in the backward
-            pass, half a layer at a time, instead of kept.
+        recomputed: Wrapper of each half of a layer, `estimator_accum.recompute` or one
+            like it; None keeps the activations for the backward pass.
         scope: Variable scope; the checkpoints use "bert".
 
     Creates: the float32 variables of a published checkpoint, from
@@ -87,10 +87,10 @@ def encode(
         with tf.compat.v1.variable_scope("encoder"):
             for i in range(config.num_hidden_layers):
                 with tf.compat.v1.variable_scope(f"layer_{i}"):
-                    hidden.append(_layer(shared, hidden[-1], is_recomputed))
+                    hidden.append(_layer(shared, hidden[-1], recomputed))
             last = f"layer_{config.num_hidden_layers - 1}"
             with tf.compat.v1.variable_scope(last, reuse=True):
-                first_tokens = _layer(shared, hidden[-2], is_recomputed, True)
+                first_tokens = _layer(shared, hidden[-2], recomputed, True)
             first_tokens = _normalized(shared, first_tokens)  # [B, H]
         with tf.compat.v1.variable_scope("pooler"):
             pooled = tf.math.tanh(shared.dense(first_tokens, config.hidden_size))
@@ -232,13 +232,13 @@ def _table(config: BertConfig, name: str, rows: int) -> tf.Variable:
 
 
 def _layer(
-    shared: _Shared, x: _Sum, is_recomputed: bool, only_first: bool = False
+    shared: _Shared, x: _Sum, recomputed: Callable | None, only_first: bool = False
 ) -> _Sum:
     """Returns one layer's output [P, H], or [B, H] for the first tokens only.
 
     For these, only keys and values need all tokens: a sixth of the work.
     """
-    half = recompute if is_recomputed else lambda function: function
+    half = recomputed or (lambda function: function)
     with tf.compat.v1.variable_scope("attention"):
         x = half(_attention)(shared, x, only_first)
     return half(_feed_forward)(shared, x)

@@ -6,9 +6,10 @@ r"""Plans the training of a BERT before anything runs: what fits, and what it co
 
     effective_batch_size = micro_batch_size x K x replicas
 
-It prints the memory of training with the largest micro-batch that fits, the disk space
-of the checkpoints, how long the one reduction of an update takes on the network, and,
-in the last line, the flags of `run_classifier` to paste. The bytes are those of tensors
+It prints the cheapest way to train that fits: the largest micro-batch, with layers that
+are recomputed in the backward pass if that is faster, or if nothing else fits; and its
+memory, the disk space of the checkpoints, how long the one reduction of an update takes
+on the network, and, in the last line, the flags of `run_classifier` to paste. The bytes are those of tensors
 that are alive at the same time, within 15% of what was measured on encoders of 2 to 6
 layers on a CPU (`scripts/benchmarks/plan_table.py`); a fifth of the device's memory is
 reserved, because the allocator cannot use all of it. Exit codes: 0; 2 with one sentence
@@ -18,6 +19,7 @@ when nothing fits or a flag is wrong.
 import argparse
 import re
 import sys
+from typing import NamedTuple
 
 from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
 from bert_finetune.network import reduction_secs
@@ -25,10 +27,15 @@ from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, memory_of
 from estimator_accum.runs.batches import Batches
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
+# Time of an update with recomputed layers, relative to kept activations, and what each
+# micro-step costs besides its tokens: it passes once over the accumulators.
+_RECOMPUTED_TIME = 1.3
+_TOKENS_OF_A_MICRO_STEP = 40
 # TensorFlow's best-fit allocator needed up to 1.25 times the bytes alive at once.
-_USABLE_SHARE = 0.8
+USABLE_SHARE = 0.8
 _BYTES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_BYTES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_WAYS = {"none": (False,), "layers": (True,), "auto": (False, True)}
 _MEMORY = re.compile(r"([0-9.]+)\s*(?=[a-z])([kmgt]i?|)b?", re.IGNORECASE)
 _SPEED = re.compile(r"([0-9.]+)\s*([kKmMgGtT]?)(bits?/s|bps|B/s)")
 
@@ -47,14 +54,32 @@ def _print_plan(flags: argparse.Namespace) -> None:
         print(line)
 
 
-def fewest_micro_steps(
+class Plan(NamedTuple):
+    """A way to train.
+
+    Attributes:
+        batches: The division of an update.
+        is_recomputed: Whether the layers' activations are recomputed.
+        memory: Memory of a replica.
+        time: Time of an update, relative to that of one micro-batch a replica with
+            activations kept.
+    """
+
+    batches: Batches
+    is_recomputed: bool
+    memory: Memory
+    time: float
+
+
+def cheapest_plan(
     config: BertConfig,
     tokens: int,
     effective_batch_size: int,
     num_replicas: int,
     usable_bytes: float,
-) -> tuple[Batches, Memory]:
-    """Returns the division of an update into the largest micro-batches that fit.
+    ways: tuple[bool, ...] = (False, True),
+) -> Plan:
+    """Returns the fastest way to train that fits in memory.
 
     Args:
         config: Sizes and dropout of the encoder.
@@ -62,46 +87,71 @@ def fewest_micro_steps(
         effective_batch_size: Examples of an update, over all replicas.
         num_replicas: Devices that train together.
         usable_bytes: Memory that tensors may take [bytes].
+        ways: Whether layers are recomputed, in each way that may be chosen.
 
     Returns:
-        The division, whose `largest_share` is the micro-batch, and its memory.
+        The plan, in the largest micro-batches that fit.
 
     Raises:
         ValueError: If not even one example fits.
     """
-    for steps in range(1, -(-effective_batch_size // num_replicas) + 1):
-        batches = Batches(effective_batch_size, steps, num_replicas)
-        memory = memory_of(
-            config, batches.largest_share, tokens, is_accumulating=steps > 1
-        )
-        if memory.peak <= usable_bytes:
-            return batches, memory
+    plans = []
+    for is_recomputed in ways:
+        for steps in range(1, -(-effective_batch_size // num_replicas) + 1):
+            batches = Batches(effective_batch_size, steps, num_replicas)
+            memory = memory_of(
+                config,
+                batches.largest_share,
+                tokens,
+                is_accumulating=steps > 1,
+                is_recomputed=is_recomputed,
+            )
+            if memory.peak <= usable_bytes:
+                time = _relative_time(batches, tokens, is_recomputed)
+                plans.append(Plan(batches, is_recomputed, memory, time))
+                break
+    if plans:
+        return min(plans, key=lambda plan: plan.time)
     raise ValueError(
         f"A micro-batch of 1 example must fit in --device_memory. Received: "
-        f"{_mb(usable_bytes / _USABLE_SHARE)}, and 1 example of {tokens} tokens takes "
-        f"{_mb(memory.peak / _USABLE_SHARE)} with what the allocator needs. Use "
+        f"{_mb(usable_bytes / USABLE_SHARE)}, and 1 example of {tokens} tokens takes "
+        f"{_mb(memory.peak / USABLE_SHARE)} with what the allocator needs. Use "
         "shorter examples, a smaller encoder, or a device with more memory."
     )
 
 
+def _relative_time(batches: Batches, tokens: int, is_recomputed: bool) -> float:
+    steps = batches.gradient_accumulation_steps
+    passed = batches.effective_batch_size * tokens / batches.num_replicas
+    overhead = (steps - 1) * _TOKENS_OF_A_MICRO_STEP
+    return (1 + overhead / passed) * (_RECOMPUTED_TIME if is_recomputed else 1)
+
+
 def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
-    batches, memory = fewest_micro_steps(
+    plan = cheapest_plan(
         config,
         flags.max_seq_length,
         flags.effective_batch_size,
         flags.num_replicas,
-        flags.device_memory * _USABLE_SHARE,
+        flags.device_memory * USABLE_SHARE,
+        _WAYS[flags.recompute],
     )
+    batches, memory = plan.batches, plan.memory
     size = batches.largest_share
+    layers = ", recomputed layers" if plan.is_recomputed else ""
     rows = [
         ("parameters", memory.parameters, ""),
         ("optimizer slots", memory.slots, "two of Adam"),
         ("accumulators", memory.accumulators, "none where K is 1"),
         ("graph", memory.graph, "of the session"),
-        ("activations", memory.activations, f"{size} x {flags.max_seq_length} tokens"),
+        (
+            "activations",
+            memory.activations,
+            f"{size} x {flags.max_seq_length} tokens{layers}",
+        ),
         ("gradients", memory.gradients, "beside the activations"),
         ("update", memory.update, "temporaries, when the activations are gone"),
-        ("peak", memory.peak, f"of {_mb(flags.device_memory * _USABLE_SHARE)} usable"),
+        ("peak", memory.peak, f"of {_mb(flags.device_memory * USABLE_SHARE)} usable"),
         ("disk", memory.disk, f"{KEPT_CHECKPOINTS} checkpoints and the next one"),
     ]
     return [
@@ -109,8 +159,9 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         f"micro_batch_size {size}",
         f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
         str(batches),
+        f"time {plan.time:.2f} of one micro-batch with activations kept",
         *_reduction(memory, batches, flags.link_speed),
-        _flags_to_paste(batches, flags.max_seq_length),
+        _flags_to_paste(plan, flags.max_seq_length),
     ]
 
 
@@ -123,13 +174,15 @@ def _reduction(memory: Memory, batches: Batches, bits_per_sec: float) -> list[st
     return [f"reduction {1e3 * secs:,.1f} ms an update, of {over}"]
 
 
-def _flags_to_paste(batches: Batches, tokens: int) -> str:
-    """Returns flags of `run_classifier` that make this division."""
+def _flags_to_paste(plan: Plan, tokens: int) -> str:
+    """Returns flags of `run_classifier` that make this plan."""
+    batches = plan.batches
     examples = f"--train_batch_size={batches.largest_share}"
     if not batches.is_even:  # micro-batches differ by one example
         examples = f"--effective_batch_size={batches.effective_batch_size}"
     steps = f"--gradient_accumulation_steps={batches.gradient_accumulation_steps}"
-    return f"{examples} {steps} --max_seq_length={tokens}"
+    layers = " --recompute=layers" if plan.is_recomputed else ""
+    return f"{examples} {steps} --max_seq_length={tokens}{layers}"
 
 
 def _mb(num_bytes: float) -> str:
@@ -195,6 +248,13 @@ def _parser() -> argparse.ArgumentParser:
         default=1,
         metavar="N",
         help="devices that train together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=_WAYS,
+        default="auto",
+        help="activations of layers are recomputed, or where it pays "
+        "(default: %(default)s)",
     )
     return parser
 

@@ -39,6 +39,15 @@ _TEMPORARY_WIDE = 2.7
 _UPDATE_COPIES_OF_LARGEST = 1.8
 _UPDATE_COPIES_OF_OTHERS = 0.15
 
+# With recomputed layers, what is kept are tensors [B, T, H]: the embeddings' and two a
+# layer, the outputs of its halves. On top come the tensors of the half that is
+# recomputed, in copies of [B, T, I] and [B, T, H] for the feed-forward half, and of
+# [B, N, T, T] and [B, T, H] for the attention half.
+_KEPT_OF_LAYER = 2
+_FEED_FORWARD_WIDE = 6.1
+_ATTENTION_SCORES = 3
+_ATTENTION_TOKENS = 5
+
 # The session's graph and its optimized copies: without the layers, and per layer.
 _GRAPH_BYTES = 4_000_000
 _LAYER_GRAPH_BYTES = 3_500_000
@@ -72,7 +81,12 @@ class Memory(NamedTuple):
 
 
 def memory_of(
-    config: BertConfig, examples: int, tokens: int, *, is_accumulating: bool
+    config: BertConfig,
+    examples: int,
+    tokens: int,
+    *,
+    is_accumulating: bool,
+    is_recomputed: bool = False,
 ) -> Memory:
     """Returns the memory of training with micro-batches [examples, tokens].
 
@@ -81,7 +95,9 @@ def memory_of(
         examples: B >= 1.
         tokens: T >= 1, none of them padding.
         is_accumulating: Whether K > 1; a window of one micro-batch has no accumulators.
+        is_recomputed: Whether the layers' activations are recomputed.
     """
+    activations = _recomputed_bytes if is_recomputed else _activation_bytes
     parameters = parameter_bytes(config)
     rows_mask = _FLOAT_BYTES * config.vocab_size
     return Memory(
@@ -89,7 +105,7 @@ def memory_of(
         slots=2 * parameters,
         accumulators=parameters + rows_mask if is_accumulating else 0,
         graph=_GRAPH_BYTES + _LAYER_GRAPH_BYTES * config.num_hidden_layers,
-        activations=_activation_bytes(config, examples, tokens),
+        activations=activations(config, examples, tokens),
         gradients=_gradient_bytes(config),
         update=int(
             _UPDATE_COPIES_OF_LARGEST * _largest_bytes(config)
@@ -119,6 +135,25 @@ def _activation_bytes(config: BertConfig, examples: int, tokens: int) -> int:
         return count * (embeddings + 2 * token)
     temporaries = _TEMPORARY_WIDE * wide - token - mask  # the output is freed by then
     return int(count * (embeddings + layers * layer + temporaries))
+
+
+def _recomputed_bytes(config: BertConfig, examples: int, tokens: int) -> int:
+    """Returns the bytes at the peak with recomputed layers: that of the larger half."""
+    count = examples * tokens
+    token = _FLOAT_BYTES * config.hidden_size
+    wide = _FLOAT_BYTES * config.intermediate_size
+    scores = config.num_attention_heads * tokens
+    layers = config.num_hidden_layers - 1
+    if not layers:  # only the first tokens go on from the only layer
+        return _activation_bytes(config, examples, tokens)
+    feed_forward = _FEED_FORWARD_WIDE * wide
+    if config.hidden_dropout_prob:
+        feed_forward += token
+    attention = _ATTENTION_SCORES * _FLOAT_BYTES * scores + _ATTENTION_TOKENS * token
+    if config.attention_probs_dropout_prob:  # before and after dropout, and its mask
+        attention += (_FLOAT_BYTES + _BOOL_BYTES) * scores
+    kept = (2 + _KEPT_OF_LAYER * layers) * token
+    return int(count * (kept + max(feed_forward, attention)))
 
 
 def _gradient_bytes(config: BertConfig) -> int:

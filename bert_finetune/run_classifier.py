@@ -23,7 +23,14 @@ if __name__ == "__main__":  # also runs from a clone that is not installed
 
 from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
-from bert_finetune.settings import HUGGING_FACE, Settings, check_settings, flags_of
+from bert_finetune.settings import (
+    HUGGING_FACE,
+    NONE,
+    RECOMPUTE,
+    Settings,
+    check_settings,
+    flags_of,
+)
 from estimator_accum.runs.batches import micro_batch_size_of
 from estimator_accum.runs.cluster import STRATEGIES, Cluster, read_cluster_of
 from estimator_accum.runs.config import define_config_flags
@@ -154,10 +161,12 @@ flags.DEFINE_integer(
 
 flags.DEFINE_enum(
     "recompute",
-    "none",
-    ["none", "layers"],
+    NONE,
+    RECOMPUTE,
     "layers: activations are recomputed in the backward pass, half a layer at a time: "
-    "less memory, more time, the same weights. none: they are kept.",
+    "less memory, more time, the same weights. none: they are kept. auto: with "
+    "--micro_batch_size=auto as memory and time ask for; else if the planner says that a "
+    "micro-batch would not fit.",
 )
 
 ## Evaluation and prediction

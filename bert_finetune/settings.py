@@ -12,6 +12,11 @@ HUGGING_FACE = "hf"  # value of --do_export
 _DEFAULT_TRAIN_BATCH_SIZE = 32
 
 
+# Values of --recompute.
+NONE, LAYERS = "none", "layers"
+RECOMPUTE = (NONE, LAYERS, AUTO)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Values of the flags of `run_classifier.py`; each field is the flag of that name.
@@ -55,7 +60,7 @@ class Settings:
     seed: int
     eval_every_updates: int | None = None
     early_stopping: int | None = None
-    recompute: str = "none"
+    recompute: str = NONE
 
 
 def batches_of(settings: Settings, num_replicas: int) -> Batches:

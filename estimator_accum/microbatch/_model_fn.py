@@ -54,8 +54,11 @@ def microbatch_model_fn(
 
     With "auto", a batch that runs out of memory is retried with twice as many
     micro-batches: the whole batch, before any update, after all variables that its
-    micro-batches wrote are rolled back. The number is kept in `micro_batches.json` in
-    the output folder, and the next run starts with it.
+    micro-batches wrote are rolled back. Where one example does not fit, layers that the
+    model passes to `recompute` are recomputed; and after a batch ran out of memory,
+    half as many micro-batches with recomputed layers are tried and kept if they are
+    faster. The number is kept in `micro_batches.json` in the output folder, and the
+    next run starts with it.
 
     A batch in one micro-batch gives the weights of the plain Estimator bit for bit (up
     to rounding for gradient descent where a sparse gradient has a row twice), and in

@@ -14,6 +14,7 @@ peak is off by more than 15%; 2 for invalid flags. Needs Linux.
 import argparse
 import csv
 import ctypes
+import itertools
 import json
 import os
 import pathlib
@@ -29,8 +30,8 @@ from estimator_accum.runs.command_line import OneSentenceParser
 
 _ACCUMULATION_STEPS = 2
 _LARGEST_ERROR = 0.15
-_COLUMNS = ("encoder", "examples", "tokens", "dropout", "planned_mb", "measured_mb")
-_COLUMNS += ("planned_over_measured",)
+_COLUMNS = ("encoder", "examples", "tokens", "dropout", "recompute")
+_COLUMNS += ("planned_mb", "measured_mb", "planned_over_measured")
 # Layers, hidden, heads; the first three are BERT's published ones.
 ENCODERS = {
     "tiny": (2, 128, 2),
@@ -73,8 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     try:
         for encoder in flags.encoders:
-            for dropout in (False, True):
-                rows += _compare(encoder, dropout, flags.shapes)
+            for dropout, recompute in itertools.product((False, True), repeat=2):
+                rows += _compare(encoder, dropout, recompute, flags.shapes)
     except subprocess.CalledProcessError as error:  # the process has printed the reason
         return error.returncode
     if flags.csv:
@@ -83,20 +84,24 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(abs(row[-1] - 1) > _LARGEST_ERROR for row in rows))
 
 
-def _compare(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> list[tuple]:
+def _compare(
+    encoder: str, dropout: bool, recompute: bool, shapes: list[tuple[int, int]]
+) -> list[tuple]:
     """Trains one encoder at each shape, prints a line and returns a row for each."""
     config, rows = make_config(encoder, dropout), []
     for (examples, tokens), measured in zip(
-        shapes, _measure_in_process(encoder, dropout, shapes), strict=True
+        shapes, _measure_in_process(encoder, dropout, recompute, shapes), strict=True
     ):
-        planned = memory_of(config, examples, tokens, is_accumulating=True).peak
+        planned = memory_of(
+            config, examples, tokens, is_accumulating=True, is_recomputed=recompute
+        ).peak
         ratio = round(planned / measured, 3)
         rows.append(
-            (encoder, examples, tokens, dropout)
+            (encoder, examples, tokens, dropout, recompute)
             + (round(planned / 1e6, 1), round(measured / 1e6, 1), ratio)
         )
         print(
-            f"{encoder:<10}{examples:>4} x {tokens:<4} dropout {dropout!s:<6}"
+            f"{encoder:<10}{examples:>4} x {tokens:<4} dropout {dropout!s:<6}recompute {recompute!s:<6}"
             f"planned {planned / 1e6:8.1f} MB  measured {measured / 1e6:8.1f} MB  "
             f"ratio {ratio:.2f}",
             flush=True,
@@ -104,9 +109,9 @@ def _compare(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> list
     return rows
 
 
-def _measure_in_process(encoder, dropout, shapes) -> list[int]:
+def _measure_in_process(encoder, dropout, recompute, shapes) -> list[int]:
     environment = os.environ | EXACT_BYTES | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    child = json.dumps([encoder, dropout, shapes])
+    child = json.dumps([encoder, dropout, recompute, shapes])
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), "--child", child]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True
@@ -114,11 +119,13 @@ def _measure_in_process(encoder, dropout, shapes) -> list[int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _measure(encoder: str, dropout: bool, shapes: list[tuple[int, int]]) -> None:
+def _measure(
+    encoder: str, dropout: bool, recompute: bool, shapes: list[tuple[int, int]]
+) -> None:
     """Prints the peak of each shape [bytes], as JSON."""
     import numpy as np
 
-    session, train_op, inputs, begin = start(make_config(encoder, dropout))
+    session, train_op, inputs, begin = start(make_config(encoder, dropout), recompute)
     random = np.random.default_rng(0)
     peaks = []
     for examples, tokens in shapes:
@@ -142,7 +149,7 @@ def start(config: BertConfig, is_recomputed: bool = False):
 
     from bert_finetune import modeling
     from bert_finetune.optimization import AdamWeightDecayOptimizer
-    from estimator_accum import make_accumulating_train_op
+    from estimator_accum import make_accumulating_train_op, recompute
 
     tf.compat.v1.disable_eager_execution()
     ids = tf.compat.v1.placeholder(tf.int32, [None, None])
@@ -150,7 +157,12 @@ def start(config: BertConfig, is_recomputed: bool = False):
     tf.compat.v1.train.get_or_create_global_step()
     ones, zeros = tf.ones_like(ids), tf.zeros_like(ids)
     output = modeling.encode(
-        config, ids, ones, zeros, is_training=True, is_recomputed=is_recomputed
+        config,
+        ids,
+        ones,
+        zeros,
+        is_training=True,
+        recomputed=recompute if is_recomputed else None,
     )
     logits = modeling.classifier_logits(
         output.pooled, 2, is_training=True, dropout_prob=config.hidden_dropout_prob

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_finetune.modeling import classifier_logits, encode
-from estimator_accum import make_accumulating_train_op
+from estimator_accum import make_accumulating_train_op, recompute
 from tests.helpers import tiny_bert
 
 _SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
@@ -309,13 +309,13 @@ def test_dropout_is_on_only_in_training_and_the_graph_seed_repeats_it(model):
                 np.testing.assert_array_equal(logits, expected[1])
 
 
-def _trained(is_recomputed):
+def _trained(recomputed):
     """Returns all variables after 4 updates with dropout."""
     with tf.Graph().as_default():
         tf.compat.v1.set_random_seed(7)
         tf.compat.v1.train.get_or_create_global_step()
         inputs = [tf.compat.v1.placeholder(tf.int32, [None, None]) for _ in _BATCH]
-        output = encode(_CONFIG, *inputs, is_training=True, is_recomputed=is_recomputed)
+        output = encode(_CONFIG, *inputs, is_training=True, recomputed=recomputed)
         logits = classifier_logits(output.pooled, 2, is_training=True)
         loss = tf.reduce_mean(tf.square(logits - 1.0))
         optimizer = tf.compat.v1.train.AdamOptimizer(0.01)
@@ -331,7 +331,7 @@ def _trained(is_recomputed):
 
 
 def test_recomputed_layers_train_to_the_same_weights_bit_for_bit():
-    plain, ours = _trained(False), _trained(True)
+    plain, ours = _trained(None), _trained(recompute)
     assert plain.keys() == ours.keys()
     for name, value in plain.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)

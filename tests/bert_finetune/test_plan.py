@@ -104,13 +104,73 @@ def test_one_layer_keeps_its_keys_and_values_alone(tmp_path):
 @pytest.mark.parametrize("examples", [960, 967])  # 967 is prime
 def test_largest_micro_batch_fits_and_one_micro_step_less_does_not(config, examples):
     sizes = _read(config)
-    batches, memory = plan.fewest_micro_steps(sizes, 128, examples, 1, 250e6)
+    batches, is_recomputed, memory, _ = plan.cheapest_plan(
+        sizes, 128, examples, 1, 250e6
+    )
+    assert not is_recomputed
     steps = batches.gradient_accumulation_steps
     assert steps > 2
     assert memory.peak <= 250e6
     assert memory == memory_of(sizes, batches.largest_share, 128, is_accumulating=True)
     larger = -(-examples // (steps - 1))
     assert memory_of(sizes, larger, 128, is_accumulating=True).peak > 250e6
+
+
+def test_recomputed_layers_keep_two_tensors_a_layer(tmp_path):
+    sizes = _read(_write(tmp_path, _TINY | {"num_hidden_layers": 5}))
+    count, token, wide = 2 * 16, 4 * 128, 4 * 512
+    ours = memory_of(sizes, 2, 16, is_accumulating=True, is_recomputed=True)
+    kept = (2 + 2 * 4) * token
+    assert ours.activations == int(count * (kept + 6.1 * wide + token))
+    scores = 2 * 512  # of 2 heads
+    ours = memory_of(sizes, 1, 512, is_accumulating=True, is_recomputed=True)
+    attention = 3 * 4 * scores + 5 * token + 5 * scores
+    assert attention > 6.1 * wide + token
+    assert ours.activations == 512 * (kept + attention)
+
+
+def test_one_layer_has_nothing_to_recompute(tmp_path):
+    sizes = _read(_write(tmp_path, _TINY | {"num_hidden_layers": 1}))
+    plans = [
+        memory_of(sizes, 2, 16, is_accumulating=True, is_recomputed=is_recomputed)
+        for is_recomputed in (False, True)
+    ]
+    assert plans[0] == plans[1]
+
+
+_LARGE = _TINY | {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+
+
+@pytest.mark.parametrize(
+    ("memory", "tokens", "vocab_size", "layers"),
+    [
+        ("11GB", 128, 30522, False),  # micro-steps of 11 examples cost less
+        ("8GB", 512, 30522, True),  # one example does not fit otherwise
+        ("6.5GB", 16, 1000, True),  # micro-steps of so few tokens cost more
+    ],
+)
+def test_the_cheapest_plan_that_fits_is_named(
+    memory, tokens, vocab_size, layers, tmp_path, capsys
+):
+    more = [f"--device_memory={memory}", f"--max_seq_length={tokens}"]
+    config = _write(tmp_path, _LARGE | {"vocab_size": vocab_size})
+    code, output, _ = _run(config, capsys, *more)
+    assert code == 0
+    assert (" tokens, recomputed layers\n" in output) == layers
+    assert (" --recompute=layers" in output.splitlines()[-1]) == layers
+    time = float(re.search(r"^time ([\d.]+) of one", output, re.MULTILINE)[1])
+    other = ("none", "layers")[not layers]
+    code, output, error = _run(config, capsys, *more, f"--recompute={other}")
+    if code == 2:
+        assert re.search(r"1 example must fit in --device_memory\. Received: ", error)
+    else:
+        other = re.search(r"^time ([\d.]+) of one", output, re.MULTILINE)[1]
+        assert float(other) > time
 
 
 def test_replicas_need_not_divide_the_effective_batch(config, capsys):
@@ -123,7 +183,8 @@ def test_the_flags_to_paste_make_the_planned_division(config, capsys, replicas, 
     _, output, _ = _run(
         config, capsys, f"--num_replicas={replicas}", f"--device_memory={size}"
     )
-    *_, planned, _, pasted = output.splitlines()
+    *_, pasted = output.splitlines()
+    (planned,) = re.findall("^effective batch .*", output, re.MULTILINE)
     names = ("train_batch_size", "effective_batch_size", "gradient_accumulation_steps")
     micro, effective, steps, tokens = (
         (found := re.search(rf"--{name}=(\d+)", pasted)) and int(found[1])
