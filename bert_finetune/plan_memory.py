@@ -97,7 +97,8 @@ def memory_of(
         is_accumulating: Whether K > 1; a window of one micro-batch has no accumulators.
         is_recomputed: Whether the layers' activations are recomputed.
     """
-    activations = _recomputed_bytes if is_recomputed else _activation_bytes
+    backward = _recomputed_bytes if is_recomputed else _kept_bytes
+    activations, gradients = backward(config, examples, tokens)
     parameters = parameter_bytes(config)
     rows_mask = _FLOAT_BYTES * config.vocab_size
     return Memory(
@@ -105,8 +106,8 @@ def memory_of(
         slots=2 * parameters,
         accumulators=parameters + rows_mask if is_accumulating else 0,
         graph=_GRAPH_BYTES + _LAYER_GRAPH_BYTES * config.num_hidden_layers,
-        activations=activations(config, examples, tokens),
-        gradients=_gradient_bytes(config),
+        activations=activations,
+        gradients=gradients,
         update=int(
             _UPDATE_COPIES_OF_LARGEST * _largest_bytes(config)
             + _UPDATE_COPIES_OF_OTHERS * (parameters - _largest_bytes(config))
@@ -114,8 +115,8 @@ def memory_of(
     )
 
 
-def _activation_bytes(config: BertConfig, examples: int, tokens: int) -> int:
-    """Returns the bytes at the peak: the gradient of an activation function.
+def _kept_bytes(config: BertConfig, examples: int, tokens: int) -> tuple[int, int]:
+    """Returns (activations, gradients) at the peak: an activation function's gradient.
 
     It is that of the topmost whole layer. The layer above it is done: the classifier
     reads one token only, so the rest of the last layer is never computed.
@@ -131,34 +132,45 @@ def _activation_bytes(config: BertConfig, examples: int, tokens: int) -> int:
     embeddings = 2 * token + mask
     layer = _KEPT_TOKENS * token + _KEPT_WIDE * wide + 2 * mask + attention
     layers = config.num_hidden_layers - 1
+    gradients = _head_bytes(config) + _layer_bytes(config)
     if not layers:  # keys and values of the only layer, for all tokens
-        return count * (embeddings + 2 * token)
+        return count * (embeddings + 2 * token), gradients
     temporaries = _TEMPORARY_WIDE * wide - token - mask  # the output is freed by then
-    return int(count * (embeddings + layers * layer + temporaries))
+    return int(count * (embeddings + layers * layer + temporaries)), gradients
 
 
-def _recomputed_bytes(config: BertConfig, examples: int, tokens: int) -> int:
-    """Returns the bytes at the peak with recomputed layers: that of the larger half."""
+def _recomputed_bytes(
+    config: BertConfig, examples: int, tokens: int
+) -> tuple[int, int]:
+    """Returns (activations, gradients) at the peak with recomputed layers.
+
+    It is in the larger half of the topmost whole layer, or of the lowest: by then more
+    inputs are freed, and there are the gradients of all layers, which are added to the
+    accumulators together.
+    """
     count = examples * tokens
     token = _FLOAT_BYTES * config.hidden_size
     wide = _FLOAT_BYTES * config.intermediate_size
     scores = config.num_attention_heads * tokens
     layers = config.num_hidden_layers - 1
     if not layers:  # only the first tokens go on from the only layer
-        return _activation_bytes(config, examples, tokens)
+        return _kept_bytes(config, examples, tokens)
     feed_forward = _FEED_FORWARD_WIDE * wide
     if config.hidden_dropout_prob:
         feed_forward += token
     attention = _ATTENTION_SCORES * _FLOAT_BYTES * scores + _ATTENTION_TOKENS * token
     if config.attention_probs_dropout_prob:  # before and after dropout, and its mask
         attention += (_FLOAT_BYTES + _BOOL_BYTES) * scores
-    kept = (2 + _KEPT_OF_LAYER * layers) * token
-    return int(count * (kept + max(feed_forward, attention)))
+    half = max(feed_forward, attention)
+    layer, total = _layer_bytes(config), config.num_hidden_layers
 
+    def at(below: int) -> tuple[int, int]:
+        """Returns the bytes while the layer above `below` others is recomputed."""
+        kept = (2 + _KEPT_OF_LAYER * below) * token
+        gradients = _head_bytes(config) + (total - below) * layer
+        return int(count * (kept + half)), gradients
 
-def _gradient_bytes(config: BertConfig) -> int:
-    """Returns the bytes of the gradients that are computed by then."""
-    return _head_bytes(config) + _layer_bytes(config)
+    return max(at(layers), at(0), key=sum)
 
 
 def parameter_bytes(config: BertConfig) -> int:

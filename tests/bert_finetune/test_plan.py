@@ -118,15 +118,24 @@ def test_largest_micro_batch_fits_and_one_micro_step_less_does_not(config, examp
 
 def test_recomputed_layers_keep_two_tensors_a_layer(tmp_path):
     sizes = _read(_write(tmp_path, _TINY | {"num_hidden_layers": 5}))
-    count, token, wide = 2 * 16, 4 * 128, 4 * 512
-    ours = memory_of(sizes, 2, 16, is_accumulating=True, is_recomputed=True)
+    token, wide = 4 * 128, 4 * 512
+    ours = memory_of(sizes, 256, 16, is_accumulating=True, is_recomputed=True)
     kept = (2 + 2 * 4) * token
-    assert ours.activations == int(count * (kept + 6.1 * wide + token))
+    assert ours.activations == int(256 * 16 * (kept + 6.1 * wide + token))
     scores = 2 * 512  # of 2 heads
-    ours = memory_of(sizes, 1, 512, is_accumulating=True, is_recomputed=True)
+    ours = memory_of(sizes, 8, 512, is_accumulating=True, is_recomputed=True)
     attention = 3 * 4 * scores + 5 * token + 5 * scores
     assert attention > 6.1 * wide + token
-    assert ours.activations == 512 * (kept + attention)
+    assert ours.activations == 8 * 512 * (kept + attention)
+
+
+def test_of_few_recomputed_tokens_the_gradients_of_all_layers_are_the_peak(tmp_path):
+    sizes = _read(_write(tmp_path, _TINY | {"num_hidden_layers": 5}))
+    ours = memory_of(sizes, 1, 8, is_accumulating=True, is_recomputed=True)
+    layers = _TINY_PARAMETERS - 4 * 128 * (30522 + 512 + 2 + 2)  # without embeddings
+    head = 4 * (129 * 128 + 129 * 2)
+    assert ours.gradients == head + 5 * (layers - head) // 2
+    assert ours.activations == int(8 * (2 * 512 + 6.1 * 2048 + 512))
 
 
 def test_one_layer_has_nothing_to_recompute(tmp_path):
@@ -150,7 +159,7 @@ _LARGE = _TINY | {
     ("memory", "tokens", "vocab_size", "layers"),
     [
         ("11GB", 128, 30522, False),  # micro-steps of 11 examples cost less
-        ("8GB", 512, 30522, True),  # one example does not fit otherwise
+        ("8.7GB", 512, 30522, True),  # one example does not fit otherwise
         ("6.5GB", 16, 1000, True),  # micro-steps of so few tokens cost more
     ],
 )
