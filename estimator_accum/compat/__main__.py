@@ -1,51 +1,39 @@
 """Runs a script with `tf.estimator`, without editing it.
 
-python -m estimator_accum.compat legacy_script.py --its --flags
+python -m estimator_accum.compat [--v1] legacy_script.py --its --flags
 """
 
-import functools
 import os
-import pathlib
 import sys
-import types
 
 from estimator_accum.compat import enable_estimator
+from estimator_accum.compat._script import run_script
+from estimator_accum.compat.v1 import enable_v1
 
-_USAGE = "python -m estimator_accum.compat legacy_script.py --its --flags"
+_USAGE = "python -m estimator_accum.compat [--v1] legacy_script.py --its --flags"
+_HELP = f"""usage: {_USAGE}
+
+Runs the script as python does, with tf.estimator.
+
+    --v1    gives it TensorFlow 1's names: tensorflow.compat.v1 where it imports
+            tensorflow, the names of tf.contrib that have a stand-in, and names that
+            Python and NumPy removed"""
 
 
 def main(arguments: list[str]) -> None:
-    """Runs `legacy_script.py --its --flags` as `python` does, with `tf.estimator`.
-
-    Not by runpy: functions that the script runs at exit must find its `__main__`.
-    """
+    is_v1 = arguments[:1] == ["--v1"]
+    arguments = arguments[is_v1:]
     script, *_ = arguments or ["nothing"]
     if script in ("-h", "--help"):
-        print(f"usage: {_USAGE}\n\nRuns the script as python does, with tf.estimator.")
+        print(_HELP)
         return
     if not os.path.isfile(script):
         _leave(f"A Python script must be given. Received: {script}. Run: {_USAGE}")
     try:
-        enable_estimator()
+        enable_v1() if is_v1 else enable_estimator()
     except ImportError as error:
         _leave(str(error))
-    sys.argv[:] = arguments
-    if not getattr(sys.flags, "safe_path", False):  # else there is no folder to replace
-        sys.path[0] = str(pathlib.Path(script).resolve().parent)
-    path = os.path.abspath(script)
-    module = types.ModuleType("__main__")
-    module.__file__ = path
-    sys.modules["__main__"] = module
-    sys.excepthook = functools.partial(_show_from, path)
-    code = compile(pathlib.Path(path).read_bytes(), path, "exec")
-    exec(code, vars(module))  # noqa: S102, what python does
-
-
-def _show_from(path: str, kind: type, error: BaseException, trace) -> None:
-    """Shows a traceback that starts in the script, as under `python`."""
-    while trace and trace.tb_frame.f_code.co_filename != path:
-        trace = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+    run_script(arguments, is_v1)
 
 
 def _leave(sentence: str):

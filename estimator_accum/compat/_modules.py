@@ -1,8 +1,10 @@
 """Modules that tensorflow-estimator imports and newer TensorFlows lack."""
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 
@@ -24,9 +26,10 @@ def install() -> None:
         parent, _, name = module.__name__.rpartition(".")
         if parent in sys.modules:
             setattr(sys.modules[parent], name, module)
-    sys.meta_path.insert(0, _OldNames())
+    sys.meta_path.insert(0, OldNames(_OLD_NAMES))
     v1 = importlib.import_module(f"{_ESTIMATOR}.api._v1.estimator")
     v2 = importlib.import_module(f"{_ESTIMATOR}.api._v2.estimator")
+    _refuse_use_tpu(v1.tpu.TPUEstimator)
     for name, api in (("", v2), (".compat.v1", v1), (".compat.v2", v2)):
         sys.modules[f"tensorflow{name}.estimator"] = api
     for outer in (tf, tf.compat.v1, tf.compat.v2):
@@ -37,7 +40,7 @@ def install() -> None:
 def _replacements() -> list[types.ModuleType]:
     embedding = ("AdagradParameters", "AdamParameters", "EmbeddingConfigSpec")
     embedding += ("StochasticGradientDescentParameters",)
-    tpu = ("TPUEstimator", "TPUEstimatorSpec", *embedding)
+    needs_tpu = ("session_support", "tpu_embedding_gradient")  # not used without one
     return [
         _module(
             "tensorflow.python.distribute.estimator_training",
@@ -51,7 +54,7 @@ def _replacements() -> list[types.ModuleType]:
             f"{_ESTIMATOR}.estimator_export",
             estimator_export=_EstimatorExport,
         ),
-        _module(f"{_ESTIMATOR}.tpu.tpu_estimator", **_refusing_classes(tpu)),
+        *(_module(f"tensorflow.python.tpu.{name}") for name in needs_tpu),
         _module(
             f"{_ESTIMATOR}.tpu._tpu_estimator_embedding",
             **_refusing_classes(embedding),
@@ -65,8 +68,15 @@ def _module(name: str, **contents) -> types.ModuleType:
     return module
 
 
-class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes imports of an old module, or of a submodule, find the new one."""
+class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes imports of an old module, or of a submodule, find the new one.
+
+    Args:
+        names: Old names of modules, and the new ones.
+    """
+
+    def __init__(self, names: dict[str, str]):
+        self._names = names
 
     def find_spec(self, fullname, path=None, target=None):
         del path, target
@@ -79,7 +89,7 @@ class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules[module.__name__] = importlib.import_module(name)
 
     def _name_today(self, name: str) -> str | None:
-        for old, new in _OLD_NAMES.items():
+        for old, new in self._names.items():
             if f"{name}.".startswith(f"{old}."):
                 return name.replace(old, new, 1)
         return None
@@ -101,10 +111,30 @@ class _EstimatorExport:
 def _refusing_classes(names: tuple[str, ...]) -> dict[str, type]:
     def refuse(self, *args, **kwargs):
         del args, kwargs
-        raise NotImplementedError(
-            "TPU classes of tf.estimator must run on TensorFlow 2.15, the last with "
-            f"their modules. Received: {type(self).__name__} on TensorFlow "
-            f"{tf.__version__}. Use tf.estimator.Estimator."
-        )
+        _refuse_tpu(type(self).__name__)
 
     return {name: type(name, (), {"__init__": refuse}) for name in names}
+
+
+def _refuse_use_tpu(tpu_estimator: type) -> None:
+    """Makes TPUEstimator refuse `use_tpu=True`, which is its default."""
+    make = tpu_estimator.__init__
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def make_without_tpu(self, *args, **kwargs):
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments["use_tpu"]:
+            _refuse_tpu("TPUEstimator(use_tpu=True)")
+        make(self, *args, **kwargs)
+
+    tpu_estimator.__init__ = make_without_tpu
+
+
+def _refuse_tpu(received: str):
+    raise NotImplementedError(
+        "TPUs with tf.estimator must have TensorFlow 2.15, the last with their "
+        f"modules. Received: {received} on TensorFlow {tf.__version__}. Use "
+        "TPUEstimator(use_tpu=False) without embeddings on TPUs."
+    )

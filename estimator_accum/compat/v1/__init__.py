@@ -1,0 +1,56 @@
+"""TensorFlow 1's names for scripts that were never migrated.
+
+    tf = enable_v1()
+
+From then on, modules of the user that are imported say `import tensorflow as tf` and
+get `tensorflow.compat.v1`; installed packages get the TensorFlow that they expect. A
+script that must not be edited runs with
+
+    python -m estimator_accum.compat --v1 legacy_script.py --its --flags
+"""
+
+import types
+
+from estimator_accum.compat import enable_estimator
+
+
+def compile_v1(source: bytes, path: str) -> types.CodeType:
+    """Returns a module's code whose imports of TensorFlow are TensorFlow 1's.
+
+    Args:
+        source: Text of the module.
+        path: Its file, for tracebacks.
+    """
+    from estimator_accum.compat.v1 import _imports  # imports TensorFlow
+
+    return _imports.compile_v1(source, path)
+
+
+def enable_v1() -> types.ModuleType:
+    """Makes the user's modules run as TensorFlow 1 code; returns `tf.compat.v1`.
+
+    `rule: tensorflow -> tensorflow.compat.v1 in modules outside of site-packages`
+
+    Enables `tf.estimator`, turns TensorFlow 2's behavior off for the whole process,
+    variables excepted, which stay resources: their reads and writes have an order.
+    Adds `tf.contrib` (see _contrib.py) and names that Python and NumPy removed (see
+    _removed.py). Modules that were imported before keep what they have. A second call
+    does nothing.
+
+    Returns:
+        The module `tensorflow.compat.v1`.
+
+    Raises:
+        ImportError: As `enable_estimator` does.
+    """
+    v1 = enable_estimator().compat.v1
+    if "contrib" in vars(v1):
+        return v1
+    from estimator_accum.compat.v1 import _contrib, _imports, _removed
+
+    v1.disable_v2_behavior()
+    v1.enable_resource_variables()
+    _removed.install()
+    _imports.install()
+    _contrib.install()  # last, because enable_v1() takes it as done
+    return v1

@@ -1,0 +1,147 @@
+"""`tf.contrib` on TensorFlows without it: names that others replace exactly.
+
+A name without a stand-in raises an AttributeError when it is used, or a
+ModuleNotFoundError when it is imported, with the names that exist.
+"""
+
+import importlib.abc
+import sys
+import types
+
+import tensorflow as tf
+from tensorflow.python.ops import lookup_ops
+
+from estimator_accum.compat import _modules
+from estimator_accum.compat.v1 import _framework, _hparams, _layers
+
+_CONTRIB = "tensorflow.contrib"
+_OLD_NAMES = {
+    f"{_CONTRIB}.tpu.python": "tensorflow_estimator.python.estimator",
+    f"{_CONTRIB}.tensorboard": "tensorboard",
+}
+
+
+def install() -> None:
+    """Makes `tf.compat.v1.contrib` and `tensorflow.contrib`."""
+    modules = {
+        name: _StandIn(f"{_CONTRIB}.{name}", names)
+        for name, names in _stand_ins().items()
+    }
+    contrib = _StandIn(_CONTRIB, modules)
+    for module in (contrib, *modules.values()):
+        sys.modules[module.__name__] = module
+    sys.meta_path.insert(0, _NoStandIn())
+    sys.meta_path.insert(0, _modules.OldNames(_OLD_NAMES))
+    tf.compat.v1.contrib = contrib
+
+
+class _StandIn(types.ModuleType):
+    """One module; each name is looked up when it is used."""
+
+    def __init__(self, name: str, names: dict):
+        super().__init__(name, "Made by estimator_accum.compat.v1.")
+        self.__path__ = []  # a package, for `from tensorflow.contrib.x import y`
+        self._names = names
+
+    def __getattr__(self, name):
+        names = vars(self)["_names"]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in names:
+            raise AttributeError(_sentence(f"{self.__name__}.{name}", names))
+        return names[name]
+
+    def __dir__(self):
+        return sorted(self._names)
+
+
+class _NoStandIn(importlib.abc.MetaPathFinder):
+    """Refuses imports of what `tf.contrib` had and this package has not."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        del path, target
+        parent = fullname.rpartition(".")[0]
+        if not f"{fullname}.".startswith(f"{_CONTRIB}."):
+            return None
+        names = vars(sys.modules[parent]).get("_names", {})
+        raise ModuleNotFoundError(_sentence(fullname, names))
+
+
+def _sentence(name: str, names: dict) -> str:
+    parent = name.rpartition(".")[0].replace("tensorflow.", "tf.")
+    return (
+        f"A name of `{parent}` must be one that has a stand-in: "
+        f"{', '.join(sorted(names)) or 'none'}. Received: "
+        f"{name.replace('tensorflow.', 'tf.')}. Replace it in the script, or run that "
+        "on TensorFlow 1.15."
+    )
+
+
+def _stand_ins() -> dict[str, dict]:
+    """Returns the names of each module of `tf.contrib` with what replaces them."""
+    v1 = tf.compat.v1
+    estimator, tpu = v1.estimator, v1.estimator.tpu
+    checkpoints = _pick(v1.train, "list_variables load_checkpoint load_variable")
+    checkpoints |= _pick(v1.train, "init_from_checkpoint checkpoints_iterator")
+    steps = "assert_global_step create_global_step get_global_step"
+    steps += " get_or_create_global_step"
+    xavier = _layers.xavier_initializer
+    return {
+        "cluster_resolver": _public(v1.distribute.cluster_resolver),
+        "data": _public(v1.data.experimental)
+        | {"batch_and_drop_remainder": _batch_and_drop_remainder},
+        "estimator": _public(estimator.experimental) | _pick(estimator, "add_metrics"),
+        "framework": checkpoints
+        | _pick(v1.train, steps)
+        | _pick(v1, "argsort is_tensor nest sort")
+        | _pick(
+            _framework,
+            "assign_from_checkpoint assign_from_checkpoint_fn assign_from_values "
+            "assign_from_values_fn get_model_variables get_trainable_variables "
+            "get_variables get_variables_to_restore",
+        ),
+        "layers": _pick(
+            _layers,
+            "apply_regularization l1_regularizer l2_regularizer layer_norm "
+            "variance_scaling_initializer xavier_initializer",
+        )
+        | {"xavier_initializer_conv2d": xavier, "flatten": v1.layers.flatten},
+        "lookup": _pick(
+            lookup_ops,
+            "HashTable KeyValueTensorInitializer TextFileIndex TextFileInitializer "
+            "index_table_from_file index_table_from_tensor "
+            "index_to_string_table_from_file index_to_string_table_from_tensor",
+        ),
+        "metrics": {
+            f"streaming_{name}": _predictions_first(getattr(v1.metrics, name))
+            for name in ("accuracy", "auc", "precision", "recall", "mean_squared_error")
+        }
+        | {"streaming_mean": v1.metrics.mean},
+        "rnn": _public(v1.nn.rnn_cell)
+        | _pick(v1.nn, "static_bidirectional_rnn static_rnn"),
+        "tpu": _public(v1.tpu)
+        | _pick(tpu, "InputPipelineConfig RunConfig TPUConfig TPUEstimator")
+        | _pick(tpu, "TPUEstimatorSpec"),
+        "training": checkpoints | {"HParams": _hparams.HParams},
+    }
+
+
+def _pick(module, names: str) -> dict:
+    return {name: getattr(module, name) for name in names.split()}
+
+
+def _public(module) -> dict:
+    return _pick(module, " ".join(name for name in dir(module) if name[0] != "_"))
+
+
+def _predictions_first(metric):
+    """Returns a metric of `tf.metrics` with the first two arguments exchanged."""
+
+    def streaming(predictions, labels, *arguments, **others):
+        return metric(labels, predictions, *arguments, **others)
+
+    return streaming
+
+
+def _batch_and_drop_remainder(batch_size):
+    return lambda dataset: dataset.batch(batch_size, drop_remainder=True)
