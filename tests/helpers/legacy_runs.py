@@ -19,7 +19,7 @@ _VARIABLES = {"PYTHONPATH": str(running.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
 def names() -> list[str]:
     """Returns the names of the scripts that run as one process and must succeed."""
     found = {path.stem for path in SCRIPTS.glob("*.py")}
-    return sorted(found - {"cluster", "tpu_estimator"})
+    return sorted(found - {"cluster"})
 
 
 def run(
@@ -49,7 +49,8 @@ def run(
     script.write_text(text)
     model_dir = str(folder / "model")
     command = ["-m", "estimator_accum.compat"] if way == "unedited" else []
-    is_flag = name == "version_1_style"
+    command += ["--v1"] if name == "tensorflow_1" else []
+    is_flag = name in ("tensorflow_1", "version_1_style")
     command += [script, f"--model_dir={model_dir}" if is_flag else model_dir]
     options = {"cwd": folder, "python": python, **_VARIABLES}
     if not tasks:

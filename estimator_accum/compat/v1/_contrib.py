@@ -10,6 +10,7 @@ import types
 
 import tensorflow as tf
 from tensorflow.python.ops import lookup_ops
+from tensorflow.python.tpu import tpu_function
 
 from estimator_accum.compat import _modules
 from estimator_accum.compat.v1 import _framework, _hparams, _layers
@@ -62,7 +63,7 @@ class _NoStandIn(importlib.abc.MetaPathFinder):
         del path, target
         parent = fullname.rpartition(".")[0]
         if not f"{fullname}.".startswith(f"{_CONTRIB}."):
-            return None
+            return
         names = vars(sys.modules[parent]).get("_names", {})
         raise ModuleNotFoundError(_sentence(fullname, names))
 
@@ -121,7 +122,8 @@ def _stand_ins() -> dict[str, dict]:
         | _pick(v1.nn, "static_bidirectional_rnn static_rnn"),
         "tpu": _public(v1.tpu)
         | _pick(tpu, "InputPipelineConfig RunConfig TPUConfig TPUEstimator")
-        | _pick(tpu, "TPUEstimatorSpec"),
+        | _pick(tpu, "TPUEstimatorSpec")
+        | {"CrossShardOptimizer": _cross_shard_optimizer},
         "training": checkpoints | {"HParams": _hparams.HParams},
     }
 
@@ -132,6 +134,13 @@ def _pick(module, names: str) -> dict:
 
 def _public(module) -> dict:
     return _pick(module, " ".join(name for name in dir(module) if name[0] != "_"))
+
+
+def _cross_shard_optimizer(opt, *arguments, **others):
+    """Returns the optimizer itself, unless the program of a TPU is built."""
+    if tpu_function.get_tpu_context().number_of_shards is None:
+        return opt
+    return tf.compat.v1.tpu.CrossShardOptimizer(opt, *arguments, **others)
 
 
 def _predictions_first(metric):

@@ -10,20 +10,22 @@ No bytecode is read or written: `python script.py` would run it, with TensorFlow
 """
 
 import ast
+import functools
+import glob
 import importlib.abc
 import importlib.machinery
 import os
+import pathlib
 import sys
 import sysconfig
 
 import tensorflow as tf
 
-import estimator_accum
-
 _V1 = "tensorflow.compat.v1"
 # Not TensorFlow 1's API, or the same in both versions.
 _AS_THEY_ARE = ("compat", "contrib", "core", "python", "tools")
 _INSTALLED = ("site-packages", "dist-packages")
+_THIS_PACKAGE = str(pathlib.Path(__file__).parents[2])
 
 
 def install() -> None:
@@ -78,15 +80,19 @@ def is_users(path: str) -> bool:
     path = os.path.abspath(path)
     if any(part in _INSTALLED for part in path.split(os.sep)):
         return False
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    # `pip install --target` has its own name for site-packages.
-    folders.append(os.path.dirname(os.path.dirname(tf.__file__)))
-    folders.append(os.path.dirname(estimator_accum.__file__))
-    return not any(path.startswith(os.path.join(folder, "")) for folder in folders)
+    others = [sysconfig.get_path("stdlib"), _THIS_PACKAGE]
+    others += [folder for folder in sys.path if _has_installed(folder)]
+    return not any(path.startswith(os.path.join(folder, "")) for folder in others)
+
+
+@functools.cache
+def _has_installed(folder: str) -> bool:
+    """Returns whether pip has installed packages there, e.g. by `--target`."""
+    return bool(glob.glob(os.path.join(glob.escape(folder), "*.dist-info")))
 
 
 class _Rewriting(ast.NodeTransformer):
-    def visit_Import(self, node):  # noqa: N802, ast's name
+    def visit_Import(self, node):
         names = []
         for alias in node.names:
             root, _, rest = alias.name.partition(".")
@@ -100,7 +106,7 @@ class _Rewriting(ast.NodeTransformer):
         node.names = names
         return node
 
-    def visit_ImportFrom(self, node):  # noqa: N802, ast's name
+    def visit_ImportFrom(self, node):
         if node.level == 0:
             node.module = _renamed(node.module)
         return node

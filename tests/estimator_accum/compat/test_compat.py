@@ -228,3 +228,30 @@ def test_chief_is_first_and_parameter_servers_are_last(job, index, number):
     jobs = {"ps": ["d"], "worker": ["b", "c"], "chief": ["a"], "other": ["e"]}
     context = types.SimpleNamespace(task_type=job, task_id=index)
     assert _training.global_id(jobs, context) == number
+
+
+@later
+def test_tpus_are_refused():
+    tpu = tf.compat.v1.estimator.tpu
+    sentence = (
+        r"TPUs with tf\.estimator must have TensorFlow 2\.15, the last with their "
+        r"modules\. Received: {} on TensorFlow 2\.\d+\.\d+\. "
+        r"Use TPUEstimator\(use_tpu=False\)"
+    )
+
+    def model_fn(features, labels, mode, params):
+        del features, labels, mode, params
+
+    config = tpu.RunConfig()
+    for arguments in ({}, {"use_tpu": True}):  # True is the default
+        with pytest.raises(
+            NotImplementedError,
+            match=sentence.format(r"TPUEstimator\(use_tpu=True\)"),
+        ):
+            tpu.TPUEstimator(model_fn, config=config, train_batch_size=8, **arguments)
+    with pytest.raises(
+        NotImplementedError, match=sentence.format("EmbeddingConfigSpec")
+    ):
+        tpu.experimental.EmbeddingConfigSpec(feature_columns=[])
+    estimator = tpu.TPUEstimator(model_fn, None, config, None, False, 8)
+    assert isinstance(estimator, tf.compat.v1.estimator.Estimator)

@@ -21,9 +21,11 @@ def _runner(*arguments, cwd=None, **variables):
 
 def _cases():
     """Yields all scripts unedited, and one per import form with the two lines."""
-    yield "train_and_evaluate", "unedited"
+    everywhere = ("train_and_evaluate", "tensorflow_1")
+    for name in everywhere:
+        yield name, "unedited"
     for name in legacy_runs.names():
-        if name != "train_and_evaluate":
+        if name not in everywhere:
             yield pytest.param(name, "unedited", marks=later)
     for name in ("keras_in_estimators", "train_and_evaluate", "version_1_style"):
         yield pytest.param(name, "two_lines", marks=later)
@@ -56,18 +58,6 @@ def test_legacy_script_needs_help(tmp_path):
     codes, output = legacy_runs.run("warm_start", tmp_path, "plain")
     assert codes == [1]
     assert "has no attribute 'estimator'" in output
-
-
-@later
-def test_tpu_estimator_is_refused_when_it_is_made(tmp_path):
-    codes, output = legacy_runs.run("tpu_estimator", tmp_path)
-    assert codes == [1]
-    assert re.search(
-        r"NotImplementedError: TPU classes of tf.estimator must run on TensorFlow "
-        r"2\.15, the last with their modules\. Received: TPUEstimator on TensorFlow "
-        r"2\.\d+\.\d+\. Use tf\.estimator\.Estimator\.",
-        output,
-    )
 
 
 def test_runner_enables_before_the_script_begins(tmp_path):
@@ -131,7 +121,7 @@ def test_runner_has_a_help_of_its_own():
     done = _runner("--help")
     assert (done.returncode, done.stderr) == (0, "")  # TensorFlow has not greeted
     assert done.stdout.startswith(
-        "usage: python -m estimator_accum.compat legacy_script.py --its --flags\n"
+        "usage: python -m estimator_accum.compat [--v1] legacy_script.py --its --flags\n"
     )
 
 
@@ -143,7 +133,7 @@ def test_runner_without_a_script_says_one_sentence(arguments, received):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         f"estimator_accum.compat: A Python script must be given. Received: {received}. "
-        "Run: python -m estimator_accum.compat legacy_script.py --its --flags"
+        "Run: python -m estimator_accum.compat [--v1] legacy_script.py --its --flags"
     )
 
 

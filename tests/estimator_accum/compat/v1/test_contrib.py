@@ -1,0 +1,257 @@
+"""tf.contrib: what its stand-ins compute, and names without one."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.compat.v1 import _contrib, _framework, _layers
+from tests.helpers import legacy_runs
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.usefixtures("fresh_graph")
+
+
+def _run(*fetches, feeds=None):
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        return session.run(fetches, feeds)
+
+
+def test_layer_norm_normalizes_the_axes_that_are_named():
+    values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    inputs = v1.placeholder_with_default(values, [None, 3, 4])
+    last = _layers.layer_norm(inputs, begin_norm_axis=-1)
+    all_but_first = _layers.layer_norm(inputs, scope="own")
+    for found, axes in zip(_run(last, all_but_first), ((2,), (1, 2)), strict=True):
+        mean = values.mean(axes, keepdims=True)
+        deviation = np.sqrt(values.var(axes, keepdims=True) + 1e-12)
+        np.testing.assert_allclose(found, (values - mean) / deviation, atol=1e-5)
+    assert last.shape.as_list() == [None, 3, 4]
+
+
+def test_variables_of_layer_norm_have_the_names_of_tensorflow_1():
+    inputs = tf.ones([2, 3])
+    with v1.variable_scope("layer"):
+        _layers.layer_norm(inputs)
+        _layers.layer_norm(inputs, variables_collections={"beta": ["betas"]})
+        _layers.layer_norm(inputs, center=False, trainable=False, scope="own")
+    with v1.variable_scope("layer"):
+        _layers.layer_norm(inputs, reuse=True, scope="LayerNorm")
+    shapes = {v.op.name: v.shape.as_list() for v in v1.global_variables()}
+    assert shapes == {
+        "layer/LayerNorm/beta": [3],
+        "layer/LayerNorm/gamma": [3],
+        "layer/LayerNorm_1/beta": [3],
+        "layer/LayerNorm_1/gamma": [3],
+        "layer/own/gamma": [3],
+    }
+    assert len(v1.model_variables()) == 5
+    assert len(v1.trainable_variables()) == 4
+    assert [v.op.name for v in v1.get_collection("betas")] == ["layer/LayerNorm_1/beta"]
+
+
+def test_layer_norm_activates_collects_and_widens_epsilon_in_float16():
+    inputs = tf.constant([[-1e-3, 1e-3]], tf.float16)
+    half = _layers.layer_norm(inputs)
+    single = _layers.layer_norm(tf.cast(inputs, tf.float32), scope="single")
+    relu = _layers.layer_norm(
+        tf.constant([[-1.0, 1.0]]), activation_fn=tf.nn.relu, outputs_collections="out"
+    )
+    found = _run(half, single, relu)
+    assert half.dtype == tf.float16
+    np.testing.assert_allclose(found[0], [[-0.0316, 0.0316]], atol=1e-3)
+    np.testing.assert_allclose(found[1], [[-1, 1]], atol=1e-4)
+    np.testing.assert_allclose(found[2], [[0, 1]], atol=1e-6)
+    assert v1.get_collection("out") == [relu]
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "sentence"),
+    [
+        (None, {}, "known rank and known last axes. Received: shape <unknown>"),
+        ([2, None], {}, r"known last axes\. Received: shape \(2, None\)"),
+        ([2, 3], {"begin_norm_axis": 2}, "axes of the inputs. Received: -1 and 2"),
+        ([2, 3], {"begin_params_axis": 2}, "axes of the inputs. Received: 2 and 1"),
+    ],
+)
+def test_layer_norm_refuses_shapes_and_axes(shape, arguments, sentence):
+    inputs = v1.placeholder(tf.float32, shape)
+    with pytest.raises(ValueError, match=sentence):
+        _layers.layer_norm(inputs, **arguments)
+
+
+def test_initializers_have_the_spread_of_tensorflow_1():
+    size = [200, 300]
+    uniform = _layers.xavier_initializer(seed=1)(size)
+    normal = _layers.xavier_initializer(uniform=False, seed=1)(size)
+    fan_in = _layers.variance_scaling_initializer(seed=1)(size)
+    uniform, normal, fan_in = _run(uniform, normal, fan_in)
+    limit = math.sqrt(3 / 250)
+    assert 0.99 * limit < np.abs(uniform).max() <= limit
+    # truncated at two standard deviations, which are those before the truncation
+    assert np.abs(normal).max() == pytest.approx(2 * math.sqrt(1.3 / 250), rel=1e-3)
+    assert np.abs(fan_in).max() == pytest.approx(2 * math.sqrt(2.6 / 200), rel=1e-3)
+
+
+def test_regularizers_penalize_and_are_collected():
+    weights = v1.get_variable("w", initializer=[3.0, -4.0])
+    penalties = [
+        _layers.l1_regularizer(0.5)(weights),
+        _layers.l2_regularizer(0.5)(weights),
+    ]
+    total = _layers.apply_regularization(_layers.l2_regularizer(2.0), [weights])
+    assert v1.losses.get_regularization_losses() == [total]
+    assert _run(*penalties, total) == (3.5, 6.25, 25.0)
+    assert _layers.l2_regularizer(0.0)(weights) is None
+    nothing = _layers.apply_regularization(_layers.l1_regularizer(0.0), [weights])
+    assert _run(nothing) == (0.0,)
+    for scale in (1, -0.5, True):
+        with pytest.raises(ValueError, match=f"a float >= 0. Received: {scale}"):
+            _layers.l2_regularizer(scale)
+    with pytest.raises(ValueError, match="WEIGHTS, must have a variable"):
+        _layers.apply_regularization(_layers.l1_regularizer(0.1))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Path of a checkpoint of a/x = [1, 2] and b = 3."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        with v1.variable_scope("a"):
+            v1.get_variable("x", initializer=[1.0, 2.0])
+        v1.get_variable("b", initializer=3.0)
+        session.run(v1.global_variables_initializer())
+        return v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+
+
+def _restored(restore, *variables):
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        restore(session)
+        return [session.run(variable).tolist() for variable in variables]
+
+
+def test_values_of_a_checkpoint_are_assigned(checkpoint, caplog):
+    x = v1.get_variable("x", initializer=[[0.0], [0.0]])
+    b = v1.get_variable("b", initializer=0.0)
+    new = v1.get_variable("new", initializer=7.0)
+    op, feeds = _framework.assign_from_checkpoint(checkpoint, {"a/x": x, "b": b})
+    found = _restored(lambda session: session.run(op, feeds), x, b, new)
+    assert found == [[[1.0], [2.0]], 3.0, 7.0]
+    with pytest.raises(ValueError, match=r"all variables\. Received: .* without new\."):
+        _framework.assign_from_checkpoint(checkpoint, [b, new])
+    op, feeds = _framework.assign_from_checkpoint(checkpoint, [b, new], True)
+    assert _restored(lambda session: session.run(op, feeds), b, new) == [3.0, 7.0]
+    assert "Variable new missing in checkpoint" in caplog.text
+
+
+def test_function_restores_a_checkpoint_in_a_session(checkpoint):
+    x = v1.get_variable("x", initializer=[[0.0], [0.0]])
+    new = v1.get_variable("new", initializer=7.0)
+    restore = _framework.assign_from_checkpoint_fn(
+        checkpoint,
+        {"a/x": x, "new": new},
+        ignore_missing_vars=True,
+        reshape_variables=True,
+    )
+    assert _restored(restore, x, new) == [[[1.0], [2.0]], 7.0]
+    nothing = _framework.assign_from_checkpoint_fn(checkpoint, [new], True)
+    assert nothing is None
+    with pytest.raises(ValueError, match="`var_list` must have a variable"):
+        _framework.assign_from_checkpoint_fn(checkpoint, [])
+
+
+def test_arrays_are_assigned_by_name():
+    b = v1.get_variable("b", initializer=[0.0, 0.0])
+    assert _restored(_framework.assign_from_values_fn({"b": [1, 2]}), b) == [[1.0, 2.0]]
+    for values, received in (
+        ({"no_such": 1.0}, r"no_such of shape None for shape \(\)"),
+        ({"b": [1.0]}, r"b of shape \(2,\) for shape \(1,\)"),
+    ):
+        with pytest.raises(ValueError, match=f"of its size. Received: {received}"):
+            _framework.assign_from_values(values)
+
+
+def test_variables_are_selected_by_scope_and_suffix():
+    with v1.variable_scope("a") as scope:
+        v1.get_variable("x", [])
+        v1.get_variable("y", [], trainable=False)
+    v1.get_variable("b", [])
+    _layers.layer_norm(tf.ones([1, 2]), scope="n", center=False)
+
+    def names(variables):
+        return [variable.op.name for variable in variables]
+
+    assert names(_framework.get_variables(scope)) == ["a/x", "a/y"]
+    assert names(_framework.get_variables("a", suffix="y")) == ["a/y"]
+    assert names(_framework.get_trainable_variables("a")) == ["a/x"]
+    assert names(_framework.get_model_variables()) == ["n/gamma"]
+    restored = _framework.get_variables_to_restore
+    assert names(restored(exclude=["a", "n"])) == ["b"]
+    assert names(restored(include=["a", "b"], exclude=["a/x"])) == ["a/y", "b"]
+
+
+def test_streaming_metrics_take_predictions_first():
+    names = _contrib._stand_ins()["metrics"]
+    found, update = names["streaming_precision"]([1, 1, 0], labels=[1, 0, 0])
+    with v1.Session() as session:
+        session.run(v1.local_variables_initializer())
+        session.run(update)
+        assert session.run(found) == 0.5
+
+
+def test_cross_shard_optimizer_is_the_optimizer_itself_without_a_tpu():
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    make = _contrib._stand_ins()["tpu"]["CrossShardOptimizer"]
+    assert make(optimizer) is optimizer
+
+
+def test_batches_of_contrib_data_are_whole():
+    names = _contrib._stand_ins()["data"]
+    dataset = tf.data.Dataset.range(7)
+    batches = dataset.apply(names["batch_and_drop_remainder"](3))
+    assert v1.data.get_output_shapes(batches).as_list() == [3]
+    for name in ("map_and_batch", "parallel_interleave", "shuffle_and_repeat"):
+        assert names[name] is getattr(v1.data.experimental, name)
+
+
+_REFUSED = """from estimator_accum.compat.v1 import compile_v1, enable_v1
+tf = enable_v1()
+from tensorflow.contrib.tpu.python.tpu import tpu_config
+assert tpu_config.TPUConfig is tf.contrib.tpu.TPUConfig is tf.estimator.tpu.TPUConfig
+assert tf.contrib.tpu.TPUEstimator is tf.estimator.tpu.TPUEstimator
+assert hasattr(tf.contrib, "layers") and not hasattr(tf.contrib, "slim")
+print(dir(tf.contrib))
+for text in STATEMENTS:
+    try:
+        exec(compile_v1(text, "user.py"), {"tf": tf})
+    except (AttributeError, ImportError) as error:
+        print(type(error).__name__, error)
+"""
+_STATEMENTS = [
+    "tf.contrib.slim.conv2d",
+    "tf.contrib.data.no_such",
+    "import tensorflow.contrib.slim as slim",
+    "from tensorflow.contrib import crf",
+    "from tensorflow.contrib.training import no_such",
+    "from tensorflow.contrib.layers.python.layers import utils",
+    "from tensorflow.contrib.lookup import index_table_from_file",
+]
+
+
+def test_name_without_a_stand_in_is_refused_in_one_sentence():
+    done = legacy_runs.run_python(f"STATEMENTS = {_STATEMENTS}\n{_REFUSED}")
+    assert done.returncode == 0, done.stderr
+    modules, *refusals = done.stdout.splitlines()
+    assert modules == str(sorted(_contrib._stand_ins()))
+    all_modules = ", ".join(sorted(_contrib._stand_ins()))
+    end = "Replace it in the script, or run that on TensorFlow 1.15."
+    top = f"A name of `tf.contrib` must be one that has a stand-in: {all_modules}."
+    assert refusals[0] == f"AttributeError {top} Received: tf.contrib.slim. {end}"
+    assert refusals[1].startswith("AttributeError A name of `tf.contrib.data` must be")
+    assert refusals[2] == f"ModuleNotFoundError {top} Received: tf.contrib.slim. {end}"
+    assert refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.crf. {end}"
+    assert "of `tf.contrib.training` must" in refusals[4]
+    assert "Received: tf.contrib.layers.python. " in refusals[5]
+    assert len(refusals) == 6

@@ -1,0 +1,122 @@
+"""Names that Python and NumPy removed."""
+
+import collections
+import importlib.util
+import inspect
+import os
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.compat.v1 import _removed
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Installs the names, and takes them back; no distutils, no imp."""
+    for module in (inspect, collections, np):
+        for name in set(_removed._NUMPY) | set(_removed._ABSTRACT) | {"getargspec"}:
+            if name in vars(module):
+                monkeypatch.setitem(vars(module), name, vars(module)[name])
+            else:  # an item that is set and deleted is deleted in the end
+                monkeypatch.setitem(vars(module), name, None)
+                del vars(module)[name]
+    for name in [name for name in sys.modules if name.split(".")[0] in _GONE]:
+        monkeypatch.delitem(sys.modules, name)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, package=None: None if name in _GONE else find_spec(name, package),
+    )
+    before = dict(sys.modules)
+    _removed.install()
+    yield
+    for name in set(sys.modules) - set(before):
+        if name.split(".")[0] in _GONE:
+            del sys.modules[name]
+
+
+_GONE = ("imp", "distutils")
+
+
+@pytest.mark.usefixtures("installed")
+def test_removed_names_are_there_again():
+    assert np.object is object and np.int is int and np.float is float
+    assert np.unicode is str and np.asscalar(np.array([3])) == 3
+    assert np.array([1.0], np.float_).dtype == np.float64
+    assert collections.Mapping is collections.abc.Mapping
+    assert inspect.getargspec(os.path.join) == (["a"], "p", None, None)
+    import distutils.dir_util
+    import distutils.spawn
+    import distutils.util
+    import imp
+    from distutils.version import LooseVersion, StrictVersion
+
+    assert distutils.util.strtobool("yes") == 1
+    assert distutils.spawn.find_executable("sh").endswith("/sh")
+    assert LooseVersion("1.15.0") > StrictVersion("1.9")
+    assert imp.new_module("m").__name__ == "m"
+
+
+def test_names_that_exist_are_left_alone():
+    module = types.ModuleType("some")
+    module.kept = 1
+    _removed._add(module, {"kept": 2, "new": 3})
+    assert (module.kept, module.new) == (1, 3)
+
+
+def test_every_numpy_name_has_a_replacement_that_works():
+    numpy = types.SimpleNamespace(**_removed._NUMPY)
+    pairs = np.array([[1, 2], [3, 4]])
+    assert numpy.product(pairs) == 24
+    assert numpy.cumproduct([1, 2, 3]).tolist() == [1, 2, 6]
+    assert numpy.sometrue([0, 1]) and not numpy.alltrue([0, 1])
+    assert numpy.in1d(pairs, [2, 3]).tolist() == [False, True, True, False]
+    assert numpy.row_stack(([1], [2])).tolist() == [[1], [2]]
+    assert numpy.rank(pairs) == 2
+    assert numpy.round_(1.26, 1) == 1.3
+    assert numpy.PINF == -numpy.NINF == float("inf")
+
+
+def test_getargspec_refuses_keyword_only_arguments():
+    def function(a, b=1, *others, **rest):
+        del a, b, others, rest
+
+    assert _removed.getargspec(function) == (["a", "b"], "others", "rest", (1,))
+    with pytest.raises(ValueError, match="without keyword-only arguments. Received"):
+        _removed.getargspec(lambda *, a: a)
+
+
+def test_load_source_imports_a_file_with_tensorflow_1(tmp_path, monkeypatch):
+    (tmp_path / "settings.py").write_text("import tensorflow as tf\nRATE = 1\n")
+    monkeypatch.setitem(sys.modules, "own_settings", None)
+    module = _removed.load_source("own_settings", str(tmp_path / "settings.py"))
+    assert module is sys.modules["own_settings"]
+    assert (module.RATE, module.tf) == (1, tf.compat.v1)
+
+
+def test_truth_values():
+    assert [_removed.strtobool(text) for text in ("Yes", "1", "off", "F")] == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    with pytest.raises(ValueError, match="must be yes or no. Received: 'maybe'"):
+        _removed.strtobool("maybe")
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [("1.9", "1.15"), ("1.15", "1.15.1"), ("1.9.0rc1", "1.9.1"), ("2.0", "10")],
+)
+def test_versions_compare_by_number(older, newer):
+    version = _removed.LooseVersion
+    assert version(older) < version(newer)
+    assert version(newer) >= older
+    assert version(older) == older != newer
+    assert str(version(older)) == older
