@@ -16,8 +16,12 @@ def hparams():
 def test_values_are_attributes_and_one_dictionary(hparams):
     assert (hparams.rate, hparams.units, hparams.unknown) == (0.1, [8, 4], None)
     assert hparams.values() == {
-        **{"rate": 0.1, "units": [8, 4], "name": "x", "deep": True},
-        **{"count": 3, "unknown": None},
+        "rate": 0.1,
+        "units": [8, 4],
+        "name": "x",
+        "deep": True,
+        "count": 3,
+        "unknown": None,
     }
     hparams.count = 5
     assert hparams.values()["count"] == hparams.get("count") == 5

@@ -13,6 +13,11 @@ from tests.helpers import legacy_runs
 v1 = tf.compat.v1
 
 
+def _execute(code, **names) -> dict:
+    exec(code, names)  # noqa: S102, the code is this file's
+    return names
+
+
 @pytest.mark.parametrize(
     ("statement", "name", "expected"),
     [
@@ -55,21 +60,20 @@ v1 = tf.compat.v1
     ],
 )
 def test_import_binds_the_name_of_tensorflow_1(statement, name, expected):
-    module = {"__name__": "user"}
-    exec(compile_v1(statement.encode(), "user.py"), module)
+    module = _execute(compile_v1(statement.encode(), "user.py"))
     assert eval(name, module) is expected()
 
 
 def test_names_that_tensorflow_never_had_are_refused_as_they_were_written():
     code = compile_v1(b"import tensorflow.no_such as x", "user.py")
     with pytest.raises(ModuleNotFoundError, match=r"'tensorflow\.no_such'"):
-        exec(code, {})
+        _execute(code)
 
 
 def test_relative_imports_are_left_alone():
     code = compile_v1(b"from . import tensorflow", "user.py")
     with pytest.raises(ImportError, match="no known parent package"):
-        exec(code, {"__name__": "user"})
+        _execute(code, __name__="user")
 
 
 def test_code_has_the_lines_and_columns_of_the_text(tmp_path):
@@ -160,6 +164,4 @@ def test_bytecode_of_a_run_without_v1_is_not_used(script_folder):
     command = [sys.executable, "-m", "py_compile", str(module)]
     subprocess.run(command, check=True)
     loader = _imports.UsersLoader("module", str(module))
-    namespace = {}
-    exec(loader.get_code("module"), namespace)
-    assert namespace["tf"] is v1
+    assert _execute(loader.get_code("module"))["tf"] is v1
