@@ -17,6 +17,7 @@ from estimator_accum import (
     watch_signals,
 )
 from estimator_accum.compat import enable_estimator
+from estimator_accum.compat.v1 import enable_v1
 from estimator_accum.keras import AccumulationCallback, accumulate
 from estimator_accum.reports import (
     CsvReport,
@@ -28,6 +29,7 @@ from estimator_accum.reports import (
 )
 
 enable_estimator()
+enable_v1()
 watch_signals()
 
 

@@ -103,13 +103,15 @@ def test_only_files_that_nobody_installed_are_the_users(tmp_path, monkeypatch):
         assert not _imports.is_users(installed), installed
 
 
-_SCRIPT = """import sys
+_SCRIPT = """import importlib, sys
 import tensorflow as tf
 import installed
 import package.module
 import enabling
 print(tf.__name__, package.module.tf is tf, installed.tf is tf)
 print(tf.executing_eagerly(), tf.get_variable("v", []).op.type)
+print(tf.cond(tf.placeholder(tf.bool, []), lambda: 1, lambda: 2).op.type)
+print(importlib.import_module("tensorflow") is installed.tf)
 print(enabling.enable_v1() is tf, sys.argv)
 package.module.fail()
 """
@@ -144,13 +146,15 @@ def test_runner_gives_tensorflow_1_to_the_users_modules_alone(script_folder):
     assert done.stdout.splitlines() == [
         "tensorflow.compat.v1 True False",
         "False VarHandleOp",
+        "Merge",  # control flow of version 1
+        "True",
         "True ['script.py', '--its', '--v1']",
     ]
     assert done.returncode == 1
     trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
     files = [line.split(", in ")[0] for line in trace if line.startswith("  File")]
     assert files[:2] == [
-        f'  File "{script_folder / "script.py"}", line 9',
+        f'  File "{script_folder / "script.py"}", line 11',
         f'  File "{script_folder / "package" / "module.py"}", line 5',
     ]
     assert "    tf.Session, tf.no_such" in trace
