@@ -7,13 +7,13 @@ import os
 import sys
 
 from estimator_accum.compat import enable_estimator
-from estimator_accum.compat._script import run_script
+from estimator_accum.compat._script import NoProgramError, run_script
 from estimator_accum.compat.v1 import enable_v1
 
 _USAGE = "python -m estimator_accum.compat [--v1] legacy_script.py --its --flags"
 _HELP = f"""usage: {_USAGE}
 
-Runs the script as python does, with tf.estimator.
+Runs the script, or -m and a module, as python does, with tf.estimator.
 
     --v1    gives it TensorFlow 1's names: tensorflow.compat.v1 where it imports
             tensorflow, the names of tf.contrib that have a stand-in, and names that
@@ -27,13 +27,17 @@ def main(arguments: list[str]) -> None:
     if script in ("-h", "--help"):
         print(_HELP)
         return
-    if not os.path.isfile(script):
+    is_module = script == "-m" and len(arguments) > 1
+    if not is_module and not os.path.isfile(script):
         _leave(f"A Python script must be given. Received: {script}. Run: {_USAGE}")
     try:
         enable_v1() if is_v1 else enable_estimator()
     except ImportError as error:
         _leave(str(error))
-    run_script(arguments, is_v1)
+    try:
+        run_script(arguments, is_v1)
+    except NoProgramError as error:
+        _leave(str(error))
 
 
 def _leave(sentence: str):

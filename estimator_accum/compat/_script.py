@@ -1,28 +1,45 @@
 """Runs a script as `python` does, in a process that has `tf.estimator`."""
 
 import functools
+import importlib.machinery
+import importlib.util
 import os
 import pathlib
 import sys
 import types
 
 
+class NoProgramError(Exception):
+    """There is nothing to run."""
+
+
 def run_script(arguments: list[str], is_v1: bool = False) -> None:
-    """Runs `legacy_script.py --its --flags` as `python` does.
+    """Runs `legacy_script.py --its --flags` or `-m package.module` as `python` does.
 
     Not by runpy: functions that the script runs at exit must find its `__main__`.
 
     Args:
-        arguments: Path of the script, which exists, and its flags.
+        arguments: Path of the script, which exists, or `-m` and a module's name; then
+            flags.
         is_v1: Whether its imports of TensorFlow are TensorFlow 1's, which needs
             `enable_v1` before.
+
+    Raises:
+        NoProgramError: If there is no such module.
     """
-    script = arguments[0]
-    sys.argv[:] = arguments
-    if not getattr(sys.flags, "safe_path", False):  # else there is no folder to replace
-        sys.path[0] = str(pathlib.Path(script).resolve().parent)
-    path = os.path.abspath(script)
+    has_folder = not getattr(sys.flags, "safe_path", False)  # first in sys.path
     module = types.ModuleType("__main__")
+    if arguments[0] == "-m":
+        sys.path[:has_folder] = [os.getcwd()] * has_folder
+        module.__spec__ = _find_module(arguments[1])
+        module.__package__ = module.__spec__.parent
+        path, arguments = module.__spec__.origin, arguments[1:]
+        sys.argv[:] = [path, *arguments[1:]]
+    else:
+        script = pathlib.Path(arguments[0])
+        sys.path[:has_folder] = [str(script.resolve().parent)] * has_folder
+        path = os.path.abspath(script)
+        sys.argv[:] = arguments
     module.__file__ = path
     sys.modules["__main__"] = module
     sys.excepthook = functools.partial(_show_from, path)
@@ -34,6 +51,19 @@ def run_script(arguments: list[str], is_v1: bool = False) -> None:
     else:
         code = compile(source, path, "exec")
     exec(code, vars(module))  # noqa: S102, what python does
+
+
+def _find_module(name: str) -> importlib.machinery.ModuleSpec:
+    """Returns the spec of a module, or of a package's `__main__`."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or not spec.has_location:
+        raise NoProgramError(
+            "-m must be followed by a module that is a file, or a package with a "
+            f"__main__.py. Received: {name}. Run it where python -m {name} works."
+        )
+    return spec
 
 
 def _show_from(path: str, kind: type, error: BaseException, trace) -> None:

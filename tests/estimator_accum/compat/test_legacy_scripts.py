@@ -107,6 +107,41 @@ def test_runner_is_like_python_to_the_script(tmp_path, flag):
     assert done.stderr.count("Traceback") == plain.stderr.count("Traceback")
 
 
+_MODULE = """import pickle, sys
+from . import neighbor
+class Picklable: pass
+print(__name__, __file__, __package__, __spec__.name, neighbor.__name__)
+print(sys.argv, sys.path[0], type(pickle.loads(pickle.dumps(Picklable()))))
+neighbor.fail()
+"""
+
+
+@pytest.mark.parametrize("name", ["package.module", "package"])
+def test_runner_is_like_python_to_a_module(tmp_path, name):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "neighbor.py").write_text("def fail():\n    raise KeyError(1)\n")
+    for file in ("module", "__main__"):
+        (package / f"{file}.py").write_text(_MODULE)
+    plain = legacy_runs.run_python(None, "-m", name, "--steps=2", cwd=tmp_path)
+    done = _runner("-m", name, "--steps=2", cwd=tmp_path)
+    assert done.returncode == plain.returncode == 1
+    assert done.stdout == plain.stdout != ""
+    trace = plain.stderr[plain.stderr.index(f'  File "{package}') :]
+    assert done.stderr.endswith(f"Traceback (most recent call last):\n{trace}")
+
+
+def test_runner_says_that_there_is_no_such_module(tmp_path):
+    done = _runner("-m", "no_such", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "estimator_accum.compat: -m must be followed by a module that is a file, or a "
+        "package with a __main__.py. Received: no_such. Run it where python -m no_such "
+        "works."
+    )
+
+
 def test_script_that_does_not_compile_fails_as_under_python(tmp_path):
     (tmp_path / "script.py").write_text("x = = 1\n")
     plain = legacy_runs.run_python(None, "script.py", cwd=tmp_path)

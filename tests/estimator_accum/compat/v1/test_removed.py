@@ -112,7 +112,13 @@ def test_truth_values():
 
 @pytest.mark.parametrize(
     ("older", "newer"),
-    [("1.9", "1.15"), ("1.15", "1.15.1"), ("1.9.0rc1", "1.9.1"), ("2.0", "10")],
+    [
+        ("1.9", "1.15"),
+        ("1.15", "1.15.1"),
+        ("1.9.0rc1", "1.9.1"),
+        ("2.0", "10"),
+        ("2.rc1", "2.0"),
+    ],
 )
 def test_versions_compare_by_number(older, newer):
     version = _removed.LooseVersion
