@@ -19,7 +19,8 @@ their replacements:
         `experimental_distribute.remote_cluster`
     tensorflow.python.util.tf_export.ESTIMATOR_API_NAME    an `estimator_export` that
         returns what it decorates
-    tensorflow.python.tpu.*, for TPUEstimator    classes whose constructors raise
+    tensorflow.python.tpu.session_support, .tpu_embedding_gradient    empty modules:
+        TPUEstimator(use_tpu=False) uses nothing of them, another is refused
 
 Source of the contract: tensorflow_estimator 2.15.0 (run_config.py, training.py and
 estimator.py; Apache-2.0, The TensorFlow Authors), and the behavior of TensorFlow
