@@ -255,3 +255,21 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
     assert "of `tf.contrib.training` must" in refusals[4]
     assert "Received: tf.contrib.layers.python. " in refusals[5]
     assert len(refusals) == 6
+
+
+def test_names_of_the_page_have_stand_ins_of_tensorflow():
+    found = _contrib._stand_ins()
+    hook = v1.estimator.experimental.stop_if_no_increase_hook
+    assert found["estimator"]["stop_if_no_increase_hook"] is hook
+    assert found["rnn"]["LSTMCell"] is v1.nn.rnn_cell.LSTMCell
+    assert found["training"]["checkpoints_iterator"] is v1.train.checkpoints_iterator
+    assert found["layers"]["flatten"] is v1.layers.flatten
+    assert found["cluster_resolver"].keys() >= {"TPUClusterResolver"}
+    framework = "list_variables load_variable load_checkpoint init_from_checkpoint "
+    framework += "get_global_step get_or_create_global_step"
+    for name in framework.split():
+        assert found["framework"][name] is getattr(v1.train, name)
+    assert {f"streaming_{name}" for name in ("accuracy", "auc", "mean", "recall")} | {
+        "streaming_mean_squared_error",
+        "streaming_precision",
+    } == found["metrics"].keys()
