@@ -261,7 +261,8 @@ def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) 
 
     needed, given = _needed([each.op for each in wanted], inside, order)
     gates = _Gates(arrived, layer.drawn, layer.switch)
-    moved = _copy(needed, order, gates.of(given), wanted)
+    early = _early(needed, [each for each in backward if each in order], arrived)
+    moved = _copy(needed, order, gates.of(given), wanted, early)
     if layer.switch is not None:
         unmoved, given = _needed([each.op for each in wanted], created, created)
         given += [each for each in wanted if each.op not in created]
@@ -274,6 +275,31 @@ def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) 
         for tensor in flat
     ]
     return tf.nest.pack_sequence_as(derived, flat, expand_composites=True)
+
+
+def _early(
+    needed: set[tf.Operation], backward: list[tf.Operation], arrived: dict
+) -> tuple[list[tf.Operation], set[tf.Operation]]:
+    """Returns operations to run first, and those that wait for them.
+
+    The factors of a gradient that do not need it, such as the slope of an activation
+    function, are computed first. They then take the place of what they are computed
+    from, instead of standing beside it and the gradients.
+    """
+    if any(each.type in _CONTROL_FLOW_V1 for each in needed):
+        return [], set()  # of a layer inside: one that is not run would stop the rest
+    first, late = set(), {tensor.op for tensor in arrived.values()}
+    for operation in backward:
+        before = [*(t.op for t in operation.inputs), *operation.control_inputs]
+        if any(each in late for each in before):
+            late.add(operation)
+        elif operation in needed and any(each in needed for each in before):
+            first.add(operation)
+    within, _ = _needed(list(first), needed, frozenset(backward))
+    rest = needed - within
+    waiting = {each for each in rest if not any(t.op in rest for t in each.inputs)}
+    read = {t.op for each in first for t in each.inputs}
+    return sorted(first - read, key=lambda each: each.name), waiting
 
 
 def _switched(tensor: tf.Tensor, switch: tf.Tensor) -> list[tf.Tensor]:
@@ -372,6 +398,7 @@ def _copy(
     in_order: frozenset[tf.Operation],
     inputs: dict[str, tf.Tensor],
     wanted: list[tf.Tensor],
+    early: tuple[list[tf.Operation], set[tf.Operation]] = ((), ()),
 ) -> list[tf.Tensor]:
     """Returns copies of tensors, computed by copies of operations.
 
@@ -389,6 +416,7 @@ def _copy(
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(graph.graph_def_versions)
     inputs = dict(inputs)
+    first, waiting = early
     copied = {operation.name for operation in operations}
     for operation in sorted(operations, key=lambda each: each.name):  # always the same
         node = definition.node.add()
@@ -402,6 +430,8 @@ def _copy(
             elif operation in in_order:
                 node.input.append(f"^{other.name}")
                 inputs[f"^{other.name}"] = other
+        if operation in waiting:
+            node.input.extend(f"^{other.name}" for other in first)
     names = [tensor.name for tensor in made]
     copies = tf.graph_util.import_graph_def(
         definition, inputs, return_elements=names, name="recompute"
