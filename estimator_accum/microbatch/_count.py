@@ -7,6 +7,7 @@ grow_after       half as many, which memory may allow by now
 
 import json
 import logging
+import os
 import statistics
 from typing import NamedTuple
 
@@ -42,9 +43,10 @@ class MicroBatchCount:
     Args:
         initial: First number, >= 1, if there is no file at `path`.
         maximum: Largest number; None sets no limit.
-        grow_after: Updates without an out-of-memory error after which half as many
+        grow_after: Batches without an out-of-memory error after which half as many
             micro-batches are tried; None never tries.
         path: JSON file that keeps the plan; None keeps it in memory only.
+        units: Name of several batches in messages, such as "updates".
 
     Attributes:
         can_recompute: Whether the model has layers to recompute.
@@ -56,8 +58,10 @@ class MicroBatchCount:
         maximum: int | None,
         grow_after: int | None,
         path: str | None,
+        units: str = "updates",
     ):
         self._maximum, self._grow_after, self._path = maximum, grow_after, path
+        self._units = units
         plan = Plan(initial) if path is None else _read(path, initial)
         if maximum is not None:
             plan = plan._replace(micro_batches=min(plan.micro_batches, maximum))
@@ -120,8 +124,12 @@ class MicroBatchCount:
         """Takes down how long the micro-batches of an update took [secs]."""
         self._times.append(secs_per_example)
 
-    def count_update(self, update: int) -> bool:
-        """Counts an update that fitted in memory; returns whether the plan changed."""
+    def count_update(self, place: str) -> bool:
+        """Counts a batch that fitted in memory; returns whether the plan changed.
+
+        Args:
+            place: Name of the batch in messages, such as "update 7".
+        """
         self._updates += 1
         if self._is_comparing:
             return self._compare()
@@ -133,7 +141,7 @@ class MicroBatchCount:
             or self.value == 1
         ):
             return False
-        reason = f"{self._updates} updates until update {update} fitted in memory"
+        reason = f"{self._updates} {self._units} until {place} fitted in memory"
         self._try(self._plan.halved(), reason)
         return True
 
@@ -197,9 +205,9 @@ class FixedCount:
     def time_batch(self, secs_per_example: float) -> None:
         """Does nothing: no time changes the number."""
 
-    def count_update(self, update: int) -> bool:
+    def count_update(self, place: str) -> bool:
         """Returns False: the number never changes."""
-        del update
+        del place
         return False
 
 
@@ -223,6 +231,7 @@ def _read(path: str, initial: int) -> Plan:
 
 def _write(path: str, content: dict) -> None:
     partial = f"{path}.partial"
+    tf.io.gfile.makedirs(os.path.dirname(path))  # a model that was not trained here
     with tf.io.gfile.GFile(partial, "w") as file:
         file.write(json.dumps(content) + "\n")
     tf.io.gfile.rename(partial, path, overwrite=True)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from estimator_accum._graph import ancestors
 from estimator_accum._window import get_windows
+from estimator_accum.microbatch._export import TAKES_A_BATCH, inputs_of
 from estimator_accum.microbatch._staging import Slot
 
 # Operations that take a variable's handle and leave the variable as it is.
@@ -25,7 +26,6 @@ _READERS = {
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 _COLLECTIVES = re.compile(r"Collective|Nccl")
-_TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
 
 
 def split_train_op(
@@ -98,9 +98,7 @@ def check_input_summaries(batch: dict) -> None:
     Args:
         batch: The features and labels from input_fn, in any structure.
     """
-    parts = tf.nest.flatten(batch, expand_composites=True)
-    inputs = ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
-    takers = {op for op in inputs if _TAKES_A_BATCH.match(op.type)}
+    takers = {op for op in inputs_of(batch) if TAKES_A_BATCH.match(op.type)}
     for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
         if takers & ancestors([summary.op]).keys():
             raise ValueError(

@@ -59,7 +59,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context, run_values) -> None:
         del run_context, run_values
-        if self._count.count_update(self._update):
+        if self._count.count_update(f"update {self._update}"):
             self._summarize()
 
     def _summarize(self) -> None:

@@ -17,6 +17,12 @@ from estimator_accum._checks import check_scalar
 from estimator_accum._kinds import current_batch
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
+from estimator_accum.microbatch._evaluation import (
+    EvaluationHook,
+    UntrainedBatch,
+    split_metrics,
+)
+from estimator_accum.microbatch._export import RefuseTraining, is_fed
 from estimator_accum.microbatch._graph import (
     Snapshot,
     ancestors,
@@ -27,8 +33,9 @@ from estimator_accum.microbatch._graph import (
 )
 from estimator_accum.microbatch._hook import MicroBatchHook
 from estimator_accum.microbatch._keras import keras_optimizers_accumulate
+from estimator_accum.microbatch._prediction import PredictionHook
 from estimator_accum.microbatch._runner import ReplicaBatch
-from estimator_accum.microbatch._staging import Slot, stage
+from estimator_accum.microbatch._staging import Slot, StagedBatch, stage
 
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
 
@@ -115,23 +122,34 @@ def microbatch_model_fn(
     def wrapped(features, labels=None, mode=None, params=None, config=None):
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         build = _with_arguments(model_fn, given)
-        if mode != tf.estimator.ModeKeys.TRAIN:
-            return build(features, labels)
+        modes = tf.estimator.ModeKeys
+        if is_fed({"features": features, "labels": labels}):
+            spec = build(features, labels)
+            is_training = mode == modes.TRAIN
+            hooks = {"training_hooks": [RefuseTraining()]} if is_training else {}
+            return spec._replace(**hooks)
 
-        batch = WholeBatch(reduction, is_auto)
-        staged, spec = _build_on_micro_batches(batch, build, features, labels)
-        path = None if config is None else _count_path(config)
-        count = (
-            MicroBatchCount(
-                int(initial_micro_batches), max_micro_batches, grow_after, path
-            )
-            if is_auto
-            else FixedCount(int(micro_batches))
-        )
-        snapshot = Snapshot(batch.micro_ops, batch.handles) if is_auto else None
-        replica = ReplicaBatch(batch, staged, snapshot)
-        hook = _hook(replica, count, spec, config)
-        return spec._replace(training_hooks=[hook, *spec.training_hooks])
+        def make_count(of: str = "", units: str = "batches"):
+            if not is_auto:
+                return FixedCount(int(micro_batches))
+            path = None if config is None else _count_path(config, of)
+            initial = int(initial_micro_batches)
+            return MicroBatchCount(initial, max_micro_batches, grow_after, path, units)
+
+        if mode == modes.TRAIN:
+            batch = WholeBatch(reduction, is_auto)
+            staged, spec = _build_on_micro_batches(batch, build, features, labels)
+            snapshot = Snapshot(batch.micro_ops, batch.handles) if is_auto else None
+            replica = ReplicaBatch(batch, staged, snapshot)
+            hook = _hook(replica, make_count(units="updates"), spec, config)
+            return spec._replace(training_hooks=[hook, *spec.training_hooks])
+        if is_auto and mode in (modes.EVAL, modes.PREDICT):
+            batch = UntrainedBatch(reduction)
+            staged, spec = _stage_and_build(batch, build, features, labels)
+            if mode == modes.EVAL:
+                return _evaluated(batch, staged, spec, make_count("-eval"))
+            return _predicted(batch, staged, spec, make_count("-predict"))
+        return build(features, labels)
 
     return _like(model_fn, wrapped)
 
@@ -190,14 +208,19 @@ def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Te
         return tf.where(batch.is_whole, total, mean)
 
 
-def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
-    """Returns the staged batch, and a spec whose train op is only the update."""
+def _stage_and_build(batch: WholeBatch, build, features, labels):
+    """Returns the staged batch, and the spec of its micro-batches."""
     whole = {"features": features, "labels": labels}
     check_input_summaries(whole)
     with tf.device("/cpu:0"):
         staged = stage(whole, batch)
     with batch.as_current(), keras_optimizers_accumulate():
-        spec = build(staged.sliced["features"], staged.sliced["labels"])
+        return staged, build(staged.sliced["features"], staged.sliced["labels"])
+
+
+def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
+    """Returns the staged batch, and a spec whose train op is only the update."""
+    staged, spec = _stage_and_build(batch, build, features, labels)
     if batch.weight is None or spec.train_op is None:
         raise ValueError(
             "Inside `microbatch_model_fn` a model_fn must train by "
@@ -216,14 +239,46 @@ def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
     return staged, spec._replace(loss=loss, train_op=train_op)
 
 
-def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
-    """Returns this replica's hook; only the first replica's hook runs."""
+def _evaluated(batch: UntrainedBatch, staged: StagedBatch, spec, count):
+    """Returns the spec of an evaluation in micro-batches."""
+    metrics, loss = split_metrics(batch, spec.eval_metric_ops), spec.loss
+    if batch.begin.op in ancestors([loss.op]):
+        if batch.weight is None:
+            batch.weight = batch.default_weight(batch.reduction)
+        loss = _mean_over_batch(batch, loss, batch.weight, batch.reduction)
+    check_micro_ops(batch.micro_ops)
+    batch.empty_ops = batch.micro_ops  # as without micro-batches
+    replica = ReplicaBatch(batch, staged, Snapshot(batch.micro_ops, batch.handles))
+    hook = EvaluationHook(_replicas(replica), count)
+    return spec._replace(
+        loss=loss,
+        eval_metric_ops=metrics,
+        evaluation_hooks=[hook, *spec.evaluation_hooks],
+    )
+
+
+def _predicted(batch: UntrainedBatch, staged: StagedBatch, spec, count):
+    """Returns the spec of a prediction in micro-batches."""
+    tensors = tf.nest.flatten(spec.predictions)
+    operations = [*batch.micro_ops, *(tensor.op for tensor in tensors)]
+    replica = ReplicaBatch(batch, staged, Snapshot(operations, batch.handles))
+    hook = PredictionHook(replica, count, spec.predictions)
+    return spec._replace(prediction_hooks=[hook, *spec.prediction_hooks])
+
+
+def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
+    """Returns the graph's list of replicas, which gets this one too."""
     graph = tf.compat.v1.get_default_graph()
     replicas = getattr(graph, _REPLICAS_ATTRIBUTE, [])
     replicas.append(replica)
     setattr(graph, _REPLICAS_ATTRIBUTE, replicas)
+    return replicas
+
+
+def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
+    """Returns this replica's hook; only the first replica's hook runs."""
     return MicroBatchHook(
-        replicas,
+        _replicas(replica),
         count,
         spec.scaffold.saver if spec.scaffold else None,
         config.model_dir if config is not None and config.is_chief else None,
@@ -247,7 +302,7 @@ def _arguments(model_fn: Callable) -> list[str]:
 
 def _like(model_fn: Callable, wrapped: Callable) -> Callable:
     """Returns `wrapped` with the signature of `model_fn`, which Estimator reads."""
-    names = dict.fromkeys([*_arguments(model_fn), "config"])
+    names = dict.fromkeys([*_arguments(model_fn), "mode", "config"])
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     wrapped.__signature__ = inspect.Signature(
         [inspect.Parameter(name, kind) for name in names]
@@ -255,12 +310,17 @@ def _like(model_fn: Callable, wrapped: Callable) -> Callable:
     return wrapped
 
 
-def _count_path(config) -> str:
-    """Returns the count's file: one per task, since each has its own memory."""
+def _count_path(config, of: str) -> str:
+    """Returns the count's file: one per task, since each has its own memory.
+
+    Args:
+        config: The Estimator's `tf.estimator.RunConfig`.
+        of: Part of the name for what the number is of, such as "-eval".
+    """
     task = ""
     if config.num_worker_replicas > 1:
         task = f"-{config.task_type}-{config.task_id}"
-    return os.path.join(config.model_dir, f"micro_batches{task}.json")
+    return os.path.join(config.model_dir, f"micro_batches{of}{task}.json")
 
 
 def _check_count(argument: str, value, *others) -> None:

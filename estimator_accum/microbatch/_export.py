@@ -1,0 +1,41 @@
+"""Export: hooks do not run in a SavedModel, so its graph is the plain model's."""
+
+import re
+
+import tensorflow as tf
+
+from estimator_accum._graph import ancestors
+
+TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
+
+
+def inputs_of(batch: dict) -> dict[tf.Operation, tf.Operation | None]:
+    """Returns the operations from which `batch` is computed.
+
+    Args:
+        batch: The features and labels from input_fn, in any structure.
+    """
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    return ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
+
+
+def is_fed(batch: dict) -> bool:
+    """Returns whether `batch` comes from placeholders, as that of an exported model.
+
+    Args:
+        batch: The features and labels, in any structure.
+    """
+    types = {operation.type for operation in inputs_of(batch)}
+    is_read = any(map(TAKES_A_BATCH.match, types))
+    # One with a default may also be a number that goes with a data set's batches.
+    return "Placeholder" in types or "PlaceholderWithDefault" in types and not is_read
+
+
+class RefuseTraining(tf.compat.v1.train.SessionRunHook):
+    """Refuses to train a graph that is made for export; an export runs no hooks."""
+
+    def begin(self) -> None:
+        raise ValueError(
+            "Inside `microbatch_model_fn` input_fn must return batches of a data set or "
+            "a queue. Received: placeholders. Return a tf.data.Dataset."
+        )
