@@ -12,6 +12,7 @@ import tensorflow as tf
 from estimator_accum import batch_mean, make_accumulating_train_op
 from estimator_accum.microbatch import _model_fn
 from estimator_accum.microbatch._memory import is_out_of_memory
+from tests.helpers import little_memory
 from tests.helpers.microbatch_runs import (
     by_train_op,
     difference,
@@ -27,25 +28,8 @@ v1 = tf.compat.v1
 _INPUT = input_fn_of(examples=10 * 16, batch_size=16)
 
 
-class Memory:
-    """A device with memory for as many examples as `at_once(examples)` allows."""
-
-    def __init__(self, at_once):
-        self._at_once = at_once
-        self.sizes = []  # sizes of the micro-batches that were tried
-
-    def allocate(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns `x`, or runs out of memory."""
-
-        def allocate(rows):
-            self.sizes.append(int(rows))
-            if not self._at_once(int(rows)):
-                raise MemoryError("no room")
-            return np.float32(0)
-
-        done = tf.numpy_function(allocate, [tf.shape(x)[0]], tf.float32)
-        with tf.control_dependencies([done]):
-            return tf.identity(x)
+class Memory(little_memory.Memory):
+    """A device with little memory, and the model_fn that is to fit in it."""
 
     def model_fn(self, optimizer="adam"):
         from_plain = make_model_fn(by_train_op(optimizer))

@@ -1,0 +1,327 @@
+"""Under "auto" an evaluation is that of the whole batches, in as little memory."""
+
+import json
+import logging
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import batch_mean, microbatch_model_fn
+from tests.helpers.little_memory import Memory
+from tests.helpers.microbatch_runs import (
+    INPUT,
+    Fetch,
+    by_train_op,
+    embedding_layer,
+    hidden_layer,
+    input_fn_of,
+    output_layer,
+    plain,
+    spec_of,
+    word_columns,
+    words_input_fn,
+)
+
+v1 = tf.compat.v1
+_PLENTY = types.SimpleNamespace(allocate=lambda x: x)
+_SIZES = [16, 8, *[4] * 20, *[2, 2, 2, 1]]  # of 5 batches of 16 and one of 7
+
+
+def _counter(name):
+    collections = [v1.GraphKeys.LOCAL_VARIABLES]
+    zero = v1.zeros_initializer()
+    return v1.get_variable(name, [], tf.int64, zero, collections=collections)
+
+
+def _metrics(labels, predicted):
+    is_high, is_found = labels[:, 0] > 0, predicted[:, 0] > 0
+    chance = tf.sigmoid(predicted[:, 0])
+    own = _counter("own")
+    keras_mean, keras_auc = tf.keras.metrics.Mean(), tf.keras.metrics.AUC()
+    keras_mean.update_state(predicted)
+    keras_auc.update_state(is_high, chance)
+    found = tf.math.count_nonzero(is_found)
+    return {
+        "accuracy": v1.metrics.accuracy(is_high, is_found),
+        "auc": v1.metrics.auc(is_high, chance),
+        "class_accuracy": v1.metrics.mean_per_class_accuracy(is_high, is_found, 2),
+        "mean": v1.metrics.mean(predicted),
+        "keras_mean": keras_mean,
+        "keras_auc": keras_auc,
+        "own": (own.read_value(), v1.assign_add(own, found)),
+    }
+
+
+_FLOATS = ("mean", "keras_mean", "loss", "average_loss", "prediction/mean")
+
+
+def _model_fn(memory=_PLENTY, metrics=_metrics, body=hidden_layer):
+    """Returns a regression's model_fn with `metrics(labels, predicted)`."""
+
+    def model_fn(features, labels, mode):
+        predicted = output_layer(body(memory.allocate(features["x"])))
+        loss = tf.reduce_mean(tf.square(predicted - labels))
+        train_op = None
+        if mode == tf.estimator.ModeKeys.TRAIN:
+            train_op = by_train_op("sgd")(loss)
+        ops = metrics and metrics(labels, predicted)
+        return spec_of(mode, loss, train_op, eval_metric_ops=ops)
+
+    return model_fn
+
+
+def _evaluate(model_fn, folder, input_fn=INPUT, config=None, **options):
+    config = (config or tf.estimator.RunConfig()).replace(model_dir=str(folder))
+    return tf.estimator.Estimator(model_fn, config=config).evaluate(input_fn, **options)
+
+
+def _evaluate_auto(model_fn, folder, input_fn=INPUT, config=None, steps=None, **more):
+    model_fn = microbatch_model_fn(model_fn, "auto", **more)
+    return _evaluate(model_fn, folder, input_fn, config, steps=steps)
+
+
+def _assert_same(ours, theirs):
+    """Asserts that counts are equal to the bit, and floating-point sums nearly so."""
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if name.split("/")[-1] in _FLOATS or name in _FLOATS:
+            np.testing.assert_allclose(ours[name], value, rtol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+def _messages(caplog) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "tensorflow.estimator_accum"
+    ]
+
+
+def test_an_evaluation_that_does_not_fit_is_that_of_the_whole_batches(tmp_path, caplog):
+    memory = Memory(lambda rows: rows <= 5)
+    ours = _evaluate_auto(_model_fn(memory), tmp_path / "ours")
+    assert memory.sizes == _SIZES
+    _assert_same(ours, _evaluate(_model_fn(), tmp_path / "plain"))
+    assert _messages(caplog) == [
+        f"micro-batches {change}: out of memory at batch 1 of the evaluation; the batch "
+        "is retried"
+        for change in ("1 -> 2", "2 -> 4")
+    ]
+
+
+def test_a_whole_batch_that_fits_is_evaluated_to_the_bit(tmp_path):
+    ours = _evaluate_auto(_model_fn(), tmp_path / "ours")
+    assert ours == _evaluate(_model_fn(), tmp_path / "plain")
+    assert not (tmp_path / "ours" / "micro_batches-eval.json").exists()
+
+
+def test_only_so_many_batches_are_evaluated_as_asked_for(tmp_path):
+    memory = Memory(lambda rows: rows <= 8)
+    ours = _evaluate_auto(_model_fn(memory), tmp_path / "ours", steps=2)
+    _assert_same(ours, _evaluate(_model_fn(), tmp_path / "plain", steps=2))
+    assert memory.sizes == [16, 8, 8, 8, 8]
+
+
+def test_the_numbers_of_training_and_evaluation_are_apart(tmp_path):
+    memory = Memory(lambda rows: rows <= 8)
+    model_fn = microbatch_model_fn(_model_fn(memory), "auto")
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+    estimator.train(input_fn_of(16, 16))
+    assert memory.sizes == [16, 8, 8]
+    for sizes in ([32, 16, 8, 8, 8, 8], [8, 8, 8, 8]):
+        memory.sizes.clear()
+        estimator.evaluate(input_fn_of(32, 32))
+        assert memory.sizes == sizes
+    files = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert files == [{"micro_batches": 4}, {"micro_batches": 2}]
+    assert (tmp_path / "micro_batches-eval.json").exists()
+
+
+def test_fewer_micro_batches_are_tried_after_batches_that_fit(tmp_path, caplog):
+    memory = Memory(lambda rows: rows <= 8)
+    more = {"initial_micro_batches": 4, "grow_after": 2}
+    with caplog.at_level(logging.INFO):
+        _evaluate_auto(_model_fn(memory), tmp_path, **more)
+    assert memory.sizes == [4] * 8 + [8] * 4 + [16] + [8] * 2 + [4, 3]
+    assert (
+        "micro-batches 4 -> 2: 2 batches until batch 2 of the evaluation fitted in m"
+        in ("\n".join(_messages(caplog)))
+    )
+
+
+def test_one_example_that_does_not_fit_is_described(tmp_path):
+    memory = Memory(lambda rows: False)
+    expected = (
+        r"must fit in memory\. .*x'\] \[5\], labels \[1\] at batch 1 of the evalu"
+    )
+    with pytest.raises(ValueError, match=expected):
+        _evaluate_auto(_model_fn(memory), tmp_path)
+
+
+def test_an_evaluation_without_metrics_has_its_loss(tmp_path):
+    memory = Memory(lambda rows: rows <= 5)
+    ours = _evaluate_auto(_model_fn(memory, metrics=None), tmp_path / "ours")
+    _assert_same(ours, _evaluate(_model_fn(metrics=None), tmp_path / "plain"))
+    assert ours.keys() == {"loss", "global_step"}
+
+
+def test_a_loss_that_sums_over_examples_is_summed(tmp_path):
+    def model_fn(features, labels, mode):
+        predicted = output_layer(hidden_layer(features["x"]))
+        return spec_of(mode, tf.reduce_sum(tf.square(predicted - labels)), None)
+
+    more = {"reduction": "sum", "initial_micro_batches": 4}
+    ours = _evaluate_auto(model_fn, tmp_path / "ours", **more)
+    _assert_same(ours, _evaluate(model_fn, tmp_path / "plain"))
+
+
+def test_batch_mean_weights_what_is_no_mean_over_examples(tmp_path):
+    """It is a loss of tokens, a metric of the batch's loss, and the loss under "sum"."""
+
+    def model_fn(features, labels, mode):
+        predicted = output_layer(hidden_layer(features["x"]))
+        tokens = 1.0 + tf.floor(tf.abs(features["x"][:, :1]) * 3)
+        weight = tf.reduce_sum(tokens)
+        loss = tf.reduce_sum(tokens * tf.square(predicted - labels)) / weight
+        loss = batch_mean(loss, weight)
+        ops = {"mean": v1.metrics.mean(loss)}
+        return spec_of(mode, loss, None, eval_metric_ops=ops)
+
+    theirs = _evaluate(model_fn, tmp_path / "plain")
+    for reduction in ("mean", "sum"):
+        more = {"reduction": reduction, "initial_micro_batches": 4}
+        _assert_same(_evaluate_auto(model_fn, tmp_path / reduction, **more), theirs)
+
+
+def test_updates_that_do_not_need_the_batch_run_once_a_batch(tmp_path):
+    def metrics(labels, predicted):
+        batches, micro_batches = _counter("batches"), _counter("micro_batches")
+        with tf.control_dependencies([predicted]):
+            each = v1.assign_add(micro_batches, 1)
+        once = v1.assign_add(batches, 1)
+        both = batches.read_value(), tf.group(tf.group(once), each)
+        return {"batches": both, "micro": (micro_batches.read_value(), tf.no_op())}
+
+    more = {"initial_micro_batches": 4}
+    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, **more)
+    assert (found["batches"], found["micro"]) == (6, 24)
+
+
+def test_a_metrics_value_that_needs_the_batch_is_refused(tmp_path):
+    def metrics(labels, predicted):
+        return {"now": (tf.reduce_mean(predicted), tf.no_op())}
+
+    expected = (
+        r"must be computed from variables.* Received: 'now', computed from a batc"
+    )
+    with pytest.raises(ValueError, match=expected):
+        _evaluate_auto(_model_fn(metrics=metrics), tmp_path)
+
+
+def test_a_train_op_that_is_made_in_every_mode_does_not_run(tmp_path):
+    backward = []
+
+    @tf.custom_gradient
+    def watched(x):
+        def gradient(upstream):
+            note = tf.numpy_function(lambda: backward.append(1), [], [])
+            with tf.control_dependencies([note]):
+                return tf.identity(upstream)
+
+        return tf.identity(x), gradient
+
+    def make(make_train_op):
+        def model_fn(features, labels, mode):
+            predicted = watched(output_layer(hidden_layer(features["x"])))
+            loss = tf.reduce_mean(tf.square(predicted - labels))
+            ops = {"mean": v1.metrics.mean(predicted)}
+            return spec_of(mode, loss, make_train_op(loss), eval_metric_ops=ops)
+
+        return model_fn
+
+    more = {"initial_micro_batches": 4}
+    ours = _evaluate_auto(make(by_train_op("adam")), tmp_path / "ours", **more)
+    _assert_same(ours, _evaluate(make(plain("adam")), tmp_path / "plain"))
+    assert not backward
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_canned_classifiers_are_evaluated_and_predict(version, tmp_path):
+    numeric, _, embedded = word_columns()
+    home = v1.estimator if version == 1 else tf.estimator
+    config = tf.estimator.RunConfig(str(tmp_path), tf_random_seed=3)
+    canned = home.DNNClassifier([4], [numeric, embedded], config=config)
+    reduction = "sum" if version == 1 else "mean"
+    canned.train(words_input_fn)
+    more = {"reduction": reduction, "initial_micro_batches": 4}
+    model_fn = microbatch_model_fn(canned.model_fn, "auto", **more)
+    ours = tf.estimator.Estimator(model_fn, config=config)
+    _assert_same(ours.evaluate(words_input_fn), canned.evaluate(words_input_fn))
+    predictions = [
+        list(each.predict(words_input_fn, predict_keys=["class_ids", "probabilities"]))
+        for each in (ours, canned)
+    ]
+    for one, other in zip(*predictions, strict=True):
+        assert one["class_ids"] == other["class_ids"]
+        np.testing.assert_allclose(
+            one["probabilities"], other["probabilities"], rtol=1e-6
+        )
+
+
+def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
+    with tf.Graph().as_default():  # eager creation needs two CPUs
+        strategy = tf.distribute.MirroredStrategy(
+            ["/cpu:0", "/cpu:1"],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+    session = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+    config = tf.estimator.RunConfig(eval_distribute=strategy, session_config=session)
+    memory = Memory(lambda rows: rows <= 5)
+    ours = _evaluate_auto(_model_fn(memory), tmp_path / "ours", config=config)
+    _assert_same(ours, _evaluate(_model_fn(), tmp_path / "plain", config=config))
+    assert sorted(memory.sizes)[:24] == sorted([1, 2, 2, 2, *[4] * 20])
+
+
+def test_train_and_evaluate_cuts_both(tmp_path):
+    memory = Memory(lambda rows: rows <= 4)
+    model_fn = microbatch_model_fn(_model_fn(memory), "auto")
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+    found, _ = tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(input_fn_of(16, 16), max_steps=1),
+        tf.estimator.EvalSpec(INPUT),
+    )
+    assert memory.sizes == [16, 8, 4, 4, 4, 4, *_SIZES]
+    _assert_same(found, _evaluate(_model_fn(), tmp_path))
+
+
+def test_hooks_get_the_last_micro_batch(tmp_path):
+    def metrics(labels, predicted):
+        v1.add_to_collection("size", tf.shape(predicted)[0])
+
+    sizes = Fetch("size")
+    model_fn = microbatch_model_fn(
+        _model_fn(metrics=metrics), "auto", initial_micro_batches=4
+    )
+    _evaluate(model_fn, tmp_path, hooks=[sizes])
+    assert sizes.values == [4] * 5 + [1]
+
+
+def test_a_model_fn_that_does_not_take_the_mode_is_cut_too(tmp_path):
+    memory = Memory(lambda rows: rows <= 8)
+
+    def model_fn(features):
+        predicted = output_layer(embedding_layer(memory.allocate(features)))
+        loss = tf.reduce_mean(predicted)
+        mode = tf.estimator.ModeKeys.TRAIN
+        return spec_of(mode, loss, by_train_op("sgd")(loss))
+
+    def input_fn():
+        return input_fn_of(16, 16)().map(lambda features, labels: features["x"])
+
+    model_fn = microbatch_model_fn(model_fn, "auto")
+    tf.estimator.Estimator(model_fn, str(tmp_path)).train(input_fn)
+    assert memory.sizes == [16, 8, 8]
