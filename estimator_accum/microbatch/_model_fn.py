@@ -263,7 +263,10 @@ def _predicted(batch: UntrainedBatch, staged: StagedBatch, spec, count):
     operations = [*batch.micro_ops, *(tensor.op for tensor in tensors)]
     replica = ReplicaBatch(batch, staged, Snapshot(operations, batch.handles))
     hook = PredictionHook(replica, count, spec.predictions)
-    return spec._replace(prediction_hooks=[hook, *spec.prediction_hooks])
+    return spec._replace(
+        predictions=hook.predictions,
+        prediction_hooks=[hook, *spec.prediction_hooks],
+    )
 
 
 def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:

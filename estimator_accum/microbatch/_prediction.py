@@ -3,8 +3,9 @@
     before_run    the micro-batches of the next batch (BatchRunner): their predictions
     session.run   Estimator's own run, which is fed with the batch's predictions
 
-A session returns a fetched tensor that is also fed as it is, so that Estimator gets the
-joined predictions for the model's own tensors, and nothing is computed again.
+A session returns a fetched tensor that is also fed as it is, and computes nothing for
+it. What is fed are copies of the model's own tensors, which keep the values of the last
+micro-batch for the model's hooks.
 
 N = number of examples in the batch.
 """
@@ -24,8 +25,11 @@ class PredictionHook(EvaluationHook):
     Args:
         replica: The only replica, since Estimator predicts without a strategy.
         count: The number of micro-batches.
-        predictions: `EstimatorSpec.predictions`, a Tensor or Tensors by name. Those
-            that do not depend on the micro-batch are left as they are.
+        predictions: `EstimatorSpec.predictions`, a Tensor or Tensors by name.
+
+    Attributes:
+        predictions: The predictions for Estimator to fetch. Those that do not depend on
+            the micro-batch are the model's own.
     """
 
     _JOB = "prediction"
@@ -33,13 +37,15 @@ class PredictionHook(EvaluationHook):
     def __init__(self, replica: ReplicaBatch, count: MicroBatchCount, predictions):
         super().__init__([replica], count)
         self._window = replica.window
-        if not isinstance(predictions, dict):
-            predictions = {None: predictions}
+        is_dict, begin = isinstance(predictions, dict), replica.window.begin.op
+        named = predictions if is_dict else {None: predictions}
         self._predictions = {
-            key: tensor
-            for key, tensor in predictions.items()
-            if self._window.begin.op in ancestors([tensor.op])
+            key: tf.identity(tensor)
+            for key, tensor in named.items()
+            if begin in ancestors([tensor.op])
         }
+        named = named | self._predictions
+        self.predictions = named if is_dict else named[None]
 
     def before_run(self, run_context):
         # Estimator.predict leaves out what `predict_keys` does not name.

@@ -280,8 +280,21 @@ def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
     session = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
     config = tf.estimator.RunConfig(eval_distribute=strategy, session_config=session)
     memory = Memory(lambda rows: rows <= 5)
-    ours = _evaluate_auto(_model_fn(memory), tmp_path / "ours", config=config)
-    _assert_same(ours, _evaluate(_model_fn(), tmp_path / "plain", config=config))
+
+    def metrics(labels, predicted):
+        is_high, is_found = labels[:, 0] > 0, predicted[:, 0] > 0
+        accuracy = tf.keras.metrics.BinaryAccuracy()
+        accuracy.update_state(is_high, is_found)
+        mean = v1.metrics.mean(predicted)
+        return {
+            "mean": mean,
+            "keras": accuracy,
+            "v1": v1.metrics.accuracy(is_high, is_found),
+        }
+
+    ours, plain_ = _model_fn(memory, metrics), _model_fn(metrics=metrics)
+    ours = _evaluate_auto(ours, tmp_path / "ours", config=config)
+    _assert_same(ours, _evaluate(plain_, tmp_path / "plain", config=config))
     assert sorted(memory.sizes)[:24] == sorted([1, 2, 2, 2, *[4] * 20])
 
 
