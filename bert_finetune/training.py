@@ -25,6 +25,7 @@ from bert_finetune.windows import Windows
 from estimator_accum import microbatch_model_fn
 from estimator_accum._window import AccumulationSteps
 from estimator_accum.hooks._signals import exits_between_trainings
+from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.cluster import Cluster
 from estimator_accum.runs.progress import Progress, latest_checkpoint, read_progress
 from estimator_accum.runs.strategies import (
@@ -149,7 +150,7 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     if windows is not None:
         num_updates, schedule = windows.num_updates, _schedule(windows)
     model_fn = make_model_fn(settings, run.config, run.task, num_updates, schedule)
-    if windows is not None and windows.batches.is_auto:
+    if settings.train_batch_size == AUTO:
         model_fn = microbatch_model_fn(model_fn, "auto")
     return tf.estimator.Estimator(
         model_fn,

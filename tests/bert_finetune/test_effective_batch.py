@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 from unittest import mock
 
 import numpy as np
@@ -112,6 +113,31 @@ def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, a
     assert found == {"micro_batches": 4}  # 16, 8, and then 4 at once
     steps = [variables(each)["global_step"] for each in (whole, in_threes[0], auto)]
     assert steps == [7, 6 * 6 + 2, 7]
+
+
+def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
+    found, folder = [], pathlib.Path(settings.output_dir)
+    for rows, size in ((8, 16), (3, AUTO)):
+        with pytest.MonkeyPatch.context() as patch:
+            encode = limited(modeling.encode, rows, in_every_mode=True)
+            patch.setattr(modeling, "encode", encode)
+            shutil.copytree(auto, folder.with_name(str(size)))
+            changes = {"output_dir": str(folder.with_name(str(size)))}
+            changes |= {"do_train": False, "do_eval": True, "do_predict": True}
+            run(settings, train_batch_size=size, **changes)
+    for size in ("16", AUTO):
+        results = tiny_bert.results(folder.with_name(size))
+        lines = (folder.with_name(size) / "test_results.tsv").read_text().split("\n")
+        rows = [list(map(float, line.split("\t"))) for line in lines[:-1]]
+        found.append((results, rows, (folder.with_name(size) / "CoLA.tsv").read_text()))
+    (theirs, wanted, labels), (ours, rows, own_labels) = found
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert ours["eval_accuracy"] == theirs["eval_accuracy"]
+    assert own_labels == labels
+    np.testing.assert_allclose(rows, wanted, rtol=1e-5)
+    for job in ("eval", "predict"):
+        path = folder.with_name(AUTO) / f"micro_batches-{job}.json"
+        assert json.loads(path.read_text()) == {"micro_batches": 4}  # 8, 4, 2 at once
 
 
 def test_windows_of_so_many_tokens_have_the_same_weights(tokens, whole):

@@ -16,8 +16,14 @@ import tensorflow as tf
 from bert_finetune import model_fn, run_classifier
 
 
-def limited(encode, examples: int):
-    """Returns `encode`, which runs out of memory above `examples` in training."""
+def limited(encode, examples: int, in_every_mode: bool = False):
+    """Returns `encode`, which runs out of memory above `examples`.
+
+    Args:
+        encode: The encoder.
+        examples: Examples for which memory suffices.
+        in_every_mode: Whether evaluation and prediction run out of memory too.
+    """
 
     def check(rows):
         if rows > examples:
@@ -25,7 +31,7 @@ def limited(encode, examples: int):
         return np.int32(0)
 
     def limited_encode(config, input_ids, *args, is_training, **options):
-        if is_training:
+        if is_training or in_every_mode:
             zero = tf.numpy_function(check, [tf.shape(input_ids)[0]], tf.int32)
             zero.set_shape([])
             input_ids += zero

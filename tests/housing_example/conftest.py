@@ -65,11 +65,11 @@ def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., running.D
 
 @pytest.fixture(scope="session")
 def limited_memory() -> Callable[[int], contextlib.AbstractContextManager]:
-    """Makes training run out of memory above a number of rows at once.
+    """Makes the program run out of memory above a number of rows at once.
 
     A Python MemoryError in the graph is TensorFlow's out-of-memory error.
     """
-    training = model_fn._training
+    prices = model_fn._prices
 
     def limit(most_rows: int):
         def check(rows):
@@ -77,11 +77,12 @@ def limited_memory() -> Callable[[int], contextlib.AbstractContextManager]:
                 raise MemoryError(f"{rows} examples")
             return np.float32(0)
 
-        def limited(head, features, labels, prices, *args):
-            zero = tf.numpy_function(check, [tf.shape(labels)[0]], tf.float32)
+        def limited(*args):
+            found = prices(*args)
+            zero = tf.numpy_function(check, [tf.shape(found)[0]], tf.float32)
             zero.set_shape([])
-            return training(head, features, labels, prices + zero, *args)
+            return found + zero
 
-        return mock.patch.object(model_fn, "_training", limited)
+        return mock.patch.object(model_fn, "_prices", limited)
 
     return limit

@@ -83,7 +83,7 @@ def test_several_devices_train_as_one(two_devices, whole):
 
 def test_memory_or_devices_move_no_weight(csv, killed, whole, run_main, limited_memory):
     flags = {"train_csv": csv, "output_dir": killed} | _FLAGS
-    with limited_memory(4):
+    with limited_memory(3):
         done = run_main(flags | {"micro_batch_size": "auto"})
     assert done.returncode == 0
     assert "13 examples in as many micro-batches as memory asks for x 1" in done.stderr
@@ -92,7 +92,13 @@ def test_memory_or_devices_move_no_weight(csv, killed, whole, run_main, limited_
     assert "as memory allows (13)" in done.stdout and "without" not in done.output
     folder = killed / "with_accumulation"
     count = json.loads((folder / "micro_batches.json").read_text())
-    assert count == {"micro_batches": 4}  # 13, 7, and then 4 at once
+    assert count == {"micro_batches": 8}  # 13, 7, 4, and then 2 at once
+    for job in ("eval", "predict"):  # of 4 examples, whose results are those of all
+        count = json.loads((folder / f"micro_batches-{job}.json").read_text())
+        assert count == {"micro_batches": 2}
+        (folder / f"micro_batches-{job}.json").unlink()
+    again = run_main(flags | {"micro_batch_size": "auto"})
+    assert again.stdout == done.stdout
     _assert_same(folder, whole)
     _assert_all_seen(folder)
 
