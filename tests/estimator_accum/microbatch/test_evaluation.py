@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import batch_mean, microbatch_model_fn
+from estimator_accum import batch_mean, get_windows, microbatch_model_fn
 from tests.helpers.little_memory import Memory
 from tests.helpers.microbatch_runs import (
     INPUT,
@@ -238,7 +238,10 @@ def test_a_train_op_that_is_made_in_every_mode_does_not_run(tmp_path):
             predicted = watched(output_layer(hidden_layer(features["x"])))
             loss = tf.reduce_mean(tf.square(predicted - labels))
             ops = {"mean": v1.metrics.mean(predicted)}
-            return spec_of(mode, loss, make_train_op(loss), eval_metric_ops=ops)
+            train_op = make_train_op(loss)
+            for window in get_windows():
+                loss = window.mean_loss
+            return spec_of(mode, loss, train_op, eval_metric_ops=ops)
 
         return model_fn
 
@@ -281,21 +284,30 @@ def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
     config = tf.estimator.RunConfig(eval_distribute=strategy, session_config=session)
     memory = Memory(lambda rows: rows <= 5)
 
-    def metrics(labels, predicted):
-        is_high, is_found = labels[:, 0] > 0, predicted[:, 0] > 0
-        accuracy = tf.keras.metrics.BinaryAccuracy()
-        accuracy.update_state(is_high, is_found)
-        mean = v1.metrics.mean(predicted)
-        return {
-            "mean": mean,
-            "keras": accuracy,
-            "v1": v1.metrics.accuracy(is_high, is_found),
-        }
+    def make(memory):
+        def model_fn(features, labels, mode):
+            predicted = output_layer(hidden_layer(memory.allocate(features["x"])))
+            is_high, is_found = labels[:, 0] > 0, predicted[:, 0] > 0
+            accuracy = tf.keras.metrics.BinaryAccuracy()
+            accuracy.update_state(is_high, is_found)
+            ops = {"keras": accuracy, "v1": v1.metrics.accuracy(is_high, is_found)}
+            ops["mean"] = v1.metrics.mean(predicted)
+            loss = tf.reduce_sum(tf.square(predicted - labels))
+            return spec_of(mode, loss, None, eval_metric_ops=ops)
 
-    ours, plain_ = _model_fn(memory, metrics), _model_fn(metrics=metrics)
-    ours = _evaluate_auto(ours, tmp_path / "ours", config=config)
-    _assert_same(ours, _evaluate(plain_, tmp_path / "plain", config=config))
-    assert sorted(memory.sizes)[:24] == sorted([1, 2, 2, 2, *[4] * 20])
+        return model_fn
+
+    def input_fn():
+        """Returns batches of 16, 16, 7 and no examples, for the replicas in turn."""
+        empty = {"x": tf.zeros([0, 5])}, tf.zeros([0, 1])
+        return input_fn_of(39, 16)().concatenate(tf.data.Dataset.from_tensors(empty))
+
+    more = {"config": config, "reduction": "sum"}
+    ours = _evaluate_auto(make(memory), tmp_path / "ours", input_fn, **more)
+    theirs = _evaluate(make(_PLENTY), tmp_path / "plain", input_fn, config)
+    _assert_same(ours, theirs)
+    tried = [size for size in memory.sizes if size <= 5]
+    assert sorted(tried) == sorted([0, *[4] * 8, *[2, 2, 2, 1]])
 
 
 def test_train_and_evaluate_cuts_both(tmp_path):
