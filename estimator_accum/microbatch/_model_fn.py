@@ -71,7 +71,7 @@ def microbatch_model_fn(
     to rounding for gradient descent where a sparse gradient has a row twice), and in
     several micro-batches up to rounding.
 
-    Evaluation and prediction use `model_fn` unchanged. In training:
+    In training:
 
     * operations of a grouped train op that need the micro-batch, such as metrics and
       batch normalization's averages, run once per micro-batch; the rest once per batch;
@@ -79,6 +79,23 @@ def microbatch_model_fn(
       `batch_mean`. A summary or hook that fetches a tensor of the micro-batch gets the
       last micro-batch's value;
     * a retried batch draws new dropout masks.
+
+    With a fixed number, evaluation and prediction use `model_fn` unchanged. With "auto"
+    their batches are cut and retried too, each job with a number of its own, kept in
+    `micro_batches-eval.json` and `micro_batches-predict.json`:
+
+    * each example counts once in every metric: updates of metrics that need the
+      micro-batch run once per micro-batch, the rest once per batch, and
+      `EstimatorSpec.loss` is the batch's mean. Metrics that count examples are those of
+      the whole batch, others up to rounding;
+    * predictions are joined in the order of the examples. Where a batch is cut, a
+      prediction that needs the micro-batch must have one row per example, and rows of
+      one shape;
+    * what the model computes from several examples at once, such as a metric's update
+      with the mean loss, or batch statistics, sees those of one micro-batch;
+      `batch_mean` is the mean over the batch there too;
+    * features from placeholders are not cut, so an exported graph is that of
+      `model_fn`.
 
     Args:
         model_fn: Function of features and, if it takes them, labels, mode, params and
@@ -90,8 +107,8 @@ def microbatch_model_fn(
         reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
             one that sums over its examples, as the losses of canned
             `tf.compat.v1.estimator`s do. A train op with `reduction="sum"` also counts
-            as "sum".
-        grow_after: Updates that fit in memory [updates] after which "auto" tries half
+            as "sum" in training; an evaluation has this argument alone.
+        grow_after: Batches that fit in memory [batches] after which "auto" tries half
             as many micro-batches; each failed trial doubles the wait. None: never.
 
     Returns:
@@ -99,9 +116,9 @@ def microbatch_model_fn(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range. In training: if the parts of a batch
-            have different numbers of examples, one example does not fit in memory, or
-            `max_micro_batches` is too small.
+        ValueError: If an argument is out of range. Where batches are cut: if the parts
+            of a batch have different numbers of examples, one example does not fit in
+            memory, `max_micro_batches` is too small, or predictions cannot be joined.
     """
     if not callable(model_fn):
         raise TypeError(
@@ -161,8 +178,8 @@ def batch_mean(
 
         sum_i w_i * tensor_i / sum_i w_i
 
-    Returns `tensor` itself outside `microbatch_model_fn`, in evaluation and prediction,
-    and if `tensor` does not depend on the micro-batch.
+    Returns `tensor` itself outside `microbatch_model_fn`, in evaluation and prediction
+    with a fixed number, and if `tensor` does not depend on the micro-batch.
 
     Args:
         tensor: Floating-point scalar, the mean over the micro-batch.

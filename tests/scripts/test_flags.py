@@ -86,6 +86,7 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ),
         ("quickstart_demo --output_dir=full/file", "a folder. .* full/file, a file."),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
+        ("experiments.disturb_evaluation --errors=0", "`--errors` must be .* >= 1. R"),
     ],
 )
 def test_unfit_flag_is_refused(command, sentence, tmp_path, monkeypatch, refusal):

@@ -17,6 +17,7 @@ from tests.helpers.microbatch_runs import (
     embedding_layer,
     hidden_layer,
     input_fn_of,
+    make_data,
     output_layer,
     plain,
     spec_of,
@@ -208,6 +209,18 @@ def test_updates_that_do_not_need_the_batch_run_once_a_batch(tmp_path):
     more = {"initial_micro_batches": 4}
     found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, **more)
     assert (found["batches"], found["micro"]) == (6, 24)
+
+
+def test_a_number_of_the_micro_batch_counts_once_a_micro_batch(tmp_path):
+    def metrics(labels, predicted):
+        return {"highest": v1.metrics.mean(tf.reduce_max(labels))}
+
+    more = {"initial_micro_batches": 4}
+    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, **more)
+    _, labels = make_data(5 * 16 + 7)
+    parts = [*np.split(labels[:80], 20), *np.split(labels[80:], [2, 4, 6])]
+    expected = np.mean([part.max() for part in parts])
+    np.testing.assert_allclose(found["highest"], expected, rtol=1e-6)
 
 
 def test_a_metrics_value_that_needs_the_batch_is_refused(tmp_path):

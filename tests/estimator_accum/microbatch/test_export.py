@@ -6,6 +6,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from estimator_accum import microbatch_model_fn
+from estimator_accum.microbatch._export import is_fed
 from tests.helpers.little_memory import Memory
 from tests.helpers.microbatch_runs import (
     WIDTH,
@@ -105,6 +106,20 @@ def test_placeholders_that_a_hook_feeds_are_evaluated_whole_and_not_trained(tmp_
     expected = "must return batches of a data set or a queue. Received: placeholders"
     with pytest.raises(ValueError, match=expected):
         ours.train(_fed_input_fn, steps=1, hooks=[_Feed()])
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: v1.placeholder(tf.string, [None]), True),
+        (lambda: v1.sparse_placeholder(tf.float32), True),
+        (lambda: v1.placeholder_with_default([1.0], [None]), True),
+        (lambda: tf.constant([1.0]), False),
+    ],
+)
+def test_what_comes_from_placeholders_alone_is_fed(make, expected):
+    with tf.Graph().as_default():
+        assert is_fed({"features": {"x": make()}, "labels": None}) is expected
 
 
 def test_a_default_placeholder_beside_a_data_set_is_cut_with_it(tmp_path):
