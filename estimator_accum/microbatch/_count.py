@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import statistics
+import uuid
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -230,7 +231,8 @@ def _read(path: str, initial: int) -> Plan:
 
 
 def _write(path: str, content: dict) -> None:
-    partial = f"{path}.partial"
+    # Two processes may evaluate at the same time.
+    partial = f"{path}.{uuid.uuid4().hex}.partial"
     tf.io.gfile.makedirs(os.path.dirname(path))  # a model that was not trained here
     with tf.io.gfile.GFile(partial, "w") as file:
         file.write(json.dumps(content) + "\n")

@@ -140,11 +140,13 @@ def microbatch_model_fn(
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         build = _with_arguments(model_fn, given)
         modes = tf.estimator.ModeKeys
+        cut = (modes.TRAIN, modes.EVAL, modes.PREDICT) if is_auto else (modes.TRAIN,)
+        if mode not in cut:
+            return build(features, labels)
         if is_fed({"features": features, "labels": labels}):
             spec = build(features, labels)
-            is_training = mode == modes.TRAIN
-            hooks = {"training_hooks": [RefuseTraining()]} if is_training else {}
-            return spec._replace(**hooks)
+            hooks = [RefuseTraining()] if mode == modes.TRAIN else []
+            return spec._replace(training_hooks=hooks)
 
         def make_count(of: str = "", units: str = "batches"):
             if not is_auto:
@@ -160,13 +162,11 @@ def microbatch_model_fn(
             replica = ReplicaBatch(batch, staged, snapshot)
             hook = _hook(replica, make_count(units="updates"), spec, config)
             return spec._replace(training_hooks=[hook, *spec.training_hooks])
-        if is_auto and mode in (modes.EVAL, modes.PREDICT):
-            batch = UntrainedBatch(reduction)
-            staged, spec = _stage_and_build(batch, build, features, labels)
-            if mode == modes.EVAL:
-                return _evaluated(batch, staged, spec, make_count("-eval"))
-            return _predicted(batch, staged, spec, make_count("-predict"))
-        return build(features, labels)
+        batch = UntrainedBatch(reduction)
+        staged, spec = _stage_and_build(batch, build, features, labels)
+        if mode == modes.EVAL:
+            return _evaluated(batch, staged, spec, make_count("-eval"))
+        return _predicted(batch, staged, spec, make_count("-predict"))
 
     return _like(model_fn, wrapped)
 

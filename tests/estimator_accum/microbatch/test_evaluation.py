@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, get_windows, microbatch_model_fn
+from estimator_accum.microbatch import _count
 from tests.helpers.little_memory import Memory
 from tests.helpers.microbatch_runs import (
     INPUT,
@@ -139,6 +140,20 @@ def test_the_numbers_of_training_and_evaluation_are_apart(tmp_path):
     files = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
     assert files == [{"micro_batches": 4}, {"micro_batches": 2}]
     assert (tmp_path / "micro_batches-eval.json").exists()
+
+
+def test_two_processes_may_keep_their_numbers_at_the_same_time(tmp_path, monkeypatch):
+    path, rename = str(tmp_path / "micro_batches-eval.json"), tf.io.gfile.rename
+
+    def other_first(*arguments, **options):
+        monkeypatch.setattr(tf.io.gfile, "rename", rename)
+        _count._write(path, {"micro_batches": 2})
+        rename(*arguments, **options)
+
+    monkeypatch.setattr(tf.io.gfile, "rename", other_first)
+    _count._write(path, {"micro_batches": 4})
+    assert _count._read(path, 1) == _count.Plan(4)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_fewer_micro_batches_are_tried_after_batches_that_fit(tmp_path, caplog):
@@ -295,7 +310,8 @@ def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
         )
     session = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
     config = tf.estimator.RunConfig(eval_distribute=strategy, session_config=session)
-    memory = Memory(lambda rows: rows <= 5)
+    calls = iter(range(1000))
+    memory = Memory(lambda rows: next(calls) != 2)  # one of two replicas, in batch 2
 
     def make(memory):
         def model_fn(features, labels, mode):
@@ -311,16 +327,18 @@ def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
         return model_fn
 
     def input_fn():
-        """Returns batches of 16, 16, 7 and no examples, for the replicas in turn."""
+        """Returns batches of 16 (4 times), 7 and no examples, for replicas in turn."""
         empty = {"x": tf.zeros([0, 5])}, tf.zeros([0, 1])
-        return input_fn_of(39, 16)().concatenate(tf.data.Dataset.from_tensors(empty))
+        return input_fn_of(4 * 16 + 7, 16)().concatenate(
+            tf.data.Dataset.from_tensors(empty)
+        )
 
     more = {"config": config, "reduction": "sum"}
     ours = _evaluate_auto(make(memory), tmp_path / "ours", input_fn, **more)
     theirs = _evaluate(make(_PLENTY), tmp_path / "plain", input_fn, config)
     _assert_same(ours, theirs)
-    tried = [size for size in memory.sizes if size <= 5]
-    assert sorted(tried) == sorted([0, *[4] * 8, *[2, 2, 2, 1]])
+    tried = [size for size in memory.sizes if size < 16]
+    assert sorted(tried) == [0, 3, 4, 8, 8, 8, 8]
 
 
 def test_train_and_evaluate_cuts_both(tmp_path):
