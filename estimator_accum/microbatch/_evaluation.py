@@ -1,7 +1,9 @@
 """Evaluation in micro-batches.
 
-before_run    the micro-batches of the next batch (BatchRunner): updates of metrics
-session.run   the rest, once a batch: Estimator's own mean of the batches' losses
+    before_run    the micro-batches of the next batch (BatchRunner): updates of metrics
+    session.run   the rest, once a batch: Estimator's own mean of the batches' losses
+
+The rest is never retried.
 """
 
 import tensorflow as tf
