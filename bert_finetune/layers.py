@@ -17,6 +17,7 @@ from estimator_accum import micro_batch_seed
 _SQRT_HALF = math.sqrt(0.5)
 # Names of the gradients that are written out here.
 _DENSE, _LAYER_NORM, _GELU = "BertDense", "BertLayerNorm", "BertGelu"
+_WEIGHTED_SUM = "BertWeightedSum"
 _DENSITY_AT_ZERO = 1.0 / math.sqrt(2.0 * math.pi)  # of the normal distribution
 
 
@@ -160,9 +161,36 @@ def _dense_gradient(op: tf.Operation, dy: tf.Tensor, *_):
     # If the second factor is transposed, oneDNN has a slow kernel for matrices and a
     # fast one for batches of them, here a batch of one.
     batches = tf.expand_dims(dy, 0), tf.expand_dims(kernel, 0)
-    dx = tf.squeeze(tf.matmul(*batches, transpose_b=True), 0)
+    d_kernel = tf.matmul(x, dy, transpose_a=True)
+    with tf.control_dependencies([d_kernel]):  # `x` is freed before `dx` is there
+        dx = tf.squeeze(tf.matmul(*batches, transpose_b=True), 0)
     d_bias = tf.raw_ops.BiasAddGrad(out_backprop=dy)
-    return None, dx, tf.matmul(x, dy, transpose_a=True), d_bias
+    return None, dx, d_kernel, d_bias
+
+
+def weighted_sum(
+    weights: tf.Tensor, values: tf.Tensor, *, is_training: bool
+) -> tf.Tensor:
+    """Applies attention: `y = weights @ values`.
+
+    Args:
+        weights: float Tensor [B, N, R, T].
+        values: float Tensor [B, N, T, D].
+        is_training: Whether gradients will be needed; if so, the one of `values` comes
+            first, so that the weights, the largest tensor, are freed early.
+
+    Returns: float Tensor [B, N, R, D].
+    """
+    y = tf.matmul(weights, values)
+    return _with_gradient(_WEIGHTED_SUM, y, weights, values) if is_training else y
+
+
+@tf.RegisterGradient(_WEIGHTED_SUM)
+def _weighted_sum_gradient(op: tf.Operation, dy: tf.Tensor, *_):
+    _, weights, values = op.inputs
+    d_values = tf.matmul(weights, dy, transpose_a=True)
+    with tf.control_dependencies([d_values]):
+        return None, tf.matmul(dy, values, transpose_b=True), d_values
 
 
 def layer_norm(x: tf.Tensor, epsilon: float, *, is_training: bool) -> tf.Tensor:

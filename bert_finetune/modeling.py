@@ -19,6 +19,7 @@ from bert_finetune.layers import (
     dropout,
     first_weights,
     layer_norm,
+    weighted_sum,
 )
 
 # Far below any score, so that the attention to a padding token is exactly 0.
@@ -281,7 +282,8 @@ def _attend(
         tf.nn.softmax(scores + shared.bias),  # [B, N, 1 or T, T]
         shared.config.attention_probs_dropout_prob,
     )
-    context = tf.matmul(attention, value)  # [B, N, 1 or T, D]
+    context = weighted_sum(attention, value, is_training=shared.is_training)
+    # [B, N, 1 or T, D]
     if only_first:
         return tf.reshape(context, [-1, width])
     return shared.packing.join_heads(context)
