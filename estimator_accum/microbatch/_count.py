@@ -5,6 +5,7 @@ then, once       half as many with recompute, as long as that is faster
 grow_after       half as many, which memory may allow by now
 """
 
+import collections
 import json
 import logging
 import os
@@ -71,7 +72,7 @@ class MicroBatchCount:
         self._before = None  # the plan before this one, which is on trial
         self._is_comparing = False  # whether recomputed layers may save time
         self._updates = 0
-        self._times = []  # [secs per example] of the plan's updates
+        self._times = _last_times()
         self._time_before = None
 
     @property
@@ -150,7 +151,7 @@ class MicroBatchCount:
         """Tries recomputed layers, and keeps the faster plan."""
         if self._updates <= _TIMED_UPDATES:
             return False
-        time = statistics.median(self._times[-_TIMED_UPDATES:])
+        time = statistics.median(self._times)
         if self._before is not None:
             ratio = time / self._time_before
             if ratio >= 1:
@@ -180,7 +181,7 @@ class MicroBatchCount:
 
     def _change(self, plan: Plan, reason: str, level: int, is_trial=False) -> None:
         _logger.log(level, "micro-batches %s -> %s: %s", self._plan, plan, reason)
-        self._plan, self._updates, self._times = plan, 0, []
+        self._plan, self._updates, self._times = plan, 0, _last_times()
         if not is_trial:
             self._keep()
 
@@ -193,6 +194,11 @@ class MicroBatchCount:
         if self.can_recompute:
             content["recompute"] = self.recompute
         _write(self._path, content)
+
+
+def _last_times() -> collections.deque:
+    """Returns where the times of a plan's last updates are kept [secs per example]."""
+    return collections.deque(maxlen=_TIMED_UPDATES)
 
 
 class FixedCount:
