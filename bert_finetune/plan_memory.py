@@ -44,9 +44,9 @@ _UPDATE_COPIES_OF_OTHERS = 0.15
 # recomputed, in copies of [B, T, I] and [B, T, H] for the feed-forward half, and of
 # [B, N, T, T] and [B, T, H] for the attention half.
 _KEPT_OF_LAYER = 2
-_FEED_FORWARD_WIDE = 6.1
+_FEED_FORWARD_WIDE = 4.1
 _ATTENTION_SCORES = 3
-_ATTENTION_TOKENS = 5
+_ATTENTION_TOKENS = 4
 
 # The session's graph and its optimized copies: without the layers, and per layer.
 _GRAPH_BYTES = 4_000_000
@@ -159,8 +159,8 @@ def _recomputed_bytes(
     if config.hidden_dropout_prob:
         feed_forward += token
     attention = _ATTENTION_SCORES * _FLOAT_BYTES * scores + _ATTENTION_TOKENS * token
-    if config.attention_probs_dropout_prob:  # before and after dropout, and its mask
-        attention += (_FLOAT_BYTES + _BOOL_BYTES) * scores
+    if config.attention_probs_dropout_prob:
+        attention += _BOOL_BYTES * scores
     half = max(feed_forward, attention)
     layer, total = _layer_bytes(config), config.num_hidden_layers
 

@@ -135,7 +135,7 @@ def _measure(
             if step == _ACCUMULATION_STEPS:  # one update has created every variable
                 peak = 0
             pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            held, resident = _held_bytes() - begin, status_bytes("VmRSS")
+            held, resident = held_bytes() - begin, status_bytes("VmRSS")
             session.run(train_op, feed)
             if step >= _ACCUMULATION_STEPS:
                 peak = max(peak, held + status_bytes("VmHWM") - resident)
@@ -143,7 +143,9 @@ def _measure(
     print(json.dumps(peaks))
 
 
-def start(config: BertConfig, is_recomputed: bool = False):
+def start(
+    config: BertConfig, is_recomputed: bool = False, steps: int = _ACCUMULATION_STEPS
+):
     """Returns a session, the train op, its input, and malloc's bytes at the start."""
     import tensorflow as tf
 
@@ -171,13 +173,11 @@ def start(config: BertConfig, is_recomputed: bool = False):
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
     optimizer = AdamWeightDecayOptimizer(1e-5)
-    train_op = make_accumulating_train_op(
-        loss, optimizer, _ACCUMULATION_STEPS, clip_norm=1.0
-    )
+    train_op = make_accumulating_train_op(loss, optimizer, steps, clip_norm=1.0)
     initialize = tf.compat.v1.global_variables_initializer()
     session = tf.compat.v1.Session()
     session.run(tf.constant(0))
-    begin = _held_bytes()
+    begin = held_bytes()
     session.run(initialize)
     return session, train_op, ids, begin
 
@@ -209,7 +209,7 @@ class _MallocInfo(ctypes.Structure):
     )
 
 
-def _held_bytes() -> int:
+def held_bytes() -> int:
     """Returns the bytes that malloc has handed out."""
     mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
     mallinfo2.restype = _MallocInfo
