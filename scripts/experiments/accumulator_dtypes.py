@@ -48,7 +48,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _table(flags) -> int:
-    v1.disable_eager_execution()
     is_explained = True
     for steps in flags.micro_steps:
         (mean, weights), *others = (
