@@ -97,6 +97,21 @@ def test_dropout_depends_on_seed_step_and_layer_alone():
             assert np.mean((one == 0) & (other == 0)) == pytest.approx(1 / 16, abs=0.03)
 
 
+@pytest.mark.parametrize(
+    ("rate", "levels"), [(0.1, 6554), (2**-17, 0), (0.9999, 65529)]
+)
+def test_dropouts_rate_is_one_of_65536(rate, levels):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        step = tf.compat.v1.train.get_or_create_global_step()
+        y = layers.dropout(tf.ones([1001, 999]), rate)
+        session.run(step.initializer)
+        found = session.run(y)
+    exact = levels / 65536
+    assert np.unique(found)[-1] == np.float32(1 / (1 - exact))
+    deviation = (exact * (1 - exact) / found.size) ** 0.5
+    assert abs(np.mean(found == 0) - exact) <= 4 * deviation
+
+
 def test_a_graph_that_nobody_needs_is_not_kept_by_its_gradients():
     def make() -> weakref.ref:
         with tf.Graph().as_default() as graph:
