@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from estimator_accum._train_op import make_accumulating_train_op
     from estimator_accum._window import get_or_create_update_step, get_windows
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
-    from estimator_accum.microbatch import batch_mean, microbatch_model_fn
+    from estimator_accum.microbatch import (
+        batch_mean,
+        microbatch_model_fn,
+        whole_batch_loss,
+    )
 
 __version__ = "0.2.0.dev0"
 
@@ -25,6 +29,7 @@ __all__ = [
     "microbatch_model_fn",
     "recompute",
     "watch_signals",
+    "whole_batch_loss",
 ]
 
 _MODULES = {
@@ -38,6 +43,7 @@ _MODULES = {
     "microbatch_model_fn": "microbatch",
     "recompute": "_recompute",
     "watch_signals": "hooks",
+    "whole_batch_loss": "microbatch",
 }
 
 

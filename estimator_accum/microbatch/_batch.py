@@ -1,6 +1,7 @@
 """The kind of window that is one batch, of which the graph sees one micro-batch."""
 
 import contextlib
+import dataclasses
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,20 +18,55 @@ from estimator_accum._kinds import Added, Kind, set_current_batch
 from estimator_accum._micro_step import MicroBatch, Terms, accumulate, mean_loss
 
 
-class Pass(NamedTuple):
+class Exchange(NamedTuple):
+    """Operations by which replicas of several processes get each other's rows.
+
+    A collective must have the same shape at every run. So batches are exchanged in
+    pieces of one capacity: number of rows of each replica, where shorter ones are padded.
+
+    Attributes:
+        counted: int64 [replicas, 2], each replica's number and its rows, to fetch.
+        counts: Placeholder for what was fetched.
+        begin: Placeholder, the first row of the piece.
+        capacity: Placeholder, the capacity [rows].
+        operations: Operations that exchange a piece.
+        has_failed: Placeholder, 1.0 if this process ran out of memory afterwards.
+        failures: Sum of `has_failed` over all replicas.
+    """
+
+    counted: tf.Tensor
+    counts: tf.Tensor
+    begin: tf.Tensor
+    capacity: tf.Tensor
+    operations: list[tf.Operation]
+    has_failed: tf.Tensor
+    failures: tf.Tensor
+
+
+@dataclasses.dataclass
+class Pass:
     """Operations of one run through a batch's micro-batches.
 
     Attributes:
         each: Operations that run with every micro-batch.
         empty: Operations that run in their place on a replica without examples.
         fetches: Tensors to fetch with every micro-batch.
-        after: Operations that run once, after the last micro-batch of every replica.
+        after: Operations that run once, after the last micro-batch of every replica
+            that has examples.
+        done: Feeds from `after` on. If they are not fed, the next pass does the work of
+            this one by itself, which it can with the whole batch as one micro-batch.
+        is_joint: Whether `after` reads other replicas' results; it then runs on
+            replicas without examples too, and the next pass cannot do its work.
+        exchange: What replicas of several processes do before `after`; else None.
     """
 
-    each: list[tf.Operation]
-    empty: list[tf.Operation]
-    fetches: list[tf.Tensor]
-    after: list[tf.Operation]
+    each: list[tf.Operation] = dataclasses.field(default_factory=list)
+    empty: list[tf.Operation] = dataclasses.field(default_factory=list)
+    fetches: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    after: list[tf.Operation] = dataclasses.field(default_factory=list)
+    done: dict[tf.Tensor, bool] = dataclasses.field(default_factory=dict)
+    is_joint: bool = False
+    exchange: Exchange | None = None
 
 
 class WholeBatch(Kind):
@@ -49,6 +85,7 @@ class WholeBatch(Kind):
         weight: Scalar, the micro-batch's weight in the loss; set when the first train
             op is made.
         earlier_passes: Passes before the one of `micro_ops`, in their order.
+        computed_twice: Tensors that an earlier pass computes too.
         micro_ops: Operations that run with every micro-batch.
         fetches: Tensors that are fetched with every micro-batch.
         discard_ops: Operations that drop the micro-batches so far, before a retry.
@@ -73,6 +110,7 @@ class WholeBatch(Kind):
             self.is_whole = tf.equal(self.size, self.rows)
         self.weight = None
         self.earlier_passes = []
+        self.computed_twice = []
         self.micro_ops = []
         self.fetches = []
         self.discard_ops = []
@@ -92,7 +130,7 @@ class WholeBatch(Kind):
     @property
     def passes(self) -> list[Pass]:
         """The passes through the batch; the last one is that of `micro_ops`."""
-        last = Pass(self.micro_ops, self.empty_ops, self.fetches, [])
+        last = Pass(self.micro_ops, self.empty_ops, self.fetches)
         return [*self.earlier_passes, last]
 
     def steps(self, update_step: tf.Variable) -> tf.Tensor:
@@ -107,7 +145,19 @@ class WholeBatch(Kind):
         return tf.cast(self.size, tf.float32)
 
     def weigh(self, weight: tf.Tensor | None, reduction: str):
-        """Returns (weight, weight); for a whole batch on one replica, (weight, 1)."""
+        """Returns (weight, weight); for a whole batch on one replica, (weight, 1).
+
+        Raises:
+            ValueError: If a whole_batch_loss, which is the batch's already, would be
+                weighted in another way.
+        """
+        if self.computed_twice and (weight is not None or reduction != self.reduction):
+            raise ValueError(
+                "The loss of a whole batch must not be weighted by micro-batch. "
+                f"Received: {'a `weight`' if weight is not None else repr(reduction)} "
+                "for a train op beside whole_batch_loss. Leave `weight` out, and pass "
+                "`reduction` to microbatch_model_fn."
+            )
         if weight is None:
             weight = self.default_weight(reduction)
         if self.weight is None:

@@ -7,6 +7,7 @@ part writes must be rolled back if memory runs out in mid-batch.
 
 import functools
 import re
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
@@ -61,7 +62,7 @@ def check_update(begin: tf.Operation) -> None:
     for window in get_windows():
         needed = ancestors([window.has_updated.op])
         if begin in needed:
-            path = _path(needed, needed[begin], first=6)
+            path = path_to(needed, needed[begin], first=6)
             raise ValueError(
                 "The update, and its learning rate, must not be computed from a "
                 f"micro-batch, of which there are several. Received: {path}. Compute it "
@@ -81,7 +82,7 @@ def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
         if operation in updates:
             raise ValueError(
                 "What needs the micro-batch must not wait for the update, which comes "
-                f"after the last of them. Received: {_path(needed, operation)}. "
+                f"after the last of them. Received: {path_to(needed, operation)}. "
                 "Group it with the train op (tf.group) without a dependency."
             )
         if _COLLECTIVES.match(operation.type):
@@ -108,7 +109,14 @@ def check_input_summaries(batch: dict) -> None:
             )
 
 
-def _path(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
+def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
+    """Returns the names of operations that need each other, down to `operation`.
+
+    Args:
+        needed: The result of `ancestors`.
+        operation: One of its keys.
+        first: Number of names before three dots; the last three are always there.
+    """
     names = []
     while operation is not None:
         names.append(operation.name)
@@ -129,7 +137,8 @@ class Snapshot:
 
     def __init__(self, micro_ops: list[tf.Operation], without: list[tf.Tensor]):
         self.take, self.restore, self.names = [], [], []
-        for variable in _written(micro_ops, {handle.op for handle in without}):
+        handles = {handle.op for handle in without}
+        for variable in written_by(ancestors(micro_ops), handles):
             self.names.append(variable.name)
             with tf.control_dependencies(None), tf.device(variable.device):
                 self._copy(variable)
@@ -157,19 +166,16 @@ def _dtype_of(variable: tf.Operation) -> tf.DType:
     return tf.as_dtype(variable.get_attr("dtype"))
 
 
-def _written(micro_ops, without: set[tf.Operation]) -> list[tf.Operation]:
-    """Returns the variables that `micro_ops` may write, sorted by name."""
+def written_by(
+    operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
+) -> list[tf.Operation]:
+    """Returns the variables that `operations` may write, sorted by name."""
     found = {}
-
-    @functools.cache
-    def library():
-        definition = tf.compat.v1.get_default_graph().as_graph_def()
-        return {f.signature.name: f for f in definition.library.function}
-
-    for operation in ancestors(micro_ops):
+    library = functools.cache(library_of_functions)
+    for operation in operations:
         for tensor in operation.inputs:
             if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
-                variable = _variable(tensor)
+                variable = variable_of(tensor)
                 if variable is None or variable in without:
                     continue
                 if _may_write(operation, tensor, library):
@@ -177,7 +183,7 @@ def _written(micro_ops, without: set[tf.Operation]) -> list[tf.Operation]:
     return [found[name] for name in sorted(found)]
 
 
-def _variable(tensor: tf.Tensor) -> tf.Operation | None:
+def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     """Returns the variable that `tensor` is a handle of; None for tables etc."""
     operation = tensor.op
     while operation.type in _PASSING:
@@ -191,11 +197,17 @@ def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
         return False
     if tensor.dtype._is_ref_dtype:
         return _WRITERS.search(operation.type) is not None
-    functions = _functions(operation)
+    functions = functions_of(operation)
     return not functions or _any_writes(functions, library(), set())
 
 
-def _functions(node) -> list[str]:
+def library_of_functions() -> dict:
+    """Returns the definitions of the graph's functions by their names."""
+    definition = tf.compat.v1.get_default_graph().as_graph_def()
+    return {f.signature.name: f for f in definition.library.function}
+
+
+def functions_of(node) -> list[str]:
     """Returns names of the functions that an operation or node calls, e.g. branches."""
     attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
     names = []
@@ -211,8 +223,10 @@ def _any_writes(names: list[str], library: dict, seen: set[str]) -> bool:
             continue
         seen.add(name)
         for node in library[name].node_def:
-            if node.op not in _READERS and _WRITERS.search(node.op):
+            functions = functions_of(node)
+            if _any_writes(functions, library, seen):
                 return True
-            if _any_writes(_functions(node), library, seen):
+            is_call = bool(functions)  # which does what the function does
+            if not is_call and node.op not in _READERS and _WRITERS.search(node.op):
                 return True
     return False

@@ -34,6 +34,7 @@ from estimator_accum.microbatch._graph import (
 from estimator_accum.microbatch._hook import MicroBatchHook
 from estimator_accum.microbatch._keras import keras_optimizers_accumulate
 from estimator_accum.microbatch._prediction import PredictionHook
+from estimator_accum.microbatch._repeatable import check_not_written, make_repeatable
 from estimator_accum.microbatch._runner import ReplicaBatch
 from estimator_accum.microbatch._staging import Slot, StagedBatch, stage
 
@@ -232,7 +233,9 @@ def _stage_and_build(batch: WholeBatch, build, features, labels):
     with tf.device("/cpu:0"):
         staged = stage(whole, batch)
     with batch.as_current(), keras_optimizers_accumulate():
-        return staged, build(staged.sliced["features"], staged.sliced["labels"])
+        spec = build(staged.sliced["features"], staged.sliced["labels"])
+        make_repeatable(batch.computed_twice)
+    return staged, spec
 
 
 def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
@@ -251,6 +254,7 @@ def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
     batch.micro_ops += each
     loss = _mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
     check_micro_ops(batch.micro_ops)
+    check_not_written(batch.computed_twice, batch.micro_ops)
     with tf.control_dependencies(None):
         train_op = tf.group(*once, name="train_batch")
     return staged, spec._replace(loss=loss, train_op=train_op)

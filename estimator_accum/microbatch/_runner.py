@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.microbatch._batch import Pass, WholeBatch
+from estimator_accum.microbatch._batch import Exchange, Pass, WholeBatch
 from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch._graph import Snapshot
 from estimator_accum.microbatch._memory import is_out_of_memory
@@ -54,6 +54,8 @@ class BatchRunner:
         self._replicas = replicas
         self._count = count
         self._on_change = on_change
+        self._exchanges = []  # those that this batch has begun
+        self._capacity = None  # of an exchange
 
     def begin(self) -> None:
         """Gathers what there is to run, before the session is made."""
@@ -105,37 +107,98 @@ class BatchRunner:
                 f"{place}. Leave empty batches out in input_fn."
             )
         while True:
-            begin = time.monotonic()
+            begin, result, error = time.monotonic(), None, None
+            self._exchanges = []
             try:
-                result = self._run_passes(session, rows)
+                result = self._run_passes(session, rows, place)
+            except Exception as caught:
+                is_fixed = isinstance(self._count, FixedCount)
+                if is_fixed or not is_out_of_memory(caught):
+                    raise
+                error = caught
+            has_failed = self._has_failed_anywhere(session, error is not None)
+            if error is not None:
+                self._cut_finer(session, rows, shapes, place, error)
+            elif has_failed:
+                session.run(self._take_back)
+            else:
                 self._count.time_batch((time.monotonic() - begin) / max(rows))
                 return result
-            except Exception as error:
-                is_fixed = isinstance(self._count, FixedCount)
-                if is_fixed or not is_out_of_memory(error):
-                    raise
-                self._cut_finer(session, rows, shapes, place, error)
 
-    def _run_passes(self, session, rows: list[int]) -> tuple[dict, list]:
+    def _has_failed_anywhere(self, session, has_failed: bool) -> bool:
+        """Returns whether a process that this one has waited for ran out of memory.
+
+        Only then all of them run the batch again, since none can do so alone.
+        """
+        if not self._exchanges:
+            return has_failed
+        flags = {each.has_failed: float(has_failed) for each in self._exchanges}
+        return any(session.run([each.failures for each in self._exchanges], flags))
+
+    def _run_passes(self, session, rows: list[int], place: str) -> tuple[dict, list]:
         sizes = [-(-n // self._count.value) for n in rows]  # ceil
         starts = [
             range(0, n, size) if n else range(1)
             for n, size in zip(rows, sizes, strict=True)
         ]
-        last, fetched = {}, [[] for _ in rows]
+        is_whole = max(map(len, starts)) == 1
+        last, done, later, fetched = {}, {}, {}, [[] for _ in rows]
         for passes in self._passes:
+            own = {key: value for each in passes for key, value in each.done.items()}
+            if is_whole and own:
+                later |= own  # the last pass does the work of this one
+                continue
             for i in range(max(map(len, starts))):
-                feeds = self._run_micro_batch(
-                    session, i, passes, (rows, sizes, starts), fetched
+                last |= self._run_micro_batch(
+                    session, i, passes, (rows, sizes, starts), done, fetched
                 )
-                last |= feeds
-            after = [each.after for each in passes]
-            if any(after):
-                session.run(after, last)
-        return last, fetched
+            done |= own
+            self._run_after(session, passes, rows, last | done, place)
+        return last | done | later, fetched
+
+    def _run_after(self, session, passes: tuple[Pass, ...], rows, feeds, place) -> None:
+        after = [
+            each.after
+            for each, n in zip(passes, rows, strict=True)
+            if n or each.is_joint
+        ]
+        if not any(after):
+            return
+        exchanges = [each.exchange for each in passes if each.exchange]
+        if isinstance(self._count, MicroBatchCount):
+            self._exchanges += exchanges
+        try:
+            if exchanges:
+                self._exchange(session, exchanges, feeds)
+            session.run(after, feeds)
+        except Exception as error:
+            if isinstance(self._count, FixedCount) or not is_out_of_memory(error):
+                raise
+            raise ValueError(
+                "The loss of the whole batch, of which no micro-batches are made, must "
+                f"fit in memory. Received: {max(rows)} examples at {place}, for which "
+                "it ran out. Use smaller batches."
+            ) from error
+
+    def _exchange(self, session, exchanges: list[Exchange], feeds: dict) -> None:
+        counts = session.run([each.counted for each in exchanges], feeds)[0]
+        most = int(counts[:, 1].max())
+        if self._capacity is None:  # the first batch decides, in all processes alike
+            self._capacity = most
+        for begin in range(0, most, self._capacity):
+            for each in exchanges:
+                feeds |= {each.counts: counts, each.begin: begin}
+                feeds[each.capacity] = self._capacity
+            session.run([each.operations for each in exchanges], feeds)
 
     def _run_micro_batch(
-        self, session, i: int, passes: tuple[Pass, ...], cut: tuple, fetched: list
+        self,
+        session,
+        i: int,
+        passes: tuple[Pass, ...],
+        cut: tuple,
+        done: dict,
+        fetched: list,
     ) -> dict:
         """Runs micro-batch number `i` of each replica that has one; returns its feeds.
 
@@ -144,6 +207,7 @@ class BatchRunner:
             i: Index of the micro-batch.
             passes: The pass, one for each replica.
             cut: Examples, examples of a micro-batch, and its begins, of each replica.
+            done: Feeds that tell which passes have run.
             fetched: What each replica has fetched so far; is added to.
         """
         running, operations, feeds = [], [], {}
@@ -163,7 +227,7 @@ class BatchRunner:
             }
             if window.should_recompute is not None:
                 feeds[window.should_recompute] = self._count.recompute
-        results = session.run(operations, feeds)
+        results = session.run(operations, feeds | done)
         for k, (_, values) in zip(running, results, strict=True):
             if passes[k].fetches:
                 fetched[k].append(values)

@@ -1,0 +1,127 @@
+"""Gathers rows of all replicas, of which each may have another number of examples.
+
+    one process          the replicas' rows, concatenated
+    several processes    first each replica's number of rows, then the rows, in pieces of
+                         one capacity: a collective must have the same shape at every run
+
+R = number of replicas, C = capacity of a piece.
+"""
+
+import tensorflow as tf
+
+from estimator_accum._gradients import sum_over_replicas
+from estimator_accum._graph import run_either
+from estimator_accum.microbatch._batch import Exchange, WholeBatch
+from estimator_accum.microbatch._staging import Slot
+
+# What TensorFlow's collectives gather.
+_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
+
+
+def make_exchange(batch: WholeBatch) -> Exchange | None:
+    """Returns the exchange of a batch's rows; None if one process has all replicas.
+
+    Call it in replica context, and without control dependencies.
+    """
+    replica = tf.distribute.get_replica_context()
+    if not replica.strategy.extended._in_multi_worker_mode():
+        return None
+    counted = replica.all_gather(
+        tf.stack([_number(), batch.rows])[tf.newaxis], axis=0
+    )  # [R, 2]
+    has_failed = tf.compat.v1.placeholder(tf.float32, [], "has_failed")
+    return Exchange(
+        counted=counted,
+        counts=tf.compat.v1.placeholder(tf.int64, [None, 2], "counts"),
+        begin=tf.compat.v1.placeholder(tf.int64, [], "begin"),
+        capacity=tf.compat.v1.placeholder(tf.int64, [], "capacity"),
+        operations=[],
+        has_failed=has_failed,
+        failures=sum_over_replicas([has_failed])[0],
+    )
+
+
+def gather(
+    batch: WholeBatch, exchange: Exchange | None, tensors: list[tf.Tensor]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns the rows of all replicas, and which of them are this replica's.
+
+    Args:
+        batch: The batch.
+        exchange: The exchange, whose operations run before; None within a process.
+        tensors: Tensors [rows, ...], all with the same number of rows.
+
+    Raises:
+        TypeError: If processes cannot exchange a tensor.
+    """
+    if exchange is not None:
+        *everything, owners = _exchanged(batch, exchange, tensors)
+    else:  # not by collectives: see are_cpus_of_one_process
+        owner = tf.fill(tf.shape(tensors[0])[:1], _number())
+        replica = tf.distribute.get_replica_context()
+        gathered = replica.merge_call(_concatenate, args=([*tensors, owner],))
+        *everything, owners = map(tf.identity, gathered)
+    return everything, tf.equal(owners, _number())
+
+
+def _number() -> tf.Tensor:
+    """Returns the replica's number, int64."""
+    replica = tf.distribute.get_replica_context()
+    return tf.cast(replica.replica_id_in_sync_group, tf.int64)
+
+
+def _concatenate(strategy, tensors: list) -> list[tf.Tensor]:
+    """Concatenates the rows of all replicas, in cross-replica context."""
+    return [tf.concat(strategy.experimental_local_results(each), 0) for each in tensors]
+
+
+def _exchanged(
+    batch: WholeBatch, exchange: Exchange, tensors: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the rows of all processes, then the number of the replica of each row."""
+    for tensor in tensors:
+        if tensor.dtype not in _DTYPES:
+            allowed = ", ".join(dtype.name for dtype in _DTYPES)
+            raise TypeError(
+                f"`outputs` that processes exchange must be one of {allowed}. "
+                f"Received: {tensor.name} of dtype {tensor.dtype.name}. Cast it."
+            )
+    replica = tf.distribute.get_replica_context()
+    numbers, rows = tf.unstack(exchange.counts, axis=1)  # [R]
+    places = exchange.begin + tf.range(exchange.capacity)  # [C]
+    is_row = tf.reshape(places < rows[:, tf.newaxis], [-1])  # [R * C]
+    pieces = [
+        tf.boolean_mask(
+            replica.all_gather(tf.stop_gradient(_piece(tensor, exchange)), axis=0),
+            is_row,
+        )
+        for tensor in tensors
+    ]
+    pieces.append(tf.boolean_mask(tf.repeat(numbers, exchange.capacity), is_row))
+    return [_joined(batch, exchange, piece) for piece in pieces]
+
+
+def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
+    """Returns rows of this replica, padded to [C, ...]."""
+    piece = tensor[exchange.begin : exchange.begin + exchange.capacity]
+    missing = exchange.capacity - tf.shape(piece, out_type=tf.int64)[0]
+    rest = [[0, 0]] * (piece.shape.rank - 1)
+    return tf.pad(piece, [[0, missing], *rest])
+
+
+def _joined(batch: WholeBatch, exchange: Exchange, piece: tf.Tensor) -> tf.Tensor:
+    """Stores pieces one behind the other; returns all of them, in a later run."""
+    shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
+    with tf.device("/cpu:0"):
+        slot = Slot("gathered", piece.dtype, shape)
+        exchange.operations.append(
+            run_either(
+                tf.equal(exchange.begin, 0),
+                lambda: [slot.write(tf.identity(piece))],
+                lambda: [slot.write(tf.concat([slot.read(), piece], 0))],
+            )
+        )
+        batch.handles.append(slot.handle)
+        everything = slot.read()
+    everything.set_shape(shape)
+    return everything

@@ -1,0 +1,147 @@
+"""Operations that run twice in a batch, and must give the same result both times.
+
+random numbers         drawn anew by a stateless operation, seeded by the micro-batch
+variables, tables      read; who writes to them in between is refused
+other operations       with state are refused: they would change it twice
+"""
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from estimator_accum._graph import ancestors
+from estimator_accum._seed import micro_batch_seed
+from estimator_accum.microbatch._graph import (
+    functions_of,
+    library_of_functions,
+    path_to,
+    variable_of,
+    written_by,
+)
+
+# Operations with state that give one result throughout a batch, and change nothing that
+# outlives a run.
+_HARMLESS = {
+    *("VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp", "VariableShape"),
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
+    *("HashTable", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"),
+    *("Assert", "CheckNumerics", "CheckNumericsV2"),
+    *("Empty", "TensorArrayV3", "TensorArraySizeV3", "TensorArrayReadV3"),
+    *("TensorArrayWriteV3", "TensorArrayGatherV3", "TensorArrayScatterV3"),
+    *("TensorArrayConcatV3", "TensorArraySplitV3", "TensorArrayCloseV3"),
+    *("StatelessRandomGetAlg", "GuaranteeConst"),
+}
+_CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
+_DRAWS = {
+    "RandomUniform": lambda operation, seed, dtype: tf.random.stateless_uniform(
+        operation.inputs[0], seed, dtype=dtype
+    ),
+    "RandomStandardNormal": lambda operation, seed, dtype: tf.random.stateless_normal(
+        operation.inputs[0], seed, dtype=dtype
+    ),
+    "TruncatedNormal": lambda operation, seed, dtype: (
+        tf.random.stateless_truncated_normal(operation.inputs[0], seed, dtype=dtype)
+    ),
+    "RandomUniformInt": lambda operation, seed, dtype: tf.random.stateless_uniform(
+        *(operation.inputs[0], seed, operation.inputs[1], operation.inputs[2], dtype)
+    ),
+    "Multinomial": lambda operation, seed, dtype: tf.random.stateless_categorical(
+        operation.inputs[0], operation.inputs[1], seed, dtype
+    ),
+}
+
+
+def make_repeatable(tensors: list[tf.Tensor]) -> None:
+    """Makes `tensors` the same whenever they are computed from one micro-batch.
+
+    Every consumer of a random number that they need gets one of a stateless operation
+    instead; so call it when the graph is complete, gradients included.
+
+    Raises:
+        ValueError: If they need an operation that must not run twice.
+    """
+    if not tensors:
+        return
+    needed = ancestors([tensor.op for tensor in tensors])
+    library = library_of_functions()
+    for operation in list(needed):
+        if operation.type in _DRAWS and operation._get_control_flow_context() is None:
+            _draw_by_micro_batch(operation)
+        elif not _is_repeatable(operation, library):
+            raise ValueError(
+                "`outputs` of whole_batch_loss are computed twice, so what they need "
+                "must give one result and change nothing. Received: "
+                f"{path_to(needed, operation)}, of type {operation.type}. Leave it out, "
+                "do it behind whole_batch_loss, or make it stateless; for random "
+                "numbers in branches and loops there is micro_batch_seed."
+            )
+
+
+def check_not_written(tensors: list[tf.Tensor], micro_ops: list[tf.Operation]) -> None:
+    """Raises ValueError if `micro_ops` write to variables that `tensors` need."""
+    if not tensors:
+        return
+    read = {
+        variable_of(tensor)
+        for operation in ancestors([tensor.op for tensor in tensors])
+        for tensor in operation.inputs
+        if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+    }
+    for variable in written_by(ancestors(micro_ops)):
+        if variable in read:
+            raise ValueError(
+                "`outputs` of whole_batch_loss are computed twice, so no micro-batch "
+                "must change a variable that they are computed from. Received: "
+                f"{variable.name}, which is read and written. Write to it once a "
+                "batch, after the update (after_update_ops)."
+            )
+
+
+def is_draw(operation: tf.Operation) -> bool:
+    """Returns whether `operation` draws random numbers with a state of its own."""
+    return operation.type in _DRAWS
+
+
+def _draw_by_micro_batch(operation: tf.Operation) -> None:
+    (drawn,) = operation.outputs
+    consumers = drawn.consumers()
+    seeds = operation.get_attr("seed"), operation.get_attr("seed2")
+    with tf.control_dependencies(None), tf.device(operation.device):
+        seed = micro_batch_seed("/".join(map(str, (operation.name, *seeds))))
+        replacement = _DRAWS[operation.type](operation, seed, drawn.dtype)
+    replacement.set_shape(drawn.shape)
+    for consumer in consumers:
+        for index, tensor in enumerate(consumer.inputs):
+            if tensor.name == drawn.name:
+                consumer._update_input(index, replacement)
+
+
+def _is_repeatable(operation: tf.Operation, library: dict) -> bool:
+    if operation.type in _HARMLESS:
+        return True
+    functions = functions_of(operation)
+    if operation.type in library:  # a function of TensorFlow 1, called by its name
+        functions = [*functions, operation.type]
+    if functions:
+        return _are_repeatable(functions, library, set())
+    return not operation.op_def.is_stateful
+
+
+def _are_repeatable(names: Iterable[str], library: dict, seen: set[str]) -> bool:
+    for name in names:
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            functions = functions_of(node)
+            if node.op in library:
+                functions = [*functions, node.op]
+            if functions and not _are_repeatable(functions, library, seen):
+                return False
+            if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
+                continue
+            definition = op_def_registry.get(node.op)
+            if definition is None or definition.is_stateful:
+                return False
+    return True

@@ -1,0 +1,459 @@
+"""`whole_batch_loss`: losses over the whole batch, such as in-batch negatives.
+
+    pass 1    outputs of each micro-batch, forward alone -> slots
+    after     loss_fn(all outputs) and its gradient, once -> slots
+    pass 2    forward and backward of each micro-batch, from its rows of that gradient
+
+This is GradCache (Gao et al. 2021, https://arxiv.org/abs/2101.06983). If one
+micro-batch is the whole batch, pass 2 does the work of the others in the same run: its
+reads of the slots then wait for the operations that write them.
+
+N = number of examples in the batch, b = in the micro-batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from estimator_accum._checks import check_loss
+from estimator_accum._graph import ancestors, run_either
+from estimator_accum._kinds import current_batch, set_current_batch
+from estimator_accum.microbatch._batch import Pass, WholeBatch
+from estimator_accum.microbatch._gather import gather, make_exchange
+from estimator_accum.microbatch._graph import path_to, variable_of, written_by
+from estimator_accum.microbatch._repeatable import is_draw
+from estimator_accum.microbatch._staging import Slot
+
+_GRADIENT = "EstimatorAccumWholeBatchLoss"
+_ATTRIBUTE = "_estimator_accum_whole_batch_loss"
+_VARIABLES = ("VarHandleOp", "VariableV2")
+_ONE_ROW = (
+    "`outputs` of whole_batch_loss must have one row for each example, of one shape."
+)
+
+
+def whole_batch_loss(
+    outputs: Any,
+    loss_fn: Callable[[Any], tf.Tensor],
+    *,
+    across_replicas: bool = False,
+) -> tf.Tensor:
+    """Returns a loss over all examples of the batch that `microbatch_model_fn` cuts.
+
+        loss = whole_batch_loss((queries, documents), in_batch_negatives)
+
+    The update is that of the batch at once: every micro-batch runs forward, then
+    `loss_fn` and its gradient are computed from the outputs of all, then every
+    micro-batch runs forward and backward. Beside one micro-batch that takes the memory
+    of all outputs, their gradients, and what `loss_fn` makes. If one micro-batch is the
+    whole batch, it runs once. Several calls in a model_fn share their passes.
+
+    Elsewhere it returns `loss_fn(outputs)`: in evaluation and prediction, without
+    `microbatch_model_fn`, and so, if a window is several micro-steps, the loss of the
+    micro-batch.
+
+    What is computed twice is the same both times:
+
+    * `tf.nn.dropout` and other random numbers that `outputs` need come from stateless
+      operations, seeded by the micro-batch (see `micro_batch_seed`);
+    * updates that layers register, such as batch normalization's averages, run once per
+      micro-batch;
+    * other operations with state that `outputs` need, such as counters and `tf.print`,
+      are refused.
+
+    Args:
+        outputs: Tensors [b, ...] in any structure, such as embeddings and labels: one
+            row for each example, and rows of the same shape in all micro-batches.
+        loss_fn: Function of that structure, with Tensors [N, ...], that returns a
+            floating-point scalar. It may read trainable variables, which get their
+            gradients, and must use no other tensor of the micro-batch. It is called
+            once.
+        across_replicas: Whether N counts the examples of all replicas that train in
+            sync; then each computes the same loss. False: each replica's own examples.
+
+    Returns:
+        Scalar, the loss of the whole batch. If the loss sums over examples
+        (`reduction="sum"` of `microbatch_model_fn`), the micro-batch's share of it:
+        b / N.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an output has no rows, the call is in a branch, loop or
+            tf.function, something must not be computed twice, or a train op of the
+            model_fn has a `weight`.
+        tf.errors.InvalidArgumentError: From the session, if an output has not one row
+            for each example, or rows of other shapes in other micro-batches.
+    """
+    if not callable(loss_fn):
+        raise TypeError(
+            "`loss_fn` must be a function of the whole batch's outputs. "
+            f"Received: {loss_fn!r}. Pass the function, not its result."
+        )
+    if not isinstance(across_replicas, bool):
+        raise TypeError(
+            "`across_replicas` must be True or False. "
+            f"Received: {across_replicas!r}. Use False for each replica's own examples."
+        )
+    batch = current_batch()
+    if batch is None:
+        return loss_fn(outputs)
+    _check_place()
+    tensors = [_checked(leaf, across_replicas) for leaf in tf.nest.flatten(outputs)]
+    _check_needs_no_loss(tensors)
+
+    def loss_of(everything: list[tf.Tensor]) -> tf.Tensor:
+        return loss_fn(tf.nest.pack_sequence_as(outputs, everything))
+
+    with tf.name_scope("whole_batch_loss"):
+        with tf.control_dependencies(None):
+            value, sources, made = _make(batch, tensors, loss_of, across_replicas)
+        graph = tf.compat.v1.get_default_graph()
+        with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+            value, *_ = tf.identity_n([value, *sources])
+    setattr(value.op, _ATTRIBUTE, made)
+    batch.computed_twice += tensors
+    return value
+
+
+class _Loss:
+    """A loss over all rows, whose gradient is made when somebody asks for it.
+
+    Args:
+        batch: The batch.
+        first: Its first pass.
+        loss: The loss, computed from `everything`.
+        everything: Outputs [N, ...] of all micro-batches that have gradients.
+        is_own: bool [N], whether a row is this replica's; None if all are.
+        captured: Other tensors with gradients that the loss is computed from.
+        total: N.
+    """
+
+    def __init__(
+        self,
+        batch: WholeBatch,
+        first: Pass,
+        loss: tf.Tensor,
+        everything: list[tf.Tensor],
+        is_own: tf.Tensor | None,
+        captured: list[tf.Tensor],
+        total: tf.Tensor,
+    ):
+        self._batch, self._first, self._loss = batch, first, loss
+        self._everything, self._is_own = everything, is_own
+        self._captured, self._total = captured, total
+        self._derived = None
+
+    def share(self, dtype: tf.DType) -> tf.Tensor:
+        """Returns b / N; exactly 1 for a whole batch."""
+        return tf.cast(self._batch.size, dtype) / tf.cast(self._total, dtype)
+
+    def gradients(self, arrived: tf.Tensor) -> list[tf.Tensor | None]:
+        """Returns the micro-batch's gradients of the outputs, then of `captured`.
+
+        Args:
+            arrived: The gradient of the loss, a scalar.
+        """
+        if self._derived is None:  # once, also if there are several train ops
+            with tf.control_dependencies(None):
+                self._derived = self._derive()
+        is_sum = self._batch.reduction == "sum"
+        scaled = []
+        for i, gradient in enumerate(self._derived):
+            if gradient is None:
+                scaled.append(None)
+                continue
+            wide = tf.float64 if gradient.dtype == tf.float64 else tf.float32
+            factor = tf.cast(arrived, wide)
+            # A mean counts the micro-batch b times out of N, a sum counts it once. Of an
+            # output it has b of N rows, of a captured tensor the whole gradient.
+            if i < len(self._everything):
+                factor = factor if is_sum else factor / self.share(wide)
+            elif is_sum:
+                factor *= self.share(wide)
+            scaled.append(tf.cast(tf.cast(gradient, wide) * factor, gradient.dtype))
+        return scaled
+
+    def _derive(self) -> list[tf.Tensor | None]:
+        sources = [*self._everything, *self._captured]
+        derived = tf.gradients(self._loss, sources, stop_gradients=sources)
+        number = len(self._everything)
+        for gradient, source in zip(derived[number:], self._captured, strict=True):
+            _check_dense(gradient, source.name)
+        # Rows that the loss looks up, such as hard negatives, have sparse gradients.
+        derived = [None if g is None else tf.convert_to_tensor(g) for g in derived]
+        if self._is_own is not None:
+            derived[:number] = [
+                None if g is None else tf.boolean_mask(g, self._is_own)
+                for g in derived[:number]
+            ]
+        known = [i for i, gradient in enumerate(derived) if gradient is not None]
+        kept = _keep(self._batch, self._first, "gradient", [derived[i] for i in known])
+        end = self._batch.begin + self._batch.size
+        for i, gradient in zip(known, kept, strict=True):
+            if i < number:
+                gradient = gradient[self._batch.begin : end]
+            derived[i] = gradient
+        return derived
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _gradient(operation: tf.Operation, arrived: tf.Tensor, *_):
+    made: _Loss | None = getattr(operation, _ATTRIBUTE, None)
+    if made is None:
+        raise ValueError(
+            "The gradient of whole_batch_loss must be taken once. Received: a second "
+            f"derivative, or a copy, of {operation.name}. Compute what needs it in "
+            "loss_fn."
+        )
+    return [None, *made.gradients(arrived)]
+
+
+def _make(
+    batch: WholeBatch, tensors: list[tf.Tensor], loss_of: Callable, across: bool
+) -> tuple[tf.Tensor, list[tf.Tensor], _Loss]:
+    """Returns the loss, read from its slot, the tensors that get gradients, and more.
+
+    Args:
+        batch: The batch.
+        tensors: Outputs of the micro-batch.
+        loss_of: Function of a list of Tensors.
+        across: Whether all replicas' examples count, if there are several.
+    """
+    is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    first = _first_pass(batch, is_joint)
+    everything, is_own = _collect(batch, first, tensors), None
+    if is_joint:
+        everything, is_own = gather(batch, first.exchange, everything)
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    set_current_batch(None)  # what loss_fn makes is of no micro-batch
+    try:
+        loss = check_loss(loss_of(everything))
+    finally:
+        set_current_batch(batch)
+    needed = ancestors([loss.op])
+    created = [each for each in graph.get_operations()[before:] if each in needed]
+    captured = _captured(loss, created, everything)
+    _check_of_no_micro_batch(captured, batch)
+    _check_loss_fn(created, is_joint)
+    captured = [tensor for tensor in captured if _is_trained(tensor)]
+    has_gradient = [tensor.dtype.is_floating for tensor in tensors]
+    (value, total), kept = (None, batch.rows), [loss]
+    if is_joint:
+        kept.append(tf.size(is_own, out_type=tf.int64))
+    value, *total = _keep(batch, first, "loss", kept)
+    made = _Loss(
+        batch,
+        first,
+        loss,
+        [t for t, has in zip(everything, has_gradient, strict=True) if has],
+        is_own,
+        captured,
+        total[0] if is_joint else batch.rows,
+    )
+    if batch.reduction == "sum":
+        value *= made.share(value.dtype)
+    sources = [t for t, has in zip(tensors, has_gradient, strict=True) if has]
+    return value, [*sources, *map(_value_of, captured)], made
+
+
+def _first_pass(batch: WholeBatch, is_joint: bool) -> Pass:
+    """Returns the pass that collects outputs; all losses of a kind share it."""
+    for each in batch.earlier_passes:
+        if each.is_joint == is_joint:
+            return each
+    first = Pass(is_joint=is_joint)
+    if is_joint:
+        first.exchange = make_exchange(batch)
+    batch.earlier_passes.append(first)
+    return first
+
+
+def _collect(
+    batch: WholeBatch, first: Pass, tensors: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Stores the outputs of each micro-batch; returns those of all, [rows, ...]."""
+    slots, writes = [], []
+    with tf.device("/cpu:0"):
+        for tensor in tensors:
+            shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
+            slot = Slot("outputs", tensor.dtype, shape)
+            slots.append(slot)
+            writes.append(_write_rows(slot, tensor, batch))
+            nothing = [0, *(n or 0 for n in tensor.shape.as_list()[1:])]
+            first.empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
+        first.each += writes
+        batch.handles += [slot.handle for slot in slots]
+        with _when_done(batch, first, writes):
+            return [slot.read() for slot in slots]
+
+
+def _write_rows(slot: Slot, tensor: tf.Tensor, batch: WholeBatch) -> tf.Operation:
+    """Stores a micro-batch's rows at their place in the batch."""
+    shape = tf.shape(tensor, out_type=tf.int64)
+    whole = tf.concat([[batch.rows], shape[1:]], 0)
+    begun = run_either(
+        batch.is_first, lambda: [slot.write(tf.zeros(whole, tensor.dtype))], list
+    )
+    with tf.control_dependencies([begun]):
+        # The first micro-batch decides: a row of another shape would be broadcast.
+        first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
+        expected = tf.concat([[batch.size], first[1:]], 0)
+        fits = tf.raw_ops.Assert(
+            condition=tf.reduce_all(tf.equal(shape, expected)),
+            data=[
+                f"{_ONE_ROW} Received: {tensor.name} of shape",
+                shape,
+                "in place of",
+                expected,
+                "Reshape it, or pad all micro-batches alike.",
+            ],
+            summarize=10,
+        )
+    with tf.control_dependencies([fits]):
+        return tf.raw_ops.ResourceStridedSliceAssign(
+            ref=slot.handle,
+            begin=[batch.begin],
+            end=[batch.begin + batch.size],
+            strides=[tf.constant(1, tf.int64)],
+            value=tensor,
+        )
+
+
+def _keep(
+    batch: WholeBatch, first: Pass, name: str, values: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Stores values after the first pass; returns them, for the next one."""
+    with tf.device("/cpu:0"):
+        slots = [Slot(name, value.dtype, value.shape) for value in values]
+        writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
+        first.after += writes
+        batch.handles += [slot.handle for slot in slots]
+        with _when_done(batch, first, writes):
+            kept = [slot.read() for slot in slots]
+    for read, value in zip(kept, values, strict=True):
+        read.set_shape(value.shape)
+    return kept
+
+
+def _when_done(batch: WholeBatch, first: Pass, operations: list[tf.Operation]):
+    """Returns the context for what follows `operations`, in a later run or in theirs."""
+    if first.is_joint:
+        return tf.control_dependencies([])
+    with tf.control_dependencies(operations):
+        default = tf.constant(True)
+    done = tf.compat.v1.placeholder_with_default(default, [], "done")
+    first.done[done] = True
+    # A feed takes the place of a tensor, not of its operation: to wait for that, or for
+    # what the graph's optimizer makes a part of it, would run `operations` again.
+    with tf.device("/cpu:0"):
+        waiting = Slot("done", tf.bool, tf.TensorShape([]))
+        batch.handles.append(waiting.handle)
+        return tf.control_dependencies([waiting.write(done)])
+
+
+def _captured(
+    loss: tf.Tensor, created: list[tf.Operation], given: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the tensors from outside of loss_fn that it uses beside `given`."""
+    used = [tensor for operation in created for tensor in operation.inputs]
+    # A variable is outside, also if loss_fn creates it.
+    inside = {each for each in created if each.type not in _VARIABLES}
+    known = {tensor.name for tensor in given}
+    found = {t.name: t for t in [*used, loss] if t.op not in inside}
+    return [tensor for name, tensor in found.items() if name not in known]
+
+
+def _is_trained(tensor: tf.Tensor) -> bool:
+    """Returns whether a captured tensor is computed from trainable variables."""
+    variables = tf.compat.v1.trainable_variables()
+    trained = {getattr(variable, "handle", variable).op for variable in variables}
+    if tensor.dtype == tf.resource:
+        return variable_of(tensor) in trained
+    needed = ancestors([tensor.op]).keys()
+    return tensor.dtype.is_floating and not trained.isdisjoint(needed)
+
+
+def _value_of(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype != tf.resource:
+        return tensor
+    dtype = tf.as_dtype(variable_of(tensor).get_attr("dtype"))
+    return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=dtype)
+
+
+def _check_place() -> None:
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function or graph._get_control_flow_context() is not None:
+        raise ValueError(
+            "whole_batch_loss must be called in the model_fn itself. Received: a "
+            "tf.function, branch or loop. Call it with what that returns."
+        )
+
+
+def _checked(output, across: bool) -> tf.Tensor:
+    """Returns an output as a Tensor; raises unless it has rows."""
+    try:
+        tensor = tf.convert_to_tensor(output)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "`outputs` must be Tensors. Received: "
+            f"{type(output).__name__}. Convert it, or leave it out."
+        ) from error
+    if tensor.dtype.is_complex:
+        raise TypeError(
+            "`outputs` must be real. Received: "
+            f"{tensor.name} of dtype {tensor.dtype.name}. Pass its parts."
+        )
+    if not tensor.shape.rank:
+        raise ValueError(
+            f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn use what belongs to "
+            "no example, or give the Tensor its shape (set_shape)."
+        )
+    if across and not tensor.shape[1:].is_fully_defined():
+        raise ValueError(
+            "Rows that replicas exchange must have a static shape. Received: "
+            f"{tensor.name} of shape {tensor.shape}. Give it one (set_shape)."
+        )
+    return tensor
+
+
+def _check_needs_no_loss(tensors: list[tf.Tensor]) -> None:
+    for operation in ancestors([tensor.op for tensor in tensors]):
+        if hasattr(operation, _ATTRIBUTE):
+            raise ValueError(
+                "`outputs` must not be computed from another whole_batch_loss. "
+                f"Received: {operation.name}. Compute both losses in one loss_fn."
+            )
+
+
+def _check_of_no_micro_batch(captured: list[tf.Tensor], batch: WholeBatch) -> None:
+    needed = ancestors([tensor.op for tensor in captured])
+    if batch.begin.op in needed:
+        raise ValueError(
+            "`loss_fn` is called with the whole batch, so it must use no tensor of a "
+            f"micro-batch. Received: {path_to(needed, batch.begin.op)}. Pass it in "
+            "`outputs`."
+        )
+
+
+def _check_loss_fn(created: list[tf.Operation], is_joint: bool) -> None:
+    """Raises ValueError if loss_fn changes something, or replicas' losses differ."""
+    received = [variable.name for variable in written_by(created)]
+    if is_joint:
+        received += [operation.name for operation in created if is_draw(operation)]
+    if received:
+        raise ValueError(
+            "`loss_fn` must change no variable and, across replicas, draw no random "
+            f"numbers. Received: {received[0]}. Change variables in after_update_ops, "
+            "and use stateless random operations with one seed for all."
+        )
+
+
+def _check_dense(gradient, name: str) -> None:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    if is_sparse:
+        raise ValueError(
+            "`loss_fn` must not look up rows of a trainable variable. Received: "
+            f"{name}. Look them up outside, and pass them in `outputs`."
+        )
