@@ -107,23 +107,23 @@ class BatchRunner:
                 f"{place}. Leave empty batches out in input_fn."
             )
         while True:
-            begin, result, error = time.monotonic(), None, None
+            begin = time.monotonic()
             self._exchanges = []
             try:
                 result = self._run_passes(session, rows, place)
-            except Exception as caught:
+            except Exception as error:
                 is_fixed = isinstance(self._count, FixedCount)
-                if is_fixed or not is_out_of_memory(caught):
+                if is_fixed or not is_out_of_memory(error):
                     raise
-                error = caught
-            has_failed = self._has_failed_anywhere(session, error is not None)
-            if error is not None:
+                self._has_failed_anywhere(session, True)  # tells the others
                 self._cut_finer(session, rows, shapes, place, error)
-            elif has_failed:
+                continue
+            secs = time.monotonic() - begin
+            if self._has_failed_anywhere(session, False):
                 session.run(self._take_back)
-            else:
-                self._count.time_batch((time.monotonic() - begin) / max(rows))
-                return result
+                continue
+            self._count.time_batch(secs / max(rows))
+            return result
 
     def _has_failed_anywhere(self, session, has_failed: bool) -> bool:
         """Returns whether a process that this one has waited for ran out of memory.

@@ -43,15 +43,15 @@ def whole_batch_loss(
 
         loss = whole_batch_loss((queries, documents), in_batch_negatives)
 
-    The update is that of the batch at once: every micro-batch runs forward, then
-    `loss_fn` and its gradient are computed from the outputs of all, then every
-    micro-batch runs forward and backward. Beside one micro-batch that takes the memory
-    of all outputs, their gradients, and what `loss_fn` makes. If one micro-batch is the
-    whole batch, it runs once. Several calls in a model_fn share their passes.
+    Up to rounding, the update is that of the batch at once: every micro-batch runs
+    forward, then `loss_fn` and its gradient are computed from the outputs of all, then
+    every micro-batch runs forward and backward. Beside one micro-batch that takes the
+    memory of all outputs, their gradients, and what `loss_fn` makes. If one micro-batch
+    is the whole batch, it runs once. Several calls in a model_fn share their passes.
 
-    Elsewhere it returns `loss_fn(outputs)`: in evaluation and prediction, without
-    `microbatch_model_fn`, and so, if a window is several micro-steps, the loss of the
-    micro-batch.
+    Where `microbatch_model_fn` cuts no batch, as in evaluation with a fixed number, and
+    without it, this is `loss_fn(outputs)`; so if a window is several micro-steps, it is
+    the loss of the micro-batch.
 
     What is computed twice is the same both times:
 
@@ -330,6 +330,12 @@ def _keep(
         writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
         first.after += writes
         batch.handles += [slot.handle for slot in slots]
+        # An evaluation reads the loss also on a replica that has never had examples.
+        batch.initialize_ops += [
+            slot.write(tf.zeros([], value.dtype))
+            for slot, value in zip(slots, values, strict=True)
+            if value.shape.rank == 0
+        ]
         with _when_done(batch, first, writes):
             kept = [slot.read() for slot in slots]
     for read, value in zip(kept, values, strict=True):

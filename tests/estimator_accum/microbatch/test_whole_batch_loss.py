@@ -13,10 +13,7 @@ from estimator_accum import (
     recompute,
     whole_batch_loss,
 )
-from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._count import FixedCount
-from estimator_accum.microbatch._runner import BatchRunner, ReplicaBatch
-from estimator_accum.microbatch._staging import stage
+from estimator_accum._kinds import current_batch
 from tests.helpers.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -474,27 +471,25 @@ def test_a_loss_that_alone_does_not_fit_is_named():
         _Run(_model(loss_fn), 3)
 
 
-def test_a_runner_of_any_mode_computes_the_loss_of_the_whole_batch():
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(reduction):
     """Where no gradient is asked for, none is computed."""
-    with tf.Graph().as_default(), v1.Session() as session:
+    passes = []
+
+    def model_fn(features, labels, mode):
+        loss = whole_batch_loss(_towers(features), _info_nce)
+        passes.extend(current_batch().earlier_passes)
+        return tf.estimator.EstimatorSpec(mode, loss=loss)
+
+    with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
-        window = WholeBatch("mean")
-        with tf.device("/cpu:0"):
-            features, labels = _next_batch(_SIZES)
-            staged = stage({"features": features, "labels": labels}, window)
-        with window.as_current():
-            loss = whole_batch_loss(_towers(staged.sliced["features"]), _info_nce)
-        window.fetches.append(loss)
-        runner = BatchRunner([ReplicaBatch(window, staged, None)], FixedCount(5), None)
-        runner.begin()
-        session.run(v1.global_variables_initializer())
-        runner.initialize(session)
-        found = [runner.run(session, "batch")[1][0] for _ in _SIZES]
-        (first,) = window.earlier_passes
-    assert len(first.after) == 1
-    assert [len(each) for each in found] == [4, 4, 5]
-    for losses, expected in zip(found, _losses_at_the_start(), strict=True):
-        np.testing.assert_allclose(losses, [[expected]] * len(losses), rtol=1e-6)
+        spec = microbatch_model_fn(
+            model_fn, "auto", initial_micro_batches=5, reduction=reduction
+        )(*_next_batch(_SIZES), tf.estimator.ModeKeys.EVAL)
+        with v1.train.SingularMonitoredSession(spec.evaluation_hooks) as session:
+            losses = [session.run(spec.loss) for _ in _SIZES]
+    np.testing.assert_allclose(losses, _losses_at_the_start(), rtol=1e-6)
+    assert [len(each.after) for each in passes] == [1]
 
 
 def _losses_at_the_start() -> list[float]:
