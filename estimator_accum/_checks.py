@@ -156,7 +156,7 @@ def check_trained(
     gradients, variables = map(list, zip(*pairs, strict=True))
     _check_resource_variables(variables)
     check_own_copies(variables)
-    _check_own_job(variables)
+    check_own_job(variables)
     for variable in variables:
         if not variable.shape.is_fully_defined():
             raise ValueError(
@@ -205,7 +205,7 @@ def check_own_copies(variables: list[tf.Variable]) -> None:
             )
 
 
-def _check_own_job(variables: list[tf.Variable]) -> None:
+def check_own_job(variables: list[tf.Variable]) -> None:
     """Raises ValueError for variables on parameter servers, which workers share."""
     with tf.control_dependencies(None):
         here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)

@@ -164,3 +164,19 @@ def current_batch() -> Kind | None:
 def set_current_batch(batch: Kind | None) -> None:
     """Makes a batch the window of the train ops that this thread makes."""
     _current.batch = batch
+
+
+@contextlib.contextmanager
+def own_gradients():
+    """Leaves gradients as they are in `microbatch_model_fn`, for sums of our own."""
+    before = are_gradients_own()
+    _current.are_gradients_own = True
+    try:
+        yield
+    finally:
+        _current.are_gradients_own = before
+
+
+def are_gradients_own() -> bool:
+    """Returns whether this thread computes gradients that no one else sums."""
+    return getattr(_current, "are_gradients_own", False)

@@ -11,6 +11,7 @@ from estimator_accum._checks import (
     check_trained,
     check_weight,
 )
+from estimator_accum._kinds import own_gradients
 from estimator_accum._rule import Rule
 from estimator_accum._state import Computed
 from estimator_accum._train_op import make_train_op
@@ -105,7 +106,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         if not callable(loss):
             loss = check_loss(loss)
         self._loss = loss
-        return self._optimizer.compute_gradients(loss, *args, **kwargs)
+        with own_gradients():
+            return self._optimizer.compute_gradients(loss, *args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(

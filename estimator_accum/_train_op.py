@@ -15,7 +15,7 @@ from estimator_accum._checks import (
     no_gradient,
 )
 from estimator_accum._graph import add_to, first_of, flatten, nan
-from estimator_accum._kinds import Kind
+from estimator_accum._kinds import Kind, own_gradients
 from estimator_accum._micro_step import Closed, close_window
 from estimator_accum._rule import Rule, update_ops_of
 from estimator_accum._state import (
@@ -162,11 +162,12 @@ def make_accumulating_train_op(
     # so that no variable changes before the last one has read it. A window ensures that
     # anyway, and the gates would be a third of the gradients' graph.
     gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
-    pairs = optimizer.compute_gradients(
-        loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
-        var_list=var_list,
-        **(gate_none if kind.keeps_sums else {}),
-    )
+    with own_gradients():
+        pairs = optimizer.compute_gradients(
+            loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
+            var_list=var_list,
+            **(gate_none if kind.keeps_sums else {}),
+        )
     gradients, variables = check_trained(pairs, loss)
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()

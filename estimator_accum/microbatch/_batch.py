@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from estimator_accum._accumulators import (
@@ -88,6 +89,8 @@ class WholeBatch(Kind):
         computed_twice: Tensors that an earlier pass computes too.
         micro_ops: Operations that run with every micro-batch.
         fetches: Tensors that are fetched with every micro-batch.
+        fed: Scalars of the micro-batch with whose values for the batch the train op is
+            fed, and whether these are their sums, not their means.
         discard_ops: Operations that drop the micro-batches so far, before a retry.
         empty_ops: Operations that run instead of micro-batches on a replica without
             examples.
@@ -113,6 +116,8 @@ class WholeBatch(Kind):
         self.computed_twice = []
         self.micro_ops = []
         self.fetches = []
+        self.fed = []
+        self._share = None
         self.discard_ops = []
         self.empty_ops = []
         self.initialize_ops = []
@@ -130,8 +135,35 @@ class WholeBatch(Kind):
     @property
     def passes(self) -> list[Pass]:
         """The passes through the batch; the last one is that of `micro_ops`."""
-        last = Pass(self.micro_ops, self.empty_ops, self.fetches)
+        fetches = self.fetches
+        if self.fed:
+            fetches = [*fetches, self.size, *(tensor for tensor, _ in self.fed)]
+        last = Pass(self.micro_ops, self.empty_ops, fetches)
         return [*self.earlier_passes, last]
+
+    def feeds(self, fetched: list[list]) -> dict[tf.Tensor, float]:
+        """Returns the values of `fed` for the batch.
+
+        Args:
+            fetched: What was fetched with each micro-batch.
+        """
+        if not fetched:  # a replica without examples
+            return {tensor: 0.0 for tensor, _ in self.fed}
+        sizes, *columns = list(zip(*fetched, strict=True))[-len(self.fed) - 1 :]
+        feeds = {}
+        for (tensor, is_sum), values in zip(self.fed, columns, strict=True):
+            numbers = np.asarray(values, np.float64)
+            feeds[tensor] = np.sum(numbers if is_sum else numbers * sizes)
+            feeds[tensor] /= 1 if is_sum else np.sum(sizes)
+        return feeds
+
+    def share(self) -> tf.Tensor:
+        """Returns the micro-batch's share of the batch's examples, a float64 scalar."""
+        if self._share is None:
+            with tf.control_dependencies(None):
+                rows = tf.cast(self.rows, tf.float64)
+                self._share = tf.cast(self.size, tf.float64) / rows
+        return self._share
 
     def steps(self, update_step: tf.Variable) -> tf.Tensor:
         """Returns K, here the number of micro-batches in the batch."""

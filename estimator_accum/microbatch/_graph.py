@@ -170,6 +170,18 @@ def written_by(
     operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
 ) -> list[tf.Operation]:
     """Returns the variables that `operations` may write, sorted by name."""
+    return sorted(writers_of(operations, without), key=lambda each: each.name)
+
+
+def writers_of(
+    operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
+) -> dict[tf.Operation, list[tf.Operation]]:
+    """Maps each variable that `operations` may write to those that do.
+
+    Args:
+        operations: Operations of one graph.
+        without: Variables to leave out.
+    """
     found = {}
     library = functools.cache(library_of_functions)
     for operation in operations:
@@ -179,8 +191,8 @@ def written_by(
                 if variable is None or variable in without:
                     continue
                 if _may_write(operation, tensor, library):
-                    found[variable.name] = variable
-    return [found[name] for name in sorted(found)]
+                    found.setdefault(variable, []).append(operation)
+    return found
 
 
 def variable_of(tensor: tf.Tensor) -> tf.Operation | None:

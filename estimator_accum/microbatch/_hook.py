@@ -34,15 +34,18 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         saver: tf.compat.v1.train.Saver | None,
         summary_dir: str | None,
     ):
+        self._replicas = replicas
         self._runner = BatchRunner(replicas, count, self._summarize)
         self._count = count
         self._saver = saver
         self._summary_dir = summary_dir
 
     def begin(self) -> None:
-        windows = get_windows()
-        WindowlessRestore(self._saver or get_or_add_saver(), windows)
-        self._clocks = [windows[0].update_step, tf.compat.v1.train.get_global_step()]
+        windows, global_step = get_windows(), tf.compat.v1.train.get_global_step()
+        self._clocks = [global_step, global_step]
+        if windows:  # else the model_fn has an optimizer without a window
+            WindowlessRestore(self._saver or get_or_add_saver(), windows)
+            self._clocks[0] = windows[0].update_step
         self._runner.begin()
 
     def after_create_session(self, session, coord) -> None:
@@ -54,7 +57,9 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     def before_run(self, run_context):
         self._update, self._global_step = self._update + 1, self._global_step + 1
         place = f"update {self._update}"
-        feeds, _ = self._runner.run(run_context.session, place)
+        feeds, fetched = self._runner.run(run_context.session, place)
+        for replica, values in zip(self._replicas, fetched, strict=True):
+            feeds |= replica.window.feeds(values)
         return tf.compat.v1.train.SessionRunArgs(None, feeds)
 
     def after_run(self, run_context, run_values) -> None:

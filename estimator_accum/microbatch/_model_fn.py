@@ -33,10 +33,12 @@ from estimator_accum.microbatch._graph import (
 )
 from estimator_accum.microbatch._hook import MicroBatchHook
 from estimator_accum.microbatch._keras import keras_optimizers_accumulate
+from estimator_accum.microbatch._loss import reduction_of
 from estimator_accum.microbatch._prediction import PredictionHook
 from estimator_accum.microbatch._repeatable import check_not_written, make_repeatable
 from estimator_accum.microbatch._runner import ReplicaBatch
 from estimator_accum.microbatch._staging import Slot, StagedBatch, stage
+from estimator_accum.microbatch._unedited import build_unedited
 
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
 
@@ -49,6 +51,7 @@ def microbatch_model_fn(
     max_micro_batches: int | None = None,
     reduction: str = "mean",
     grow_after: int | None = None,
+    intercept_gradients: bool = False,
 ) -> Callable:
     """Returns a model_fn that trains each batch as several micro-batches.
 
@@ -108,7 +111,8 @@ def microbatch_model_fn(
         reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
             one that sums over its examples, as the losses of canned
             `tf.compat.v1.estimator`s do. A train op with `reduction="sum"` also counts
-            as "sum" in training; an evaluation has this argument alone.
+            as "sum" in training; an evaluation has this argument alone. "auto", with
+            `intercept_gradients`, finds it in the graph.
         grow_after: Batches that fit in memory [batches] after which "auto" tries half
             as many micro-batches; each failed trial doubles the wait. None: never.
 
@@ -130,10 +134,11 @@ def microbatch_model_fn(
     _check_count("initial_micro_batches", initial_micro_batches)
     _check_count("max_micro_batches", max_micro_batches, None)
     _check_count("grow_after", grow_after, None)
-    if reduction not in ("mean", "sum"):
+    if reduction not in ("mean", "sum", "auto" if intercept_gradients else "mean"):
         raise ValueError(
-            "`reduction` must be one of 'mean' and 'sum'. "
-            f"Received: {reduction!r}. Use 'mean' unless the loss sums over examples."
+            "`reduction` must be one of 'mean' and 'sum', or 'auto' with "
+            f"`intercept_gradients`. Received: {reduction!r}. Use 'mean' unless the loss "
+            "sums over examples."
         )
     is_auto = micro_batches == "auto"
 
@@ -142,7 +147,8 @@ def microbatch_model_fn(
         build = _with_arguments(model_fn, given)
         modes = tf.estimator.ModeKeys
         cut = (modes.TRAIN, modes.EVAL, modes.PREDICT) if is_auto else (modes.TRAIN,)
-        if mode not in cut:
+        # Inside another model_fn that is wrapped, the batch is cut already.
+        if mode not in cut or current_batch() is not None:
             return build(features, labels)
         if is_fed({"features": features, "labels": labels}):
             spec = build(features, labels)
@@ -156,16 +162,25 @@ def microbatch_model_fn(
             initial = int(initial_micro_batches)
             return MicroBatchCount(initial, max_micro_batches, grow_after, path, units)
 
+        declared = "mean" if reduction == "auto" else reduction
         if mode == modes.TRAIN:
-            batch = WholeBatch(reduction, is_auto)
-            staged, spec = _build_on_micro_batches(batch, build, features, labels)
+            batch = WholeBatch(declared, is_auto)
+            staged, spec = _build_on_micro_batches(
+                batch,
+                build,
+                features,
+                labels,
+                reduction if intercept_gradients else None,
+            )
             snapshot = Snapshot(batch.micro_ops, batch.handles) if is_auto else None
             replica = ReplicaBatch(batch, staged, snapshot)
             hook = _hook(replica, make_count(units="updates"), spec, config)
             return spec._replace(training_hooks=[hook, *spec.training_hooks])
-        batch = UntrainedBatch(reduction)
+        batch = UntrainedBatch(declared)
         staged, spec = _stage_and_build(batch, build, features, labels)
         if mode == modes.EVAL:
+            if reduction == "auto":
+                batch.reduction = reduction_of(batch, spec.loss)
             return _evaluated(batch, staged, spec, make_count("-eval"))
         return _predicted(batch, staged, spec, make_count("-predict"))
 
@@ -226,21 +241,43 @@ def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Te
         return tf.where(batch.is_whole, total, mean)
 
 
-def _stage_and_build(batch: WholeBatch, build, features, labels):
-    """Returns the staged batch, and the spec of its micro-batches."""
+def _stage_and_build(
+    batch: WholeBatch, build, features, labels, unedited: str | None = None
+):
+    """Returns the staged batch, and the spec of its micro-batches.
+
+    Args:
+        batch: The batch.
+        build: Calls the model_fn.
+        features: The whole batch's.
+        labels: The whole batch's.
+        unedited: Reduction of the losses of a model_fn that trains by its own
+            optimizer; None if it trains by this library.
+    """
     whole = {"features": features, "labels": labels}
     check_input_summaries(whole)
     with tf.device("/cpu:0"):
         staged = stage(whole, batch)
+
+    def build_on_slice():
+        return build(staged.sliced["features"], staged.sliced["labels"])
+
+    if unedited is not None:
+        return staged, build_unedited(batch, build_on_slice, unedited)
     with batch.as_current(), keras_optimizers_accumulate():
-        spec = build(staged.sliced["features"], staged.sliced["labels"])
+        spec = build_on_slice()
         make_repeatable(batch.computed_twice)
     return staged, spec
 
 
-def _build_on_micro_batches(batch: WholeBatch, build, features, labels):
+def _build_on_micro_batches(
+    batch: WholeBatch, build, features, labels, unedited: str | None
+):
     """Returns the staged batch, and a spec whose train op is only the update."""
-    staged, spec = _stage_and_build(batch, build, features, labels)
+    staged, spec = _stage_and_build(batch, build, features, labels, unedited)
+    if unedited is not None and batch.weight is None:
+        check_micro_ops(batch.micro_ops)
+        return staged, spec
     if batch.weight is None or spec.train_op is None:
         raise ValueError(
             "Inside `microbatch_model_fn` a model_fn must train by "

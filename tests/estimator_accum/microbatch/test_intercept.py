@@ -1,0 +1,595 @@
+"""Scripts without this library train in micro-batches as with the batch at once."""
+
+import logging
+import re
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import AccumulatingOptimizer, batch_mean, microbatch_model_fn
+from tests.helpers.interception import (
+    build,
+    cut,
+    relative_difference,
+    short_of_memory,
+    train,
+)
+from tests.helpers.microbatch_runs import (
+    embedding_layer,
+    hidden_layer,
+    make_data,
+    make_model_fn,
+    output_layer,
+    plain,
+    spec_of,
+    word_columns,
+    words_input_fn,
+)
+from tests.helpers.script_models import SCRIPTS
+
+v1 = tf.compat.v1
+
+_X, _Y = make_data(16)
+_BATCH = ({"x": _X}, _Y)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_trains_as_with_the_batch_at_once(name):
+    model_fn, input_fn = SCRIPTS[name]
+    theirs, their_losses = train(model_fn, input_fn, 20)
+    ours, losses = train(cut(model_fn), input_fn, 20)
+    # Batch normalization's averages take in each micro-batch.
+    statistics = ("moving_mean", "moving_variance") if name == "resnet" else "/"
+    assert relative_difference(ours, theirs, statistics) <= 2e-5
+    np.testing.assert_allclose(losses, their_losses, rtol=2e-6)
+    assert ours["global_step"] == 20
+
+
+@pytest.mark.parametrize("name", ["bert", "gan", "opennmt"])
+def test_a_script_that_runs_out_of_memory_trains_as_on_a_larger_machine(name):
+    model_fn, input_fn = SCRIPTS[name]
+    theirs, _ = train(model_fn, input_fn, 3)
+    limited = short_of_memory(model_fn, rows=4)
+    ours, _ = train(cut(limited, "auto"), input_fn, 3)
+    assert relative_difference(ours, theirs) <= 2e-6
+
+
+def _adam(loss):
+    return plain("adam")(loss)
+
+
+def _model_fn(loss_of, make_train_op=_adam):
+    """Returns a model_fn whose loss is `loss_of(features, labels, predicted)`."""
+
+    def model_fn(features, labels, mode):
+        predicted = output_layer(hidden_layer(features["x"]))
+        loss = loss_of(features, labels, predicted)
+        return spec_of(mode, tf.reduce_mean(loss), make_train_op(loss))
+
+    return model_fn
+
+
+def _mean(features, labels, predicted) -> tf.Tensor:
+    del features
+    return tf.reduce_mean(tf.square(predicted - labels))
+
+
+def _errors(labels, predicted) -> tf.Tensor:
+    return tf.square(predicted - labels)
+
+
+def _mask(features) -> tf.Tensor:
+    return tf.cast(features["x"][:, :1] > 0.3, tf.float32)
+
+
+def _penalty() -> tf.Tensor:
+    return 0.1 * tf.add_n([tf.nn.l2_loss(v) for v in v1.trainable_variables()])
+
+
+def _step():
+    return v1.train.get_or_create_global_step()
+
+
+_LOSSES = {
+    "mean": _mean,
+    "sum": lambda f, y, p: tf.reduce_sum(_errors(y, p)),
+    "mean_and_penalty": lambda f, y, p: _mean(f, y, p) + _penalty(),
+    "sum_and_penalty": lambda f, y, p: tf.reduce_sum(_errors(y, p)) + _penalty(),
+    "sum_over_a_constant": lambda f, y, p: (
+        tf.reduce_sum(_errors(y, p)) / 16.0 + _penalty()
+    ),
+    "sum_over_the_size": lambda f, y, p: (
+        tf.reduce_sum(_errors(y, p)) / tf.cast(tf.shape(p)[0], tf.float32) + _penalty()
+    ),
+    "masked": lambda f, y, p: (
+        tf.reduce_sum(_mask(f) * _errors(y, p)) / (tf.reduce_sum(_mask(f)) + 1e-3)
+        + _penalty()
+    ),
+    "two_masks": lambda f, y, p: (
+        tf.reduce_sum(_mask(f) * _errors(y, p))
+        / tf.maximum(tf.reduce_sum(_mask(f)), 1.0)
+        + tf.reduce_sum((1.0 - _mask(f)) * tf.abs(y - p))
+        / tf.reduce_sum(1.0 - _mask(f))
+    ),
+    "tf_losses": lambda f, y, p: v1.losses.mean_squared_error(y, p),
+    "tf_losses_weighted": lambda f, y, p: v1.losses.mean_squared_error(
+        y, p, weights=_mask(f)
+    ),
+    "tf_losses_sum": lambda f, y, p: v1.losses.mean_squared_error(
+        y, p, reduction=v1.losses.Reduction.SUM
+    ),
+    "keras": lambda f, y, p: tf.keras.losses.MeanSquaredError()(y, p),
+    "one_per_example": lambda f, y, p: _errors(y, p)[:, 0],
+    "sum_of_means": lambda f, y, p: tf.reduce_sum(
+        tf.stack([_mean(f, y, p), tf.reduce_mean(tf.abs(p))])
+    ),
+    "mean_per_column": lambda f, y, p: tf.reduce_sum(tf.reduce_mean(_errors(y, p), 0)),
+}
+
+
+@pytest.mark.parametrize("name", _LOSSES)
+def test_a_loss_is_the_batchs_however_it_reduces_its_examples(name):
+    model_fn = _model_fn(_LOSSES[name])
+    theirs, their_losses = train(model_fn, _BATCH, 3)
+    for micro_batches in (1, 3):  # three are of 6, 6 and 4 examples
+        ours, losses = train(cut(model_fn, micro_batches), _BATCH, 3)
+        tolerance = 0 if micro_batches == 1 else 1e-6
+        assert relative_difference(ours, theirs) <= tolerance
+        # What a model_fn returns as the mean of a vector is known to be one.
+        np.testing.assert_allclose(losses, their_losses, rtol=1e-6 * micro_batches)
+
+
+_UNKNOWN_LOSSES = {
+    "root": lambda f, y, p: tf.sqrt(_mean(f, y, p)),
+    "selected": lambda f, y, p: tf.reduce_mean(
+        tf.boolean_mask(_errors(y, p), _mask(f) > 0)
+    ),
+    "mean_and_sum": lambda f, y, p: _mean(f, y, p) + tf.reduce_sum(tf.abs(p)),
+    "ratio": lambda f, y, p: tf.reduce_sum(_errors(y, p)) / tf.reduce_sum(tf.abs(p)),
+    "normalized_inside": lambda f, y, p: tf.reduce_sum(
+        _errors(y, p) * _mask(f) / tf.reduce_sum(_mask(f))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _UNKNOWN_LOSSES)
+def test_a_loss_that_is_no_mean_and_no_sum_is_refused_unless_it_is_declared(name):
+    model_fn = _model_fn(_UNKNOWN_LOSSES[name])
+    with pytest.raises(
+        ValueError, match=r"must be a mean or a sum .* reduction='mean'"
+    ):
+        build(model_fn, _BATCH)
+    build(model_fn, _BATCH, reduction="mean")
+
+
+def test_a_declared_reduction_is_taken_at_its_word():
+    model_fn = _model_fn(_LOSSES["sum"])
+    theirs, _ = train(model_fn, _BATCH)
+    as_sum, _ = train(cut(model_fn, reduction="sum"), _BATCH)
+    assert relative_difference(as_sum, theirs) <= 1e-6
+    as_mean, _ = train(cut(model_fn, reduction="mean"), _BATCH)
+    assert relative_difference(as_mean, theirs) > 1e-3
+
+
+def _fetching(train_op_and_tensors):
+    """Returns a model_fn that puts tensors into the collection "fetched"."""
+
+    def model_fn(features, labels, mode):
+        predicted = output_layer(hidden_layer(features["x"]))
+        loss = _mean(features, labels, predicted)
+        train_op, tensors = train_op_and_tensors(loss, features, predicted)
+        for tensor in tensors:
+            v1.add_to_collection("fetched", tensor)
+        return spec_of(mode, loss, train_op)
+
+    return model_fn
+
+
+def _assert_same_fetched(model_fn, batch=_BATCH, updates=1, **options):
+    _, theirs = train(model_fn, batch, updates, "fetched")
+    _, ours = train(cut(model_fn, **options), batch, updates, "fetched")
+    assert tf.nest.flatten(theirs)
+    for mine, expected in zip(
+        tf.nest.flatten(ours), tf.nest.flatten(theirs), strict=True
+    ):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-7)
+
+
+def _ways(loss, features, predicted):
+    weights = v1.trainable_variables()
+    with tf.GradientTape(persistent=True) as tape:
+        taped = tf.reduce_mean(tf.square(predicted * 1.0)) * weights[0][0, 0]
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    return {
+        "gradients": lambda: tf.gradients(loss, weights),
+        "version_1": lambda: v1.gradients([loss], weights[1], gate_gradients=True),
+        "colocated": lambda: v1.gradients(
+            loss, weights, colocate_gradients_with_ops=True, aggregation_method=2
+        ),
+        "compute_gradients": lambda: [g for g, _ in optimizer.compute_gradients(loss)],
+        "tape": lambda: tape.gradient(taped, weights[0]),
+        "two_losses": lambda: tf.gradients([loss, taped], weights),
+        "grad_ys": lambda: tf.gradients([loss], weights, grad_ys=[loss * 0.0 + 3.0]),
+        "stop_gradients": lambda: tf.gradients(
+            loss, weights, stop_gradients=[predicted * 1.0, weights[0].read_value()]
+        ),
+        "unconnected": lambda: tf.gradients(
+            loss, [*weights, _step_like()], unconnected_gradients="zero"
+        ),
+        "read_value": lambda: tf.gradients(
+            tf.reduce_mean(tf.square(features["x"] @ _copy(weights))), _copy.read
+        ),
+        "second_order": lambda: tf.gradients(
+            tf.reduce_mean(tf.square(tf.gradients(predicted, features["x"])[0])),
+            weights,
+        ),
+    }
+
+
+def _step_like() -> tf.Variable:
+    return v1.get_variable("unused", initializer=[1.0, 2.0])
+
+
+def _copy(weights) -> tf.Tensor:
+    _copy.read = weights[0] * 1.0
+    return _copy.read
+
+
+_WAYS = (
+    "gradients version_1 colocated compute_gradients tape two_losses grad_ys "
+    "stop_gradients unconnected read_value second_order"
+)
+
+
+@pytest.mark.parametrize("way", _WAYS.split())
+def test_gradients_are_the_batchs_whichever_way_they_are_computed(way):
+    def fetch(loss, features, predicted):
+        tensors = tf.nest.flatten(_ways(loss, features, predicted)[way]())
+        return tf.group(*tensors, _step().assign_add(1)), tensors
+
+    _assert_same_fetched(_fetching(fetch), reduction="mean")
+
+
+def test_gradients_with_respect_to_a_micro_batch_are_its_own():
+    def fetch(loss, features, predicted):
+        (of_x,) = tf.gradients(tf.reduce_sum(predicted), features["x"])
+        train_op = plain("sgd")(loss)
+        return train_op, [batch_mean(tf.reduce_mean(of_x))]
+
+    _assert_same_fetched(_fetching(fetch))
+
+
+def test_what_needs_no_gradient_runs_before_the_update():
+    def make(loss):
+        weights = v1.trainable_variables()[0]
+        before = v1.get_variable("before", shape=weights.shape)
+        # Late, if nothing makes the update wait.
+        late = tf.numpy_function(lambda: np.float32(_pause()), [], tf.float32)
+        with tf.control_dependencies([late]):
+            kept = before.assign(weights.read_value())
+        return tf.group(plain("sgd")(loss), kept)
+
+    values, _ = train(cut(_model_fn(_mean, make)), _BATCH)
+    start = np.linspace(-1, 1, values["before"].size).reshape(values["before"].shape)
+    np.testing.assert_allclose(values["before"], start, atol=1e-6)
+    assert np.max(np.abs(values["hidden"] - start)) > 1e-4
+
+
+def _pause() -> float:
+    time.sleep(0.2)
+    return 0.0
+
+
+def _average_of_the_loss(loss):
+    """The CIFAR-10 tutorial's: gradients wait for averages of the losses."""
+    average = tf.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([average.apply([loss])]):
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        pairs = optimizer.compute_gradients(loss)
+    return optimizer.apply_gradients(pairs, _step())
+
+
+def _plateau(loss):
+    """A learning rate that falls when the loss does not."""
+    best = v1.get_variable("best", initializer=np.float32(1e9), trainable=False)
+    rate = v1.get_variable("rate", initializer=np.float32(0.1), trainable=False)
+    lowered = rate.assign(tf.where(loss < best, rate, rate * 0.5))
+    with tf.control_dependencies([lowered]):
+        kept = best.assign(tf.minimum(best, loss))
+    with tf.control_dependencies([kept]):
+        optimizer = v1.train.GradientDescentOptimizer(rate.read_value())
+        return optimizer.minimize(loss, _step())
+
+
+def _returned_loss(loss):
+    """tf.contrib.layers.optimize_loss: the train op is the loss after the update."""
+    with tf.control_dependencies([plain("momentum")(loss)]):
+        return tf.identity(loss)
+
+
+def _in_turn(loss):
+    """Two optimizers in the branches of a tf.cond on the global step."""
+    first = v1.train.GradientDescentOptimizer(0.1)
+    second = v1.train.GradientDescentOptimizer(0.05)
+    twice, step = loss * 2.0, _step()
+    updated = tf.cond(
+        tf.equal(step % 2, 0),
+        lambda: tf.group(first.minimize(loss)),
+        lambda: tf.group(second.minimize(twice)),
+    )
+    with tf.control_dependencies([updated]):
+        return step.assign_add(1)
+
+
+def _scaled(loss):
+    """Loss scaling by hand, gradients clipped by value."""
+    optimizer = v1.train.AdagradOptimizer(0.1)
+    pairs = [
+        (tf.clip_by_value(gradient / 128.0, -0.01, 0.01), variable)
+        for gradient, variable in optimizer.compute_gradients(loss * 128.0)
+    ]
+    return optimizer.apply_gradients(pairs, _step())
+
+
+def _loss_scale_optimizer(loss):
+    optimizer = v1.train.MomentumOptimizer(0.05, 0.9)
+    scaling = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, "dynamic")
+    return scaling.minimize(loss, _step())
+
+
+def _keras_optimizer(loss):
+    optimizer = tf.keras.optimizers.legacy.Adam(0.01)
+    optimizer.iterations = _step()
+    return tf.group(optimizer.get_updates(loss, v1.trainable_variables()))
+
+
+_TRAIN_OPS = {
+    "average_of_the_loss": _average_of_the_loss,
+    "plateau": _plateau,
+    "returned_loss": _returned_loss,
+    "in_turn": _in_turn,
+    "scaled": _scaled,
+    "loss_scale_optimizer": _loss_scale_optimizer,
+    "keras_optimizer": _keras_optimizer,
+}
+
+
+@pytest.mark.parametrize("name", _TRAIN_OPS)
+def test_a_train_op_does_once_a_batch_what_it_did(name):
+    model_fn = _model_fn(_mean, _TRAIN_OPS[name])
+    theirs, their_losses = train(model_fn, _BATCH, 4)
+    ours, losses = train(cut(model_fn), _BATCH, 4)
+    assert relative_difference(ours, theirs) <= 1e-6
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("control_flow")
+def test_a_branch_computes_gradients_of_a_loss_outside():
+    test_a_train_op_does_once_a_batch_what_it_did("in_turn")
+
+
+def _clip_norm(gradients):
+    return tf.clip_by_global_norm(gradients, 0.05)[0]
+
+
+def _clip_values(gradients):
+    return [
+        tf.IndexedSlices(tf.clip_by_value(g.values, -1e-3, 1e-3), g.indices)
+        if isinstance(g, tf.IndexedSlices)
+        else g
+        for g in gradients
+    ]
+
+
+def _clip_each(gradients):
+    return [tf.clip_by_norm(gradient, 0.02) for gradient in gradients]
+
+
+@pytest.mark.parametrize("clip", [_clip_norm, _clip_values, _clip_each, list])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_sparse_gradients_are_clipped_as_slices_and_update_touched_rows(
+    clip, optimizer
+):
+    optimizers = {
+        "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),
+        "adam": lambda: v1.train.AdamOptimizer(0.01),
+    }
+
+    def make(loss):
+        variables = v1.trainable_variables()
+        gradients = tf.gradients(loss, variables)
+        assert any(isinstance(each, tf.IndexedSlices) for each in gradients)
+        pairs = zip(clip(gradients), variables, strict=True)
+        return optimizers[optimizer]().apply_gradients(pairs, _step())
+
+    model_fn = make_model_fn(make, embedding_layer)
+    theirs, _ = train(model_fn, _BATCH, 4)
+    ours, _ = train(cut(model_fn), _BATCH, 4)
+    assert relative_difference(ours, theirs) <= 1e-6
+
+
+_CANNED = {
+    "version_1": lambda columns: v1.estimator.DNNLinearCombinedClassifier(
+        linear_feature_columns=columns[1:2],
+        linear_optimizer=v1.train.FtrlOptimizer(0.1),
+        dnn_feature_columns=[columns[0], columns[2]],
+        dnn_optimizer=v1.train.AdagradOptimizer(0.1),
+        dnn_hidden_units=[4],
+    ),
+    "keras": lambda columns: tf.estimator.DNNLinearCombinedClassifier(
+        linear_feature_columns=columns[1:2],
+        dnn_feature_columns=[columns[0], columns[2]],
+        dnn_hidden_units=[4],
+    ),
+}
+
+
+@pytest.mark.parametrize("version", _CANNED)
+def test_wide_and_deep_trains_as_with_the_batch_at_once(version):
+    classifier = _CANNED[version](word_columns())
+
+    def model_fn(features, labels, mode):
+        tf.keras.utils.set_random_seed(3)
+        return classifier.model_fn(features, labels, mode, classifier.config)
+
+    theirs, their_losses = train(model_fn, words_input_fn, 2)
+    ours, losses = train(cut(model_fn), words_input_fn, 2)
+    assert relative_difference(ours, theirs) <= 2e-6
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-6)
+
+
+def _loop(loss):
+    weights = v1.trainable_variables()[0]
+
+    def step(i, total):
+        inner = tf.reduce_sum(weights * loss)
+        return i + 1, total + tf.reduce_sum(tf.gradients(inner, weights)[0])
+
+    return tf.while_loop(lambda i, _: i < 2, step, (0, 0.0))[1].op
+
+
+def _second_order(loss):
+    weights = v1.trainable_variables()
+    (gradient,) = tf.gradients(loss, weights[:1])
+    return plain("sgd")(loss + tf.reduce_sum(tf.square(gradient)))
+
+
+def _rate_of_the_batch(loss):
+    examples = loss.graph.get_tensor_by_name("tag:0")
+    optimizer = v1.train.GradientDescentOptimizer(tf.cast(examples, tf.float32))
+    return optimizer.minimize(loss, _step())
+
+
+def _chosen_by_the_batch(loss):
+    examples = loss.graph.get_tensor_by_name("tag:0")
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss)
+    updated = tf.cond(
+        tf.equal(examples, 4),
+        lambda: tf.group(optimizer.apply_gradients(pairs)),
+        lambda: tf.no_op(),
+    )
+    return tf.group(updated, _step().assign_add(1))
+
+
+def _kept_examples(loss):
+    examples = tf.cast(loss.graph.get_tensor_by_name("tag:0"), tf.float32)
+    kept = v1.get_variable("kept", initializer=0.0, trainable=False)
+    return tf.group(plain("sgd")(loss), kept.assign(kept * 0.9 + examples))
+
+
+def _both(loss):
+    (first, second), step = v1.trainable_variables(), _step()
+    ours = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(0.1), 1)
+    theirs = v1.train.GradientDescentOptimizer(0.1)
+    return tf.group(
+        ours.minimize(loss, var_list=[first]),
+        theirs.minimize(loss, step, var_list=[second]),
+    )
+
+
+_REFUSED = {
+    "loop": (_loop, r"made inside of tf\.cond, tf\.while_loop .*Make the loss outside"),
+    "second_order": (_second_order, r"must not be computed of what is .* hidden\. "),
+    "rate_of_the_batch": (_rate_of_the_batch, r"An update must be .*GradientDescent"),
+    "chosen_by_the_batch": (_chosen_by_the_batch, r"(An update must|must not decide)"),
+    "kept_examples": (_kept_examples, r"must not write .* Received: kept, written by "),
+    "both": (_both, r"of this library, not both\. .*, and both\."),
+    "nothing": (lambda loss: _step().assign_add(1).op, r"must train by gradients .*"),
+}
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_several_micro_batches_cannot_do_is_refused(name):
+    make, sentence = _REFUSED[name]
+
+    def loss_of(features, labels, predicted):
+        tf.shape(features["x"], name="shape")
+        tf.size(features["x"][:, 0], name="tag")
+        return _mean(features, labels, predicted)
+
+    with pytest.raises(ValueError, match=sentence):
+        build(_model_fn(loss_of, make), _BATCH)
+
+
+def test_a_model_fn_that_trains_by_this_library_is_cut_as_ever():
+    def make(loss):
+        optimizer = v1.train.AdamOptimizer(0.01)
+        return AccumulatingOptimizer(optimizer, 1).minimize(loss, _step())
+
+    theirs, _ = train(microbatch_model_fn(_model_fn(_mean, make), 4), _BATCH)
+    ours, _ = train(cut(_model_fn(_mean, make)), _BATCH)
+    assert relative_difference(ours, theirs) == 0
+
+
+def test_a_model_fn_inside_a_cut_one_is_not_cut_again():
+    theirs, _ = train(_model_fn(_mean), _BATCH)
+    ours, _ = train(cut(cut(_model_fn(_mean), 2)), _BATCH)
+    assert relative_difference(ours, theirs) <= 1e-6
+
+
+def test_metrics_and_counts_take_in_every_micro_batch():
+    def make(loss):
+        examples = tf.size(loss.graph.get_tensor_by_name("tag:0"))
+        seen = v1.get_variable("seen", initializer=0, trainable=False)
+        _, updated = v1.metrics.mean(loss, name="mean_loss")
+        return tf.group(plain("sgd")(loss), seen.assign_add(examples), updated)
+
+    def loss_of(features, labels, predicted):
+        tf.identity(features["x"][:, 0], name="tag")
+        return _mean(features, labels, predicted)
+
+    model_fn = _model_fn(loss_of, make)
+    ours, _ = train(cut(model_fn), _BATCH, 2)
+    assert ours["seen"] == 32
+
+
+def test_batch_normalization_is_reported_and_takes_in_every_micro_batch(caplog):
+    def model_fn(features, labels, mode):
+        return SCRIPTS["resnet"][0](features, labels, mode)
+
+    with caplog.at_level(logging.INFO):
+        build(model_fn, _BATCH)
+        build(_model_fn(_mean), _BATCH)
+    said = [each.getMessage() for each in caplog.records]
+    said = [each for each in said if each.startswith("micro-batches: ")]
+    assert len(said) == 1
+    assert re.search(r"batch normalization sees .*moments.* \(2 in all\)", said[0])
+
+
+def test_repeated_writes_and_summaries_of_a_micro_batch_are_reported(caplog):
+    def model_fn(features, labels, mode):
+        calls = v1.get_variable("calls", initializer=0.0, trainable=False)
+        with tf.control_dependencies([calls.assign_add(1.0)]):
+            features = {"x": tf.identity(features["x"])}
+        v1.summary.scalar("largest", tf.reduce_max(features["x"]))
+        predicted = output_layer(hidden_layer(features["x"]))
+        loss = _mean(features, labels, predicted)
+        v1.summary.scalar("loss", loss)
+        return spec_of(mode, loss, plain("sgd")(loss))
+
+    with caplog.at_level(logging.INFO):
+        build(model_fn, _BATCH)
+    said = [each.getMessage() for each in caplog.records]
+    assert "micro-batches: written once per micro-batch, not per batch: calls" in said
+    (summaries,) = [each for each in said if "summaries" in each]
+    assert summaries.endswith(": largest")
+
+
+def test_tensorflow_is_left_as_it_was():
+    from tensorflow.python.eager import backprop
+    from tensorflow.python.ops import gradients_util
+
+    before = gradients_util._GradientsHelper, backprop.GradientTape.gradient
+
+    def failing(loss):
+        assert gradients_util._GradientsHelper is not before[0]
+        raise KeyError("script's own")
+
+    with pytest.raises(KeyError):
+        build(_model_fn(_mean, failing), _BATCH)
+    build(_model_fn(_mean), _BATCH)
+    assert before == (gradients_util._GradientsHelper, backprop.GradientTape.gradient)
