@@ -113,7 +113,7 @@ def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> No
     clocks = {getattr(part, "handle", part).op for part in parts}
     found = data_ancestors(operations)
     reader = next(filter(found.__contains__, clocks), None)
-    if reader is None:
+    if reader is None or _counts_updates(clocks, operations):
         return
     with tf.init_scope():
         graph = tf.compat.v1.get_default_graph()
@@ -132,3 +132,9 @@ def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> No
         "where that counts updates.",
         what,
     )
+
+
+def _counts_updates(clocks: set[tf.Operation], operations: list[tf.Operation]) -> bool:
+    """Returns whether the optimizer's `operations` write global_step themselves."""
+    written = [each.inputs[0].op for each in operations if "Assign" in each.type]
+    return any(clocks & data_ancestors([handle]).keys() for handle in written)
