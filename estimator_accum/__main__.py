@@ -16,6 +16,8 @@ usage: estimator-accum COMMAND [--flags]
     plot        draws the training loss of one or more runs
     launch      runs a command as all tasks of a cluster on this machine
     compat      runs a script that uses tf.estimator on today's TensorFlow
+    run         runs a training script in little memory, without editing it
+    check       shows whether `run` trains a script as it trains by itself
 
 estimator-accum COMMAND --help shows the flags of one; --version shows the version.
 """
@@ -29,6 +31,8 @@ _COMMANDS = {
     "plot": "estimator_accum.runs.plot_loss",
     "launch": "estimator_accum.runs.launch",
     "compat": "estimator_accum.compat",
+    "run": "estimator_accum.run",
+    "check": "estimator_accum.check",
 }
 
 
@@ -73,7 +77,7 @@ def main() -> int:
     try:
         runpy.run_module(commands, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
-        if path.endswith(" compat") or error.name not in _EXTRAS:
+        if path.endswith((" compat", " run", " check")) or error.name not in _EXTRAS:
             raise
         print(
             f"{path}: The package {error.name} must be installed. Received: none. Run "

@@ -17,6 +17,8 @@ _MODULES = {
     "import": "bert_finetune/import_hf_checkpoint.py",
     "plot": "estimator_accum/runs/plot_loss.py",
     "launch": "estimator_accum/runs/launch.py",
+    "run": "estimator_accum/run/__main__.py",
+    "check": "estimator_accum/check.py",
 }
 
 

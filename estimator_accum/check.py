@@ -1,0 +1,42 @@
+"""Shows whether a training script may be run in micro-batches, without training.
+
+    estimator-accum check script.py --its --flags
+
+Runs the script up to the first `Estimator.train`, and there, in place of training, a few
+updates on its first batches: at once, and cut into 2, 4 and 8 micro-batches, without
+dropout. Prints how much each variable differs and a verdict. Exit codes: 0 if all are
+equal up to rounding, 1 if not, 2 if the script is refused; its own if it does not train.
+"""
+
+import argparse
+import sys
+
+from estimator_accum.run.__main__ import add_script, count, enable_and_run
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Reads the command line and runs the script up to its training.
+
+    Args:
+        arguments: The command line; None reads `sys.argv`.
+    """
+    parser = add_script("estimator-accum check", __doc__)
+    parser.add_argument(
+        "--updates",
+        type=count,
+        default=2,
+        metavar="N",
+        help="updates to compare (default: %(default)d)",
+    )
+    flags = parser.parse_args(arguments)
+    enable_and_run(parser, flags, _change_estimators)
+
+
+def _change_estimators(flags: argparse.Namespace) -> None:
+    from estimator_accum.run._check import check_instead_of_training
+
+    check_instead_of_training(flags.reduction, flags.updates)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

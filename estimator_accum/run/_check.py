@@ -1,0 +1,240 @@
+"""Compares an Estimator's updates: the batch at once, and cut into micro-batches.
+
+    difference = |cut - whole| / |whole - start|    for each variable, Euclidean norms
+
+The same first batches, first values and updates; dropout is off. Rounding alone moves
+the weights of an optimizer that divides by the gradient's size, so it is measured: by
+the batch at once with its examples in reverse order.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import nn_ops
+
+from estimator_accum import microbatch_model_fn
+from estimator_accum._graph import ancestors
+from estimator_accum.microbatch._staging import _without_static_rows
+
+_COUNTS = (2, 4, 8)
+_TOLERANCE = 1e-4
+_ROUNDING = 10  # times what the order of the examples does
+_ONLY_ROUNDING = 1e-2  # if the order does more, nothing else moves the variable
+_MOST_ROWS = 12
+
+Values = dict[str, np.ndarray]
+
+
+class Batches(NamedTuple):
+    """First batches of an input_fn.
+
+    Attributes:
+        structure: (features, labels), or (features,), of a graph that is gone.
+        arrays: For each batch its components.
+    """
+
+    structure: Any
+    arrays: list[list[np.ndarray]]
+
+    def can_be_reversed(self) -> bool:
+        """Returns whether all parts are dense."""
+        parts = tf.nest.flatten(self.structure)
+        return all(isinstance(part, tf.Tensor) for part in parts)
+
+    def reversed(self) -> "Batches":
+        """Returns the batches with their examples in reverse order."""
+        arrays = [
+            [array[::-1] if array.ndim else array for array in batch]
+            for batch in self.arrays
+        ]
+        return Batches(self.structure, arrays)
+
+    def tensors(self) -> tuple:
+        """Returns (features, labels) of the next batch, in the default graph."""
+
+        def pack(batch):
+            flat = [tf.constant(array) for array in batch]
+            structure = tf.nest.map_structure(_without_static_rows, self.structure)
+            return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+
+        sets = [tf.data.Dataset.from_tensors(pack(batch)) for batch in self.arrays]
+        data = functools.reduce(lambda a, b: a.concatenate(b), sets)
+        iterator = tf.compat.v1.data.make_initializable_iterator(data)
+        tf.compat.v1.add_to_collection(
+            tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
+        )
+        features, *labels = iterator.get_next()
+        return features, labels[0] if labels else None
+
+
+def check_instead_of_training(reduction: str, updates: int) -> None:
+    """Makes the first `Estimator.train` of the process print a comparison, and exit.
+
+    Exit codes: 0 if the updates are equal up to rounding, 1 if not, 2 if the model_fn
+    is refused.
+
+    Args:
+        reduction: As for `microbatch_model_fn`.
+        updates: Number of updates to compare, >= 1.
+    """
+    kind = tf.compat.v1.estimator.Estimator
+
+    def train(estimator, input_fn, hooks, saving_listeners):
+        del hooks, saving_listeners
+        raise SystemExit(_check(estimator, input_fn, reduction, updates))
+
+    kind._train_model = train
+
+
+def _check(estimator, input_fn, reduction: str, updates: int) -> int:
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    batches = _first_batches(estimator, input_fn, updates)
+    sizes = [max(a.shape[0] for a in batch if a.ndim) for batch in batches.arrays]
+    counts = [count for count in _COUNTS if count <= min(sizes)]
+    with _without_dropout():
+        model_fn = functools.partial(_model_fn, estimator)
+        start, whole, drawn = _train(estimator, model_fn, batches)
+        orders = {}
+        if batches.can_be_reversed():
+            orders["order"] = _train(
+                estimator, model_fn, batches.reversed(), start
+            ).values
+        for count in counts:
+            cut = microbatch_model_fn(
+                model_fn, count, reduction=reduction, intercept_gradients=True
+            )
+            logging.getLogger("tensorflow.estimator_accum").setLevel(
+                logging.WARNING if count == counts[0] else logging.ERROR
+            )
+            try:
+                orders[f"in {count}"] = _train(estimator, cut, batches, start).values
+            except ValueError as refusal:
+                print(f"verdict: refused. {refusal}")
+                return 2
+    return _report(start, whole, orders, drawn)
+
+
+def _model_fn(estimator, features, labels, mode):
+    return estimator._call_model_fn(features, labels, mode, estimator.config)
+
+
+def _first_batches(estimator, input_fn, number: int) -> Batches:
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
+        estimator._create_and_assert_global_step(graph)
+        features, labels, hooks = estimator._get_features_and_labels_from_input_fn(
+            input_fn, tf.estimator.ModeKeys.TRAIN
+        )
+        structure = (features,) if labels is None else (features, labels)
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        arrays = []
+        with tf.compat.v1.train.SingularMonitoredSession(hooks=hooks) as session:
+            while len(arrays) < number and not session.should_stop():
+                arrays.append(session.run(flat))
+    return Batches(structure, arrays)
+
+
+class _Trained(NamedTuple):
+    start: Values
+    values: Values
+    drawn: list[str]
+
+
+def _train(
+    estimator, model_fn: Callable, batches: Batches, start: Values | None = None
+) -> _Trained:
+    """Trains on `batches`, from the values `start`; None takes the model's own."""
+    with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
+        tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
+        estimator._create_and_assert_global_step(graph)
+        features, labels = batches.tensors()
+        mode = tf.estimator.ModeKeys.TRAIN
+        spec = model_fn(features=features, labels=labels, mode=mode)
+        if estimator._warm_start_settings:
+            tf.compat.v1.train.warm_start(*estimator._warm_start_settings)
+        own = [h for h in spec.training_hooks if type(h).__name__ == "MicroBatchHook"]
+        variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
+        drawn = _random_operations(spec.loss)
+        with tf.compat.v1.train.SingularMonitoredSession(
+            hooks=own, scaffold=spec.scaffold
+        ) as session:
+            raw = session.raw_session()
+            if start is None:
+                start = raw.run(variables)
+            for name, value in start.items():
+                variables[name].load(value, raw)
+            for _ in batches.arrays:
+                session.run(spec.train_op)
+            return _Trained(start, raw.run(variables), drawn)
+
+
+def _random_operations(loss: tf.Tensor) -> list[str]:
+    """Returns names of operations that draw random numbers for `loss`."""
+    needed = ancestors([loss.op])
+    return sorted(each.name for each in needed if each.type.startswith("Random"))
+
+
+@contextlib.contextmanager
+def _without_dropout() -> Iterator[None]:
+    own = nn_ops._dropout
+    nn_ops._dropout = lambda x, *args, **kwargs: tf.convert_to_tensor(x)
+    try:
+        yield
+    finally:
+        nn_ops._dropout = own
+
+
+def _report(
+    start: Values, whole: Values, orders: dict[str, Values], drawn: list[str]
+) -> int:
+    """Prints the table and the verdict; returns the exit code."""
+    rows = []
+    for name, value in whole.items():
+        if not np.issubdtype(value.dtype, np.floating):
+            continue
+        moved = np.linalg.norm(value.astype(np.float64) - start[name])
+        if moved == 0:
+            moved = max(np.linalg.norm(value), 1.0)
+        differences = {
+            order: np.linalg.norm(values[name].astype(np.float64) - value) / moved
+            for order, values in orders.items()
+        }
+        order = differences.get("order", 0.0)
+        largest = max(d for way, d in differences.items() if way != "order")
+        excess = largest / max(_TOLERANCE, _ROUNDING * order)
+        excess = 0.0 if order > _ONLY_ROUNDING else max(excess, 1e-9)
+        rows.append((excess, name, differences))
+    rows.sort(reverse=True)
+    width = max(len(name) for _, name, _ in rows[:_MOST_ROWS])
+    print(
+        "  ".join(["variable".ljust(width), *(o.rjust(7) for o in orders), "verdict"])
+    )
+    for excess, name, differences in rows[:_MOST_ROWS]:
+        numbers = [f"{value:7.0e}" for value in differences.values()]
+        verdict = "DIFFERENT" if excess > 1 else "equal"
+        if excess == 0:
+            verdict = "only rounding moves it"
+        print("  ".join([name.ljust(width), *numbers, verdict]))
+    number = sum(excess > 1 for excess, *_ in rows)
+    if len(rows) > _MOST_ROWS:
+        print(f"... and {len(rows) - _MOST_ROWS} variables with smaller differences")
+    if drawn and any(excess > 1 or excess == 0 for excess, *_ in rows):
+        print(
+            f"verdict: undecided, for random numbers differ: {', '.join(drawn[:3])}. "
+            "Turn them off by the script's flags."
+        )
+        return 1
+    if number == 0:
+        print(f"verdict: equal up to rounding, all {len(rows)} variables")
+        return 0
+    print(
+        f"verdict: different, {number} of {len(rows)} variables. An update with "
+        "micro-batches is not that of the batch at once: look for batch normalization, "
+        "a loss that compares examples, or a loss that is not the mean over examples."
+    )
+    return 1

@@ -1,0 +1,163 @@
+"""`estimator-accum check` tells scripts that may be cut from those that may not."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.run._check import _report, check_instead_of_training
+from tests.helpers import legacy_runs
+from tests.helpers.microbatch_runs import hidden_layer, make_data, output_layer, spec_of
+
+v1 = tf.compat.v1
+
+
+def _input_fn():
+    features = {"x": make_data(48)[0]}
+    labels = make_data(48)[1]
+    data = tf.data.Dataset.from_tensor_slices((features, labels))
+    return data.shuffle(48).batch(16)
+
+
+def _model_fn(loss_of):
+    def model_fn(features, labels, mode):
+        hidden = hidden_layer(features["x"])
+        loss = loss_of(hidden, labels)
+        optimizer = v1.train.AdamOptimizer(0.01)
+        train_op = optimizer.minimize(loss, v1.train.get_global_step())
+        return spec_of(mode, loss, train_op)
+
+    return model_fn
+
+
+def _mean(hidden, labels):
+    return tf.reduce_mean(tf.square(output_layer(hidden) - labels))
+
+
+def _divided_by_a_constant(hidden, labels):
+    return tf.reduce_sum(tf.square(output_layer(hidden) - labels)) / 16.0
+
+
+def _normalized(hidden, labels):
+    return _mean(v1.layers.batch_normalization(hidden, training=True), labels)
+
+
+def _against_others(hidden, labels):
+    scores = tf.matmul(hidden, hidden * output_layer(hidden), transpose_b=True)
+    others = tf.nn.log_softmax(scores + 0.0 * labels)
+    return -tf.reduce_mean(tf.linalg.diag_part(others))
+
+
+def _dropped(hidden, labels):
+    return _mean(tf.nn.dropout(hidden, 0.5), labels)
+
+
+def _root(hidden, labels):
+    return tf.sqrt(_mean(hidden, labels))
+
+
+def _noisy(hidden, labels):
+    return _mean(hidden + 0.1 * tf.random.normal(tf.shape(hidden)), labels)
+
+
+@pytest.fixture
+def check(monkeypatch, capsys, tmp_path):
+    """Returns a function that gives (exit code, output) for a model_fn."""
+    kind = v1.estimator.Estimator
+
+    def run(model_fn, input_fn=_input_fn, reduction="auto") -> tuple[int, str]:
+        monkeypatch.setattr(kind, "_train_model", kind._train_model)
+        check_instead_of_training(reduction, 2)
+        estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+        with pytest.raises(SystemExit) as ended:
+            estimator.train(input_fn, max_steps=100)
+        assert not list(tmp_path.iterdir())
+        return ended.value.code, capsys.readouterr().out
+
+    return run
+
+
+_CHECKED = {
+    "mean": (_mean, "auto", 0, r"verdict: equal up to rounding, all \d+ variables$"),
+    "dropout": (_dropped, "auto", 0, r"verdict: equal up to rounding"),
+    "constant": (_divided_by_a_constant, "auto", 0, r"verdict: equal up to rounding"),
+    "constant_as_mean": (
+        _divided_by_a_constant,
+        "mean",
+        1,
+        r"\noutput/Adam .* DIFFERENT\n",
+    ),
+    "batch_normalization": (_normalized, "auto", 1, r"verdict: different, \d+ of \d+ "),
+    "in_batch_negatives": (_against_others, "auto", 1, r"\nhidden .* DIFFERENT\n"),
+    "root": (_root, "auto", 2, r"^verdict: refused\. A loss must be .*type Sqrt"),
+    "noise": (_noisy, "auto", 1, r"verdict: undecided, .*: random_normal/Ra"),
+}
+
+
+@pytest.mark.usefixtures("_loggers_as_before")
+@pytest.mark.parametrize("name", _CHECKED)
+def test_a_planted_mistake_is_found(name, check):
+    loss_of, reduction, expected, sentence = _CHECKED[name]
+    code, said = check(_model_fn(loss_of), reduction=reduction)
+    assert code == expected, said
+    assert re.search(sentence, said.rstrip())
+    if expected < 2:
+        columns = ["variable", "order", "in", "2", "in", "4", "in", "8", "verdict"]
+        assert said.splitlines()[0].split() == columns
+
+
+def test_what_rounding_alone_moves_is_not_called_different(capsys):
+    """A key's bias, say, which adds one number to all scores of a softmax."""
+    start = {"bias": np.zeros(2), "weights": np.zeros(2), "counts": np.array(3)}
+    whole = {"bias": np.ones(2), "weights": np.ones(2), "counts": np.array(4)}
+    order = whole | {"bias": np.full(2, 1.1)}
+    cut = whole | {"bias": np.full(2, 3.0)}
+    assert _report(start, whole, {"order": order, "in 2": cut}, []) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"\nbias +1e-01 +2e\+00  only rounding moves it\n", said)
+    assert said.endswith("equal up to rounding, all 2 variables\n")
+    cut["weights"] = np.full(2, 1.002)
+    assert _report(start, whole, {"order": order, "in 2": cut}, []) == 1
+    assert "verdict: different, 1 of 2" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_loggers_as_before")
+def test_sparse_features_are_compared(check):
+    def input_fn():
+        def sparse(features, labels):
+            return {"x": tf.sparse.from_dense(features["x"])}, labels
+
+        return _input_fn().map(sparse)
+
+    def model_fn(features, labels, mode):
+        x = tf.ensure_shape(tf.sparse.to_dense(features["x"]), [None, 5])
+        return _model_fn(_mean)({"x": x}, labels, mode)
+
+    code, said = check(model_fn, input_fn)
+    assert code == 0, said
+    assert said.split()[:3] == ["variable", "in", "2"]  # no other order
+
+
+def test_the_command_ends_where_training_would_begin(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, tensorflow as tf\n"
+        "def model_fn(features, labels, mode):\n"
+        "    w = tf.compat.v1.get_variable('w', initializer=0.0)\n"
+        "    loss = tf.reduce_mean(tf.square(w - features))\n"
+        "    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)\n"
+        "    step = tf.compat.v1.train.get_global_step()\n"
+        "    train_op = optimizer.minimize(loss, step)\n"
+        "    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)\n"
+        "def input_fn():\n"
+        "    x = tf.data.Dataset.range(int(sys.argv[1]))\n"
+        "    return x.map(lambda x: tf.cast(x, tf.float32)).batch(4)\n"
+        "tf.estimator.Estimator(model_fn, 'model').train(input_fn)\n"
+        "print('trained')\n"
+    )
+    command = ["-m", "estimator_accum", "check", "--updates=1", script, "8"]
+    done = legacy_runs.run_python(None, *command, cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    assert "trained" not in done.stdout
+    assert done.stdout.endswith("verdict: equal up to rounding, all 1 variables\n")
