@@ -171,6 +171,7 @@ def test_every_flag_in_the_pages_exists(flag):
     scripts = [
         *folder.parent.glob("scripts/**/*.py"),
         folder.parent / "bert_finetune/plan.py",
+        folder / "run/__main__.py",
     ]
     texts = [path.read_text() for path in scripts]
     rooms = (run_classifier.FLAGS, launch_local.FLAGS)

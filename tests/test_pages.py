@@ -104,12 +104,42 @@ def _write_legacy_script(folder):
     (folder / "legacy_script.py").write_text("import tensorflow as tf\ntf.estimator")
 
 
+def _write_scripts(folder):
+    """Writes a script with an Estimator, and one with a loop of its own."""
+    (folder / "train.py").write_text(
+        "import sys, tensorflow as tf\n"
+        "def model_fn(features, labels, mode):\n"
+        "    w = tf.compat.v1.get_variable('w', initializer=0.0)\n"
+        "    loss = tf.reduce_mean(tf.square(w - features))\n"
+        "    optimizer = tf.compat.v1.train.AdamOptimizer(0.1)\n"
+        "    step = tf.compat.v1.train.get_global_step()\n"
+        "    train_op = optimizer.minimize(loss, step)\n"
+        "    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)\n"
+        "def input_fn():\n"
+        "    numbers = tf.data.Dataset.range(128).map(lambda i: tf.cast(i, tf.float32))\n"
+        "    return numbers.batch(int(sys.argv[1].split('=')[1]))\n"
+        "tf.estimator.Estimator(model_fn, 'model').train(input_fn)\n"
+    )
+    (folder / "loop.py").write_text(
+        "import tensorflow.compat.v1 as tf\n"
+        "tf.disable_eager_execution()\n"
+        "w = tf.get_variable('w', initializer=1.0)\n"
+        "step = tf.train.get_or_create_global_step()\n"
+        "train_op = tf.train.AdamOptimizer(0.1).minimize(tf.square(w), step)\n"
+        "hooks = [tf.train.StopAtStepHook(2)]\n"
+        "with tf.train.MonitoredTrainingSession(hooks=hooks) as session:\n"
+        "    while not session.should_stop():\n"
+        "        session.run(train_op)\n"
+    )
+
+
 # What a page expects in its folder: another page's results, archives, a user's files.
 _THERE = {
     "bert": _write_bert_archives,
     "clusters": lambda folder: _write_mnist(folder / "mnist"),
     "distributed": lambda folder: _write_mnist(folder / "archives"),
     "housing_example": _write_housing,
+    "no_edit": _write_scripts,
     "performance": _write_cola,
     "today": _write_legacy_script,
     "whole_batches": _write_base_config,
@@ -200,6 +230,13 @@ def _model_fn(features, labels, mode):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+def _plain_model_fn(features, labels, mode):
+    loss = tf.reduce_mean(labels * tf.compat.v1.get_variable("weight", []))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
 def _input_fn():
     return tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1])))
 
@@ -214,6 +251,7 @@ _READERS = {
     ),
     "model_fn": lambda: {"feature_columns": [tf.feature_column.numeric_column("x")]},
     "whole_batches": lambda: _ESTIMATORS | {"config": None},
+    "no_edit": lambda: _ESTIMATORS | {"plain_model_fn": _plain_model_fn},
     "today": lambda: _ESTIMATORS,
     "reports": lambda: _ESTIMATORS | {"estimator": tf.estimator.Estimator(_model_fn)},
 }

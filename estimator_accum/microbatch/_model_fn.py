@@ -275,7 +275,7 @@ def _build_on_micro_batches(
 ):
     """Returns the staged batch, and a spec whose train op is only the update."""
     staged, spec = _stage_and_build(batch, build, features, labels, unedited)
-    if unedited is not None and batch.weight is None:
+    if unedited is not None:
         check_micro_ops(batch.micro_ops)
         return staged, spec
     if batch.weight is None or spec.train_op is None:

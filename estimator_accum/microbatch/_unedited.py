@@ -50,14 +50,17 @@ def build_unedited(batch: WholeBatch, build: Callable, reduction: str):
         spec = build()
         make_repeatable(batch.computed_twice)
     train_op = getattr(spec.train_op, "op", spec.train_op)
-    if batch.weight is not None and not interception.sums:
-        return spec  # it trains by this library, whose window the batch is
-    if batch.weight is not None or not interception.sums:
+    if batch.weight is not None:
         raise ValueError(
-            "A model_fn must train by gradients with respect to variables, from "
-            "optimizers of TensorFlow or of this library, not both. Received: "
-            f"{getattr(train_op, 'name', None)} as the train op"
-            f"{', and both' if interception.sums else ''}. Train without micro-batches."
+            "A model_fn whose gradients are intercepted must not accumulate by itself. "
+            f"Received: {train_op.name}, a train op of this library. Leave out "
+            "intercept_gradients=True, or run the script by itself."
+        )
+    if not interception.sums:
+        raise ValueError(
+            "A model_fn must train by gradients with respect to variables. Received: "
+            f"{getattr(train_op, 'name', None)} as the train op, and no call of "
+            "tf.gradients or an optimizer. Train without micro-batches."
         )
     interception.finish()
     losses = [spec.loss, *interception.losses]
