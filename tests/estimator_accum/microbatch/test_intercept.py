@@ -19,11 +19,13 @@ from tests.helpers.interception import (
 from tests.helpers.microbatch_runs import (
     embedding_layer,
     hidden_layer,
+    input_fn_of,
     make_data,
     make_model_fn,
     output_layer,
     plain,
     spec_of,
+    variables_of,
     word_columns,
     words_input_fn,
 )
@@ -47,7 +49,7 @@ def test_a_script_trains_as_with_the_batch_at_once(name):
     assert ours["global_step"] == 20
 
 
-@pytest.mark.parametrize("name", ["bert", "gan", "opennmt"])
+@pytest.mark.parametrize("name", ["bert", "gan", "tensor2tensor"])
 def test_a_script_that_runs_out_of_memory_trains_as_on_a_larger_machine(name):
     model_fn, input_fn = SCRIPTS[name]
     theirs, _ = train(model_fn, input_fn, 3)
@@ -583,3 +585,53 @@ def test_tensorflow_is_left_as_it_was():
         build(_model_fn(_mean, failing), _BATCH)
     build(_model_fn(_mean), _BATCH)
     assert before == (gradients_util._GradientsHelper, backprop.GradientTape.gradient)
+
+
+def test_two_replicas_train_as_with_their_batches_at_once(tmp_path):
+    """The update waits for both replicas' gradients, and so must what comes before."""
+
+    def make(loss):
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
+            gradients, variables = zip(
+                *v1.train.AdamOptimizer(0.01).compute_gradients(loss), strict=True
+            )
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.05)
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        pairs = zip(gradients, variables, strict=True)
+        return optimizer.apply_gradients(pairs, _step())
+
+    def trained(model_fn, folder):
+        with tf.Graph().as_default():  # eager creation needs two CPUs
+            strategy = tf.distribute.MirroredStrategy(
+                ["/cpu:0", "/cpu:1"],
+                cross_device_ops=tf.distribute.ReductionToOneDevice(),
+            )
+        session = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+        config = tf.estimator.RunConfig(
+            str(folder), train_distribute=strategy, session_config=session
+        )
+        estimator = tf.estimator.Estimator(model_fn, config=config)
+        estimator.train(input_fn_of(64, 16))
+        return variables_of(estimator)
+
+    model_fn = make_model_fn(make, embedding_layer)
+    theirs = trained(model_fn, tmp_path / "whole")
+    ours = trained(cut(model_fn), tmp_path / "cut")
+    assert theirs["global_step"] == 2
+    assert relative_difference(ours, theirs) <= 1e-6
+
+
+def test_the_forward_pass_runs_once_for_each_micro_batch():
+    sizes = []
+
+    def note(x):
+        sizes.append(len(x))
+        return x
+
+    def model_fn(features, labels, mode):
+        x = tf.numpy_function(note, [features["x"]], tf.float32)
+        x.set_shape([None, 5])
+        return _model_fn(_mean, _average_of_the_loss)({"x": x}, labels, mode)
+
+    train(cut(model_fn, 3), _BATCH, 2)
+    assert sizes == [6, 6, 4] * 2
