@@ -262,7 +262,7 @@ _EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py run
     "page",
     [name for name, text in documents.ALL.items() if documents.blocks(text, "python")],
 )
-def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -275,6 +275,22 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     if page == "keras":
         assert int(names["optimizer"].iterations.numpy()) == 2
         assert int(names["optimizer"].micro_steps.numpy()) == 0
+    if page == "whole_batch_loss":
+        _check_two_towers(names["__doc__"], capsys.readouterr().out)
+
+
+def _check_two_towers(description: str, printed: str) -> None:
+    """Fails unless the example is on the page, and trains as it says there."""
+    example = (ROOT / "examples" / "two_towers.py").read_text()
+    assert documents.blocks(documents.PAGES["whole_batch_loss"], "python") == [example]
+    assert example.startswith(f'"""{description}"""')
+    line = re.compile(r"(.+?) +found (.+)%, difference of a weight (.+)")
+    (shown,) = documents.blocks(documents.PAGES["whole_batch_loss"], "text")
+    names, found, differences = zip(*line.findall(printed), strict=True)
+    assert names == tuple(each[0] for each in line.findall(shown))
+    at_once, whole, own = map(float, found)
+    assert at_once == whole > own + 5
+    assert [float(each) < 1e-5 for each in differences] == [True, True, False]
 
 
 class _Read(Exception):

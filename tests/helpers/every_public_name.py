@@ -15,6 +15,7 @@ from estimator_accum import (
     microbatch_model_fn,
     recompute,
     watch_signals,
+    whole_batch_loss,
 )
 from estimator_accum.compat import enable_estimator
 from estimator_accum.compat.v1 import enable_v1
@@ -38,6 +39,7 @@ def model_fn(features: Any, labels: Any, mode: str) -> Any:
     features += tf.random.stateless_normal([1], micro_batch_seed("noise"))
     loss = tf.reduce_mean(features - labels)
     train_op = make_accumulating_train_op(loss, tf.compat.v1.train.AdamOptimizer(), 4)
+    loss += whole_batch_loss(features, tf.reduce_sum, across_replicas=True)
     mean = batch_mean(loss)
     number: int = len(get_windows())
     optimizer = AccumulatingOptimizer(tf.compat.v1.train.AdamOptimizer(), 4)

@@ -53,7 +53,8 @@ def _run(kind, folder, *rows) -> list[running.Done]:
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        ("mirrored", ()),  # a batch in which one replica has no examples
+        # A batch in which one replica has no examples.
+        pytest.param("mirrored", (), marks=pytest.mark.once),
         # One of two workers runs out of memory after the other has its outputs.
         ("multi_worker", (9, 2)),
     ],
