@@ -52,6 +52,7 @@ _DRAWS = {
 }
 
 
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
 def make_repeatable(tensors: list[tf.Tensor]) -> None:
     """Makes `tensors` the same whenever they are computed from one micro-batch.
 
@@ -78,6 +79,7 @@ def make_repeatable(tensors: list[tf.Tensor]) -> None:
             )
 
 
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
 def check_not_written(tensors: list[tf.Tensor], micro_ops: list[tf.Operation]) -> None:
     """Raises ValueError if `micro_ops` write to variables that `tensors` need."""
     if not tensors:

@@ -33,6 +33,7 @@ _ONE_ROW = (
 )
 
 
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
 def whole_batch_loss(
     outputs: Any,
     loss_fn: Callable[[Any], tf.Tensor],
