@@ -1,8 +1,10 @@
-"""Operations that run twice in a batch, and must give the same result both times.
+"""Operations that run twice in a batch must give the same result both times.
 
-random numbers         drawn anew by a stateless operation, seeded by the micro-batch
-variables, tables      read; who writes to them in between is refused
-other operations       with state are refused: they would change it twice
+    random numbers       drawn by a stateless operation instead, seeded by micro-batch
+    variables, tables    read; whoever writes to them in between is refused
+    others with state    refused
+
+What an operation calls, such as the branches of a tf.cond, is looked into.
 """
 
 from collections.abc import Iterable
@@ -33,22 +35,13 @@ _HARMLESS = {
     *("StatelessRandomGetAlg", "GuaranteeConst"),
 }
 _CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
+# What draws random numbers, with the names of its inputs for what takes its place.
 _DRAWS = {
-    "RandomUniform": lambda operation, seed, dtype: tf.random.stateless_uniform(
-        operation.inputs[0], seed, dtype=dtype
-    ),
-    "RandomStandardNormal": lambda operation, seed, dtype: tf.random.stateless_normal(
-        operation.inputs[0], seed, dtype=dtype
-    ),
-    "TruncatedNormal": lambda operation, seed, dtype: (
-        tf.random.stateless_truncated_normal(operation.inputs[0], seed, dtype=dtype)
-    ),
-    "RandomUniformInt": lambda operation, seed, dtype: tf.random.stateless_uniform(
-        *(operation.inputs[0], seed, operation.inputs[1], operation.inputs[2], dtype)
-    ),
-    "Multinomial": lambda operation, seed, dtype: tf.random.stateless_categorical(
-        operation.inputs[0], operation.inputs[1], seed, dtype
-    ),
+    "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
+    "RandomUniformInt": (tf.random.stateless_uniform, ["shape", "minval", "maxval"]),
+    "RandomStandardNormal": (tf.random.stateless_normal, ["shape"]),
+    "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
+    "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
 
 
@@ -108,10 +101,12 @@ def is_draw(operation: tf.Operation) -> bool:
 def _draw_by_micro_batch(operation: tf.Operation) -> None:
     (drawn,) = operation.outputs
     consumers = drawn.consumers()
+    draw, names = _DRAWS[operation.type]
+    inputs = dict(zip(names, operation.inputs, strict=True))
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
     with tf.control_dependencies(None), tf.device(operation.device):
         seed = micro_batch_seed("/".join(map(str, (operation.name, *seeds))))
-        replacement = _DRAWS[operation.type](operation, seed, drawn.dtype)
+        replacement = draw(**inputs, seed=seed, dtype=drawn.dtype)
     replacement.set_shape(drawn.shape)
     for consumer in consumers:
         for index, tensor in enumerate(consumer.inputs):

@@ -64,7 +64,9 @@ def loss_fn(outputs) -> tf.Tensor:
     with v1.variable_scope("", reuse=True):
         scale = v1.get_variable("scale")
     logits = tf.exp(scale) * tf.matmul(outputs[0], outputs[1], transpose_b=True)
-    own = tf.range(tf.shape(logits)[0])
+    rows = tf.shape(logits)[0]
+    with tf.control_dependencies([tf.debugging.assert_positive(rows)]):
+        own = tf.range(rows)
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
     )

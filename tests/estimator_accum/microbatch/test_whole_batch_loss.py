@@ -14,6 +14,10 @@ from estimator_accum import (
     whole_batch_loss,
 )
 from estimator_accum._kinds import current_batch
+from estimator_accum.microbatch._count import FixedCount
+from estimator_accum.microbatch._evaluation import UntrainedBatch
+from estimator_accum.microbatch._runner import BatchRunner, ReplicaBatch
+from estimator_accum.microbatch._staging import stage
 from tests.helpers.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -176,7 +180,7 @@ def test_variables_in_loss_fn_and_a_regularizer_get_their_gradients():
         queue = v1.get_variable("queue", initializer=[[2.0] * 4] * 3, trainable=False)
 
         def loss_fn(outputs):
-            return _info_nce(outputs, scale * squared) + tf.reduce_mean(
+            return _info_nce(outputs, scale * squared + root) + tf.reduce_mean(
                 tf.matmul(outputs[0], queue, transpose_b=True)
             )
 
@@ -495,6 +499,29 @@ def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(redu
             losses = [session.run(spec.loss) for _ in _SIZES]
     np.testing.assert_allclose(losses, _losses_at_the_start(), rtol=1e-6)
     assert [len(each.after) for each in passes] == [1]
+
+
+def test_a_replica_that_has_never_had_examples_evaluates_none():
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.get_or_create_global_step()
+        replicas = []
+        for sizes in ((4,), (0,)):
+            window = UntrainedBatch("mean")
+            with tf.device("/cpu:0"):
+                staged = stage({"features": _next_batch(sizes)[0]}, window)
+            with (
+                window.as_current(),
+                v1.variable_scope("", reuse=tf.compat.v1.AUTO_REUSE),
+            ):
+                loss = whole_batch_loss(_towers(staged.sliced["features"]), _info_nce)
+            window.micro_ops.append(loss.op)
+            window.empty_ops = window.micro_ops  # as in evaluations
+            replicas.append(ReplicaBatch(window, staged, None))
+        runner = BatchRunner(replicas, FixedCount(2), None)
+        runner.begin()
+        session.run(v1.global_variables_initializer())
+        runner.initialize(session)
+        runner.run(session, "batch 1")
 
 
 def _losses_at_the_start() -> list[float]:
