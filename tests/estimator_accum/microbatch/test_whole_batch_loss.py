@@ -255,7 +255,7 @@ def test_outputs_are_tensors_of_any_dtype_in_any_structure():
 
 @pytest.mark.once
 def test_several_losses_and_train_ops_share_the_passes():
-    sizes = []
+    sizes, passes = [], []
 
     def model_fn(features, labels, mode):
         query, document = _towers(features)
@@ -264,6 +264,7 @@ def test_several_losses_and_train_ops_share_the_passes():
         second = whole_batch_loss(
             query, lambda q: tf.reduce_mean(tf.matmul(q, q, False, True))
         )
+        passes.append(current_batch() and current_batch().earlier_passes)
         variables = v1.trainable_variables()
         sgd = v1.train.GradientDescentOptimizer(0.1)
         train_ops = [
@@ -278,6 +279,8 @@ def test_several_losses_and_train_ops_share_the_passes():
     sizes.clear()
     _assert_same(_Run(model_fn, 4), theirs)
     assert len(sizes) == 2 * (4 + 4 + 3)
+    (first,) = passes[-1]
+    assert len(first.after) == 2 + 3  # losses, and gradients of outputs
     _assert_same(_Run(model_fn, 1), theirs)
 
 
