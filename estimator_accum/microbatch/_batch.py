@@ -87,6 +87,7 @@ class WholeBatch(Kind):
             op is made.
         earlier_passes: Passes before the one of `micro_ops`, in their order.
         computed_twice: Tensors that an earlier pass computes too.
+        means: Operations of losses that `reduction="auto"` takes for means.
         micro_ops: Operations that run with every micro-batch.
         fetches: Tensors that are fetched with every micro-batch.
         fed: Scalars of the micro-batch with whose values for the batch the train op is
@@ -114,6 +115,7 @@ class WholeBatch(Kind):
         self.weight = None
         self.earlier_passes = []
         self.computed_twice = []
+        self.means = set()
         self.micro_ops = []
         self.fetches = []
         self.fed = []

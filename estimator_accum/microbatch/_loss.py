@@ -85,6 +85,8 @@ class Losses:
 
     def _kind(self, operation: tf.Operation, of_batch: set) -> str | None:
         """Returns "mean", "sum", or None if it is unknown or neither."""
+        if operation in self._batch.means:
+            return "mean"
         if operation.type == "Mean":
             is_scaled = _has_scalar_factor(operation.inputs[0].op, of_batch)
             return None if is_scaled or _is_selection(operation) else "mean"

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from estimator_accum._checks import check_loss
 from estimator_accum._graph import ancestors, run_either
-from estimator_accum._kinds import current_batch, set_current_batch
+from estimator_accum._kinds import current_batch, own_gradients, set_current_batch
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._gather import gather, make_exchange
 from estimator_accum.microbatch._graph import path_to, variable_of, written_by
@@ -113,6 +113,7 @@ def whole_batch_loss(
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
             value, *_ = tf.identity_n([value, *sources])
     setattr(value.op, _ATTRIBUTE, made)
+    batch.means.add(value.op)
     batch.computed_twice += tensors
     return value
 
@@ -156,7 +157,7 @@ class _Loss:
             arrived: The gradient of the loss, a scalar.
         """
         if self._derived is None:  # once, also if there are several train ops
-            with tf.control_dependencies(None):
+            with tf.control_dependencies(None), own_gradients():
                 self._derived = self._derive()
         is_sum = self._batch.reduction == "sum"
         scaled = []
@@ -262,7 +263,7 @@ def _make(
 def _first_pass(batch: WholeBatch, is_joint: bool) -> Pass:
     """Returns the pass that collects outputs; all losses of a kind share it."""
     for each in batch.earlier_passes:
-        if each.is_joint == is_joint:
+        if each.is_joint == is_joint and (is_joint or each.done):
             return each
     first = Pass(is_joint=is_joint)
     if is_joint:

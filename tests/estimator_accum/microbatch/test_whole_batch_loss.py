@@ -284,6 +284,32 @@ def test_several_losses_and_train_ops_share_the_passes():
     _assert_same(_Run(model_fn, 1), theirs)
 
 
+@pytest.mark.parametrize("reduction", ["auto", "mean"])
+def test_a_model_fn_with_an_optimizer_of_its_own_trains_too(reduction):
+    def model_fn(features, labels, mode):
+        towers = _towers(features)
+        weight = tf.cast(labels + 1, tf.float32)
+        mean = tf.reduce_sum(weight * towers[0][:, 0]) / tf.reduce_sum(weight)
+        sgd = v1.train.GradientDescentOptimizer(0.1)
+        variables = v1.trainable_variables()
+        # The divisor of the whole batch takes a pass before, too.
+        first = sgd.compute_gradients(mean, variables) if reduction == "auto" else []
+        loss = whole_batch_loss(towers, _info_nce)
+        pairs = sgd.compute_gradients(loss, variables)
+        if first:
+            pairs = [
+                (a + (0 if b is None else b), variable)
+                for (a, variable), (b, _) in zip(pairs, first, strict=True)
+            ]
+        train_op = sgd.apply_gradients(pairs, v1.train.get_global_step())
+        return spec_of(mode, loss, train_op)
+
+    options = {"intercept_gradients": True, "reduction": reduction}
+    theirs = _Run(model_fn)
+    for micro_batches in (1, 4):
+        _assert_same(_Run(model_fn, micro_batches, **options), theirs)
+
+
 @pytest.mark.once
 def test_recomputed_towers_are_those_of_the_batch_at_once():
     def outputs(features, labels, towers):
