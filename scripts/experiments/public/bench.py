@@ -38,6 +38,7 @@ def begin() -> pathlib.Path:
     parser.add_argument("--last_weights", type=pathlib.Path, required=True)
     parser.add_argument("--errors", type=int)
     parser.add_argument("--without_errors", action="store_true")
+    parser.add_argument("--in_reverse", action="store_true")
     flags = parser.parse_args()
     flags.output_dir.mkdir(parents=True, exist_ok=True)
     memory = None
@@ -52,6 +53,8 @@ def begin() -> pathlib.Path:
             estimator._config._tf_random_seed = 1
         if memory is not None:
             estimator._model_fn = memory.limit(estimator._model_fn)
+        if flags.in_reverse:
+            estimator._model_fn = in_reverse(estimator._model_fn)
         weights = Weights(flags.first_weights, flags.last_weights)
         hooks = [*(hooks or []), weights]
         own(estimator, input_fn, hooks, *arguments, **options)
@@ -162,32 +165,62 @@ class Memory:
 
     def limit(self, model_fn):
         """Returns `model_fn` with this memory."""
-        names = function_utils.fn_args(model_fn)
 
-        def limited(features, labels, mode, **others):
-            given = {"features": features, "mode": mode, **others}
-            if mode != v1.estimator.ModeKeys.TRAIN:
-                given["labels"] = labels
-                return model_fn(**{name: given[name] for name in names})
-            size = tf.shape(tf.nest.flatten(features, expand_composites=True)[0])
+        def begin(tensors):
+            size = tf.shape(tf.nest.flatten(tensors, expand_composites=True)[0])
             with tf.control_dependencies([self._op("begin", size)]):
-                given |= tf.nest.map_structure(
-                    lambda x: None if x is None else tf.identity(x),
-                    {"features": features, "labels": labels},
-                    expand_composites=True,
-                )
-            spec = model_fn(**{name: given[name] for name in names})
-            with tf.control_dependencies([spec.loss]):
-                end = self._op("end", size)
-            return spec._replace(train_op=tf.group(spec.train_op, end))
+                tensors = _mapped(tf.identity, tensors)
+            return tensors, size
 
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        names_of_all = dict.fromkeys(["features", "labels", "mode", *names])
-        limited.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, kind) for name in names_of_all]
-        )
-        return limited
+        def end(spec, size):
+            with tf.control_dependencies([spec.loss]):
+                last = self._op("end", size)
+            return spec._replace(train_op=tf.group(spec.train_op, last))
+
+        return _around(model_fn, begin, end)
 
     def _op(self, where: str, size: tf.Tensor) -> tf.Tensor:
         """Returns an operation of each micro-batch, because it reads its size."""
         return tf.numpy_function(lambda _: self._may_fail(where), [size], tf.float32)
+
+
+def in_reverse(model_fn):
+    """Returns `model_fn` with the examples of each batch in reverse order."""
+
+    def begin(tensors):
+        return _mapped(lambda x: tf.reverse(x, [0]), tensors), None
+
+    return _around(model_fn, begin, lambda spec, _: spec)
+
+
+def _around(model_fn, begin, end):
+    """Returns a model_fn that does something before and after `model_fn` in training.
+
+    Args:
+        model_fn: The model_fn.
+        begin: Function of (features, labels); returns what replaces them, and a value.
+        end: Function of the EstimatorSpec and that value; returns what replaces it.
+    """
+    names = function_utils.fn_args(model_fn)
+
+    def around(features, labels, mode, **others):
+        state = None
+        if mode == v1.estimator.ModeKeys.TRAIN:
+            (features, labels), state = begin((features, labels))
+        given = {"features": features, "labels": labels, "mode": mode, **others}
+        spec = model_fn(**{name: given[name] for name in names})
+        return end(spec, state) if mode == v1.estimator.ModeKeys.TRAIN else spec
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    all_names = dict.fromkeys(["features", "labels", "mode", *names])
+    around.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, kind) for name in all_names]
+    )
+    return around
+
+
+def _mapped(function, tensors):
+    """Returns `tensors` after `function`, which is not called for None."""
+    return tf.nest.map_structure(
+        lambda x: None if x is None else function(x), tensors, expand_composites=True
+    )

@@ -153,12 +153,12 @@ def lists() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((features, labels)).batch(bench.BATCH)
 
 
-def images() -> tf.data.Dataset:
-    """Returns batches of noise, and of images of 28 x 28 pixels."""
+def noise_and_examples() -> tf.data.Dataset:
+    """Returns batches of noise, and of what a GAN is to imitate."""
     chance = np.random.default_rng(0)
     noise = chance.normal(size=[_EXAMPLES, 16]).astype(np.float32)
-    pixels = chance.uniform(-1, 1, [_EXAMPLES, 28, 28, 1]).astype(np.float32)
-    return tf.data.Dataset.from_tensor_slices((noise, pixels)).batch(bench.BATCH)
+    examples = chance.uniform(-1, 1, [_EXAMPLES, 12]).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((noise, examples)).batch(bench.BATCH)
 
 
 def write_text(folder: pathlib.Path) -> tuple[str, str]:

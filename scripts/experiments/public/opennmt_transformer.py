@@ -3,9 +3,13 @@
 import bench
 import made_data
 import removed
+import tensorflow as tf
+
+v1 = tf.compat.v1
 
 output_dir = bench.begin()
 removed.add_estimator("util")
+v1.nest.is_sequence = v1.nest.is_nested
 
 import opennmt
 from opennmt.runner import Runner
@@ -33,7 +37,7 @@ config = {
     },
     "params": {
         "optimizer": "AdamOptimizer",
-        "learning_rate": 2.0,
+        "learning_rate": 0.2,
         "clip_gradients": 1.0,
         "decay_type": "noam_decay_v2",
         "decay_params": {"model_dim": 16, "warmup_steps": 10},

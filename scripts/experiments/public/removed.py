@@ -72,9 +72,9 @@ def decode(potentials, transition_params, sequence_length):
         after = total[:, :, None] + transition_params + potentials[:, i, None, :]
         same = tf.zeros_like(total, tf.int32) + tf.range(total.shape[1])
         is_inside = tf.broadcast_to(mask[:, i, None], tf.shape(total))
-        back.append(tf.where(is_inside, tf.argmax(after, 1, tf.int32), same))
+        back.append(tf.where(is_inside, tf.argmax(after, 1, output_type=tf.int32), same))
         total = tf.where(is_inside, tf.reduce_max(after, 1), total)
-    tags = [tf.argmax(total, 1, tf.int32)]
+    tags = [tf.argmax(total, 1, output_type=tf.int32)]
     for pointers in reversed(back):
         tags.insert(0, tf.gather(pointers, tags[0], batch_dims=1))
     return tf.stack(tags, 1) * tf.cast(mask, tf.int32), tf.reduce_max(total, 1)
