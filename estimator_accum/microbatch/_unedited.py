@@ -62,6 +62,13 @@ def build_unedited(batch: WholeBatch, build: Callable, reduction: str):
             f"{getattr(train_op, 'name', None)} as the train op, and no call of "
             "tf.gradients or an optimizer. Train without micro-batches."
         )
+    if not interception.sums.keys() & ancestors([train_op]):
+        raise ValueError(
+            "The train op must use the gradients: nothing else has a micro-batch, such "
+            f"as operations that a hook runs. Received: {train_op.name}, which needs "
+            "none of them. Put all updates into the train op, or train without "
+            "micro-batches."
+        )
     interception.finish()
     losses = [spec.loss, *interception.losses]
     losses += tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)

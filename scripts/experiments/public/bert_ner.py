@@ -13,8 +13,9 @@ removed.add_module(
     xavier_initializer=v1.glorot_uniform_initializer,
 )
 
-from bert_base.train import bert_lstm_ner, train_helper
 import sys
+
+from bert_base.train import bert_lstm_ner, train_helper
 
 data = made_data.write_tagged(output_dir / "data")
 sys.argv[1:] = [

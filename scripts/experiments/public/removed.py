@@ -28,7 +28,9 @@ def add_module(name: str, **members) -> None:
 def add_estimator(*names: str) -> None:
     """Makes modules of tensorflow.python.estimator those of tensorflow_estimator."""
     for name in names:
-        module = importlib.import_module(f"tensorflow_estimator.python.estimator.{name}")
+        module = importlib.import_module(
+            f"tensorflow_estimator.python.estimator.{name}"
+        )
         full = f"tensorflow.python.estimator.{name}"
         add_module(full.rpartition(".")[0])
         sys.modules[full] = module
@@ -53,7 +55,9 @@ def log_likelihood(inputs, tag_indices, sequence_lengths, transition_params):
     mask = tf.sequence_mask(sequence_lengths, length, tf.float32)
     one_hot = tf.one_hot(tag_indices, tags)  # [B, T, N]
     score = tf.reduce_sum(mask[:, :, None] * one_hot * inputs, [1, 2])
-    pairs = tf.einsum("bti,ij,btj->bt", one_hot[:, :-1], transition_params, one_hot[:, 1:])
+    pairs = tf.einsum(
+        "bti,ij,btj->bt", one_hot[:, :-1], transition_params, one_hot[:, 1:]
+    )
     score += tf.reduce_sum(mask[:, 1:] * pairs, 1)
     total = inputs[:, 0]  # [B, N]
     for i in range(1, length):
@@ -72,7 +76,9 @@ def decode(potentials, transition_params, sequence_length):
         after = total[:, :, None] + transition_params + potentials[:, i, None, :]
         same = tf.zeros_like(total, tf.int32) + tf.range(total.shape[1])
         is_inside = tf.broadcast_to(mask[:, i, None], tf.shape(total))
-        back.append(tf.where(is_inside, tf.argmax(after, 1, output_type=tf.int32), same))
+        back.append(
+            tf.where(is_inside, tf.argmax(after, 1, output_type=tf.int32), same)
+        )
         total = tf.where(is_inside, tf.reduce_max(after, 1), total)
     tags = [tf.argmax(total, 1, output_type=tf.int32)]
     for pointers in reversed(back):

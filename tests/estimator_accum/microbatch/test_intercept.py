@@ -495,6 +495,11 @@ def _both(loss):
     )
 
 
+def _by_a_hook(loss):
+    plain("sgd")(loss)  # a hook runs it
+    return _step().assign_add(1).op
+
+
 _REFUSED = {
     "loop": (_loop, r"made inside of tf\.cond, tf\.while_loop .*Make the loss outside"),
     "second_order": (_second_order, r"must not be computed of what is .* hidden\. "),
@@ -503,6 +508,7 @@ _REFUSED = {
     "kept_examples": (_kept_examples, r"must not write .* Received: kept, written by "),
     "both": (_both, r"must not accumulate by itself\. Received: .*, a train op of thi"),
     "nothing": (lambda loss: _step().assign_add(1).op, r"must train by gradients .*"),
+    "by_a_hook": (_by_a_hook, r"must use the gradients: .*, which needs none of them"),
 }
 
 

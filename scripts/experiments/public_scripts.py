@@ -1,0 +1,443 @@
+"""Trains public scripts cut into micro-batches and uncut, and compares the weights.
+
+Fetches ten training scripts of nine public repositories from PyPI, in pinned versions
+with pinned hashes, into --work_dir, and lets each train 20 updates, as TensorFlow 1
+code: with whole batches, with `estimator_accum.run --micro_batches=4`, and with whole
+batches whose examples are in reverse order, which shows what rounding does. Their texts
+stay as they are. Each is started by a driver in scripts/experiments/public, with a
+small model and made-up data, without dropout. Prints a Markdown table; a difference is
+
+    max |cut - whole| / max |whole|
+
+of one weight, and the largest is shown. Weights whose gradient is zero but for rounding
+are left out. Exit code 1 if a script fails, or a difference is above 2e-5.
+
+With --errors=N memory runs out N times in all, in four of them: at the begin or end of
+some micro-batch, after which the batch is retried in twice as many. Then the weights
+must be those of a run without errors cut alike, to the bit.
+
+    python scripts/experiments/public_scripts.py --work_dir=public
+    python scripts/experiments/public_scripts.py --work_dir=public --errors=200
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from typing import NamedTuple
+
+if __name__ == "__main__":  # a clone runs without installation
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+
+import numpy as np
+
+from estimator_accum.runs.command_line import (
+    FetchError,
+    OneSentenceParser,
+    exit_code_of,
+)
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_DRIVERS = pathlib.Path(__file__).resolve().parent / "public"
+_BOUND = 2e-5
+_UPDATES = 20
+_DEADLINE_SECS = 900
+_LINES = 15  # of a failing script's log
+_MOST_ERRORS = 80  # of a script: 4 in each update halve 32 examples to 1
+_DISTURBED = ("bert_classifier", "deepctr_wide_deep", "opennmt_transformer", "tfgan")
+
+_HASHES = {
+    "albert-tensorflow==1.1": (
+        "36ba735b95112597484c082bfa019bbf5b2e513a63627dce4949fdc43a67ba22"
+    ),
+    "arabert==1.0.1": (
+        "4d8cb74cba070821cd727dd0e07b0de07728a8ffe5810b3be89da4bae3618e3c"
+    ),
+    "bert-base==0.0.9": (
+        "2a806924203ac4de32cb2201c00ed15b6ae31b3ea541400a86ada4a15acc681a"
+    ),
+    "bert-tensorflow==1.0.1": (
+        "3f35ada6769f91e88c69b11b24fde7ff2d61a9d8b3c2a29229c1fdaee50354a0"
+    ),
+    "deepctr==0.9.3": (
+        "f28dc81c0aca2d61dff17ef53babe14f898bf314918661462b1f5f3a9e77f328"
+    ),
+    "OpenNMT-tf==1.25.3": (
+        "21cbd041b91493663c35a7e3768478f83b99d9a2d1aca90d5396880505358413"
+    ),
+    "tensor2tensor==1.15.7": (
+        "26ef986c2b9f45bdefa4218229f33f2992e4d9df84f8939d41481cdaa8444392"
+    ),
+    "tensorflow-gan==2.1.0": (
+        "a6869fc145c9df55bc337f255d7d27c2a36f5bed58507dde7bd9de5cfc2a9421"
+    ),
+    "tensorflow-ranking==0.3.3": (
+        "a2ffbe242132d767150ca5bc8840c676764fcc7f34d7f7b198edba069583c8f0"
+    ),
+}
+# What the scripts import beside TensorFlow.
+_LIBRARIES = (
+    "cloudpickle==3.0.0",
+    "decorator==5.1.1",
+    "dm-tree==0.1.8",
+    "pyyaml==6.0.2",
+    "tensorflow-probability==0.23.0",
+)
+
+
+class Project(NamedTuple):
+    """A public script.
+
+    Attributes:
+        repository: Where it is developed.
+        script: What of it trains.
+        package: What to fetch from PyPI.
+        optimizer: Its optimizer.
+        clipping: How it clips gradients.
+        left_out: Elements whose gradient is zero, by patterns of weights' names.
+    """
+
+    repository: str
+    script: str
+    package: str
+    optimizer: str
+    clipping: str
+    left_out: dict[str, slice]
+
+
+# Attention's weights do not change when all scores of a query grow by one number.
+_KEYS = {"attention.*/key/bias$": slice(None)}
+PROJECTS = {
+    "bert_classifier": Project(
+        "google-research/bert",
+        "run_classifier.py",
+        "bert-tensorflow==1.0.1",
+        "AdamWeightDecay",
+        "global norm",
+        _KEYS,
+    ),
+    "bert_pretraining": Project(
+        "google-research/bert",
+        "run_pretraining.py",
+        "bert-tensorflow==1.0.1",
+        "AdamWeightDecay",
+        "global norm",
+        _KEYS,
+    ),
+    "albert_pretraining": Project(
+        "google-research/albert",
+        "run_pretraining.py's model_fn",
+        "albert-tensorflow==1.1",
+        "LAMB",
+        "global norm",
+        _KEYS,
+    ),
+    "electra_finetuning": Project(
+        "aub-mind/arabert (google-research/electra)",
+        "run_finetuning.py's model_fn",
+        "arabert==1.0.1",
+        "AdamWeightDecay, a rate for each layer",
+        "global norm",
+        _KEYS,
+    ),
+    "bert_ner": Project(
+        "macanv/BERT-BiLSTM-CRF-NER",
+        "bert_lstm_ner.py",
+        "bert-base==0.0.9",
+        "AdamWeightDecay",
+        "global norm",
+        _KEYS,
+    ),
+    "t2t_adafactor": Project(
+        "tensorflow/tensor2tensor",
+        "adafactor.py",
+        "tensor2tensor==1.15.7",
+        "Adafactor",
+        "each update's RMS",
+        {},
+    ),
+    "ranking_groupwise": Project(
+        "tensorflow/ranking",
+        "make_groupwise_ranking_fn",
+        "tensorflow-ranking==0.3.3",
+        "Adagrad",
+        "global norm",
+        # A softmax over scores, likewise.
+        {"group_score/dense_1/bias$": slice(None)},
+    ),
+    "deepctr_wide_deep": Project(
+        "shenweichen/DeepCTR",
+        "WDLEstimator",
+        "deepctr==0.9.3",
+        "Ftrl and Adagrad",
+        "none",
+        {},
+    ),
+    "opennmt_transformer": Project(
+        "OpenNMT/OpenNMT-tf",
+        "Runner, Transformer",
+        "OpenNMT-tf==1.25.3",
+        "Adam",
+        "global norm",
+        # Queries, keys and values of 16 units each; or keys and values.
+        {
+            "multi_head/conv1d/bias$": slice(16, 32),
+            "multi_head/conv1d_1/bias$": slice(0, 16),
+        },
+    ),
+    "tfgan": Project(
+        "tensorflow/gan",
+        "gan_model, gan_loss",
+        "tensorflow-gan==2.1.0",
+        "Adam and Adam",
+        "none",
+        {},
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(__doc__)
+    parser.add_folder("work_dir", "folder for packages and runs", required=True)
+    parser.add_argument(
+        "--scripts", default=",".join(PROJECTS), help="names, by commas (default: all)"
+    )
+    parser.add_argument(
+        "--errors", type=int, metavar="N", help="errors of memory, in four scripts"
+    )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: compare(flags))
+
+
+def compare(flags: argparse.Namespace) -> int:
+    """Prints the table; returns 1 if a script fails or a weight differs."""
+    names = flags.scripts.split(",")
+    unknown = [name for name in names if name not in PROJECTS]
+    if unknown:
+        raise ValueError(
+            f"`--scripts` must be among {', '.join(PROJECTS)}. "
+            f"Received: {', '.join(unknown)}. Leave it out for all of them."
+        )
+    if flags.errors is not None:
+        names = [name for name in names if name in _DISTURBED]
+        if not names or not 1 <= flags.errors <= _MOST_ERRORS * len(names):
+            raise ValueError(
+                f"`--errors` must be from 1 to {_MOST_ERRORS} for each of "
+                f"{', '.join(_DISTURBED)} among `--scripts`. Received: {flags.errors}, "
+                f"and {len(names)} of them. Use 200 with all of them."
+            )
+    work_dir = flags.work_dir.resolve()
+    fetch(work_dir, {PROJECTS[name].package for name in names})
+    versions = f"TensorFlow {importlib.metadata.version('tensorflow')}, Python "
+    print(f"{versions}{platform.python_version()}, {datetime.date.today()}\n")
+    if flags.errors is None:
+        head = ["script", "optimizer", "clipping", "in 4", "in reverse", "verdict"]
+        rows = [_difference_row(name, work_dir) for name in names]
+    else:
+        head = ["script", "errors of memory", "same weights", "verdict"]
+        shares = [
+            flags.errors * (i + 1) // len(names) - flags.errors * i // len(names)
+            for i in range(len(names))
+        ]
+        pairs = zip(names, shares, strict=True)
+        rows = [_errors_row(name, work_dir, share) for name, share in pairs]
+    for row in [head, ["---"] * len(head), *rows]:
+        print(f"| {' | '.join(row)} |")
+    return 0 if all(row[-1] == "yes" for row in rows) else 1
+
+
+def fetch(work_dir: pathlib.Path, packages: set[str]) -> None:
+    """Fetches packages to `work_dir`: scripts without pip's traces, and libraries.
+
+    Modules beside which pip has left its traces count as installed, and are not run as
+    TensorFlow 1 code.
+
+    Raises:
+        FetchError: If a package cannot be fetched, or has another hash.
+    """
+    downloads = work_dir / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    listed = downloads / "requirements.txt"
+    lines = [f"{each} --hash=sha256:{_HASHES[each]}\n" for each in sorted(packages)]
+    listed.write_text("".join(lines))
+    whatever = ["--no-deps", "--only-binary=:all:", "--quiet"]
+    _pip(
+        *("download", "--require-hashes", "--ignore-requires-python", *whatever),
+        *("--dest", downloads, "--requirement", listed),
+    )
+    shutil.rmtree(work_dir / "scripts", ignore_errors=True)
+    for wheel in downloads.glob("*.whl"):
+        extract(wheel, work_dir / "scripts")
+    libraries = work_dir / "libraries"
+    if not libraries.exists():
+        _pip("install", *whatever, "--target", libraries, *_LIBRARIES)
+
+
+def extract(wheel: pathlib.Path, folder: pathlib.Path) -> None:
+    """Extracts a wheel's modules, and nothing else of it."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if not name.partition("/")[0].endswith((".dist-info", ".data")):
+                archive.extract(name, folder)
+
+
+def _pip(*arguments) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise FetchError(
+            "Packages must be on PyPI with the hashes of this script. "
+            f"Received: {done.stderr.strip()[-500:]}."
+        )
+
+
+def _difference_row(name: str, work_dir: pathlib.Path) -> list[str]:
+    project, folder = PROJECTS[name], _new_folder(work_dir, name)
+    row = [_title(project), project.optimizer, project.clipping]
+    whole = _run(name, folder, "whole")
+    cut = _run(name, folder, "cut", "--micro_batches=4")
+    reverse = _run(name, folder, "reverse", driver_flags=["--in_reverse"])
+    if whole is None or cut is None or reverse is None:
+        return [*row, "-", "-", "no"]
+    ours, theirs = (
+        largest_difference(each, whole, project.left_out) for each in (cut, reverse)
+    )
+    is_good = ours <= _BOUND and cut["steps"] == whole["steps"] == _UPDATES
+    return [*row, f"{ours:.1e}", f"{theirs:.1e}", "yes" if is_good else "no"]
+
+
+def _errors_row(name: str, work_dir: pathlib.Path, errors: int) -> list[str]:
+    folder = _new_folder(work_dir, name)
+    flags = [f"--errors={errors}"]
+    auto = "--micro_batches=auto"
+    calm = _run(name, folder, "calm", auto, [*flags, "--without_errors"])
+    disturbed = _run(name, folder, "disturbed", auto, flags)
+    if calm is None or disturbed is None:
+        return [_title(PROJECTS[name]), "-", "-", "no"]
+    happened = re.findall(r"^errors: (\d+)$", _log(folder, "disturbed"), re.MULTILINE)
+    is_same = calm.keys() == disturbed.keys() and all(
+        calm[key].tobytes() == disturbed[key].tobytes() for key in calm
+    )
+    is_good = is_same and happened == [str(errors)]
+    same = "to the bit" if is_same else "no"
+    return [
+        _title(PROJECTS[name]),
+        ", ".join(happened),
+        same,
+        "yes" if is_good else "no",
+    ]
+
+
+def _title(project: Project) -> str:
+    version = project.package.replace("==", " ")
+    return f"{project.repository}: {project.script} ({version})"
+
+
+def _new_folder(work_dir: pathlib.Path, name: str) -> pathlib.Path:
+    folder = work_dir / "runs" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _run(
+    name: str,
+    folder: pathlib.Path,
+    run: str,
+    micro_batches: str | None = None,
+    driver_flags: list[str] = (),
+) -> dict[str, np.ndarray] | None:
+    """Runs a script's driver.
+
+    Args:
+        name: Name of the driver.
+        folder: Folder for its output.
+        run: Name of the run.
+        micro_batches: Flag of `estimator_accum.run`; None trains whole batches.
+        driver_flags: Flags of the driver.
+
+    Returns:
+        The trained weights, and "steps"; None if the run failed, which is reported.
+    """
+    last = folder / f"{run}.npz"
+    command = [sys.executable, "-m"]
+    if micro_batches is None:
+        command += ["estimator_accum.compat", "--v1"]
+    else:
+        command += ["estimator_accum.run", "--v1", micro_batches]
+    command += [
+        str(_DRIVERS / f"{name}.py"),
+        f"--output_dir={folder / run}",
+        f"--first_weights={folder / 'first.npz'}",
+        f"--last_weights={last}",
+        *driver_flags,
+    ]
+    work_dir = folder.parents[1]
+    path = [_REPOSITORY, work_dir / "scripts", work_dir / "libraries"]
+    with (folder / f"{run}.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            code = process.wait(_DEADLINE_SECS)
+        except subprocess.TimeoutExpired:
+            code = f"nothing in {_DEADLINE_SECS} secs"
+        finally:
+            process.kill()
+            process.wait()
+    if code == 0 and last.exists():
+        print(f"{name}: {run}", file=sys.stderr, flush=True)
+        return dict(np.load(last))
+    lines = _log(folder, run).splitlines()[-_LINES:]
+    print(f"{name}: {run} ended with {code}:", *lines, sep="\n", file=sys.stderr)
+    return None
+
+
+def _log(folder: pathlib.Path, run: str) -> str:
+    return (folder / f"{run}.log").read_text(errors="replace")
+
+
+def largest_difference(values: dict, expected: dict, left_out: dict) -> float:
+    """Returns the largest relative difference of a weight.
+
+    Args:
+        values: Weights by name.
+        expected: Weights by name, to compare with.
+        left_out: Elements to leave out, by patterns of names.
+
+    Raises:
+        ValueError: If the names differ.
+    """
+    if values.keys() != expected.keys():
+        names = sorted(values.keys() ^ expected.keys())
+        raise ValueError(f"Both must have the same weights. Received: {names}.")
+    largest = 0.0
+    for name, value in expected.items():
+        if name == "steps":
+            continue
+        difference = np.abs(values[name] - value)
+        for pattern, elements in left_out.items():
+            if re.search(pattern, name):
+                difference[elements] = 0
+        scale = np.abs(value).max()
+        if difference.max() > 0:
+            largest = max(largest, float(difference.max() / scale))
+    return largest
+
+
+if __name__ == "__main__":
+    sys.exit(main())
