@@ -342,9 +342,9 @@ def _check_known(reduction: Reduction) -> None:
         raise ValueError(
             "A loss must be a mean or a sum over examples, or a sum divided by such a "
             f"sum of features or labels. Received: {operation.name} of type "
-            f"{operation.type}, which is not known to be one. Pass reduction='mean' (or "
-            "--reduction=mean) if it is a mean of independent examples, else train "
-            "without micro-batches."
+            f"{operation.type}, which is not known to be one. Pass reduction='mean' "
+            "(also a flag of the runner) if it is a mean of independent examples, else "
+            "train without micro-batches."
         )
 
 
