@@ -384,10 +384,14 @@ def _run(
     ]
     work_dir = folder.parents[1]
     path = [_REPOSITORY, work_dir / "scripts", work_dir / "libraries"]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTHONHASHSEED": "0",  # a script numbers its labels as a set lists them
+    }
     with (folder / f"{run}.log").open("w") as log:
         process = subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -48,6 +48,7 @@ config = {
         "batch_size": bench.BATCH,
         "train_steps": bench.UPDATES,
         "sample_buffer_size": 100,
+        "bucket_width": None,  # all batches are of one size
     },
 }
 Runner(model, config, seed=1).train()
