@@ -10,11 +10,16 @@ by this library's rule; elsewhere it stays Keras's own method.
 """
 
 import contextlib
+import threading
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from estimator_accum._kinds import current_batch
 from estimator_accum._optimizer import AccumulatingOptimizer
+
+_lock = threading.Lock()
+_users = []  # what each user of the replaced method found; the first, Keras's own
 
 
 class _AsVersion1(tf.compat.v1.train.Optimizer):
@@ -41,8 +46,24 @@ class _AsVersion1(tf.compat.v1.train.Optimizer):
 @contextlib.contextmanager
 def keras_optimizers_accumulate():
     """Makes `get_updates` of Keras optimizers use the batch as their window."""
+    # Replicas build in threads of their own, which may end in any order.
     kind = tf.keras.optimizers.legacy.Optimizer
-    own = kind.get_updates
+    with _lock:
+        _users.append(kind.get_updates)
+        if len(_users) == 1:
+            kind.get_updates = _accumulating(kind.get_updates)
+    try:
+        yield
+    finally:
+        with _lock:
+            own = _users[0]
+            _users.pop()
+            if not _users:
+                kind.get_updates = own
+
+
+def _accumulating(own: Callable) -> Callable:
+    """Returns what stands in for `get_updates`."""
 
     def get_updates(optimizer, loss, params):
         if current_batch() is None:  # another thread's
@@ -51,11 +72,7 @@ def keras_optimizers_accumulate():
         accumulating = AccumulatingOptimizer(_AsVersion1(optimizer), 1)
         return [accumulating.minimize(loss, var_list=params)]
 
-    kind.get_updates = get_updates
-    try:
-        yield
-    finally:
-        kind.get_updates = own
+    return get_updates
 
 
 def _check_alone(optimizer) -> None:

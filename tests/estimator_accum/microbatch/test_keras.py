@@ -77,6 +77,18 @@ def test_get_updates_is_kerass_own_again_after_the_model_fn():
     assert kind.get_updates is own
 
 
+def test_get_updates_is_kerass_own_again_after_threads_that_end_in_any_order():
+    kind = tf.keras.optimizers.legacy.Optimizer
+    own = kind.get_updates
+    first, second = (_keras.keras_optimizers_accumulate() for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert kind.get_updates is not own
+    second.__exit__(None, None, None)
+    assert kind.get_updates is own
+
+
 def test_keras_optimizers_are_refused_on_several_replicas(monkeypatch):
     two = types.SimpleNamespace(num_replicas_in_sync=2)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: two)
