@@ -1,4 +1,4 @@
-"""How a loss reduces its examples, read from the graph.
+"""Reduction of a loss over its examples, read from the graph.
 
     Mean, Sum / number of elements       the batch's loss is the mean of micro-batches
     Sum, Sum / constant                  it is the sum
@@ -30,7 +30,7 @@ _CHANGED = "_estimator_accum_changed"  # attribute of an operation that is done
 
 
 class Reduction(NamedTuple):
-    """How a loss reduces its examples.
+    """Reduction of a loss over its examples.
 
     Attributes:
         is_sum: Whether the batch's loss is the sum of the micro-batches', not the mean.

@@ -361,7 +361,7 @@ def test_random_numbers_are_the_same_in_both_passes():
 
 
 def test_a_random_number_that_is_used_again_is_the_same_one():
-    """What the model_fn makes of it after the call, too."""
+    """It also covers operations that the model_fn makes after the call."""
     seen = []
 
     def model_fn(features, labels, mode):
