@@ -7,7 +7,7 @@ part writes must be rolled back if memory runs out in mid-batch.
 
 import functools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -210,7 +210,7 @@ def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
     if tensor.dtype._is_ref_dtype:
         return _WRITERS.search(operation.type) is not None
     functions = functions_of(operation)
-    return not functions or _any_writes(functions, library(), set())
+    return not functions or any(map(_writes, nodes_of(functions, library())))
 
 
 def library_of_functions() -> dict:
@@ -229,16 +229,26 @@ def functions_of(node) -> list[str]:
     return names
 
 
-def _any_writes(names: list[str], library: dict, seen: set[str]) -> bool:
-    for name in names:
+def nodes_of(names: Iterable[str], library: dict) -> Iterator:
+    """Yields the nodes of functions, and of the functions that these call.
+
+    Args:
+        names: Names of functions; those that are not in `library` have no nodes.
+        library: Definitions by name, as `library_of_functions` returns them.
+    """
+    seen, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
         if name in seen or name not in library:
             continue
         seen.add(name)
         for node in library[name].node_def:
-            functions = functions_of(node)
-            if _any_writes(functions, library, seen):
-                return True
-            is_call = bool(functions)  # which does what the function does
-            if not is_call and node.op not in _READERS and _WRITERS.search(node.op):
-                return True
-    return False
+            # A function of TensorFlow 1 is called by its name.
+            waiting += [*functions_of(node), node.op]
+            yield node
+
+
+def _writes(node) -> bool:
+    if functions_of(node):  # it does what the functions do
+        return False
+    return node.op not in _READERS and _WRITERS.search(node.op) is not None

@@ -7,8 +7,6 @@
 What an operation calls, such as the branches of a tf.cond, is looked into.
 """
 
-from collections.abc import Iterable
-
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
@@ -17,6 +15,7 @@ from estimator_accum._seed import micro_batch_seed
 from estimator_accum.microbatch._graph import (
     functions_of,
     library_of_functions,
+    nodes_of,
     path_to,
     variable_of,
     written_by,
@@ -121,24 +120,13 @@ def _is_repeatable(operation: tf.Operation, library: dict) -> bool:
     if operation.type in library:  # a function of TensorFlow 1, called by its name
         functions = [*functions, operation.type]
     if functions:
-        return _are_repeatable(functions, library, set())
+        nodes = nodes_of(functions, library)
+        return all(_is_repeatable_node(node, library) for node in nodes)
     return not operation.op_def.is_stateful
 
 
-def _are_repeatable(names: Iterable[str], library: dict, seen: set[str]) -> bool:
-    for name in names:
-        if name in seen or name not in library:
-            continue
-        seen.add(name)
-        for node in library[name].node_def:
-            functions = functions_of(node)
-            if node.op in library:
-                functions = [*functions, node.op]
-            if functions and not _are_repeatable(functions, library, seen):
-                return False
-            if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
-                continue
-            definition = op_def_registry.get(node.op)
-            if definition is None or definition.is_stateful:
-                return False
-    return True
+def _is_repeatable_node(node, library: dict) -> bool:
+    if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
+        return True
+    definition = op_def_registry.get(node.op)
+    return definition is not None and not definition.is_stateful
