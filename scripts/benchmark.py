@@ -10,6 +10,7 @@ ratios, with their quartiles over the rounds. Its parts:
               two where installed, and the memory-bandwidth bound
     fit       Keras's `fit` with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
+    unedited  time of an update of a model_fn with its own optimizer, cut in 4 and uncut
     cola      examples per second of fine-tuning: as it is, cut by tokens, padded, the
               original patch on google-research/bert restated, and Hugging Face's
               Trainer where installed
@@ -38,8 +39,9 @@ from scripts.benchmarks.memory import memory
 from scripts.benchmarks.models import SIZES
 from scripts.benchmarks.overhead import growth, overhead
 from scripts.benchmarks.table import as_text, write
+from scripts.benchmarks.unedited import unedited
 
-PARTS = ("overhead", "fit", "growth", "cola", "memory", "housing")
+PARTS = ("overhead", "fit", "growth", "unedited", "cola", "memory", "housing")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("accumulation_steps", [4, 16], nargs="+", type=_count, help="K: overhead, fit")
     add("fit_size", "6-layer", choices=SIZES, help="of BERT: fit")
     add("growth_size", "small", choices=SIZES, help="of BERT: growth")
+    add("unedited_size", "small", choices=SIZES, help="of BERT: unedited")
     add("cola_sizes", ["6-layer"], nargs="+", choices=SIZES, help="of BERT: cola")
     add("cola_dir", None, type=pathlib.Path, help="folder with CoLA's train.tsv")
     add("cola_examples", 1600, type=_count, help="of one epoch")
@@ -130,6 +133,7 @@ def _measurements(flags) -> list:
             for steps in flags.accumulation_steps
         ],
         "growth": [lambda: growth(flags.growth_size, *batch, flags.rounds)],
+        "unedited": [lambda: unedited(flags.unedited_size, 4, *batch, flags.rounds)],
         "cola": [
             lambda size=size: cola(
                 size, flags.cola_dir, flags.cola_examples, flags.runs

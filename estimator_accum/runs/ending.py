@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from estimator_accum._nonfinite import what_was_not_finite
+from estimator_accum.microbatch._memory import is_out_of_memory
 from estimator_accum.runs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.runs.lock import LockedFolderError
 from estimator_accum.runs.watchdog import EXIT_CODE, LostTaskError
@@ -81,6 +82,15 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
             f"The disk of {output_dir} must have room for checkpoints and results. "
             f"Received: {reason}. Free some, and the same command resumes: {kept}."
         )
+    if is_out_of_memory(error):
+        found = (line.strip() for line in str(error).splitlines() if "OOM" in line)
+        return (
+            "A batch must fit in memory. Received: "
+            f"{next(found, type(error).__name__)}. Use smaller batches; "
+            "--micro_batch_size=auto finds the size of those that train."
+        )
+    if isinstance(error, ValueError) and is_out_of_memory(error.__cause__):
+        return " ".join(str(error).split())  # "auto" has no finer cut
     if isinstance(error, tf.errors.InvalidArgumentError):
         received = what_was_not_finite(error)
         if received is not None:

@@ -68,7 +68,7 @@ def _compare(flags: argparse.Namespace) -> int:
     plain = _train(flags, "none", is_limited=False)
     sentence = refused.stderr.splitlines()[-1] if refused.stderr else ""
     print(f"{flags.limit_mb} MB, --recompute=none: exit code {refused.returncode}")
-    print(f"    {sentence.removeprefix('ValueError: ')}")
+    print(f"    {sentence.partition(': ')[2]}")
     print(f"{flags.limit_mb} MB, --recompute=auto: exit code {trained.returncode}")
     if trained.returncode or plain.returncode:
         print((trained if trained.returncode else plain).stderr, file=sys.stderr)

@@ -15,7 +15,7 @@ def test_recomputed_layers_train_where_one_example_does_not_fit(tmp_path, capsys
     assert one_example.main(flags) == 0
     output = capsys.readouterr().out
     assert (
-        "--recompute=none: exit code 1\n    One example must fit in memory." in output
+        "--recompute=none: exit code 2\n    One example must fit in memory." in output
     )
     assert (
         '--recompute=auto: exit code 0\n    {"micro_batches": 1, "recompute": t'

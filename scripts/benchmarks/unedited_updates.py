@@ -1,0 +1,124 @@
+"""The program of one contender: an Estimator whose model_fn has its own optimizer.
+
+    python -m scripts.benchmarks.unedited_updates '{"micro_batches": 4,
+        "size": [4, 512, 8], "batch_size": 32, "tokens": 128}'
+
+The model_fn fine-tunes a BERT encoder with dropout as google-research/bert does, and
+knows nothing of this project. Its batches are cut into `micro_batches` as
+`estimator-accum run` cuts them; with null it is used as it is. The program prints one
+JSON line when it is ready, and one for every line that it reads: seconds per update.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
+
+import tensorflow as tf
+
+from bert_finetune import modeling
+from bert_finetune.optimization import AdamWeightDecayOptimizer
+from estimator_accum import microbatch_model_fn
+from estimator_accum.compat import enable_estimator
+from scripts.benchmarks.models import Size, bert_config
+
+v1 = tf.compat.v1
+
+_DROPOUT = 0.1
+_WARM_UP = 2  # updates before the first that is timed
+
+
+def main() -> None:
+    """Reads the contender from the command line, and commands from stdin."""
+    spec = json.loads(sys.argv[1])
+    enable_estimator()
+    v1.disable_eager_execution()
+    v1.logging.set_verbosity(v1.logging.ERROR)
+    model_fn = _make_model_fn(Size(*spec["size"]))
+    if spec["micro_batches"] is not None:
+        model_fn = microbatch_model_fn(
+            model_fn,
+            spec["micro_batches"],
+            reduction="auto",
+            intercept_gradients=True,
+        )
+
+    def input_fn():
+        shape = [spec["batch_size"], spec["tokens"]]
+        ids = tf.random.stateless_uniform(shape, [0, 0], 1, 1000, tf.int32)
+        labels = tf.range(shape[0]) % 2
+        return tf.data.Dataset.from_tensors((ids, labels)).cache().repeat()
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = tf.estimator.RunConfig(
+            folder, save_checkpoints_steps=None, save_checkpoints_secs=None
+        )
+        estimator = tf.estimator.Estimator(model_fn, config=config)
+        estimator.train(input_fn, hooks=[_make_on_demand(v1.train.SessionRunHook)])
+
+
+def _make_model_fn(size: Size):
+    config = dataclasses.replace(
+        bert_config(size),
+        hidden_dropout_prob=_DROPOUT,
+        attention_probs_dropout_prob=_DROPOUT,
+    )
+
+    def model_fn(features, labels, mode):
+        output = modeling.encode(
+            config,
+            features,
+            tf.ones_like(features),
+            tf.zeros_like(features),
+            is_training=True,
+        )
+        logits = modeling.classifier_logits(
+            output.pooled, 2, is_training=True, dropout_prob=_DROPOUT
+        )
+        loss = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        )
+        variables = v1.trainable_variables()
+        gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 1.0)
+        update = AdamWeightDecayOptimizer(1e-5).apply_gradients(
+            zip(gradients, variables, strict=True)
+        )
+        step = v1.train.get_or_create_global_step()
+        train_op = tf.group(update, step.assign(step + 1))
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return model_fn
+
+
+def _make_on_demand(kind: type):
+    """Returns a hook that lets one update pass for each line of stdin, and times it.
+
+    `kind` is TensorFlow's class of hooks.
+    """
+
+    class OnDemand(kind):
+        def __init__(self):
+            self._updates = 0
+
+        def before_run(self, run_context):
+            if self._updates == _WARM_UP:
+                print(json.dumps({}), flush=True)
+            if self._updates >= _WARM_UP and not sys.stdin.readline():
+                sys.exit()
+            self._begin = time.perf_counter()
+
+        def after_run(self, run_context, run_values):
+            secs = time.perf_counter() - self._begin
+            self._updates += 1
+            if self._updates > _WARM_UP:
+                print(json.dumps({"secs": secs}), flush=True)
+
+    return OnDemand()
+
+
+if __name__ == "__main__":
+    main()
