@@ -5,8 +5,9 @@
 Trains two towers by in-batch negatives, without dropout, whose masks depend on the cut:
 the batch at once, in micro-batches, and in micro-batches on two replicas with half of
 the examples each; and one micro-batch alone, as the reference for memory. Each run is a
-process of its own, and they take turns. A peak is the peak resident size of updates
-minus the resident size before the first one. Exit codes: 0; 1 if the peak on one replica
+process of its own, and they take turns. A peak is the peak resident size of some updates
+minus the resident size before the first one, in a process whose allocator returns memory
+at once, which takes time; those that are timed have TensorFlow's usual one. Exit codes: 0; 1 if the peak on one replica
 is above --most_memory of (one micro-batch + all outputs), the time above --most_time of
 the batch at once, or a weight differs by more than --most_difference; 2 for invalid
 flags. Needs Linux.
@@ -94,18 +95,22 @@ def _table(flags: argparse.Namespace) -> int:
             f"--updates must be above {_NOT_TIMED}, which are not timed. "
             f"Received: {flags.updates}. Use 20."
         )
-    runs = {way: [] for way in (_ALONE, _AT_ONCE, _CUT, _REPLICAS)}
     sizes = ("batch_size", "micro_batch_size", "tokens", "updates")
     job = {name: getattr(flags, name) for name in sizes}
+    peaks, secs = {}, {way: [] for way in (_AT_ONCE, _CUT, _REPLICAS)}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(flags.rounds):
-            for way, found in runs.items():
-                path = os.path.join(folder, f"{way}.npz")
-                found.append(_run(job | {"way": way, "weights": path}))
-        weights = {
-            way: dict(np.load(os.path.join(folder, f"{way}.npz"))) for way in runs
+        paths = {
+            way: os.path.join(folder, f"{way}.npz")
+            for way in (_ALONE, _AT_ONCE, _CUT, _REPLICAS)
         }
-    rows = _rows(runs, weights, 2 * 4 * _OUTPUTS * flags.batch_size)
+        for way, path in paths.items():
+            few = job | {"way": way, "weights": path, "updates": _NOT_TIMED + 1}
+            peaks[way] = _run(few, EXACT_BYTES)["peak"]
+        for _ in range(flags.rounds):
+            for way, found in secs.items():
+                found.append(_run(job | {"way": way, "weights": paths[way]})["secs"])
+        weights = {way: dict(np.load(paths[way])) for way in secs}
+    rows = _rows(peaks, secs, weights, 2 * 4 * _OUTPUTS * flags.batch_size)
     for row in rows:
         print(row)
     if flags.csv:
@@ -119,17 +124,12 @@ def _table(flags: argparse.Namespace) -> int:
     return int(not is_good)
 
 
-def _rows(runs: dict, weights: dict, output_bytes: int) -> list[Row]:
-    peaks = {
-        way: statistics.median(run["peak"] for run in found)
-        for way, found in runs.items()
-    }
+def _rows(peaks: dict, secs: dict, weights: dict, output_bytes: int) -> list[Row]:
     reference = peaks[_ALONE] + output_bytes
     rows = []
-    for way in (_AT_ONCE, _CUT, _REPLICAS):
+    for way, found in secs.items():
         ratios = [
-            ours["secs"] / theirs["secs"]
-            for ours, theirs in zip(runs[way], runs[_AT_ONCE], strict=True)
+            ours / theirs for ours, theirs in zip(found, secs[_AT_ONCE], strict=True)
         ]
         difference = max(
             float(np.abs(weights[way][name] - value).max())
@@ -147,12 +147,12 @@ def _rows(runs: dict, weights: dict, output_bytes: int) -> list[Row]:
     return rows
 
 
-def _run(job: dict) -> dict:
-    """Returns what a process of its own prints."""
+def _run(job: dict, settings: dict[str, str] | None = None) -> dict:
+    """Returns what a process of its own prints, with these environment variables."""
     path = str(pathlib.Path(__file__).resolve())
     done = subprocess.run(
         [sys.executable, path, "--child", json.dumps(job)],
-        env=os.environ | EXACT_BYTES | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=os.environ | (settings or {}) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

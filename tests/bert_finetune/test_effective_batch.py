@@ -191,6 +191,7 @@ def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
     _assert_close(mirrored, whole)
 
 
+@pytest.mark.once
 def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, whole):
     folder = copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     flags = flags_of(settings, **_OTHER_TASKS, do_predict=True)

@@ -147,6 +147,7 @@ def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned)
     assert list((other / "export").iterdir())
 
 
+@pytest.mark.once
 def test_a_run_that_evaluates_ends_with_the_same_weights_and_uses_the_best(
     settings, tmp_path, monkeypatch, caplog
 ):

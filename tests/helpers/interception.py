@@ -13,8 +13,8 @@ from estimator_accum import microbatch_model_fn
 v1 = tf.compat.v1
 TRAIN = tf.estimator.ModeKeys.TRAIN
 # Small graphs are faster as they are: the session would optimize them for seconds.
-_AS_IT_IS = v1.ConfigProto()
-_AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
+AS_IT_IS = v1.ConfigProto()
+AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 
 
 def cut(model_fn: Callable, micro_batches=4, **options) -> Callable:
@@ -41,8 +41,7 @@ def train(
         tensors = spec.loss if fetch is None else v1.get_collection(fetch)
         fetched = []
         hooks = [*spec.training_hooks]
-        config = None if callable(batches) else _AS_IT_IS
-        with v1.train.SingularMonitoredSession(hooks=hooks, config=config) as session:
+        with v1.train.SingularMonitoredSession(hooks, config=AS_IT_IS) as session:
             for _ in range(updates):
                 fetched.append(session.run([spec.train_op, tensors])[1])
             session = session.raw_session()

@@ -145,6 +145,15 @@ def test_fit_is_measured_with_every_keras(tmp_path, tiny_is_tiny):
 
 @pytest.mark.slow
 @pytest.mark.once
+def test_updates_of_an_unedited_model_fn_are_measured(tmp_path, tiny_is_tiny):
+    rows = _benchmark(tmp_path, "--unedited_size=tiny", "--parts", "unedited")
+    assert [row["way"] for row in rows] == ["uncut", "cut in 4"]
+    assert {row["setting"] for row in rows} == {"BERT-tiny, 8 x 4"}
+    assert all(float(row["value"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.once
 def test_memory_and_housing_are_measured(tmp_path, tiny_is_tiny, monkeypatch):
     answers = []
 

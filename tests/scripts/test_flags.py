@@ -87,6 +87,10 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("quickstart_demo --output_dir=full/file", "a folder. .* full/file, a file."),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
         ("experiments.disturb_evaluation --errors=0", "`--errors` must be .* >= 1. R"),
+        (
+            "experiments.public_scripts --work_dir=new --errors=0",
+            "from 1 to 80 for each of .* Received: 0, and 4 of them. Use 200",
+        ),
     ],
 )
 def test_unfit_flag_is_refused(command, sentence, tmp_path, monkeypatch, refusal):

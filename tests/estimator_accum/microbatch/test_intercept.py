@@ -596,6 +596,7 @@ def test_tensorflow_is_left_as_it_was():
     assert before == (gradients_util._GradientsHelper, backprop.GradientTape.gradient)
 
 
+@pytest.mark.once
 def test_two_replicas_train_as_with_their_batches_at_once(tmp_path):
     """The update waits for both replicas' gradients, and so must what comes before."""
 

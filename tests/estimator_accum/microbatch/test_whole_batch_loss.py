@@ -18,6 +18,7 @@ from estimator_accum.microbatch._count import FixedCount
 from estimator_accum.microbatch._evaluation import UntrainedBatch
 from estimator_accum.microbatch._runner import BatchRunner, ReplicaBatch
 from estimator_accum.microbatch._staging import stage
+from tests.helpers.interception import AS_IT_IS
 from tests.helpers.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -44,7 +45,8 @@ class _Run:
             v1.train.get_or_create_global_step()
             spec = _call(model_fn, *_next_batch(sizes))
             fetched = v1.get_collection("fetched")
-            with v1.train.SingularMonitoredSession(spec.training_hooks) as session:
+            hooks = spec.training_hooks
+            with v1.train.SingularMonitoredSession(hooks, config=AS_IT_IS) as session:
                 while not session.should_stop():
                     found = session.run([spec.train_op, spec.loss, *fetched])
                     self.losses.append(found[1])
