@@ -216,8 +216,9 @@ def draw(rows: list[Row]) -> Figure:
         encoder, examples, tokens = case
         axes.set_title(f"{encoder}, {examples} x {tokens} tokens", fontsize=10)
         axes.set_xlabel("peak memory [MB]")
-        axes.set_xlim(left=0)
-        axes.margins(x=0.15, y=0.15)
+        axes.margins(y=0.15)
+        highest = max(row.peak_mb for row in rows if row[:3] == case)
+        axes.set_xlim(0, 1.2 * highest)  # with room for the last label
         axes.grid(True, color="0.9")
     figure.axes[0].set_ylabel("time of an update / kept, K=1")
     figure.axes[0].legend(frameon=False)

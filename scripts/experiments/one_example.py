@@ -2,7 +2,7 @@
 
     python scripts/experiments/one_example.py --output_dir=one_example
 
-Examples of 512 tokens and a random encoder are made up. TensorFlow's
+Examples of 512 tokens and a random encoder of six layers are made up. TensorFlow's
 best-fit allocator, with a limit of --limit_mb on tensors, as on a GPU, runs
 `estimator-accum train --micro_batch_size=auto` twice: with --recompute=none, which must
 end with the sentence that one example does not fit, and with --recompute=auto, which
@@ -33,6 +33,7 @@ _LARGEST_DIFFERENCE = 1e-5
 _ENCODER = {
     "vocab_size": _WORDS + 5,
     "hidden_size": 384,
+    "num_hidden_layers": 6,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
     "max_position_embeddings": _TOKENS,
@@ -52,7 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_numbers(
         ("limit_mb", 330, "memory for tensors [MB]"),
-        ("layers", 6, "layers of the encoder"),
         ("examples", 4, "examples of an update"),
         ("updates", 3, "updates of each run"),
     )
@@ -73,9 +73,11 @@ def _compare(flags: argparse.Namespace) -> int:
     if trained.returncode or plain.returncode:
         print((trained if trained.returncode else plain).stderr, file=sys.stderr)
         return 1
-    plan = json.loads(
-        (flags.output_dir / "auto-limited/micro_batches.json").read_text()
-    )
+    path = flags.output_dir / "auto-limited/micro_batches.json"
+    if not path.exists():
+        print("    the limit was never met")
+        return 1
+    plan = json.loads(path.read_text())
     print(f"    {json.dumps(plan)} after {flags.updates} updates")
     difference = _difference(
         flags.output_dir / "auto-limited", flags.output_dir / "none"
@@ -92,8 +94,7 @@ def _write_inputs(flags: argparse.Namespace) -> None:
     words = [f"w{i}" for i in range(_WORDS)]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (data / "vocab.txt").write_text("\n".join([*special, *words]) + "\n")
-    encoder = _ENCODER | {"num_hidden_layers": flags.layers}
-    (data / "bert_config.json").write_text(json.dumps(encoder))
+    (data / "bert_config.json").write_text(json.dumps(_ENCODER))
     rows = []
     for i in range(flags.examples * flags.updates):
         text = " ".join(words[(i * 7 + j * j) % _WORDS] for j in range(_TOKENS))
