@@ -38,7 +38,8 @@ def main() -> None:
     enable_estimator()
     v1.disable_eager_execution()
     v1.logging.set_verbosity(v1.logging.ERROR)
-    model_fn = _make_model_fn(Size(*spec["size"]))
+    size = Size(*spec["size"])
+    model_fn = _make_model_fn(size)
     if spec["micro_batches"] is not None:
         model_fn = microbatch_model_fn(
             model_fn,
@@ -49,7 +50,7 @@ def main() -> None:
 
     def input_fn():
         shape = [spec["batch_size"], spec["tokens"]]
-        ids = tf.random.stateless_uniform(shape, [0, 0], 1, 1000, tf.int32)
+        ids = tf.random.stateless_uniform(shape, [0, 0], 1, size.vocabulary, tf.int32)
         labels = tf.range(shape[0]) % 2
         return tf.data.Dataset.from_tensors((ids, labels)).cache().repeat()
 
