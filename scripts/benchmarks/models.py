@@ -27,16 +27,16 @@ SIZES = {
 }
 
 
-def bert_config(size: Size) -> modeling.BertConfig:
-    """Returns the encoder of that size, without dropout."""
+def bert_config(size: Size, dropout: float = 0.0) -> modeling.BertConfig:
+    """Returns the encoder of that size, with that rate of dropout."""
     return modeling.BertConfig(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         intermediate_size=4 * size.hidden,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
 
 
@@ -51,23 +51,25 @@ def token_ids(size: Size, micro_batch_size: int, tokens: int) -> tf.Variable:
     return tf.compat.v1.Variable(ids, trainable=False, use_resource=True)
 
 
-def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
+def classification_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.Tensor:
     """Builds the encoder and a classifier of two classes.
 
     Args:
         size: Layers, width and vocabulary of the encoder.
-        ids: Token ids, as returned by `token_ids`.
+        ids: Token ids [B, T], such as those of `token_ids`.
+        dropout: Rate of dropout, 0 <= rate < 1.
 
     Returns:
         The mean loss, a scalar.
     """
+    config = bert_config(size, dropout)
     output = modeling.encode(
-        bert_config(size), ids, tf.ones_like(ids), tf.zeros_like(ids), is_training=True
+        config, ids, tf.ones_like(ids), tf.zeros_like(ids), is_training=True
     )
     logits = modeling.classifier_logits(
-        output.pooled, 2, is_training=True, dropout_prob=0.0
+        output.pooled, 2, is_training=True, dropout_prob=dropout
     )
-    labels = tf.zeros(ids.shape[:1], tf.int32)
+    labels = tf.zeros_like(ids[:, 0])
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )

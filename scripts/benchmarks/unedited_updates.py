@@ -9,7 +9,6 @@ knows nothing of this project. Its batches are cut into `micro_batches` as
 JSON line when it is ready, and one for every line that it reads: seconds per update.
 """
 
-import dataclasses
 import json
 import os
 import sys
@@ -20,11 +19,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 
 import tensorflow as tf
 
-from bert_finetune import modeling
 from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import microbatch_model_fn
 from estimator_accum.compat import enable_estimator
-from scripts.benchmarks.models import Size, bert_config
+from scripts.benchmarks.models import Size, classification_loss
 
 v1 = tf.compat.v1
 
@@ -51,38 +49,19 @@ def main() -> None:
     def input_fn():
         shape = [spec["batch_size"], spec["tokens"]]
         ids = tf.random.stateless_uniform(shape, [0, 0], 1, size.vocabulary, tf.int32)
-        labels = tf.range(shape[0]) % 2
-        return tf.data.Dataset.from_tensors((ids, labels)).cache().repeat()
+        return tf.data.Dataset.from_tensors(ids).cache().repeat()
 
     with tempfile.TemporaryDirectory() as folder:
         config = tf.estimator.RunConfig(
             folder, save_checkpoints_steps=None, save_checkpoints_secs=None
         )
         estimator = tf.estimator.Estimator(model_fn, config=config)
-        estimator.train(input_fn, hooks=[_make_on_demand(v1.train.SessionRunHook)])
+        estimator.train(input_fn, hooks=[_OnDemand()])
 
 
 def _make_model_fn(size: Size):
-    config = dataclasses.replace(
-        bert_config(size),
-        hidden_dropout_prob=_DROPOUT,
-        attention_probs_dropout_prob=_DROPOUT,
-    )
-
-    def model_fn(features, labels, mode):
-        output = modeling.encode(
-            config,
-            features,
-            tf.ones_like(features),
-            tf.zeros_like(features),
-            is_training=True,
-        )
-        logits = modeling.classifier_logits(
-            output.pooled, 2, is_training=True, dropout_prob=_DROPOUT
-        )
-        loss = tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        )
+    def model_fn(features, mode):
+        loss = classification_loss(size, features, _DROPOUT)
         variables = v1.trainable_variables()
         gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 1.0)
         update = AdamWeightDecayOptimizer(1e-5).apply_gradients(
@@ -95,30 +74,24 @@ def _make_model_fn(size: Size):
     return model_fn
 
 
-def _make_on_demand(kind: type):
-    """Returns a hook that lets one update pass for each line of stdin, and times it.
+class _OnDemand(v1.train.SessionRunHook):
+    """Lets one update pass for each line of stdin, and times it."""
 
-    `kind` is TensorFlow's class of hooks.
-    """
+    def __init__(self):
+        self._updates = 0
 
-    class OnDemand(kind):
-        def __init__(self):
-            self._updates = 0
+    def before_run(self, run_context):
+        if self._updates == _WARM_UP:
+            print(json.dumps({}), flush=True)
+        if self._updates >= _WARM_UP and not sys.stdin.readline():
+            sys.exit()
+        self._begin = time.perf_counter()
 
-        def before_run(self, run_context):
-            if self._updates == _WARM_UP:
-                print(json.dumps({}), flush=True)
-            if self._updates >= _WARM_UP and not sys.stdin.readline():
-                sys.exit()
-            self._begin = time.perf_counter()
-
-        def after_run(self, run_context, run_values):
-            secs = time.perf_counter() - self._begin
-            self._updates += 1
-            if self._updates > _WARM_UP:
-                print(json.dumps({"secs": secs}), flush=True)
-
-    return OnDemand()
+    def after_run(self, run_context, run_values):
+        secs = time.perf_counter() - self._begin
+        self._updates += 1
+        if self._updates > _WARM_UP:
+            print(json.dumps({"secs": secs}), flush=True)
 
 
 if __name__ == "__main__":

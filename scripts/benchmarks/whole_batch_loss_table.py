@@ -7,10 +7,10 @@ the batch at once, in micro-batches, and in micro-batches on two replicas with h
 the examples each; and one micro-batch alone, as the reference for memory. Each run is a
 process of its own, and they take turns. A peak is the peak resident size of some updates
 minus the resident size before the first one, in a process whose allocator returns memory
-at once, which takes time; those that are timed have TensorFlow's usual one. Exit codes: 0; 1 if the peak on one replica
-is above --most_memory of (one micro-batch + all outputs), the time above --most_time of
-the batch at once, or a weight differs by more than --most_difference; 2 for invalid
-flags. Needs Linux.
+at once, which takes time; those that are timed have TensorFlow's usual one. Exit codes:
+0; 1 if the peak on one replica is above --most_memory of (one micro-batch + all
+outputs), the time above --most_time of the batch at once, or a weight differs by more
+than --most_difference; 2 for invalid flags. Needs Linux.
 """
 
 import argparse
