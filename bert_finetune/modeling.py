@@ -67,7 +67,7 @@ def encode(
         is_training: Whether dropout is on.
         is_packed: Whether layers that treat each token independently leave padding out.
             Their shapes then change with every batch.
-        recomputed: Wrapper of each half of a layer, `estimator_accum.recompute` or one
+        recomputed: Wrapper of each part of a layer, `estimator_accum.recompute` or one
             like it; None keeps the activations for the backward pass.
         scope: Variable scope; the checkpoints use "bert".
 
@@ -161,8 +161,9 @@ class _Shared(NamedTuple):
 class _Sum(NamedTuple):
     """Output of half a layer, before its layer normalization.
 
-    The half that reads it normalizes it. Its backward pass then never needs the result
-    of the last dense layer of a half, which is not computed again.
+    The part that reads it normalizes it, so that every part of a layer ends with a
+    matrix product. The backward pass of a part does not need that product, which is
+    not computed again if the part is recomputed.
     """
 
     tokens: tf.Tensor  # [P, H], or [B, H] for the first tokens only
@@ -237,30 +238,43 @@ def _layer(
 ) -> _Sum:
     """Returns one layer's output [P, H], or [B, H] for the first tokens only.
 
-    For these, only keys and values need all tokens: a sixth of the work.
+    For these, only keys and values need all tokens: a sixth of the work. It is the last
+    layer, of which the backward pass is the first to run: recomputing it frees nothing.
     """
-    half = recomputed or (lambda function: function)
+    part = recomputed
+    if recomputed is None or only_first:
+        part = _kept
     with tf.compat.v1.variable_scope("attention"):
-        x = half(_attention)(shared, x, only_first)
-    return half(_feed_forward)(shared, x)
+        inputs, context = part(_attention)(shared, x, only_first)
+        x = part(_output)(shared, context, inputs)
+    inputs, wide = part(_intermediate)(shared, x)
+    return part(_activated_output)(shared, wide, inputs)
 
 
-def _attention(shared: _Shared, x: _Sum, only_first: bool) -> _Sum:
+def _kept(layer: Callable) -> Callable:
+    return layer
+
+
+def _attention(
+    shared: _Shared, x: _Sum, only_first: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the normalized input and what attention makes of it."""
     tokens = _normalized(shared, x)
     inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
     with tf.compat.v1.variable_scope("self"):
-        context = _attend(shared, inputs, tokens, only_first)
-    with tf.compat.v1.variable_scope("output"):
-        return _add(shared, context, inputs)
+        return inputs, _attend(shared, inputs, tokens, only_first)
 
 
-def _feed_forward(shared: _Shared, x: _Sum) -> _Sum:
-    tokens = _normalized(shared, x)
+def _intermediate(shared: _Shared, x: _Sum) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the normalized input and the wide one of the activation function."""
+    inputs = _normalized(shared, x)
     with tf.compat.v1.variable_scope("intermediate"):
-        act = activation(shared.config.hidden_act, is_training=shared.is_training)
-        wide = act(shared.dense(tokens, shared.config.intermediate_size))
-    with tf.compat.v1.variable_scope("output"):
-        return _add(shared, wide, tokens)
+        return inputs, shared.dense(inputs, shared.config.intermediate_size)
+
+
+def _activated_output(shared: _Shared, wide: tf.Tensor, residual: tf.Tensor) -> _Sum:
+    act = activation(shared.config.hidden_act, is_training=shared.is_training)
+    return _output(shared, act(wide), residual)
 
 
 def _attend(
@@ -289,7 +303,8 @@ def _attend(
     return shared.packing.join_heads(context)
 
 
-def _add(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> _Sum:
-    x = shared.dense(x, shared.config.hidden_size)
-    x = shared.dropout(x, shared.config.hidden_dropout_prob)
-    return _Sum(x + residual, tf.compat.v1.get_variable_scope())
+def _output(shared: _Shared, x: tf.Tensor, residual: tf.Tensor) -> _Sum:
+    with tf.compat.v1.variable_scope("output"):
+        x = shared.dense(x, shared.config.hidden_size)
+        x = shared.dropout(x, shared.config.hidden_dropout_prob)
+        return _Sum(x + residual, tf.compat.v1.get_variable_scope())

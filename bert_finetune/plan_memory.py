@@ -39,12 +39,14 @@ _TEMPORARY_WIDE = 2.7
 _UPDATE_COPIES_OF_LARGEST = 1.8
 _UPDATE_COPIES_OF_OTHERS = 0.15
 
-# With recomputed layers, what is kept are tensors [B, T, H]: the embeddings' and two a
-# layer, the outputs of its halves. On top come the tensors of the half that is
-# recomputed, in copies of [B, T, I] and [B, T, H] for the feed-forward half, and of
-# [B, N, T, T] and [B, T, H] for the attention half.
-_KEPT_OF_LAYER = 2
-_FEED_FORWARD_WIDE = 4.1
+# With recomputed layers, what is kept are the ends of its parts: the embeddings' tensors
+# [B, T, H], and of each layer three of [B, T, H] and the activation function's input,
+# [B, T, I]. On top come the tensors of the layer that is recomputed: while its
+# activation function is, in copies of [B, T, I] and [B, T, H]; while its attention is,
+# in copies of [B, N, T, T] and [B, T, H].
+_KEPT_OF_LAYER = 3
+_FEED_FORWARD_WIDE = 3.65
+_FEED_FORWARD_TOKENS = 3
 _ATTENTION_SCORES = 3
 _ATTENTION_TOKENS = 4
 
@@ -144,8 +146,8 @@ def _recomputed_bytes(
 ) -> tuple[int, int]:
     """Returns (activations, gradients) at the peak with recomputed layers.
 
-    It is in the larger half of the topmost whole layer, or of the lowest: by then more
-    inputs are freed, and there are the gradients of all layers, which are added to the
+    It is in the larger part of the topmost whole layer, or of the lowest: by then what
+    is kept is freed, and there are the gradients of all layers, which are added to the
     accumulators together.
     """
     count = examples * tokens
@@ -155,22 +157,23 @@ def _recomputed_bytes(
     layers = config.num_hidden_layers - 1
     if not layers:  # only the first tokens go on from the only layer
         return _kept_bytes(config, examples, tokens)
-    feed_forward = _FEED_FORWARD_WIDE * wide
+    feed_forward = _FEED_FORWARD_WIDE * wide + _FEED_FORWARD_TOKENS * token
     if config.hidden_dropout_prob:
         feed_forward += token
     attention = _ATTENTION_SCORES * _FLOAT_BYTES * scores + _ATTENTION_TOKENS * token
     if config.attention_probs_dropout_prob:
         attention += _BOOL_BYTES * scores
-    half = max(feed_forward, attention)
-    layer, total = _layer_bytes(config), config.num_hidden_layers
+    largest = max(feed_forward, attention)
+    embeddings, of_layer = 2 * token, _KEPT_OF_LAYER * token + wide
 
     def at(below: int) -> tuple[int, int]:
         """Returns the bytes while the layer above `below` others is recomputed."""
-        kept = (2 + _KEPT_OF_LAYER * below) * token
-        gradients = _head_bytes(config) + (total - below) * layer
-        return int(count * (kept + half)), gradients
+        kept = embeddings + below * of_layer
+        above = config.num_hidden_layers - 1 - below
+        gradients = _head_bytes(config) + above * _layer_bytes(config)
+        return int(count * (kept + largest)), gradients
 
-    return max(at(layers), at(0), key=sum)
+    return max(at(layers - 1), at(0), key=sum)
 
 
 def parameter_bytes(config: BertConfig) -> int:
