@@ -147,8 +147,8 @@ def _recomputed_bytes(
     """Returns (activations, gradients) at the peak with recomputed layers.
 
     It is in the larger part of the topmost whole layer, or of the lowest: by then what
-    is kept is freed, and there are the gradients of all layers, which are added to the
-    accumulators together.
+    is kept is freed, and there are the gradients of all layers above, which are added
+    to the accumulators together.
     """
     count = examples * tokens
     token = _FLOAT_BYTES * config.hidden_size

@@ -163,7 +163,7 @@ flags.DEFINE_enum(
     "recompute",
     NONE,
     RECOMPUTE,
-    "layers: activations are recomputed in the backward pass, half a layer at a time: "
+    "layers: activations are recomputed in the backward pass, part by part: "
     "less memory, more time, the same weights. none: they are kept. auto: with "
     "--micro_batch_size=auto as memory and time ask for; else if the planner says that a "
     "micro-batch would not fit.",

@@ -94,8 +94,8 @@ def sample(candidates: list[Place], size: int, seed: int) -> list[Place]:
     """Draws at least `size` mutants, from every file and evenly from every kind.
 
     A file's share is its share of the candidates, at least one mutant. Each draw takes
-    the kind that was drawn least so far; kinds that matter most to the algorithm are
-    drawn twice as often as the others.
+    the kind that was drawn least so far, files with few kinds first, so that the others
+    make up for them; kinds that matter most to the algorithm are drawn twice as often.
     """
     random_ = random.Random(seed)
     left = collections.defaultdict(list)
@@ -105,6 +105,7 @@ def sample(candidates: list[Place], size: int, seed: int) -> list[Place]:
     for path, inside in left.items():
         turns += [path] * -(-size * len(inside) // len(candidates))
     random_.shuffle(turns)
+    turns.sort(key=lambda path: len({each.mutant.kind for each in left[path]}))
     drawn, counts = [], collections.Counter()
     for path in turns:
         random_.shuffle(left[path])

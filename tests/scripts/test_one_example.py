@@ -25,8 +25,12 @@ def test_recomputed_layers_train_where_one_example_does_not_fit(tmp_path, capsys
 
 @pytest.mark.parametrize(
     ("refused", "recompute", "difference"),
-    [("", True, 0.0), ("One example must fit in memory", False, 0.0)]
-    + [("One example must fit in memory", True, 1e-3)],
+    [
+        ("", True, 0.0),
+        ("One example must fit in memory", False, 0.0),
+        ("One example must fit in memory", True, 1e-3),
+        ("One example must fit in memory", None, 0.0),  # no plan: no limit was met
+    ],
 )
 def test_another_end_of_a_run_is_exit_code_1(
     refused, recompute, difference, tmp_path, monkeypatch
@@ -35,7 +39,8 @@ def test_another_end_of_a_run_is_exit_code_1(
         folder = flags.output_dir / f"{way}-limited"
         folder.mkdir(exist_ok=True)
         plan = {"micro_batches": 1, "recompute": recompute}
-        (folder / "micro_batches.json").write_text(json.dumps(plan))
+        if recompute is not None:
+            (folder / "micro_batches.json").write_text(json.dumps(plan))
         code = int(is_limited and way == "none")
         return subprocess.CompletedProcess([], code, "", refused if code else "")
 
