@@ -247,8 +247,7 @@ def _layer(
     with tf.compat.v1.variable_scope("attention"):
         inputs, context = part(_attention)(shared, x, only_first)
         x = part(_output)(shared, context, inputs)
-    inputs, wide = part(_intermediate)(shared, x)
-    return part(_activated_output)(shared, wide, inputs)
+    return part(_feed_forward)(shared, x)
 
 
 def _kept(layer: Callable) -> Callable:
@@ -265,16 +264,12 @@ def _attention(
         return inputs, _attend(shared, inputs, tokens, only_first)
 
 
-def _intermediate(shared: _Shared, x: _Sum) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the normalized input and the wide one of the activation function."""
+def _feed_forward(shared: _Shared, x: _Sum) -> _Sum:
     inputs = _normalized(shared, x)
     with tf.compat.v1.variable_scope("intermediate"):
-        return inputs, shared.dense(inputs, shared.config.intermediate_size)
-
-
-def _activated_output(shared: _Shared, wide: tf.Tensor, residual: tf.Tensor) -> _Sum:
-    act = activation(shared.config.hidden_act, is_training=shared.is_training)
-    return _output(shared, act(wide), residual)
+        act = activation(shared.config.hidden_act, is_training=shared.is_training)
+        wide = act(shared.dense(inputs, shared.config.intermediate_size))
+    return _output(shared, wide, inputs)
 
 
 def _attend(

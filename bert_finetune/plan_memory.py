@@ -39,13 +39,12 @@ _TEMPORARY_WIDE = 2.7
 _UPDATE_COPIES_OF_LARGEST = 1.8
 _UPDATE_COPIES_OF_OTHERS = 0.15
 
-# With recomputed layers, what is kept are the ends of its parts: the embeddings' tensors
-# [B, T, H], and of each layer three of [B, T, H] and the activation function's input,
-# [B, T, I]. On top come the tensors of the layer that is recomputed: while its
-# activation function is, in copies of [B, T, I] and [B, T, H]; while its attention is,
-# in copies of [B, N, T, T] and [B, T, H].
+# With recomputed layers, what is kept are tensors [B, T, H]: the embeddings' and, of each
+# layer, the inputs of its three parts. On top come the tensors of the layer that is
+# recomputed: while its feed-forward part is, in copies of [B, T, I] and [B, T, H]; while
+# its attention is, in copies of [B, N, T, T] and [B, T, H].
 _KEPT_OF_LAYER = 3
-_FEED_FORWARD_WIDE = 3.65
+_FEED_FORWARD_WIDE = 4
 _FEED_FORWARD_TOKENS = 3
 _ATTENTION_SCORES = 3
 _ATTENTION_TOKENS = 4
@@ -164,14 +163,13 @@ def _recomputed_bytes(
     if config.attention_probs_dropout_prob:
         attention += _BOOL_BYTES * scores
     largest = max(feed_forward, attention)
-    embeddings, of_layer = 2 * token, _KEPT_OF_LAYER * token + wide
 
     def at(below: int) -> tuple[int, int]:
         """Returns the bytes while the layer above `below` others is recomputed."""
-        kept = embeddings + below * of_layer
+        kept = (2 + _KEPT_OF_LAYER * below) * token
         above = config.num_hidden_layers - 1 - below
         gradients = _head_bytes(config) + above * _layer_bytes(config)
-        return int(count * (kept + largest)), gradients
+        return count * (kept + largest), gradients
 
     return max(at(layers - 1), at(0), key=sum)
 
