@@ -29,7 +29,7 @@ from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 
 # Time of an update with recomputed layers, relative to kept activations, and what each
 # micro-step costs besides its tokens: it passes once over the accumulators.
-_RECOMPUTED_TIME = 1.3
+_RECOMPUTED_TIME = 1.22
 _TOKENS_OF_A_MICRO_STEP = 40
 # TensorFlow's best-fit allocator needed up to 1.25 times the bytes alive at once.
 USABLE_SHARE = 0.8

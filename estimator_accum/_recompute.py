@@ -32,6 +32,7 @@ import tensorflow as tf
 from estimator_accum._kinds import current_batch
 
 _GRADIENT = "EstimatorAccumRecompute"
+_TWICE = "EstimatorAccumRecomputeTwice"
 _ATTRIBUTE = "_estimator_accum_recompute"
 _DRAWS = re.compile(r"Random|Truncated|Parameterized|Multinomial|Stateful")
 # Results that are kept; a shape must not ask for a whole tensor again.
@@ -51,12 +52,12 @@ def recompute(layer: Callable, *, always: bool = False) -> Callable:
     Between the passes it keeps the layer's inputs (and other tensors from outside that
     the layer uses), one bit per element of dropout masks, and other results of
     operations with state: random numbers that are not compared with a rate, looked-up
-    rows of variables, and branches (`tf.cond`) with such operations inside. The
-    gradients are those of `layer`, bit for bit, but for two things outside of it: if an
-    input is used elsewhere as well, its gradients are added in another order; and
-    TensorFlow's graph optimizer may fuse or reorder operations in one of the two graphs
-    only, and round the last bit differently (`rewrite_options`: `remapping` and
-    `arithmetic_optimization` off).
+    rows of variables, and branches and loops with such operations or with variables
+    inside. The gradients are those of `layer`, bit for bit, but for two things: if an
+    input is used outside of the layer too, or by an operation whose result is kept, its
+    gradients are added in another order; and TensorFlow's graph optimizer may fuse or
+    reorder operations in one of the two graphs only, and round the last bit differently
+    (`rewrite_options`: `remapping` and `arithmetic_optimization` off).
 
     Updates that the layer registers, such as batch normalization's averages, run once.
     A recomputed layer may contain others.
@@ -87,9 +88,11 @@ def recompute(layer: Callable, *, always: bool = False) -> Callable:
         results = layer(*args, **kwargs)
         created = graph.get_operations()[before:]
         flat = tf.nest.flatten(results, expand_composites=True)
+        tensors = [value for value in flat if tf.is_tensor(value)]
+        if not tensors:
+            return results
         batch = current_batch()
         switch = None if always or batch is None else batch.recompute_switch()
-        tensors = [value for value in flat if tf.is_tensor(value)]
         detached = iter(_detached(tensors, created, switch))
         flat = [next(detached) if tf.is_tensor(value) else value for value in flat]
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
@@ -193,8 +196,9 @@ def _drawn(created: list[tf.Operation]) -> set[tf.Operation]:
 
 
 def _is_trainable(tensor: tf.Tensor) -> bool:
+    """Returns whether a gradient may flow through a tensor, or a list of them."""
     kind = tensor.dtype.base_dtype
-    return kind.is_floating or kind.is_complex
+    return kind.is_floating or kind.is_complex or kind == tf.variant
 
 
 def _needed(
@@ -230,8 +234,13 @@ def _gradient(operation: tf.Operation, *gradients):
             "The gradient of a recomputed layer must be taken once. Received: a second "
             f"derivative, through {operation.name}. Leave recompute out there."
         )
-    pairs = zip(layer.outputs, gradients, strict=False)
-    pairs = [(y, dy) for y, dy in pairs if dy is not None and _is_trainable(y)]
+    pairs = [
+        (y, dy)
+        for y, result, dy in zip(layer.outputs, operation.outputs, gradients)
+        if _is_trainable(y) and not _is_unused(result, dy)
+    ]
+    if not pairs:
+        return [None] * len(operation.inputs)
     outputs, arrived = zip(*pairs, strict=True)
     graph = operation.graph
     before = len(graph.get_operations())
@@ -240,6 +249,17 @@ def _gradient(operation: tf.Operation, *gradients):
     )
     backward = graph.get_operations()[before:]
     return [None] * len(layer.outputs) + _moved(derived, layer, backward, arrived)
+
+
+def _is_unused(result: tf.Tensor, gradient) -> bool:
+    """Returns whether nothing that is derived depends on a result of the layer.
+
+    TensorFlow then passes zeros, since others of the results are used. Through the layer
+    they would be NaN where a slope is infinite, and zeros in place of None.
+    """
+    if not isinstance(gradient, tf.Tensor):  # IndexedSlices or None
+        return gradient is None
+    return gradient.op.type == "ZerosLike" and gradient.op.inputs[0].name == result.name
 
 
 def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) -> list:
@@ -312,11 +332,26 @@ def _switched(tensor: tf.Tensor, switch: tf.Tensor) -> list[tf.Tensor]:
     """
     if _is_setting(tensor) or _is_weight(tensor):
         return [tensor, tensor]
-    return list(tf.raw_ops.Switch(data=tensor, pred=switch))
+    with _of_one_derivative(tensor.graph):
+        return list(tf.raw_ops.Switch(data=tensor, pred=switch))
 
 
 def _merged(recomputed: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.Merge(inputs=[kept, recomputed]).output
+    with _of_one_derivative(kept.graph):
+        return tf.raw_ops.Merge(inputs=[kept, recomputed]).output
+
+
+def _of_one_derivative(graph: tf.Graph):
+    """Context whose switches are no part of a second derivative."""
+    return graph.gradient_override_map({"Switch": _TWICE, "Merge": _TWICE})
+
+
+@tf.RegisterGradient(_TWICE)
+def _refuse_second_derivative(operation: tf.Operation, *gradients):
+    raise ValueError(
+        "The gradient of a layer that may be recomputed must be taken once. Received: a "
+        f"second derivative, through {operation.name}. Use recompute(layer, always=True)."
+    )
 
 
 def _is_setting(tensor: tf.Tensor) -> bool:

@@ -190,7 +190,7 @@ _install() {
         _make_environment
     fi
     step "installing the project and TensorFlow into $environment_name (about a minute)"
-    set -- -m pip install --disable-pip-version-check --editable "$root$_extras"
+    set -- -m pip install --disable-pip-version-check --no-compile --editable "$root$_extras"
     if ! "$environment_python" "$@" -qq; then
         printf '%s\n' "pip could not install the project: its message is above." \
             "To see all of it: $environment_python $*" >&2

@@ -1,6 +1,8 @@
 """Fixtures shared by the tests of several packages."""
 
 import collections
+import gc
+import importlib
 import logging
 import os
 import pathlib
@@ -8,18 +10,28 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-import tensorflow as tf
 
-from estimator_accum.compat import enable_estimator
 from tests.helpers import programs
-
-programs.fork_from_now_on()
-programs.write_no_graph_files()
-enable_estimator()  # a no-op on TensorFlow 2.15
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported
 _CPU_SECS = "cpu_secs"
+
+
+def pytest_configure(config):
+    """Imports TensorFlow where tests run, not in the process that hands them out."""
+    if config.getoption("numprocesses", None):
+        return
+    gc.disable()  # until all modules are imported
+    programs.fork_from_now_on()
+    programs.write_no_graph_files()
+    importlib.import_module("estimator_accum.compat").enable_estimator()
+
+
+def pytest_collection_finish():
+    """Leaves what is imported out of each collection of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,8 +120,8 @@ def _loggers_as_before():
 @pytest.fixture
 def count_session_runs(monkeypatch) -> Callable[[Callable[[], object]], int]:
     """Counts the `session.run` calls that a function makes in this process."""
-    begun = []
-    run = tf.compat.v1.Session.run
+    session, begun = importlib.import_module("tensorflow").compat.v1.Session, []
+    run = session.run
 
     def noted(self, fetches, *args, **kwargs):
         begun.append(fetches)
@@ -120,7 +132,7 @@ def count_session_runs(monkeypatch) -> Callable[[Callable[[], object]], int]:
         function()
         return len(begun) - before
 
-    monkeypatch.setattr(tf.compat.v1.Session, "run", noted)
+    monkeypatch.setattr(session, "run", noted)
     return count
 
 

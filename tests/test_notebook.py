@@ -14,13 +14,18 @@ from tests.helpers.running import DEADLINE_SECS, ROOT
 
 pytestmark = pytest.mark.once
 _PATH = ROOT / "examples" / "bert_in_little_memory.ipynb"
+_SHORTER = {"num_updates=400": "num_updates=40", "UPDATES = 120": "UPDATES = 12"}
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> list[str]:
     """Output of each cell of code: text, and the kinds of its other outputs."""
     folder = tmp_path_factory.mktemp("notebook")
-    notebook = nbformat.read(_PATH, nbformat.NO_CONVERT)
+    text = _PATH.read_text()
+    for words, short in _SHORTER.items():
+        assert text.count(words) == 1
+        text = text.replace(words, short)
+    notebook = nbformat.reads(text, nbformat.NO_CONVERT)
     with pytest.MonkeyPatch.context() as patch, programs.real_starts():
         kernels = folder / "kernels" / "python3"
         kernels.mkdir(parents=True)
@@ -59,7 +64,7 @@ def test_it_plans_trains_compares_and_draws(outputs):
     shown = "\n".join(outputs)
     print(shown)
     assert re.search(r"(?m)^--.* --gradient_accumulation_steps=\d+ --max_seq", shown)
-    assert "training" in shown and "120/120" in shown
+    assert "training" in shown and "12/12" in shown
     differences = re.findall(r"difference of \d{2} variables: (\S+)", shown)
     assert len(differences) == 2 and all(float(each) < 1e-3 for each in differences)
     assert "image/png" in shown

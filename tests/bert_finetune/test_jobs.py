@@ -210,6 +210,7 @@ def _write_mnli(folder: pathlib.Path) -> None:
         path.write_text("\t".join(header) + "\n" + path.read_text())
 
 
+@pytest.mark.once
 def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets(
     settings, trained, tmp_path, caplog
 ):
@@ -229,6 +230,7 @@ def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets
         assert labels <= {"entailment", "neutral", "contradiction"}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("way", ["layers", "auto"])
 def test_recomputed_layers_train_to_the_same_weights(
     settings, trained_settings, trained, monkeypatch, way

@@ -75,6 +75,12 @@ def _loop(h):
     return _dense(tf.while_loop(lambda i, _: i < 3, body, [0, h])[1])
 
 
+def _loop_with_a_variable(h):
+    """Keeps the list of its results, a variant."""
+    kernel = _variable("kernel")
+    return h + tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(kernel, row)), h)
+
+
 def _custom_gradient(h):
     @tf.custom_gradient
     def half_gradient(x):
@@ -112,6 +118,7 @@ _LAYERS = [
     _branch,
     _branch_with_dropout,
     _loop,
+    _loop_with_a_variable,
     _custom_gradient,
     _unused_variable,
     _nested,
@@ -221,6 +228,41 @@ def test_a_gradient_of_rows_stays_one_of_rows():
             value, found = session.run([table, gradient])
         np.testing.assert_array_equal(found.indices, [3, 3, 0])
         np.testing.assert_allclose(found.values, 2 * value[[3, 3, 0]])
+
+
+def test_a_result_that_is_not_used_has_no_gradient():
+    def layer(x):
+        with v1.variable_scope("unused"):
+            root = tf.sqrt(_variable("kernel", (2, 2)) * 0.0)  # of an infinite slope
+        return tf.sin(x), root
+
+    with tf.Graph().as_default():
+        x = tf.constant([1.0, 2.0])
+        y, _ = recompute(layer)(x)
+        (kernel,) = v1.trainable_variables()
+        assert tf.gradients(y, kernel) == [None]
+        y, _ = recompute(lambda x: (tf.sin(x), tf.sqrt(x * 0.0)))(x)
+        (dx,) = tf.gradients(y, x)
+        with v1.Session() as session:
+            np.testing.assert_allclose(session.run(dx), np.cos([1.0, 2.0]), rtol=1e-6)
+
+
+def test_a_layer_may_return_nothing():
+    with tf.Graph().as_default():
+        assert recompute(lambda x: None)(tf.constant(1.0)) is None
+
+
+def test_a_second_derivative_needs_a_layer_that_always_is_recomputed():
+    def slope_of_slope(wrap):
+        x = tf.constant([0.5])
+        (slope,) = tf.gradients(wrap(tf.sin)(x), x)
+        return tf.gradients(slope, x)[0]
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        found = session.run(slope_of_slope(recompute))
+        np.testing.assert_allclose(found, [-np.sin(0.5)], rtol=1e-6)
+        with pytest.raises(ValueError, match="second derivative, .* always=True"):
+            slope_of_slope(_always)
 
 
 _DEPTH = 8

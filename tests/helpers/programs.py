@@ -23,6 +23,7 @@ checkpoints.
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -381,6 +382,7 @@ def _preload() -> None:
         for name in _LAZY_OF_TENSORFLOW_2_15:
             dir(operator.attrgetter(name)(tensorflow))
     write_no_graph_files()
+    gc.freeze()  # what is imported is no garbage, and its pages stay shared
 
 
 if __name__ == "__main__":

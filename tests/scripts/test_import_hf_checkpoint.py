@@ -60,6 +60,7 @@ def _with_head(tensors, old_names=False):
     return renamed
 
 
+@pytest.mark.once
 def test_script_runs_by_its_path_and_makes_the_three_parts(tmp_path, real_starts):
     source = write_folder(tmp_path / "theirs")
     script = import_hf_checkpoint.__file__

@@ -156,6 +156,7 @@ def test_bag_of_words_baseline_can_learn_what_words_do_tell(corpus):
     assert _matthews_correlation(bags[2500:] @ weights > 0, labels[2500:]) > 0.95
 
 
+@pytest.mark.once
 def test_folder_holds_what_run_classifier_takes(tmp_path, monkeypatch, folder):
     monkeypatch.setitem(make_demo_data.PRETRAINING, "num_updates", 2)
     output = tmp_path / "new" / "data"

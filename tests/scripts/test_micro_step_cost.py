@@ -19,6 +19,7 @@ def _exit_code(monkeypatch, **flags) -> int:
     return left.value.code
 
 
+@pytest.mark.once
 def test_the_ratios_are_printed_and_held_to_their_bound(monkeypatch, capsys):
     make, runs, secs = micro_step_cost._micro_step, {}, {}
 

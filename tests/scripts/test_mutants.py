@@ -202,6 +202,7 @@ def test_hang():
 _FORK = "from scripts.mutation import fork; fork._SLOW_IMPORTS = (); fork.main()"
 
 
+@pytest.mark.once
 def test_forked_run_keeps_the_order_and_leaves_no_process(tmp_path):
     (tmp_path / "test_a.py").write_text(_TESTS)
 
