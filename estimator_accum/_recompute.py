@@ -37,6 +37,7 @@ _ATTRIBUTE = "_estimator_accum_recompute"
 _DRAWS = re.compile(r"Random|Truncated|Parameterized|Multinomial|Stateful")
 # Results that are kept; a shape must not ask for a whole tensor again.
 _SMALL = {"Const", "Shape", "ShapeN", "Size", "Rank"}
+_FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}  # a copy is not
 _CONTROL_FLOW_V1 = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Exit"}
 
 
@@ -172,7 +173,7 @@ def _can_run_again(operation: tf.Operation) -> bool:
 
     It depends on its inputs alone, changes nothing, and its result may be large.
     """
-    return not operation.op_def.is_stateful and operation.type not in _SMALL
+    return not operation.op_def.is_stateful and operation.type not in _SMALL | _FED
 
 
 def _drawn(created: list[tf.Operation]) -> set[tf.Operation]:

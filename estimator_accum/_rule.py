@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -212,6 +213,18 @@ def update_ops_of(rule: Rule) -> list[tf.Operation]:
     """Returns the operations of every micro-step: batch normalization's averages."""
     if rule.update_ops is not None:
         return rule.update_ops
-    if tf.compat.v1.get_default_graph().building_function:
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function:
         return []  # inside a caller's tf.cond; they belong outside
-    return tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    updates = graph.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return updates
+    # The replicas of a process share the collection, and each has its own micro-batch.
+    own = _replica_of(f"{graph.get_name_scope()}/")
+    return [update for update in updates if _replica_of(update.name) == own]
+
+
+def _replica_of(name: str) -> str | None:
+    """Returns the number of the replica that has made an operation; None: the first."""
+    found = re.search(r"(?:^|/)replica_(\d+)/", name)
+    return found and found[1]

@@ -68,8 +68,9 @@ def whole_batch_loss(
             row for each example, and rows of the same shape in all micro-batches.
         loss_fn: Function of that structure, with Tensors [N, ...], that returns a
             floating-point scalar. It may read trainable variables, which get their
-            gradients, and must use no other tensor of the micro-batch. It is called
-            once.
+            gradients; variables of `trainable=False` get none, also if a `var_list`
+            names them. It must use no other tensor of the micro-batch and change no
+            variable, and is called once.
         across_replicas: Whether N counts the examples of all replicas that train in
             sync; then each computes the same loss. False: each replica's own examples.
 
@@ -103,13 +104,17 @@ def whole_batch_loss(
     tensors = [_checked(leaf, across_replicas) for leaf in tf.nest.flatten(outputs)]
     _check_needs_no_loss(tensors)
 
+    graph = tf.compat.v1.get_default_graph()
+    scope = graph.get_name_scope()
+
     def loss_of(everything: list[tf.Tensor]) -> tf.Tensor:
-        return loss_fn(tf.nest.pack_sequence_as(outputs, everything))
+        # Keras names variables by the scope; they are those of loss_fn(outputs).
+        with graph.name_scope(scope and f"{scope}/"):
+            return loss_fn(tf.nest.pack_sequence_as(outputs, everything))
 
     with tf.name_scope("whole_batch_loss"):
         with tf.control_dependencies(None):
             value, sources, made = _make(batch, tensors, loss_of, across_replicas)
-        graph = tf.compat.v1.get_default_graph()
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
             value, *_ = tf.identity_n([value, *sources])
     setattr(value.op, _ATTRIBUTE, made)
@@ -234,11 +239,15 @@ def _make(
         loss = check_loss(loss_of(everything))
     finally:
         set_current_batch(batch)
+    after = graph.get_operations()[before:]
     needed = ancestors([loss.op])
-    created = [each for each in graph.get_operations()[before:] if each in needed]
+    created = [each for each in after if each in needed]
     captured = _captured(loss, created, everything)
     _check_of_no_micro_batch(captured, batch)
-    _check_loss_fn(created, is_joint)
+    updates = graph.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    updates = ancestors([getattr(update, "op", update) for update in updates])
+    registered = [each for each in after if each in updates]
+    _check_loss_fn(created, registered, is_joint)
     captured = [tensor for tensor in captured if _is_trained(tensor)]
     has_gradient = [tensor.dtype.is_floating for tensor in tensors]
     (value, total), kept = (None, batch.rows), [loss]
@@ -445,9 +454,17 @@ def _check_of_no_micro_batch(captured: list[tf.Tensor], batch: WholeBatch) -> No
         )
 
 
-def _check_loss_fn(created: list[tf.Operation], is_joint: bool) -> None:
-    """Raises ValueError if loss_fn changes something, or replicas' losses differ."""
-    received = [variable.name for variable in written_by(created)]
+def _check_loss_fn(
+    created: list[tf.Operation], registered: list[tf.Operation], is_joint: bool
+) -> None:
+    """Raises ValueError if loss_fn changes something, or replicas' losses differ.
+
+    Args:
+        created: Operations of loss_fn that the loss needs.
+        registered: Those that its updates need, which would run with each micro-batch.
+        is_joint: Whether all replicas compute the loss.
+    """
+    received = [variable.name for variable in written_by([*created, *registered])]
     if is_joint:
         received += [operation.name for operation in created if is_draw(operation)]
     if received:

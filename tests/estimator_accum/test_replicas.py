@@ -10,6 +10,7 @@ from estimator_accum import (
     get_windows,
     make_accumulating_train_op,
 )
+from estimator_accum._rule import Rule, update_ops_of
 from estimator_accum.keras import accumulate
 from tests.helpers.interfaces import sgd, start_session
 
@@ -241,3 +242,23 @@ def test_an_optimizer_that_would_reduce_again_is_refused():
     sentence = r"`skip_gradients_aggregation`.*Received: Own"
     with pytest.raises(ValueError, match=sentence):
         _TwoReplicas(lambda loss: make_accumulating_train_op(loss, Own(1.0), 2))
+
+
+def test_each_replica_runs_the_updates_that_it_has_made():
+    """One of another replica would need the other's micro-batch."""
+    found = []
+
+    def replica():
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, tf.no_op("update"))
+        context = tf.distribute.get_replica_context()
+        context.merge_call(lambda strategy: None)  # now all have made theirs
+        rule = Rule(v1.train.GradientDescentOptimizer(0.1), 2)
+        found.append([update.name for update in update_ops_of(rule)])
+
+    with tf.Graph().as_default():  # eager creation needs two CPUs
+        strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+        with strategy.scope():
+            strategy.extended.call_for_each_replica(replica)
+        assert found == [["update"], ["replica_1/update"]]
+        both = update_ops_of(Rule(v1.train.GradientDescentOptimizer(0.1), 2))
+        assert len(both) == 2

@@ -679,9 +679,15 @@ def _counting(outputs):
     return _count(_info_nce(outputs))
 
 
+def _normalizing(outputs):
+    normalized = v1.layers.batch_normalization(outputs[0], training=True, name="norm")
+    return _info_nce([normalized, outputs[1]])
+
+
 _REFUSED_LOSSES = [
     (_lookup, "must not look up rows.*Received: table"),
     (_counting, "must change no variable.*Received: counter"),
+    (_normalizing, "must change no variable.*Received: norm/moving_mean"),
     (lambda outputs: outputs[0], "must be a scalar"),
 ]
 
@@ -690,6 +696,15 @@ _REFUSED_LOSSES = [
 def test_losses_that_would_be_wrong_are_refused(loss_fn, message):
     with pytest.raises(ValueError, match=message):
         _Run(_model(loss_fn), 3)
+
+
+def test_variables_of_loss_fn_have_the_names_that_they_have_without():
+    def loss_fn(outputs):
+        head = tf.keras.layers.Dense(4, name="head")
+        return _info_nce([head(output) for output in outputs])
+
+    ours, theirs = (_Run(_model(loss_fn), count, (5,)).values for count in (2, None))
+    assert ours.keys() == theirs.keys() >= {"head/kernel", "head/bias"}
 
 
 def test_loss_fn_must_not_use_a_tensor_of_the_micro_batch():
