@@ -258,7 +258,8 @@ def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
         return False
     value = tf.get_static_value(constant)
     return value == value.dtype.type(1.0 / replicas) and any(
-        frame.name == "_scale_loss" for frame in operation.traceback
+        frame.name == "_scale_loss"
+        for frame in operation.traceback or ()  # a copied operation has none
     )
 
 

@@ -11,6 +11,7 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 from estimator_accum._rule import Rule, update_ops_of
+from estimator_accum._state import _scales_a_loss
 from estimator_accum.keras import accumulate
 from tests.helpers.interfaces import sgd, start_session
 
@@ -262,3 +263,14 @@ def test_each_replica_runs_the_updates_that_it_has_made():
         assert found == [["update"], ["replica_1/update"]]
         both = update_ops_of(Rule(v1.train.GradientDescentOptimizer(0.1), 2))
         assert len(both) == 2
+
+
+def test_a_half_in_an_imported_graph_scales_no_loss():
+    """As in the copies of a recomputed layer: they do not say who made them."""
+    with tf.Graph().as_default() as graph:
+        tf.constant(0.5)
+    definition = graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(definition)
+    (half,) = graph.get_operations()
+    assert not _scales_a_loss(half, 2)

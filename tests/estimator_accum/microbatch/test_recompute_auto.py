@@ -167,6 +167,24 @@ def test_layers_that_always_recompute_have_no_switch(tmp_path):
     train_in_micro_batches(model_fn, tmp_path, _INPUT, "auto", max_steps=1)
 
 
+def test_layers_inside_others_are_switched_with_them(tmp_path):
+    def train_with(wrap):
+        def model_fn(features, labels, mode):
+            hidden = wrap(lambda x: tf.sin(wrap(hidden_layer)(x)))(features["x"])
+            loss = tf.reduce_mean((output_layer(hidden) - labels) ** 2)
+            optimizer = v1.train.AdamOptimizer(0.01)
+            train_op = make_accumulating_train_op(loss, optimizer, 1)
+            return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+        folder = tmp_path / wrap.__name__
+        return train_in_micro_batches(model_fn, folder, _INPUT, "auto", max_steps=3)
+
+    def as_it_is(layer):
+        return layer
+
+    assert difference(train_with(recompute), train_with(as_it_is)) <= 1e-7
+
+
 def test_a_plan_with_something_else_in_it_is_named(monkeypatch, tmp_path):
     (tmp_path / "micro_batches.json").write_text('{"micro_batches": 2, "recompute": 1}')
     machine = Machine(monkeypatch, kept=2, recomputed=8)
