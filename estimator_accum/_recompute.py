@@ -61,7 +61,8 @@ def recompute(layer: Callable, *, always: bool = False) -> Callable:
     (`rewrite_options`: `remapping` and `arithmetic_optimization` off).
 
     Updates that the layer registers, such as batch normalization's averages, run once.
-    A recomputed layer may contain others.
+    A recomputed layer may contain others. Only gradients of optimizers and tf.gradients
+    recompute; a tf.GradientTape keeps the activations.
 
     Args:
         layer: Function of tensors, in any structure, and other arguments that returns
@@ -75,7 +76,8 @@ def recompute(layer: Callable, *, always: bool = False) -> Callable:
     Raises:
         TypeError: If `layer` is not callable.
         ValueError: When it is called eagerly, in a `tf.function`, or in a branch or
-            loop; when the layer contains control flow of TensorFlow 1.
+            loop; when the layer contains control flow of TensorFlow 1, or writes a
+            reference variable that it reads.
     """
     if not callable(layer):
         raise TypeError(
@@ -160,6 +162,7 @@ def _detached(
                 "tf.compat.v1.enable_control_flow_v2() at the program's start."
             )
     given += [tensor for tensor in outputs if tensor.op not in inside]
+    _check_reads(given, created)
     kept = list({t.name: t for t in given if _is_trainable(t)}.values())
     graph = tf.compat.v1.get_default_graph()
     with graph.gradient_override_map({"IdentityN": _GRADIENT}):
@@ -168,12 +171,34 @@ def _detached(
     return detached[: len(outputs)]
 
 
+def _check_reads(given: list[tf.Tensor], created: list[tf.Operation]) -> None:
+    """Raises ValueError if a value that is kept changes before the backward pass."""
+    known = tf.compat.v1.global_variables() + tf.compat.v1.local_variables()
+    writers = set(created) - {variable.initializer for variable in known}
+    for tensor in given:
+        if tensor.op.type != "Identity" or not tensor.op.inputs[0].dtype._is_ref_dtype:
+            continue
+        variable = tensor.op.inputs[0]
+        for user in variable.consumers():
+            is_write = any(each.dtype._is_ref_dtype for each in user.outputs)
+            if is_write and user in writers:
+                raise ValueError(
+                    "A recomputed layer must not write a reference variable that it "
+                    f"reads. Received: {variable.op.name}, written by {user.name}. "
+                    "Make it with use_resource=True."
+                )
+
+
 def _can_run_again(operation: tf.Operation) -> bool:
     """Returns whether an operation is run again, instead of its result being kept.
 
-    It depends on its inputs alone, changes nothing, and its result may be large.
+    It depends on its inputs alone, changes nothing, and its result may be large. What
+    reads or writes a reference variable is not said to have state.
     """
-    return not operation.op_def.is_stateful and operation.type not in _SMALL | _FED
+    if operation.op_def.is_stateful or operation.type in _SMALL | _FED:
+        return False
+    tensors = (*operation.inputs, *operation.outputs)
+    return not any(tensor.dtype._is_ref_dtype for tensor in tensors)
 
 
 def _drawn(created: list[tf.Operation]) -> set[tf.Operation]:
@@ -249,7 +274,14 @@ def _gradient(operation: tf.Operation, *gradients):
         outputs, layer.kept, grad_ys=arrived, stop_gradients=layer.kept
     )
     backward = graph.get_operations()[before:]
-    return [None] * len(layer.outputs) + _moved(derived, layer, backward, arrived)
+    moved = _moved(derived, layer, backward, arrived)
+    # TensorFlow 1's loops find their lists of gradients by the scope of what arrives.
+    moved = tf.nest.map_structure(
+        lambda each: each if each is None else tf.identity(each),
+        moved,
+        expand_composites=True,
+    )
+    return [None] * len(layer.outputs) + moved
 
 
 def _is_unused(result: tf.Tensor, gradient) -> bool:

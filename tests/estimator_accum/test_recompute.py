@@ -247,6 +247,30 @@ def test_a_result_that_is_not_used_has_no_gradient():
             np.testing.assert_allclose(session.run(dx), np.cos([1.0, 2.0]), rtol=1e-6)
 
 
+def test_a_reference_variable_that_a_layer_reads_and_writes_is_refused():
+    def layer(x):
+        average = v1.get_variable("average", [2], trainable=False, use_resource=False)
+        read = tf.identity(average)
+        with tf.control_dependencies([v1.assign(average, 0.9 * read + 0.1 * x)]):
+            return tf.sin(x * read)
+
+    with tf.Graph().as_default():
+        sentence = r"reads\. Received: average, written by Assign\. Make"
+        with pytest.raises(ValueError, match=sentence):
+            recompute(layer)(tf.constant([1.0, 2.0]))
+
+
+def test_a_tape_keeps_the_activations():
+    with tf.Graph().as_default() as graph, tf.GradientTape() as tape:
+        x = tf.constant([0.5])
+        tape.watch(x)
+        slope = tape.gradient(recompute(lambda x: tf.sin(tf.sin(x)))(x), x)
+        assert not any("recompute" in op.name for op in graph.get_operations())
+        with v1.Session() as session:
+            expected = np.cos(np.sin(0.5)) * np.cos(0.5)
+            np.testing.assert_allclose(session.run(slope), [expected], rtol=1e-6)
+
+
 def test_a_layer_may_return_nothing():
     with tf.Graph().as_default():
         assert recompute(lambda x: None)(tf.constant(1.0)) is None

@@ -6,12 +6,14 @@ from tests.helpers import running
 
 _FOLDER = running.ROOT / "tests" / "estimator_accum"
 # A test for each part that is built differently: variables and their rows, the
-# `tf.cond` of the boundary, two of them, restored windows, reports, the retry after
-# running out of memory, writes of a micro-batch.
+# `tf.cond` of the boundary, two of them, restored windows, recomputed layers and the
+# loops in them, reports, the retry after running out of memory, writes of a micro-batch.
 _TESTS = {
     "test_train_op.py": "state_table or two_thousand or rows_of_the_window "
     "or mixed_dtypes or inside_apply_gradients or two_train_ops or fails_leaves",
     "test_equivalence.py": "adam or momentum or numpy or clip_norm",
+    "test_recompute.py": "without_bit and not branch and (_dropout or _embedding "
+    "or loop_with_a_variable or _batch_norm)",
     "hooks/test_hooks.py": "stopped_in_mid_window or have_a_row or just_ends",
     "microbatch/test_memory.py": "failures_anywhere",
     "microbatch/test_inside_model_fn.py": "clipping_schedules or batch_normalization "
