@@ -35,7 +35,7 @@ case "$1 $2" in
         ;;
     "-m pip")
         for last; do :; done
-        echo "pip $6" >>"$log"
+        echo "pip $7" >>"$log"
         until [ -e "${{PIP_WAITS_FOR:-/}}" ]; do sleep 0.01; done
         [ -z "${{FAIL_PIP:-}}" ] || exit 1
         ;;
