@@ -25,6 +25,7 @@ def pytest_configure(config):
     gc.disable()  # until all modules are imported
     programs.fork_from_now_on()
     programs.write_no_graph_files()
+    programs.optimize_few_graphs()
     importlib.import_module("estimator_accum.compat").enable_estimator()
 
 
@@ -100,6 +101,13 @@ def _nothing_outlives_the_suite():
 def real_starts():
     """Starts the programs of the test as a user does, without forking."""
     with programs.real_starts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def graph_optimizer():
+    """Leaves TensorFlow's graph optimizer on, as users have it."""
+    with programs.graph_optimizer():
         yield
 
 

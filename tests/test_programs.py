@@ -9,6 +9,7 @@ import sys
 
 import psutil
 import pytest
+import tensorflow as tf
 
 from tests.helpers import programs, running
 
@@ -103,6 +104,18 @@ def test_signals_reach_the_program_alone(kind):
             process.stdout.readline()
             process.send_signal(number)
             assert process.wait() == expected
+
+
+def _optimizes_graphs() -> bool:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        config = session._config
+    return not (config and config.graph_options.rewrite_options.disable_meta_optimizer)
+
+
+def test_graphs_are_optimized_only_where_a_test_asks_for_it():
+    assert not _optimizes_graphs()
+    with programs.graph_optimizer():
+        assert _optimizes_graphs()
 
 
 _NESTED = """

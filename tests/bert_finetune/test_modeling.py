@@ -12,6 +12,7 @@ from bert_finetune.modeling import classifier_logits, encode
 from estimator_accum import make_accumulating_train_op, recompute
 from tests.helpers import tiny_bert
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 _SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
 _SIZES |= {"intermediate_size": 40, "max_position_embeddings": 12}
 _CONFIG = dataclasses.replace(tiny_bert.CONFIG, num_hidden_layers=2, **_SIZES)

@@ -16,6 +16,7 @@ from tests.helpers.toy_models import (
     train_plain,
 )
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 UPDATES = 30
 

@@ -12,7 +12,7 @@ from estimator_accum import (
 from estimator_accum._graph import ancestors
 from tests.helpers.interfaces import after_each, sgd, start_session
 
-pytestmark = pytest.mark.usefixtures("fresh_graph")
+pytestmark = pytest.mark.usefixtures("fresh_graph", "graph_optimizer")
 v1 = tf.compat.v1
 NAN, INF = float("nan"), float("inf")
 

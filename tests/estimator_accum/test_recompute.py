@@ -22,6 +22,7 @@ from estimator_accum._recompute import _pack, _unpack
 from tests.helpers.interfaces import start_session
 from tests.helpers.microbatch_runs import INPUT, hidden_layer, output_layer
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _WIDTH, _ROWS = 12, 7  # of which 7 x 12 bits are no whole bytes
 

@@ -21,7 +21,7 @@ from tests.helpers.toy_models import (
     train_plain,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_graph")
+pytestmark = pytest.mark.usefixtures("fresh_graph", "graph_optimizer")
 v1 = tf.compat.v1
 _STEPS = "gradient_accumulation_steps"
 

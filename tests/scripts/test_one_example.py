@@ -10,8 +10,13 @@ from scripts.experiments import one_example
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_recomputed_layers_train_where_one_example_does_not_fit(tmp_path, capsys):
-    flags = ["--examples=1", "--updates=1", f"--output_dir={tmp_path / 'out'}"]
+def test_recomputed_layers_train_where_one_example_does_not_fit(
+    tmp_path, capsys, monkeypatch
+):
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
+    monkeypatch.setattr(one_example, "_ENCODER", one_example._ENCODER | sizes)
+    flags = ["--examples=1", "--updates=1", "--limit_mb=52"]
+    flags.append(f"--output_dir={tmp_path / 'out'}")
     assert one_example.main(flags) == 0
     output = capsys.readouterr().out
     assert (

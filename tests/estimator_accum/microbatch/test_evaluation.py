@@ -26,6 +26,7 @@ from tests.helpers.microbatch_runs import (
     words_input_fn,
 )
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _PLENTY = types.SimpleNamespace(allocate=lambda x: x)
 _SIZES = [16, 8, *[4] * 20, *[2, 2, 2, 1]]  # of 5 batches of 16 and one of 7

@@ -33,6 +33,7 @@ from tests.helpers.microbatch_runs import (
     train_in_micro_batches,
 )
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 
 

@@ -31,6 +31,7 @@ from tests.helpers.microbatch_runs import (
 )
 from tests.helpers.script_models import SCRIPTS
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 
 _X, _Y = make_data(16)

@@ -24,6 +24,7 @@ from tests.helpers.microbatch_runs import (
     train_in_micro_batches,
 )
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _INPUT = input_fn_of(examples=10 * 16, batch_size=16)
 

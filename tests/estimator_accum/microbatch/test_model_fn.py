@@ -15,6 +15,7 @@ from tests.helpers.microbatch_runs import (
     train_in_micro_batches,
 )
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 # 5 batches, the last of which is short.
 _INPUT = input_fn_of(examples=4 * 64 + 37, batch_size=64)

@@ -10,6 +10,7 @@ from estimator_accum import microbatch_model_fn
 from tests.helpers.little_memory import Memory
 from tests.helpers.microbatch_runs import Fetch
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _BATCHES = [range(16), range(16, 32), range(32, 39)]
 

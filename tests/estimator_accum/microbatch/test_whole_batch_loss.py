@@ -21,6 +21,7 @@ from estimator_accum.microbatch._staging import stage
 from tests.helpers.interception import AS_IT_IS
 from tests.helpers.microbatch_runs import spec_of
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _SIZES = (12, 12, 5)  # examples of the batches
