@@ -198,13 +198,16 @@ def test_defaults_of_the_readme_are_those_of_the_flags():
         assert shown in (default, f"{default}.0"), name
 
 
+# Like `trained`: to the bit, with TensorFlow's graph optimizer.
 @pytest.mark.once
+@pytest.mark.usefixtures("graph_optimizer")
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
     trained, flags, run_main, tmp_path
 ):
     whole, done = trained
     command = (_PROGRAM, "--cpus=1", "--dies_after=5", *_arguments(flags))
-    killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
+    with programs.real_starts():
+        killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
     assert killed.returncode == 9
     again = run_main(flags)
     assert "going on after update 4" in again.stderr
