@@ -37,7 +37,8 @@ _ATTRIBUTE = "_estimator_accum_recompute"
 _DRAWS = re.compile(r"Random|Truncated|Parameterized|Multinomial|Stateful")
 # Results that are kept; a shape must not ask for a whole tensor again.
 _SMALL = {"Const", "Shape", "ShapeN", "Size", "Rank"}
-_FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}  # a copy is not
+# Values that a session gets from outside, under this name and no copy's.
+_FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 _CONTROL_FLOW_V1 = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Exit"}
 
 

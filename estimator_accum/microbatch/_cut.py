@@ -16,7 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum._graph import ancestors
-from estimator_accum.microbatch._graph import writers_of
+from estimator_accum.microbatch._graph import needed_by_updates, writers_of
 
 _LINEAR = {"Add", "AddN", "AddV2", "Identity", "Neg", "Sub"}
 _STATISTICS = re.compile(r"moving_(mean|variance|stddev)|renorm_")  # of batch norm
@@ -158,8 +158,7 @@ def check_each(
             f"{read.name} of type {read.type}, which also needs {_of(read, of_batch)} "
             "of a micro-batch. Train without micro-batches."
         )
-    update_ops = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
-    statistics = ancestors([getattr(update, "op", update) for update in update_ops])
+    statistics = needed_by_updates()
     local = {variable.op.name for variable in tf.compat.v1.local_variables()}
     written = writers_of(needed, {handle.op for handle in handles})
     for variable, writers in written.items():

@@ -166,6 +166,12 @@ def _dtype_of(variable: tf.Operation) -> tf.DType:
     return tf.as_dtype(variable.get_attr("dtype"))
 
 
+def needed_by_updates() -> dict[tf.Operation, tf.Operation | None]:
+    """Returns the ancestors of all updates that layers have registered."""
+    updates = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    return ancestors([getattr(update, "op", update) for update in updates])
+
+
 def written_by(
     operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
 ) -> list[tf.Operation]:

@@ -21,7 +21,12 @@ from estimator_accum._graph import ancestors, run_either
 from estimator_accum._kinds import current_batch, own_gradients, set_current_batch
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._gather import gather, make_exchange
-from estimator_accum.microbatch._graph import path_to, variable_of, written_by
+from estimator_accum.microbatch._graph import (
+    needed_by_updates,
+    path_to,
+    variable_of,
+    written_by,
+)
 from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._staging import Slot
 
@@ -244,8 +249,7 @@ def _make(
     created = [each for each in after if each in needed]
     captured = _captured(loss, created, everything)
     _check_of_no_micro_batch(captured, batch)
-    updates = graph.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
-    updates = ancestors([getattr(update, "op", update) for update in updates])
+    updates = needed_by_updates()
     registered = [each for each in after if each in updates]
     _check_loss_fn(created, registered, is_joint)
     captured = [tensor for tensor in captured if _is_trained(tensor)]

@@ -367,7 +367,7 @@ def write_no_graph_files() -> None:
 def optimize_few_graphs() -> None:
     """Turns TensorFlow's graph optimizer off, but within `graph_optimizer()`.
 
-    It takes a quarter of the time of a program with small graphs.
+    It takes long for small graphs.
     """
     session = importlib.import_module("tensorflow.python.client.session").BaseSession
     protos = importlib.import_module("tensorflow.core.protobuf.config_pb2")
