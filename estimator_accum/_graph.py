@@ -1,6 +1,6 @@
 """Graph helpers: ancestors, branches without captures, variables, replicas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
@@ -126,6 +126,44 @@ def run_either(
 
     done = either(predicate, lambda: run(if_true), lambda: run(if_false))[0]
     return None if is_eager else done.op
+
+
+def copy_operations(
+    operations: Iterable[tf.Operation], inputs: dict[str, tf.Tensor], name: str
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Copies operations; returns (tensor, its copy) for each of their outputs.
+
+    Args:
+        operations: The operations. What one of them waits for is copied with it, if it
+            is one of them.
+        inputs: What the copies read in place of tensors of other operations, by name.
+        name: Scope of the copies.
+    """
+    operations = sorted(operations, key=lambda each: each.name)  # always the same
+    if not operations:
+        return []
+    graph, copied = operations[0].graph, {operation.name for operation in operations}
+    scope = graph.unique_name(name)
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.CopyFrom(graph.graph_def_versions)
+    for operation in operations:
+        node = definition.node.add()
+        node.CopyFrom(operation.node_def)
+        node.attr.pop("_class", None)  # colocation with what is not copied
+        if "frame_name" in node.attr:  # a loop of its own
+            node.attr["frame_name"].s += f"/{scope}".encode()
+        del node.input[:]
+        node.input.extend(tensor.name for tensor in operation.inputs)
+        node.input.extend(
+            f"^{other.name}"
+            for other in operation.control_inputs
+            if other.name in copied
+        )
+    outputs = [tensor for operation in operations for tensor in operation.outputs]
+    copies = tf.graph_util.import_graph_def(
+        definition, inputs, [tensor.name for tensor in outputs], name=name
+    )
+    return list(zip(outputs, copies, strict=True))
 
 
 def nan(dtype: tf.DType = tf.float32) -> tf.Tensor:

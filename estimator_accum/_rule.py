@@ -116,12 +116,17 @@ def _check_clip_norm(clip_norm) -> None:
         )
 
 
-def _check_reduction(reduction, weight, noise_scale) -> None:
+def check_reduction(reduction) -> None:
+    """Raises ValueError unless `reduction` is one of the two."""
     if reduction not in ("mean", "sum"):
         raise ValueError(
             "`reduction` must be one of 'mean' and 'sum'. "
             f"Received: {reduction!r}. Use 'mean' unless the loss sums over examples."
         )
+
+
+def _check_reduction(reduction, weight, noise_scale) -> None:
+    check_reduction(reduction)
     if reduction == "sum" and (weight is not None or noise_scale):
         raise ValueError(
             "`reduction='sum'` adds gradients as they are, so it takes neither `weight` "

@@ -29,15 +29,28 @@ def micro_batch_seed(name: str) -> tf.Tensor:
     Raises:
         ValueError: If the graph has no global step.
     """
+    return _named(name, _micro_batch_number(current_batch()))
+
+
+def batch_seed(name: str) -> tf.Tensor:
+    """Returns a seed that all micro-batches of a batch share; see `micro_batch_seed`."""
+    return _named(name, _micro_batch_number(None))
+
+
+def _named(name: str, number: tf.Tensor) -> tf.Tensor:
     seed, _ = tf.compat.v1.get_seed(0)
     named = zlib.crc32(f"{seed}/{name}".encode())
-    return tf.stack([tf.constant(named, tf.int64), _micro_batch_number()])
+    return tf.stack([tf.constant(named, tf.int64), number])
 
 
-def _micro_batch_number() -> tf.Tensor:
-    """Returns a scalar int64 that no two micro-batches of a run share."""
+def _micro_batch_number(batch) -> tf.Tensor:
+    """Returns a scalar int64 that no two micro-batches of a run share.
+
+    Args:
+        batch: The batch that is cut; None if there is none.
+    """
     graph = tf.compat.v1.get_default_graph()
-    batch, replica = current_batch(), tf.distribute.get_replica_context()
+    replica = tf.distribute.get_replica_context()
     number, count = 0, 1
     if replica is not None:
         number, count = replica.replica_id_in_sync_group, replica.num_replicas_in_sync

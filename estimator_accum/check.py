@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _change_estimators(flags: argparse.Namespace) -> None:
     from estimator_accum.run._check import check_instead_of_training
 
-    check_instead_of_training(flags.reduction, flags.updates)
+    check_instead_of_training(flags.updates)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from estimator_accum._accumulators import (
@@ -42,6 +41,21 @@ class Exchange(NamedTuple):
     operations: list[tf.Operation]
     has_failed: tf.Tensor
     failures: tf.Tensor
+
+
+class Part(NamedTuple):
+    """One component of a part of the batch.
+
+    Attributes:
+        sliced: The micro-batch's.
+        whole: The batch's, in a run after it is staged.
+        has_rows: Whether it has one row for each example; else the examples of a sparse
+            or ragged tensor have any number of entries.
+    """
+
+    sliced: tf.Tensor
+    whole: tf.Tensor
+    has_rows: bool
 
 
 @dataclasses.dataclass
@@ -87,11 +101,13 @@ class WholeBatch(Kind):
             op is made.
         earlier_passes: Passes before the one of `micro_ops`, in their order.
         computed_twice: Tensors that an earlier pass computes too.
-        means: Operations of losses that `reduction="auto"` takes for means.
+        last_pass: The pass of `micro_ops`, `empty_ops` and `fetches`.
         micro_ops: Operations that run with every micro-batch.
         fetches: Tensors that are fetched with every micro-batch.
-        fed: Scalars of the micro-batch with whose values for the batch the train op is
-            fed, and whether these are their sums, not their means.
+        reported: Tensors of the micro-batch with whose values for the batch the train
+            op is fed, and what computes these after the last pass. If one micro-batch
+            is the batch, its own are fetched with it.
+        parts: The batch's parts: what is sliced, and what is whole.
         discard_ops: Operations that drop the micro-batches so far, before a retry.
         empty_ops: Operations that run instead of micro-batches on a replica without
             examples.
@@ -99,6 +115,7 @@ class WholeBatch(Kind):
             here are in no collection.
         handles: Handles of variables that micro-batches may write and that a retry does
             not restore.
+        keys: What is looked at before the first update; None if nothing.
     """
 
     def __init__(self, reduction: str, is_auto: bool = False):
@@ -115,13 +132,15 @@ class WholeBatch(Kind):
         self.weight = None
         self.earlier_passes = []
         self.computed_twice = []
-        self.means = set()
-        self.micro_ops = []
-        self.fetches = []
-        self.fed = []
+        self.last_pass = Pass()
+        self.micro_ops = self.last_pass.each
+        self.empty_ops = self.last_pass.empty
+        self.fetches = self.last_pass.fetches
+        self.reported = {}
+        self.parts = []
+        self.keys = None
         self._share = None
         self.discard_ops = []
-        self.empty_ops = []
         self.initialize_ops = []
         self.handles = []
 
@@ -137,27 +156,7 @@ class WholeBatch(Kind):
     @property
     def passes(self) -> list[Pass]:
         """The passes through the batch; the last one is that of `micro_ops`."""
-        fetches = self.fetches
-        if self.fed:
-            fetches = [*fetches, self.size, *(tensor for tensor, _ in self.fed)]
-        last = Pass(self.micro_ops, self.empty_ops, fetches)
-        return [*self.earlier_passes, last]
-
-    def feeds(self, fetched: list[list]) -> dict[tf.Tensor, float]:
-        """Returns the values of `fed` for the batch.
-
-        Args:
-            fetched: What was fetched with each micro-batch.
-        """
-        if not fetched:  # a replica without examples
-            return {tensor: 0.0 for tensor, _ in self.fed}
-        sizes, *columns = list(zip(*fetched, strict=True))[-len(self.fed) - 1 :]
-        feeds = {}
-        for (tensor, is_sum), values in zip(self.fed, columns, strict=True):
-            numbers = np.asarray(values, np.float64)
-            feeds[tensor] = np.sum(numbers if is_sum else numbers * sizes)
-            feeds[tensor] /= 1 if is_sum else np.sum(sizes)
-        return feeds
+        return [*self.earlier_passes, self.last_pass]
 
     def share(self) -> tf.Tensor:
         """Returns the micro-batch's share of the batch's examples, a float64 scalar."""

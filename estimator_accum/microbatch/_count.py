@@ -54,6 +54,8 @@ class MicroBatchCount:
         can_recompute: Whether the model has layers to recompute.
     """
 
+    may_cut = True
+
     def __init__(
         self,
         initial: int,
@@ -208,6 +210,7 @@ class FixedCount:
 
     def __init__(self, value: int):
         self.value = value
+        self.may_cut = value > 1
 
     def time_batch(self, secs_per_example: float) -> None:
         """Does nothing: no time changes the number."""

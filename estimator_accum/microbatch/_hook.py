@@ -34,7 +34,6 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         saver: tf.compat.v1.train.Saver | None,
         summary_dir: str | None,
     ):
-        self._replicas = replicas
         self._runner = BatchRunner(replicas, count, self._summarize)
         self._count = count
         self._saver = saver
@@ -57,9 +56,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     def before_run(self, run_context):
         self._update, self._global_step = self._update + 1, self._global_step + 1
         place = f"update {self._update}"
-        feeds, fetched = self._runner.run(run_context.session, place)
-        for replica, values in zip(self._replicas, fetched, strict=True):
-            feeds |= replica.window.feeds(values)
+        feeds, _ = self._runner.run(run_context.session, place)
         return tf.compat.v1.train.SessionRunArgs(None, feeds)
 
     def after_run(self, run_context, run_values) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from estimator_accum._checks import check_scalar
 from estimator_accum._kinds import current_batch
+from estimator_accum._rule import check_reduction
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch._evaluation import (
@@ -32,13 +33,12 @@ from estimator_accum.microbatch._graph import (
     split_train_op,
 )
 from estimator_accum.microbatch._hook import MicroBatchHook
-from estimator_accum.microbatch._keras import keras_optimizers_accumulate
-from estimator_accum.microbatch._loss import reduction_of
 from estimator_accum.microbatch._prediction import PredictionHook
-from estimator_accum.microbatch._repeatable import check_not_written, make_repeatable
+from estimator_accum.microbatch._repeatable import check_not_written
 from estimator_accum.microbatch._runner import ReplicaBatch
 from estimator_accum.microbatch._staging import Slot, StagedBatch, stage
-from estimator_accum.microbatch._unedited import build_unedited
+from estimator_accum.unedited._reports import check_declared, loss_of_batch
+from estimator_accum.unedited._train_op import build_unedited
 
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
 
@@ -51,7 +51,6 @@ def microbatch_model_fn(
     max_micro_batches: int | None = None,
     reduction: str = "mean",
     grow_after: int | None = None,
-    intercept_gradients: bool = False,
 ) -> Callable:
     """Returns a model_fn that trains each batch as several micro-batches.
 
@@ -134,12 +133,7 @@ def microbatch_model_fn(
     _check_count("initial_micro_batches", initial_micro_batches)
     _check_count("max_micro_batches", max_micro_batches, None)
     _check_count("grow_after", grow_after, None)
-    if reduction not in ("mean", "sum", "auto" if intercept_gradients else "mean"):
-        raise ValueError(
-            "`reduction` must be one of 'mean' and 'sum', or 'auto' with "
-            f"`intercept_gradients`. Received: {reduction!r}. Use 'mean' unless the loss "
-            "sums over examples."
-        )
+    check_reduction(reduction)
     is_auto = micro_batches == "auto"
 
     def wrapped(features, labels=None, mode=None, params=None, config=None):
@@ -162,25 +156,19 @@ def microbatch_model_fn(
             initial = int(initial_micro_batches)
             return MicroBatchCount(initial, max_micro_batches, grow_after, path, units)
 
-        declared = "mean" if reduction == "auto" else reduction
         if mode == modes.TRAIN:
-            batch = WholeBatch(declared, is_auto)
-            staged, spec = _build_on_micro_batches(
-                batch,
-                build,
-                features,
-                labels,
-                reduction if intercept_gradients else None,
-            )
-            snapshot = Snapshot(batch.micro_ops, batch.handles) if is_auto else None
+            batch = WholeBatch(reduction, is_auto)
+            staged, spec = _build_on_micro_batches(batch, build, features, labels)
+            is_undone = is_auto or batch.keys is not None
+            snapshot = Snapshot(batch.micro_ops, batch.handles) if is_undone else None
             replica = ReplicaBatch(batch, staged, snapshot)
             hook = _hook(replica, make_count(units="updates"), spec, config)
             return spec._replace(training_hooks=[hook, *spec.training_hooks])
-        batch = UntrainedBatch(declared)
-        staged, spec = _stage_and_build(batch, build, features, labels)
+        batch = UntrainedBatch(reduction)
+        staged, build_on_slice = _stage(batch, build, features, labels)
+        with batch.as_current():
+            spec = build_on_slice()
         if mode == modes.EVAL:
-            if reduction == "auto":
-                batch.reduction = reduction_of(batch, spec.loss)
             return _evaluated(batch, staged, spec, make_count("-eval"))
         return _predicted(batch, staged, spec, make_count("-predict"))
 
@@ -241,52 +229,31 @@ def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Te
         return tf.where(batch.is_whole, total, mean)
 
 
-def _stage_and_build(
-    batch: WholeBatch, build, features, labels, unedited: str | None = None
-):
-    """Returns the staged batch, and the spec of its micro-batches.
-
-    Args:
-        batch: The batch.
-        build: Calls the model_fn.
-        features: The whole batch's.
-        labels: The whole batch's.
-        unedited: Reduction of the losses of a model_fn that trains by its own
-            optimizer; None if it trains by this library.
-    """
+def _stage(batch: WholeBatch, build: Callable, features, labels):
+    """Returns the staged batch, and a function that builds on its micro-batches."""
     whole = {"features": features, "labels": labels}
     check_input_summaries(whole)
     with tf.device("/cpu:0"):
         staged = stage(whole, batch)
-
-    def build_on_slice():
-        return build(staged.sliced["features"], staged.sliced["labels"])
-
-    if unedited is not None:
-        return staged, build_unedited(batch, build_on_slice, unedited)
-    with batch.as_current(), keras_optimizers_accumulate():
-        spec = build_on_slice()
-        make_repeatable(batch.computed_twice)
-    return staged, spec
+    sliced = staged.sliced
+    return staged, lambda: build(sliced["features"], sliced["labels"])
 
 
-def _build_on_micro_batches(
-    batch: WholeBatch, build, features, labels, unedited: str | None
-):
+def _build_on_micro_batches(batch: WholeBatch, build: Callable, features, labels):
     """Returns the staged batch, and a spec whose train op is only the update."""
-    staged, spec = _stage_and_build(batch, build, features, labels, unedited)
-    if unedited is not None:
+    staged, build_on_slice = _stage(batch, build, features, labels)
+    spec, is_declared = build_unedited(batch, build_on_slice)
+    if not is_declared:
         check_micro_ops(batch.micro_ops)
         return staged, spec
-    if batch.weight is None or spec.train_op is None:
-        raise ValueError(
-            "Inside `microbatch_model_fn` a model_fn must train by "
-            "make_accumulating_train_op or AccumulatingOptimizer. Received: "
-            f"{getattr(spec.train_op, 'name', None)} as the train op. Wrap the "
-            "optimizer: AccumulatingOptimizer(optimizer, 1)."
-        )
     train_op = getattr(spec.train_op, "op", spec.train_op)
+    if train_op is None:
+        raise ValueError(
+            "A model_fn must return a train op. Received: None in its EstimatorSpec. "
+            "Pass what make_accumulating_train_op or an optimizer returned."
+        )
     check_update(batch.begin.op)
+    check_declared(batch, spec.loss)
     each, once = split_train_op(train_op, batch.begin.op)
     batch.micro_ops += each
     loss = _mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
@@ -299,13 +266,10 @@ def _build_on_micro_batches(
 
 def _evaluated(batch: UntrainedBatch, staged: StagedBatch, spec, count):
     """Returns the spec of an evaluation in micro-batches."""
-    metrics, loss = split_metrics(batch, spec.eval_metric_ops), spec.loss
-    if batch.begin.op in ancestors([loss.op]):
-        if batch.weight is None:
-            batch.weight = batch.default_weight(batch.reduction)
-        loss = _mean_over_batch(batch, loss, batch.weight, batch.reduction)
+    metrics = split_metrics(batch, spec.eval_metric_ops)
     check_micro_ops(batch.micro_ops)
-    batch.empty_ops = batch.micro_ops  # as without micro-batches
+    batch.empty_ops += batch.micro_ops  # as without micro-batches
+    loss = loss_of_batch(batch, spec.loss)
     replica = ReplicaBatch(batch, staged, Snapshot(batch.micro_ops, batch.handles))
     hook = EvaluationHook(_replicas(replica), count)
     return spec._replace(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from estimator_accum._graph import ancestors
-from estimator_accum._seed import micro_batch_seed
+from estimator_accum._seed import batch_seed, micro_batch_seed
 from estimator_accum.microbatch._graph import (
     functions_of,
     library_of_functions,
@@ -42,6 +42,14 @@ _DRAWS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
+# What draws random numbers in a graph: from a state of its own, or from a seed.
+DRAWS = {
+    *_DRAWS,
+    *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
+    *("StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessMultinomial"),
+    *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
+    "StatelessRandomUniformIntV2",
+}
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
@@ -60,7 +68,7 @@ def make_repeatable(tensors: list[tf.Tensor]) -> None:
     library = library_of_functions()
     for operation in list(needed):
         if operation.type in _DRAWS and operation._get_control_flow_context() is None:
-            _draw_by_micro_batch(operation)
+            _draw_by(operation, micro_batch_seed)
         elif not _is_repeatable(operation, library):
             raise ValueError(
                 "`outputs` of whole_batch_loss are computed twice, so what they need "
@@ -92,19 +100,48 @@ def check_not_written(tensors: list[tf.Tensor], micro_ops: list[tf.Operation]) -
             )
 
 
+def draw_once_per_batch(
+    operations: list[tf.Operation], of_batch: set[tf.Operation]
+) -> None:
+    """Makes random numbers that no micro-batch shapes the same in all of them.
+
+    Args:
+        operations: Operations that run with each micro-batch.
+        of_batch: The operations that are computed from the micro-batch.
+    """
+    for operation in list(ancestors(operations)):
+        is_outside = operation._get_control_flow_context() is None
+        if operation.type in _DRAWS and operation not in of_batch and is_outside:
+            _draw_by(operation, batch_seed)
+
+
+def changes_something(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation changes what outlives a run, but for random states.
+
+    Args:
+        operation: The operation.
+        library: Definitions of functions by name.
+    """
+    if is_draw(operation) or operation.type.startswith(("Rng", "StatefulUniform")):
+        return False
+    if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
+        return bool(written_by([operation]))
+    return not _is_repeatable(operation, library)
+
+
 def is_draw(operation: tf.Operation) -> bool:
     """Returns whether `operation` draws random numbers with a state of its own."""
     return operation.type in _DRAWS
 
 
-def _draw_by_micro_batch(operation: tf.Operation) -> None:
+def _draw_by(operation: tf.Operation, seed_of) -> None:
     (drawn,) = operation.outputs
     consumers = drawn.consumers()
     draw, names = _DRAWS[operation.type]
     inputs = dict(zip(names, operation.inputs, strict=True))
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
     with tf.control_dependencies(None), tf.device(operation.device):
-        seed = micro_batch_seed("/".join(map(str, (operation.name, *seeds))))
+        seed = seed_of("/".join(map(str, (operation.name, *seeds))))
         replacement = draw(**inputs, seed=seed, dtype=drawn.dtype)
     replacement.set_shape(drawn.shape)
     for consumer in consumers:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from estimator_accum.microbatch._batch import Exchange, Pass, WholeBatch
@@ -87,8 +88,9 @@ class BatchRunner:
             place: Name of the batch in messages, such as "update 7".
 
         Returns:
-            The last micro-batch's feeds, for tensors of it, and for each replica the
-            values of `WholeBatch.fetches`, one list for each micro-batch.
+            The feeds of the train op: the last micro-batch's, and the values for the
+            batch of `WholeBatch.reported`; and for each replica the values of
+            `WholeBatch.fetches`, one list for each micro-batch.
 
         Raises:
             ValueError: If the batch has no examples, or one example does not fit in
@@ -141,36 +143,97 @@ class BatchRunner:
             range(0, n, size) if n else range(1)
             for n, size in zip(rows, sizes, strict=True)
         ]
-        is_whole = max(map(len, starts)) == 1
+        cut, is_whole = (rows, sizes, starts), max(map(len, starts)) == 1
+        self._look_at_keys(session, rows)
         last, done, later, fetched = {}, {}, {}, [[] for _ in rows]
         for passes in self._passes:
             own = {key: value for each in passes for key, value in each.done.items()}
             if is_whole and own:
                 later |= own  # the last pass does the work of this one
                 continue
-            for i in range(max(map(len, starts))):
-                last |= self._run_micro_batch(
-                    session, i, passes, (rows, sizes, starts), done, fetched
-                )
+            is_last = passes is self._passes[-1]
+            wanted = [each.fetches for each in passes]
+            if is_whole and is_last:
+                windows = [replica.window for replica in self._replicas]
+                wanted = [[*f, *w.reported] for f, w in zip(wanted, windows)]
+            if is_last or any(each.each for each in passes):
+                for i in range(max(map(len, starts))):
+                    last |= self._run_micro_batch(
+                        session, i, passes, wanted, cut, done, fetched
+                    )
             done |= own
-            self._run_after(session, passes, rows, last | done, place)
-        return last | done | later, fetched
+            after = [
+                each.after if n or each.is_joint else []
+                for each, n in zip(passes, rows, strict=True)
+            ]
+            last = last or self._feeds(0, cut)
+            self._run_after(session, passes, after, rows, last | done, place)
+        feeds = last | done | later
+        return feeds | self._reported(session, rows, fetched, feeds, place), fetched
 
-    def _run_after(self, session, passes: tuple[Pass, ...], rows, feeds, place) -> None:
-        after = [
-            each.after
-            for each, n in zip(passes, rows, strict=True)
-            if n or each.is_joint
-        ]
+    def _feeds(self, i: int, cut: tuple) -> dict:
+        """Returns the feeds of micro-batch number `i` of each replica that has one.
+
+        Args:
+            i: Index of the micro-batch.
+            cut: Examples, examples of a micro-batch, and its begins, of each replica.
+        """
+        feeds = {}
+        for replica, n, size, start in zip(self._replicas, *cut, strict=True):
+            window = replica.window
+            if i < len(start):
+                feeds |= {
+                    window.begin: start[i],
+                    window.size: min(size, n - start[i]),
+                    window.rows: n,
+                    window.num_micro_batches: len(start),
+                }
+                if window.should_recompute is not None:
+                    feeds[window.should_recompute] = self._count.recompute
+        return feeds
+
+    def _look_at_keys(self, session, rows: list[int]) -> None:
+        """Has the keys of each replica looked at, once."""
+        for replica, n in zip(self._replicas, rows, strict=True):
+            window = replica.window
+            if window.keys is not None and n > 1 and self._count.may_cut:
+                switch = window.should_recompute
+                feeds = {} if switch is None else {switch: self._count.recompute}
+                window.keys.look(session, n, feeds)
+                session.run(self._take_back)
+                window.keys = None
+
+    def _reported(self, session, rows, fetched, feeds: dict, place: str) -> dict:
+        """Returns the values for the batch of what the train op is fed with."""
+        result, waiting = {}, []
+        for replica, n, values in zip(self._replicas, rows, fetched, strict=True):
+            reported = replica.window.reported
+            own = len(replica.window.fetches)
+            if not n:  # a replica without examples
+                result |= {tensor: _zeros(tensor) for tensor in reported}
+            elif values and len(values[0]) > own:  # one micro-batch was the batch
+                result |= dict(zip(reported, values[0][own:], strict=True))
+            else:
+                waiting.append(reported)
+        wanted = [list(reported.values()) for reported in waiting]
+        values = self._run_after(session, (), wanted, rows, feeds, place)
+        for reported, found in zip(waiting, values or [], strict=True):
+            result |= dict(zip(reported, found, strict=True))
+        return result
+
+    def _run_after(
+        self, session, passes: tuple[Pass, ...], after: list, rows, feeds, place
+    ) -> list | None:
+        """Runs what is computed from the whole batch; returns its results."""
         if not any(after):
-            return
+            return [[] for _ in after]
         exchanges = [each.exchange for each in passes if each.exchange]
         if isinstance(self._count, MicroBatchCount):
             self._exchanges += exchanges
         try:
             if exchanges:
                 self._exchange(session, exchanges, feeds)
-            session.run(after, feeds)
+            return session.run(after, feeds)
         except Exception as error:
             if isinstance(self._count, FixedCount) or not is_out_of_memory(error):
                 raise
@@ -196,6 +259,7 @@ class BatchRunner:
         session,
         i: int,
         passes: tuple[Pass, ...],
+        wanted: list[list[tf.Tensor]],
         cut: tuple,
         done: dict,
         fetched: list,
@@ -206,30 +270,22 @@ class BatchRunner:
             session: The session.
             i: Index of the micro-batch.
             passes: The pass, one for each replica.
+            wanted: What each replica fetches.
             cut: Examples, examples of a micro-batch, and its begins, of each replica.
             done: Feeds that tell which passes have run.
             fetched: What each replica has fetched so far; is added to.
         """
-        running, operations, feeds = [], [], {}
-        for k, (n, size, start) in enumerate(zip(*cut, strict=True)):
-            if i >= len(start):  # it has fewer examples than the others
-                continue
-            window = self._replicas[k].window
-            running.append(k)
-            operations.append(
-                (passes[k].each, passes[k].fetches) if n else (passes[k].empty, [])
-            )
-            feeds |= {
-                window.begin: start[i],
-                window.size: min(size, n - start[i]),
-                window.rows: n,
-                window.num_micro_batches: len(start),
-            }
-            if window.should_recompute is not None:
-                feeds[window.should_recompute] = self._count.recompute
+        feeds = self._feeds(i, cut)
+        rows, _, starts = cut
+        # A replica may have fewer examples than the others.
+        running = [k for k, start in enumerate(starts) if i < len(start)]
+        operations = [
+            (passes[k].each, wanted[k]) if rows[k] else (passes[k].empty, [])
+            for k in running
+        ]
         results = session.run(operations, feeds | done)
         for k, (_, values) in zip(running, results, strict=True):
-            if passes[k].fetches:
+            if values:
                 fetched[k].append(values)
         return feeds
 
@@ -248,3 +304,8 @@ class BatchRunner:
             raise refusal from error
         session.run(self._take_back)
         self._on_change()
+
+
+def _zeros(tensor: tf.Tensor) -> np.ndarray:
+    shape = [0 if size is None else size for size in tensor.shape]
+    return np.zeros(shape, tensor.dtype.as_numpy_dtype)

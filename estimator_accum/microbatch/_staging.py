@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._batch import Part, WholeBatch
 
 
 class Slot:
@@ -58,7 +58,7 @@ def stage(batch: dict, window: WholeBatch) -> StagedBatch:
     Args:
         batch: "features" and "labels": Tensors, SparseTensors and RaggedTensors of N
             examples, and scalars, which every micro-batch gets; in any structure.
-        window: Its placeholders select the slice.
+        window: Its placeholders select the slice; its `parts` are set.
 
     Raises:
         TypeError: If a part has another type.
@@ -81,6 +81,12 @@ def stage(batch: dict, window: WholeBatch) -> StagedBatch:
             _without_static_rows(value), [s.read() for s in slots], True
         )
         sliced.append(_slice(held, window))
+        pairs = [
+            tf.nest.flatten(each, expand_composites=True) for each in (sliced[-1], held)
+        ]
+        if held.shape.rank != 0:
+            has_rows = isinstance(held, tf.Tensor)
+            window.parts += [Part(*pair, has_rows) for pair in zip(*pairs, strict=True)]
     leaves = iter(sliced)
     structure = {
         key: tf.nest.map_structure(

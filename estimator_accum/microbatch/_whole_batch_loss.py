@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from estimator_accum._checks import check_loss
-from estimator_accum._graph import ancestors, run_either
+from estimator_accum._graph import ancestors
 from estimator_accum._kinds import current_batch, own_gradients, set_current_batch
 from estimator_accum.microbatch._batch import Pass, WholeBatch
-from estimator_accum.microbatch._gather import gather, make_exchange
+from estimator_accum.microbatch._gather import gather
 from estimator_accum.microbatch._graph import (
     needed_by_updates,
     path_to,
@@ -28,10 +28,15 @@ from estimator_accum.microbatch._graph import (
     written_by,
 )
 from estimator_accum.microbatch._repeatable import is_draw
-from estimator_accum.microbatch._staging import Slot
+from estimator_accum.microbatch._whole import (
+    collect,
+    first_pass,
+    keep,
+    rows_of_micro_batch,
+)
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
-_ATTRIBUTE = "_estimator_accum_whole_batch_loss"
+WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
 _VARIABLES = ("VarHandleOp", "VariableV2")
 _ONE_ROW = (
     "`outputs` of whole_batch_loss must have one row for each example, of one shape."
@@ -122,8 +127,7 @@ def whole_batch_loss(
             value, sources, made = _make(batch, tensors, loss_of, across_replicas)
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
             value, *_ = tf.identity_n([value, *sources])
-    setattr(value.op, _ATTRIBUTE, made)
-    batch.means.add(value.op)
+    setattr(value.op, WHOLE_BATCH_LOSS, made)
     batch.computed_twice += tensors
     return value
 
@@ -151,7 +155,8 @@ class _Loss:
         captured: list[tf.Tensor],
         total: tf.Tensor,
     ):
-        self._batch, self._first, self._loss = batch, first, loss
+        self._batch, self._first, self.loss = batch, first, loss
+        self.is_joint = first.is_joint
         self._everything, self._is_own = everything, is_own
         self._captured, self._total = captured, total
         self._derived = None
@@ -188,7 +193,7 @@ class _Loss:
 
     def _derive(self) -> list[tf.Tensor | None]:
         sources = [*self._everything, *self._captured]
-        derived = tf.gradients(self._loss, sources, stop_gradients=sources)
+        derived = tf.gradients(self.loss, sources, stop_gradients=sources)
         number = len(self._everything)
         for gradient, source in zip(derived[number:], self._captured, strict=True):
             _check_dense(gradient, source.name)
@@ -200,18 +205,17 @@ class _Loss:
                 for g in derived[:number]
             ]
         known = [i for i, gradient in enumerate(derived) if gradient is not None]
-        kept = _keep(self._batch, self._first, "gradient", [derived[i] for i in known])
-        end = self._batch.begin + self._batch.size
+        kept = keep(self._batch, self._first, "gradient", [derived[i] for i in known])
         for i, gradient in zip(known, kept, strict=True):
             if i < number:
-                gradient = gradient[self._batch.begin : end]
+                gradient = rows_of_micro_batch(self._batch, gradient, 0)
             derived[i] = gradient
         return derived
 
 
 @tf.RegisterGradient(_GRADIENT)
 def _gradient(operation: tf.Operation, arrived: tf.Tensor, *_):
-    made: _Loss | None = getattr(operation, _ATTRIBUTE, None)
+    made: _Loss | None = getattr(operation, WHOLE_BATCH_LOSS, None)
     if made is None:
         raise ValueError(
             "The gradient of whole_batch_loss must be taken once. Received: a second "
@@ -233,8 +237,8 @@ def _make(
         across: Whether all replicas' examples count, if there are several.
     """
     is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
-    first = _first_pass(batch, is_joint)
-    everything, is_own = _collect(batch, first, tensors), None
+    first = first_pass(batch, is_joint)
+    everything, is_own = collect(batch, first, tensors), None
     if is_joint:
         everything, is_own = gather(batch, first.exchange, everything)
     graph = tf.compat.v1.get_default_graph()
@@ -257,7 +261,7 @@ def _make(
     (value, total), kept = (None, batch.rows), [loss]
     if is_joint:
         kept.append(tf.size(is_own, out_type=tf.int64))
-    value, *total = _keep(batch, first, "loss", kept)
+    value, *total = keep(batch, first, "loss", kept)
     made = _Loss(
         batch,
         first,
@@ -271,107 +275,6 @@ def _make(
         value *= made.share(value.dtype)
     sources = [t for t, has in zip(tensors, has_gradient, strict=True) if has]
     return value, [*sources, *map(_value_of, captured)], made
-
-
-def _first_pass(batch: WholeBatch, is_joint: bool) -> Pass:
-    """Returns the pass that collects outputs; all losses of a kind share it."""
-    for each in batch.earlier_passes:
-        if each.is_joint == is_joint and (is_joint or each.done):
-            return each
-    first = Pass(is_joint=is_joint)
-    if is_joint:
-        first.exchange = make_exchange(batch)
-    batch.earlier_passes.append(first)
-    return first
-
-
-def _collect(
-    batch: WholeBatch, first: Pass, tensors: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Stores the outputs of each micro-batch; returns those of all, [rows, ...]."""
-    slots, writes = [], []
-    with tf.device("/cpu:0"):
-        for tensor in tensors:
-            shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-            slot = Slot("outputs", tensor.dtype, shape)
-            slots.append(slot)
-            writes.append(_write_rows(slot, tensor, batch))
-            nothing = [0, *(n or 0 for n in tensor.shape.as_list()[1:])]
-            first.empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
-        first.each += writes
-        batch.handles += [slot.handle for slot in slots]
-        with _when_done(batch, first, writes):
-            return [slot.read() for slot in slots]
-
-
-def _write_rows(slot: Slot, tensor: tf.Tensor, batch: WholeBatch) -> tf.Operation:
-    """Stores a micro-batch's rows at their place in the batch."""
-    shape = tf.shape(tensor, out_type=tf.int64)
-    whole = tf.concat([[batch.rows], shape[1:]], 0)
-    begun = run_either(
-        batch.is_first, lambda: [slot.write(tf.zeros(whole, tensor.dtype))], list
-    )
-    with tf.control_dependencies([begun]):
-        # The first micro-batch decides: a row of another shape would be broadcast.
-        first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
-        expected = tf.concat([[batch.size], first[1:]], 0)
-        fits = tf.raw_ops.Assert(
-            condition=tf.reduce_all(tf.equal(shape, expected)),
-            data=[
-                f"{_ONE_ROW} Received: {tensor.name} of shape",
-                shape,
-                "in place of",
-                expected,
-                "Reshape it, or pad all micro-batches alike.",
-            ],
-            summarize=10,
-        )
-    with tf.control_dependencies([fits]):
-        return tf.raw_ops.ResourceStridedSliceAssign(
-            ref=slot.handle,
-            begin=[batch.begin],
-            end=[batch.begin + batch.size],
-            strides=[tf.constant(1, tf.int64)],
-            value=tensor,
-        )
-
-
-def _keep(
-    batch: WholeBatch, first: Pass, name: str, values: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Stores values after the first pass; returns them, for the next one."""
-    with tf.device("/cpu:0"):
-        slots = [Slot(name, value.dtype, value.shape) for value in values]
-        writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
-        first.after += writes
-        batch.handles += [slot.handle for slot in slots]
-        # An evaluation reads the loss also on a replica that has never had examples.
-        batch.initialize_ops += [
-            slot.write(tf.zeros([], value.dtype))
-            for slot, value in zip(slots, values, strict=True)
-            if value.shape.rank == 0
-        ]
-        with _when_done(batch, first, writes):
-            kept = [slot.read() for slot in slots]
-    for read, value in zip(kept, values, strict=True):
-        read.set_shape(value.shape)
-    return kept
-
-
-def _when_done(batch: WholeBatch, first: Pass, operations: list[tf.Operation]):
-    """Returns the context for what follows `operations`, in a later run or in theirs."""
-    if first.is_joint:
-        return tf.control_dependencies([])
-    with tf.control_dependencies(operations):
-        default = tf.constant(True)
-    done = tf.compat.v1.placeholder_with_default(default, [], "done")
-    first.done[done] = True
-    # A feed takes the place of a tensor, not of its operation: to wait for that, or for
-    # what the graph's optimizer makes a part of it, would run `operations` again.
-    with tf.device("/cpu:0"):
-        waiting = Slot("done", tf.bool, tf.TensorShape([]))
-        batch.handles.append(waiting.handle)
-        return tf.control_dependencies([waiting.write(done)])
 
 
 def _captured(
@@ -441,7 +344,7 @@ def _checked(output, across: bool) -> tf.Tensor:
 
 def _check_needs_no_loss(tensors: list[tf.Tensor]) -> None:
     for operation in ancestors([tensor.op for tensor in tensors]):
-        if hasattr(operation, _ATTRIBUTE):
+        if hasattr(operation, WHOLE_BATCH_LOSS):
             raise ValueError(
                 "`outputs` must not be computed from another whole_batch_loss. "
                 f"Received: {operation.name}. Compute both losses in one loss_fn."

@@ -57,7 +57,7 @@ def _change_training(flags: argparse.Namespace) -> None:
     else:
         from estimator_accum.run._estimators import cut_batches
 
-        cut_batches(flags.micro_batches or "auto", flags.reduction)
+        cut_batches(flags.micro_batches or "auto")
 
 
 def add_script(name: str, description: str) -> OneSentenceParser:
@@ -72,13 +72,6 @@ def add_script(name: str, description: str) -> OneSentenceParser:
         prog=name,
         usage="%(prog)s [--flags] script.py --its --flags",
         allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--reduction",
-        choices=("auto", "mean", "sum"),
-        default="auto",
-        help="whether losses are means over examples or sums; auto finds out "
-        "(default: %(default)s)",
     )
     parser.add_argument(
         "--v1",

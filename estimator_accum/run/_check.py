@@ -72,26 +72,25 @@ class Batches(NamedTuple):
         return features, labels[0] if labels else None
 
 
-def check_instead_of_training(reduction: str, updates: int) -> None:
+def check_instead_of_training(updates: int) -> None:
     """Makes the first `Estimator.train` of the process print a comparison, and exit.
 
     Exit codes: 0 if the updates are equal up to rounding, 1 if not, 2 if the model_fn
     is refused.
 
     Args:
-        reduction: As for `microbatch_model_fn`.
         updates: Number of updates to compare, >= 1.
     """
     kind = tf.compat.v1.estimator.Estimator
 
     def train(estimator, input_fn, hooks, saving_listeners):
         del hooks, saving_listeners
-        raise SystemExit(_check(estimator, input_fn, reduction, updates))
+        raise SystemExit(_check(estimator, input_fn, updates))
 
     kind._train_model = train
 
 
-def _check(estimator, input_fn, reduction: str, updates: int) -> int:
+def _check(estimator, input_fn, updates: int) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     batches = _first_batches(estimator, input_fn, updates)
     sizes = [max(a.shape[0] for a in batch if a.ndim) for batch in batches.arrays]
@@ -105,9 +104,7 @@ def _check(estimator, input_fn, reduction: str, updates: int) -> int:
                 estimator, model_fn, batches.reversed(), start
             ).values
         for count in counts:
-            cut = microbatch_model_fn(
-                model_fn, count, reduction=reduction, intercept_gradients=True
-            )
+            cut = microbatch_model_fn(model_fn, count)
             logging.getLogger("tensorflow.estimator_accum").setLevel(
                 logging.WARNING if count == counts[0] else logging.ERROR
             )

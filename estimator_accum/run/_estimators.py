@@ -9,7 +9,7 @@ from estimator_accum import microbatch_model_fn
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def cut_batches(micro_batches: int | str, reduction: str) -> None:
+def cut_batches(micro_batches: int | str) -> None:
     """Changes `tf.estimator.Estimator` for the rest of the process.
 
     All ways to a model_fn lead through `Estimator._call_model_fn`: subclasses, canned
@@ -17,7 +17,6 @@ def cut_batches(micro_batches: int | str, reduction: str) -> None:
 
     Args:
         micro_batches: As for `microbatch_model_fn`.
-        reduction: Likewise.
     """
     _logger.setLevel(logging.INFO)  # tells what it does
     kind = tf.compat.v1.estimator.Estimator
@@ -35,9 +34,7 @@ def cut_batches(micro_batches: int | str, reduction: str) -> None:
                 _name(estimator._model_fn),
                 _described(micro_batches),
             )
-        cut = microbatch_model_fn(
-            model_fn, micro_batches, reduction=reduction, intercept_gradients=True
-        )
+        cut = microbatch_model_fn(model_fn, micro_batches)
         return cut(features, labels=labels, mode=mode, config=config)
 
     kind._call_model_fn = call_model_fn

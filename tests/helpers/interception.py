@@ -18,7 +18,6 @@ AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 
 
 def cut(model_fn: Callable, micro_batches=4, **options) -> Callable:
-    options = {"reduction": "auto", "intercept_gradients": True} | options
     return microbatch_model_fn(model_fn, micro_batches, **options)
 
 

@@ -1,11 +1,12 @@
 """Gradients of a batch, for a model_fn that knows nothing of micro-batches.
 
-    gradient that tf.gradients returns = sum_i w_i * g_i    over micro-batches i
+    head             d loss / d rows, once, on the rows of the whole batch
+    micro-batches    sum over i of (d rows_i / d variable) * (its rows of d loss / d rows)
+    variables that the head reads itself: their gradients, once
 
-with w_i = examples of i / examples of the batch, or 1 for a loss that sums. The g_i are
-computed and added before the train op runs; what the model_fn gets are reads of the
-sums. So all that it does with them (clipping, its optimizer, schedules, counters) runs
-once per batch, with the whole batch's gradient.
+Nothing is assumed of the loss. What the model_fn gets are reads of the sums, which are
+computed before the train op runs. So all that it does with them (clipping, its
+optimizer, schedules, counters) runs once per batch, with the whole batch's gradient.
 
 A sparse gradient is the sum over the rows that the batch touched. Code that looks at
 the slices of one row separately gets them: `tf.global_norm` their norm, which is summed
@@ -13,6 +14,8 @@ as well, anything else the slices themselves.
 """
 
 import contextlib
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -31,13 +34,15 @@ from estimator_accum._accumulators import (
     touched_rows,
     variables_of,
 )
-from estimator_accum._checks import check_own_job, has_half_precision
-from estimator_accum._gradients import Gradient, cast, scaled
+from estimator_accum._checks import check_own_job
+from estimator_accum._gradients import Gradient, cast
 from estimator_accum._graph import data_ancestors, read
 from estimator_accum._kinds import are_gradients_own, own_gradients
 from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._loss import Losses, Reduction, computed_from
 from estimator_accum.microbatch._staging import Slot
+from estimator_accum.microbatch._whole import first_pass, keep, rows_of_micro_batch
+from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
+from estimator_accum.unedited._head import Copies, View, of_batch
 
 _HALVES = (tf.float16, tf.bfloat16)
 # What computes the same from slices of one row and from their sum.
@@ -67,24 +72,47 @@ class _Sparse(NamedTuple):
     clear: list[tf.Operation]
 
 
+class Derived(NamedTuple):
+    """Gradients of one call, for the keys.
+
+    Attributes:
+        view: The graph at the time.
+        rows: Tensors whose rows the head gets.
+        arriving: For each of them, the gradient that arrives at its micro-batch's rows.
+        gradients: The micro-batch's gradients of variables.
+        is_simple: Whether nothing else arrives, such as from a whole_batch_loss.
+    """
+
+    view: View
+    rows: list[tf.Tensor]
+    arriving: list[tf.Tensor]
+    gradients: list[Gradient]
+    is_simple: bool
+
+
 class Interception:
     """The gradients that one replica's model_fn computes.
 
     Args:
         batch: The replica's batch; the operations of its micro-batches are added to it.
-        reductions: The reductions of losses.
 
     Attributes:
+        early: Copies that run before gradients flow, after the first pass.
         sums: Names of the variables by the operations that read their gradients' sums.
         losses: The tensors whose gradients were computed.
+        derived: What was derived, for the keys.
+        waited_for: Operations of the micro-batch that the gradients waited for.
         clear: Operations that run after the sums are read.
     """
 
-    def __init__(self, batch: WholeBatch, reductions: Losses):
-        self._batch, self._reductions = batch, reductions
+    def __init__(self, batch: WholeBatch):
+        self._batch = batch
         self._graph = tf.compat.v1.get_default_graph()
         self._sparse = []
-        self.sums, self.losses, self.clear = {}, [], []
+        with tf.control_dependencies(None):
+            self.early = Copies(batch, first_pass(batch, False))
+        self.sums, self.losses, self.derived = {}, [], []
+        self.waited_for, self.clear = [], []
 
     def gradients(self, ys: list, xs: list, grad_ys: list | None, compute: Callable):
         """Returns d ys / d xs of the whole batch where x is not of a micro-batch.
@@ -93,7 +121,7 @@ class Interception:
             ys: Tensors.
             xs: Variables and tensors.
             grad_ys: Gradients of `ys`; None are ones.
-            compute: Function of `grad_ys` that returns the micro-batch's gradients.
+            compute: tf.gradients, a function of ys, xs, grad_ys and stop_gradients.
 
         Raises:
             ValueError: If they cannot be summed over micro-batches.
@@ -103,36 +131,116 @@ class Interception:
             if self._is_in_branch():
                 outer = [op.graph is self._graph and not _context(op) for op in sources]
                 if not any(outer):
-                    return compute(grad_ys)
+                    return compute(ys, xs, grad_ys, [])
                 self._check_outside(ys)
                 stack.enter_context(tf.init_scope())
-            of_batch = computed_from(self._batch)
+            of_it = of_batch(self._batch)
             self._check_first_order(ys)
-            fixed = [source not in of_batch for source in sources]
-            if not any(y.op in of_batch for y in ys) or not any(fixed):
-                return compute(grad_ys)
+            fixed = [source not in of_it for source in sources]
+            given = [each for each in grad_ys or [] if each is not None]
+            tops = tf.nest.flatten([*ys, *given], expand_composites=True)
+            if not any(y.op in of_it for y in tops) or not any(fixed):
+                return compute(ys, xs, grad_ys, [])
             self.losses += ys
-            before, after = self._dependencies()
-            if after:
-                stack.enter_context(tf.control_dependencies(None))
-                stack.enter_context(tf.control_dependencies(before))
-            scale = None if self._is_sum(ys, of_batch) else self._batch.share()
-            seeds, is_weighted = grad_ys, scale is None
-            if scale is not None and all(fixed) and not _has_half_precision(ys):
-                seeds, is_weighted = _seeds(ys, grad_ys, scale), True
-            gradients = compute(seeds)
-            places = [
-                i
-                for i, gradient in enumerate(gradients)
-                if gradient is not None and fixed[i]
-            ]
-            found = [gradients[i] for i in places]
-            if not is_weighted:
-                found = [scaled(_wide(gradient), scale) for gradient in found]
-            sums = self._add([xs[i] for i in places], found, after)
-            for i, total in zip(places, sums, strict=True):
-                gradients[i] = cast(total, gradients[i].dtype)
+            after = self._dependencies(of_it)
+            stack.enter_context(tf.control_dependencies(None))
+            gradients = [None] * len(xs)
+            if not all(fixed):
+                gradients = compute(ys, xs, grad_ys, [])
+            places = [i for i, is_fixed in enumerate(fixed) if is_fixed]
+            found = self._derive(ys, [xs[i] for i in places], grad_ys, compute, after)
+            for i, gradient in zip(places, found, strict=True):
+                gradients[i] = gradient
             return gradients
+
+    def _derive(self, ys, xs, grad_ys, compute: Callable, after: list) -> list:
+        """Returns the gradients of the whole batch, read after `after` has run."""
+        tops = [*ys, *(each for each in grad_ys or [] if each is not None)]
+        tops = tf.nest.flatten(tops, expand_composites=True)
+        view = View(self._batch, tops)
+        whole = self.early.take_losses(view, tops)
+        border = self.early.border(view, tops)
+        frontier = [each for each in border.frontier if _is_trainable(each)] + whole
+        before = set(self._graph.get_operations())
+        derived = compute(ys, [*frontier, *xs], grad_ys, frontier)
+        of_rows, direct = derived[: len(frontier)], derived[len(frontier) :]
+        pairs = [
+            (tensor, tf.convert_to_tensor(gradient))
+            for tensor, gradient in zip(frontier, of_rows, strict=True)
+            if gradient is not None
+        ]
+        made = set(self._graph.get_operations()) - before
+        arriving = self._arriving(view, pairs, made, border.draws())
+        if pairs:
+            rows, _ = zip(*pairs, strict=True)
+            gradients = compute(list(rows), xs, arriving, [])
+            known = [g for g in gradients if g is not None]
+            self.derived.append(
+                Derived(view, list(rows), arriving, known, is_simple=not whole)
+            )
+        else:
+            gradients = [None] * len(xs)
+        return self._sum(view, xs, gradients, direct, made, after)
+
+    def _arriving(self, view: View, pairs, made: set, draws: bool) -> list[tf.Tensor]:
+        """Returns the micro-batch's rows of what arrives at the rows of the batch."""
+        if not pairs:
+            return []
+        rows, gradients = map(list, zip(*pairs, strict=True))
+        first = first_pass(self._batch, False)
+        wanted = list(gradients)
+        if draws:  # once: what is reported of the loss draws the same numbers
+            wanted += [tensor for tensor in rows if not _is_loss_of_all(tensor)]
+        copies = self.early.make(view, wanted, frozenset(made))[: len(rows)]
+        arriving = []
+        for tensor, kept in zip(
+            rows, keep(self._batch, first, "arriving", copies), strict=True
+        ):
+            if _is_loss_of_all(tensor):
+                arriving.append(kept * tf.cast(self._batch.share(), kept.dtype))
+                continue
+            part = rows_of_micro_batch(self._batch, kept, view.state(tensor).axis)
+            part.set_shape(tensor.shape)
+            arriving.append(part)
+        return arriving
+
+    def _sum(self, view: View, xs, gradients: list, direct: list, made, after) -> list:
+        """Returns the sums over micro-batches, with what the head derives itself."""
+        direct = self._kept(view, direct, made)
+        gradients = [None if g is None else _wide(g) for g in gradients]
+        places = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        sums = self._add([xs[i] for i in places], [gradients[i] for i in places], after)
+        found = [None] * len(xs)
+        for i, total in zip(places, sums, strict=True):
+            found[i] = total
+        with tf.control_dependencies(after):
+            for i, gradient in enumerate(direct):
+                if gradient is not None:
+                    found[i] = _added(found[i], self._read(xs[i], gradient))
+        dtypes = [getattr(x, "dtype", None) for x in xs]
+        return [
+            total if total is None else cast(total, _dtype_of(x, dtype, total))
+            for total, x, dtype in zip(found, xs, dtypes, strict=True)
+        ]
+
+    def _kept(self, view: View, direct: list, made: set) -> list:
+        """Returns gradients of variables that the head reads, of the whole batch."""
+        parts = tf.nest.flatten(direct, expand_composites=True)
+        known = [each for each in parts if each is not None]
+        copies = self.early.make(view, known, frozenset(made))
+        copies = keep(self._batch, first_pass(self._batch, False), "direct", copies)
+        if copies:  # with the micro-batch that is the whole batch
+            self._batch.micro_ops.append(tf.group(*copies))
+        kept = iter(copies)
+        parts = [each if each is None else next(kept) for each in parts]
+        return tf.nest.pack_sequence_as(direct, parts, expand_composites=True)
+
+    def _read(self, x, gradient: Gradient) -> Gradient:
+        """Returns `gradient`, read for the update of `x`."""
+        parts = tf.nest.flatten(gradient, expand_composites=True)
+        parts = [tf.identity(part) for part in parts]
+        self.sums |= {part.op: _source(x).name for part in parts}
+        return tf.nest.pack_sequence_as(gradient, parts, expand_composites=True)
 
     def finish(self) -> None:
         """Adds the sparse gradients, when all that uses them is in the graph."""
@@ -170,32 +278,12 @@ class Interception:
                 f"{self.sums[read]}. Train without micro-batches."
             )
 
-    def _dependencies(self) -> tuple[list, list]:
-        """Returns the caller's control dependencies of a micro-batch, and the others."""
-        of_batch = computed_from(self._batch, self.losses)
+    def _dependencies(self, of_it: set[tf.Operation]) -> list[tf.Operation]:
+        """Returns the caller's control dependencies that are not of a micro-batch."""
         needed = self._graph._current_control_dependencies()
         operations = [getattr(each, "op", each) for each in needed]
-        before = [each for each in operations if each in of_batch]
-        return before, [each for each in operations if each not in of_batch]
-
-    def _is_sum(self, ys: list[tf.Tensor], of_batch: set[tf.Operation]) -> bool:
-        """Returns whether gradients of all examples add up."""
-        are_sums = set()
-        for y in ys:
-            if y.shape.rank == 0:
-                if y.op in of_batch:
-                    reduction = self._reductions.of(y, of_batch)
-                    _check_known(reduction)
-                    are_sums.add(reduction.is_sum)
-            else:  # the gradient of a vector is that of the sum of its elements
-                are_sums.add(y.shape.rank is None or y.shape[0] is None)
-        if len(are_sums) > 1:
-            raise ValueError(
-                "Losses whose gradients are computed together must all be means over "
-                f"examples, or all sums. Received: {', '.join(y.name for y in ys)}. "
-                "Train without micro-batches."
-            )
-        return are_sums.pop()
+        self.waited_for += [each for each in operations if each in of_it]
+        return [each for each in operations if each not in of_it]
 
     def _add(self, xs: list, gradients: list[Gradient], after: list) -> list[Gradient]:
         """Returns the sums of the weighted `gradients`, read after `after` has run."""
@@ -336,18 +424,6 @@ def intercepting(interception: Interception) -> Iterator[None]:
                 _restore()
 
 
-def _check_known(reduction: Reduction) -> None:
-    operation = reduction.unknown
-    if operation is not None:
-        raise ValueError(
-            "A loss must be a mean or a sum over examples, or a sum divided by such a "
-            f"sum of features or labels. Received: {operation.name} of type "
-            f"{operation.type}, which is not known to be one. Pass reduction='mean' "
-            "(also a flag of the runner) if it is a mean of independent examples, else "
-            "train without micro-batches."
-        )
-
-
 def _current() -> Interception | None:
     return None if are_gradients_own() else getattr(_local, "interception", None)
 
@@ -359,44 +435,67 @@ def _patch() -> None:
     _OWN["gradients"] = helper = gradients_util._GradientsHelper
     _OWN["tape"] = tape_gradient = backprop.GradientTape.gradient
 
-    def gradients(ys, xs, grad_ys=None, *args, **kwargs):
+    def compute(ys, xs, grad_ys, stop_gradients, *args, **kwargs):
+        with own_gradients():
+            return helper(
+                ys, xs, grad_ys, *args, stop_gradients=stop_gradients, **kwargs
+            )
+
+    @functools.wraps(helper)
+    def gradients(*args, **kwargs):
         interception = _current()
+        given = signature.bind(*args, **kwargs).arguments
+        ys, xs = _as_list(given.pop("ys")), _as_list(given.pop("xs"))
         # A source graph is given by TensorFlow itself, inside of functions.
-        is_inner = len(args) > 6 or kwargs.get("src_graph") is not None
-        if interception is None or is_inner or tf.executing_eagerly():
-            return helper(ys, xs, grad_ys, *args, **kwargs)
-        ys, xs = _as_list(ys), _as_list(xs)
-        if _are_composite([*ys, *xs]):  # it calls itself with their tensors
-            return helper(ys, xs, grad_ys, *args, **kwargs)
+        is_inner = given.pop("src_graph", None) is not None
+        # Of composite tensors it calls itself, with their parts.
+        if (
+            interception is None
+            or is_inner
+            or tf.executing_eagerly()
+            or _are_composite([*ys, *xs])
+        ):
+            return helper(*args, **kwargs)
         ys = [tf.convert_to_tensor(y) for y in ys]
-
-        def compute(grad_ys):
-            with own_gradients():
-                return helper(ys, xs, grad_ys, *args, **kwargs)
-
+        grad_ys = given.pop("grad_ys", None)
         grad_ys = None if grad_ys is None else _as_list(grad_ys)
-        return interception.gradients(ys, xs, grad_ys, compute)
+        stops = _as_list(given.pop("stop_gradients", None) or [])
+        return interception.gradients(
+            ys,
+            xs,
+            grad_ys,
+            lambda ys, xs, grad_ys, more: compute(
+                ys, xs, grad_ys, [*stops, *more], **given
+            ),
+        )
 
+    signature = inspect.signature(helper)
+
+    @functools.wraps(tape_gradient)
     def gradient(
         tape, target, sources, output_gradients=None, unconnected_gradients="none"
     ):
-        def own(target, output_gradients):
+        interception = _current()
+        if interception is None or tf.executing_eagerly():
             return tape_gradient(
                 tape, target, sources, output_gradients, unconnected_gradients
             )
-
-        interception = _current()
-        if interception is None or tf.executing_eagerly():
-            return own(target, output_gradients)
         ys = [tf.convert_to_tensor(y) for y in tf.nest.flatten(target)]
         xs = tf.nest.flatten(sources)
+        watched = {id(variable) for variable in tape.watched_variables()}
+        tape_gradient(tape, target, [])  # ends it, or refuses a second call
         given = output_gradients and tf.nest.flatten(output_gradients)
 
-        def compute(grad_ys):
-            with own_gradients():
-                return tf.nest.flatten(own(ys, grad_ys))
+        def compute_of_tape(ys, xs, grad_ys, stops):
+            return compute(ys, xs, grad_ys, stops)
 
-        found = interception.gradients(ys, xs, given, compute)
+        found = interception.gradients(ys, xs, given, compute_of_tape)
+        for i, x in enumerate(xs):
+            if isinstance(x, tf.Variable) and id(x) not in watched:
+                found[i] = None
+            is_zero = tf.UnconnectedGradients(unconnected_gradients).value == "zero"
+            if found[i] is None and is_zero:
+                found[i] = tf.zeros_like(x)
         return tf.nest.pack_sequence_as(sources, found)
 
     gradients_util._GradientsHelper = gradients
@@ -435,25 +534,37 @@ def _context(operation: tf.Operation):
     return operation._get_control_flow_context()
 
 
-def _has_half_precision(ys: list[tf.Tensor]) -> bool:
-    return any(has_half_precision(y, None) for y in ys)
-
-
 def _wide(gradient: Gradient) -> Gradient:
     return cast(gradient, tf.float32) if gradient.dtype in _HALVES else gradient
 
 
-def _seeds(ys: list[tf.Tensor], grad_ys: list | None, scale: tf.Tensor) -> list:
-    """Returns `scale` times the gradients of `ys`."""
-    seeds = []
-    for y, given in zip(ys, grad_ys or [None] * len(ys), strict=True):
-        if given is None:
-            ones = tf.cast(scale, y.dtype)
-            seeds.append(ones if y.shape.rank == 0 else tf.fill(tf.shape(y), ones))
-        else:
-            given = given if isinstance(given, tf.IndexedSlices) else tf.identity(given)
-            seeds.append(scaled(given, scale))
-    return seeds
+def _dtype_of(x, dtype, total: Gradient) -> tf.DType:
+    """Returns the dtype of the gradient of `x`, a tensor, variable or its handle."""
+    if dtype is None or dtype == tf.resource:
+        handle = getattr(x, "_handle_data", None)
+        return tf.as_dtype(handle.shape_and_type[0].dtype) if handle else total.dtype
+    return tf.as_dtype(dtype).base_dtype
+
+
+def _added(one: Gradient | None, other: Gradient) -> Gradient:
+    """Returns the sum as tf.gradients has it: of slices only, if both are sparse."""
+    if one is None:
+        return other
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([one.indices, tf.cast(other.indices, one.indices.dtype)], 0)
+        values = tf.concat([one.values, tf.cast(other.values, one.values.dtype)], 0)
+        return tf.IndexedSlices(values, indices, one.dense_shape)
+    one, other = tf.convert_to_tensor(one), tf.convert_to_tensor(other)
+    return one + tf.cast(other, one.dtype)
+
+
+def _is_trainable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _is_loss_of_all(tensor: tf.Tensor) -> bool:
+    """Returns whether `tensor` is the result of whole_batch_loss."""
+    return hasattr(tensor.op, WHOLE_BATCH_LOSS) and tensor is tensor.op.outputs[0]
 
 
 def _norms(values: tf.Tensor) -> list[tf.Operation] | None:

@@ -1,0 +1,273 @@
+"""The head: what combines examples, computed once, on the rows of the whole batch.
+
+    micro-batch    parts of the batch -> rows -> | mixed -> loss
+                                                 |   copied: the head
+    whole batch                     all rows  -> | mixed -> loss
+
+The operations behind the rows are copied, with whatever was derived from them, onto the
+rows of all micro-batches, which are collected for it. Rows that need no variable and no
+random number are computed by a copy as well, from the batch itself. Where only a shape
+of rows is wanted, it is computed, and no row is collected.
+"""
+
+import tensorflow as tf
+
+from estimator_accum._graph import copy_operations
+from estimator_accum.microbatch._batch import Pass, WholeBatch
+from estimator_accum.microbatch._repeatable import is_draw
+from estimator_accum.microbatch._whole import collect
+from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
+from estimator_accum.unedited._rows import Analysis
+from estimator_accum.unedited._sizes import Size
+from estimator_accum.unedited._states import State
+
+_SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}
+_CONTROL_FLOW = {
+    *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
+    *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
+}
+_LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}
+
+
+class View:
+    """What is known of the graph of one micro-batch, as it is now.
+
+    Args:
+        batch: The batch.
+        targets: Tensors to look at, with all that they are computed from.
+
+    Attributes:
+        of_batch: The operations that are computed from the micro-batch.
+    """
+
+    def __init__(self, batch: WholeBatch, targets: list[tf.Tensor]):
+        self._parts = {part.sliced.ref(): part for part in batch.parts}
+        rows = [part.sliced for part in batch.parts if part.has_rows]
+        mixed = [part.sliced for part in batch.parts if not part.has_rows]
+        self.analysis = Analysis(rows, mixed)
+        self.analysis.analyze(targets)
+        self.of_batch = of_batch(batch)
+        self._pure = {}
+
+    def state(self, tensor: tf.Tensor) -> State:
+        """Returns the tensor's state."""
+        return self.analysis.state(tensor)
+
+    def is_part(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor is a slice of the batch itself."""
+        return tensor.ref() in self._parts
+
+    def whole_part(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the part of the batch of which the tensor is a slice."""
+        return self._parts[tensor.ref()].whole
+
+    def is_frontier(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor has rows that micro-batches must compute."""
+        state = self.state(tensor)
+        is_own = state.kind == "rows" and state.distance is None
+        return is_own and not self.is_pure(tensor)
+
+    def is_pure(self, tensor: tf.Tensor) -> bool:
+        """Returns whether constants and the batch alone decide the tensor's value."""
+        waiting = [tensor.op]
+        while waiting:
+            operation = waiting[-1]
+            if operation in self._pure:
+                waiting.pop()
+                continue
+            if self._is_source(operation):
+                self._pure[operation] = any(map(self.is_part, operation.outputs))
+                continue
+            new = [
+                each.op
+                for each in operation.inputs
+                if each.op not in self._pure and not self.is_part(each)
+            ]
+            waiting += new
+            if not new:
+                self._pure[operation] = all(
+                    self.is_part(each) or self._pure[each.op]
+                    for each in operation.inputs
+                )
+        return self._pure[tensor.op]
+
+    def _is_source(self, operation: tf.Operation) -> bool:
+        is_stateful = operation.op_def.is_stateful and operation.type not in _LOOK_UPS
+        is_fed = operation.type.startswith("Placeholder")
+        is_part = any(map(self.is_part, operation.outputs))
+        return is_stateful or is_fed or is_part or operation.type in _CONTROL_FLOW
+
+
+def of_batch(batch: WholeBatch) -> set[tf.Operation]:
+    """Returns the operations whose inputs are computed from a micro-batch."""
+    found = set()
+    waiting = [part.sliced for part in batch.parts]
+    while waiting:
+        for operation in waiting.pop().consumers():
+            if operation not in found:
+                found.add(operation)
+                waiting += operation.outputs
+    return found
+
+
+class Border:
+    """Where a copy begins.
+
+    Args:
+        view: The graph.
+        targets: Tensors to copy.
+        made: Operations that were derived from others, and are copied.
+        values: What stands for tensors: they are not looked behind.
+
+    Attributes:
+        operations: The operations to copy.
+        frontier: Tensors whose rows micro-batches compute.
+        shapes: Operations of which only the shape of rows is wanted.
+    """
+
+    def __init__(self, view: View, targets, made=frozenset(), values=()):
+        self.operations, self.shapes = set(), set()
+        frontier, seen, waiting = {}, set(), list(targets)
+        while waiting:
+            tensor = waiting.pop()
+            operation = tensor.op
+            if tensor.ref() in seen or tensor.ref() in values:
+                continue
+            seen.add(tensor.ref())
+            is_made = operation in made
+            if view.is_part(tensor) or not is_made and operation not in view.of_batch:
+                continue
+            is_shape = operation.type in _SHAPES and operation.inputs[0].op not in made
+            if is_shape and view.is_frontier(operation.inputs[0]):
+                self.shapes.add(operation)
+                continue
+            if not is_made and view.is_frontier(tensor):
+                frontier[tensor.ref()] = tensor
+                continue
+            self.operations.add(operation)
+            waiting += operation.inputs
+            if is_made or operation._get_control_flow_context() is not None:
+                for other in operation.control_inputs:
+                    in_loop = other._get_control_flow_context() is not None
+                    if other in made or in_loop:
+                        waiting += other.outputs[:1]
+        self.frontier = list(frontier.values())
+
+    def draws(self) -> bool:
+        """Returns whether the copy draws random numbers."""
+        return any(map(is_draw, self.operations))
+
+
+class Copies:
+    """Copies on the rows of the whole batch, which run after one pass.
+
+    Args:
+        batch: The batch.
+        of: The pass that collects the rows.
+
+    Attributes:
+        collected: Tensors whose rows the pass collects.
+    """
+
+    def __init__(self, batch: WholeBatch, of: Pass):
+        self._batch, self._pass = batch, of
+        self.collected = []
+        self._found = {}  # copies by the tensors that they are of
+
+    def border(self, view: View, targets: list[tf.Tensor]) -> Border:
+        """Returns where a copy of `targets` begins."""
+        return Border(view, targets, values=self._found)
+
+    def take_losses(self, view: View, targets: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the results of whole_batch_loss that `targets` are computed from.
+
+        They are of the whole batch already.
+        """
+        found = []
+        for operation in Border(view, targets).operations:
+            loss = getattr(operation, WHOLE_BATCH_LOSS, None)
+            if loss is not None:
+                found.append(operation.outputs[0])
+                # In the run in which it is computed, or in a later one.
+                is_now = not loss.is_joint and self._pass is not self._batch.last_pass
+                value = loss.loss if is_now else operation.inputs[0]
+                self._found[found[-1].ref()] = value
+        return found
+
+    def make(
+        self, view: View, targets: list[tf.Tensor], made=frozenset()
+    ) -> list[tf.Tensor]:
+        """Returns the values of tensors for the whole batch.
+
+        Args:
+            view: The graph.
+            targets: Tensors of the micro-batch.
+            made: Operations that were derived from others, and are copied.
+        """
+        self.take_losses(view, targets)
+        border = Border(view, targets, made, self._found)
+        axes = [view.state(tensor).axis for tensor in border.frontier]
+        rows = collect(self._batch, self._pass, border.frontier, axes)
+        self.collected += border.frontier
+        for tensor, whole in zip(border.frontier, rows, strict=True):
+            self._found[tensor.ref()] = whole
+        for operation in border.shapes:
+            self._make_shapes(view, operation)
+        inputs = {}
+        for operation in border.operations:
+            for tensor in operation.inputs:
+                if tensor.ref() in self._found:
+                    inputs[tensor.name] = self._found[tensor.ref()]
+                elif view.is_part(tensor):
+                    inputs[tensor.name] = view.whole_part(tensor)
+                elif tensor.op not in border.operations:
+                    inputs[tensor.name] = tensor
+        copied = copy_operations(border.operations, inputs, "whole_batch")
+        self._found |= {key.ref(): value for key, value in copied}
+        return [self._value(view, tensor) for tensor in targets]
+
+    def _value(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
+        if view.is_part(tensor):
+            return view.whole_part(tensor)
+        return self._found.get(tensor.ref(), tensor)
+
+    def _make_shapes(self, view: View, operation: tf.Operation) -> None:
+        for tensor, output in zip(operation.inputs, operation.outputs, strict=True):
+            if output.ref() in self._found:
+                continue
+            shape = self._shape(view, tensor)
+            if operation.type == "Size":
+                value = tf.cast(tf.reduce_prod(shape), output.dtype)
+            elif operation.type == "ZerosLike":
+                value = tf.zeros(shape, output.dtype)
+            elif operation.type == "OnesLike":
+                value = tf.ones(shape, output.dtype)
+            else:
+                value = tf.cast(shape, output.dtype)
+            self._found[output.ref()] = value
+
+    def _shape(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the shape of a tensor's rows for the whole batch, int64 [rank]."""
+        known = {
+            f"{part.sliced.name}:{axis}": tf.shape(part.whole, tf.int64)[axis]
+            for part in self._batch.parts
+            if part.has_rows and part.sliced.shape.rank is not None
+            for axis in range(1, part.sliced.shape.rank)
+        }
+        dims = view.analysis.dims(tensor)
+        if not all(symbol in known for size in dims for symbol in size.symbols):
+            # The same in all micro-batches, but for the number of examples.
+            own, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
+            rows = own[axis] // self._batch.size * self._batch.rows
+            return tf.concat([own[:axis], [rows], own[axis + 1 :]], 0)
+
+        def number(size: Size) -> tf.Tensor:
+            result = tf.constant(size.factor, tf.int64)
+            for factor in (
+                *[self._batch.rows] * size.power,
+                *map(known.get, size.symbols),
+            ):
+                result *= factor
+            return result
+
+        return tf.stack([number(size) for size in dims])

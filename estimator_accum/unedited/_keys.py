@@ -1,0 +1,237 @@
+"""The keys: a look at the numbers before the first batch that is cut.
+
+    rows of 8 examples         = those of 1, 3 and 4 of them, joined
+    gradients of 8 examples    = the sum of those of 1, 3 and 4
+
+with random gradients of the rows, and the same random numbers in both. They guard the
+rules of the analysis, decide what it has left to numbers, and see what no analysis of
+the forward pass can: a gradient of its own (tf.custom_gradient) that combines examples.
+They change no variable. Where they fail, training is refused.
+"""
+
+import itertools
+import logging
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum._graph import data_ancestors
+from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._graph import (
+    functions_of,
+    library_of_functions,
+    nodes_of,
+)
+from estimator_accum.microbatch._memory import is_out_of_memory
+from estimator_accum.microbatch._repeatable import DRAWS
+from estimator_accum.unedited._head import View
+
+_MOST_EXAMPLES = 8
+_GROUPS = (1, 3)  # and the rest
+_PRECISION = 100  # times the spacing of numbers of a dtype
+_OWN_GRADIENT = "_gradient_op_type"
+_SCALES = (1.0, 1e4)  # of arriving gradients; a large one shows where they are clipped
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+class Keys:
+    """Compares micro-batches of one replica with what they are parts of.
+
+    Args:
+        batch: The batch.
+        derived: The gradients that were derived, as `Interception.derived`.
+        collected: Further tensors whose rows are collected.
+    """
+
+    def __init__(self, batch: WholeBatch, derived: list, collected: list[tf.Tensor]):
+        self._batch, self._derived = batch, [each for each in derived if each.is_simple]
+        rows = [tensor for each in self._derived for tensor in each.rows]
+        gradients = [g for each in self._derived for g in _parts(each.gradients)]
+        self._view = view = View(batch, [*rows, *collected, *gradients])
+        unique = {tensor.ref(): tensor for tensor in [*rows, *collected]}
+        needed = data_ancestors([t.op for t in [*unique.values(), *gradients]])
+        self._draws = [
+            output
+            for operation in needed
+            if operation.type in DRAWS and operation._get_control_flow_context() is None
+            for output in operation.outputs[:1]
+            if view.state(output).kind == "rows"
+        ]
+        drawing = _drawing_functions(needed)
+        self._rows = [
+            tensor
+            for tensor in unique.values()
+            if view.state(tensor).kind == "rows"
+            and not (drawing and drawing & data_ancestors([tensor.op]).keys())
+        ]
+        if drawing:  # numbers that cannot be fed: nothing can be compared
+            self._derived = []
+        has_own = any(_OWN_GRADIENT in each.node_def.attr for each in needed)
+        self._scales = _SCALES if has_own else _SCALES[:1]
+
+    def look(self, session: tf.compat.v1.Session, rows: int, feeds: dict) -> None:
+        """Looks at the first examples of the batch that is staged.
+
+        Args:
+            session: The session itself, without hooks.
+            rows: Number of examples in the batch, at least 2.
+            feeds: Further feeds of a micro-batch.
+
+        Raises:
+            ValueError: If the micro-batches are not parts of the batch.
+        """
+        feeds = {**feeds, self._batch.rows: rows, self._batch.num_micro_batches: 1}
+        number = min(_MOST_EXAMPLES, rows)
+        while number > 1:
+            try:
+                self._look(session, number, feeds)
+                return
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                number //= 2
+        _logger.warning(
+            "micro-batches: two examples do not fit in memory at once, so it was not "
+            "looked at whether their gradients add up"
+        )
+
+    def _look(self, session, number: int, feeds: dict) -> None:
+        groups = [size for size in _GROUPS if size < number]
+        if sum(groups) >= number:
+            groups = groups[:1]
+        groups.append(number - sum(groups))
+        begins = np.cumsum([0, *groups])
+        parts = [slice(*pair) for pair in itertools.pairwise(begins)]
+        whole = self._feeds(slice(0, number), feeds)
+        together, draws = session.run([self._rows, self._draws], whole)
+        drawn = dict(zip(self._draws, draws, strict=True))
+        apart = [
+            session.run(self._rows, self._feeds(part, feeds, drawn, number))
+            for part in parts
+        ]
+        for i, tensor in enumerate(self._rows):
+            axis = self._view.state(tensor).axis
+            found = [each[i] for each in apart]
+            if not _are_joined(together[i], found, axis):
+                raise self._refusal(tensor, number, groups)
+        for scale in self._scales:
+            for derived in self._derived:
+                self._add_up(session, derived, number, parts, feeds, drawn, scale)
+
+    def _feeds(self, part: slice, feeds: dict, drawn=None, number: int = 1) -> dict:
+        """Returns the feeds of a micro-batch of the examples `part`."""
+        found = {
+            **feeds,
+            self._batch.begin: part.start,
+            self._batch.size: part.stop - part.start,
+        }
+        for tensor, value in (drawn or {}).items():
+            found[tensor] = self._rows_of(tensor, value, part, number)
+        return found
+
+    def _rows_of(self, tensor, value: np.ndarray, part: slice, number: int):
+        axis = self._view.state(tensor).axis
+        each = value.shape[axis] // number
+        return np.take(value, range(part.start * each, part.stop * each), axis)
+
+    def _add_up(self, session, derived, number, parts, feeds, drawn, scale) -> None:
+        whole = self._feeds(slice(0, number), feeds, drawn, number)
+        values = session.run(derived.rows, whole)
+        random = np.random.default_rng(number)
+        arriving = [
+            (scale * random.normal(size=value.shape)).astype(value.dtype)
+            for value in values
+        ]
+
+        def gradients(part: slice) -> list:
+            found = self._feeds(part, feeds, drawn, number)
+            for row, tensor, value in zip(
+                derived.rows, derived.arriving, arriving, strict=True
+            ):
+                found[tensor] = self._rows_of(row, value, part, number)
+            return list(map(_dense, session.run(derived.gradients, found)))
+
+        together = gradients(slice(0, number))
+        apart = list(map(gradients, parts))
+        sizes = [np.abs(each).max(initial=0) for g in apart for each in g]
+        largest = max(sizes, default=0)
+        for i, gradient in enumerate(derived.gradients):
+            total = sum(each[i] for each in apart)
+            scale_of = sum(np.abs(each[i]) for each in apart)
+            bound = _tolerance(gradient.dtype) * 10
+            bound *= max(np.abs(scale_of).max(initial=0), 1e-2 * largest)
+            difference = np.abs(together[i] - total)
+            if not np.all((difference <= bound) | ~np.isfinite(total)):
+                raise ValueError(
+                    "The gradient of a batch must be the sum of its micro-batches', for "
+                    f"any gradient of what each example results in. Received: "
+                    f"{gradient.name}, which differs for {number} examples at once by "
+                    f"{difference.max():.1e} of {largest:.1e}. Look for a "
+                    "tf.custom_gradient that combines examples, or train without "
+                    "micro-batches."
+                )
+
+    def _refusal(self, tensor: tf.Tensor, number: int, groups: list[int]) -> ValueError:
+        doubtful = self._view.analysis.on_probation
+        cause = next(iter(doubtful.values()), tensor.op)
+        return ValueError(
+            "What micro-batches compute must be the rows that the batch at once computes. "
+            f"Received: {tensor.name}, whose rows for {number} examples are others than "
+            f"for {' and '.join(map(str, groups))} of them; look at {cause.name} of type "
+            f"{cause.type}. Train without micro-batches."
+        )
+
+
+def _parts(gradients: list) -> list[tf.Tensor]:
+    return tf.nest.flatten(gradients, expand_composites=True)
+
+
+def _dense(gradient) -> np.ndarray:
+    """Returns a gradient as float64; of slices, the sum for each row that they touch."""
+    if not hasattr(gradient, "indices"):
+        return np.asarray(gradient).astype(np.float64)
+    values = np.asarray(gradient.values).astype(np.float64)
+    rows = int(np.max(gradient.indices, initial=-1)) + 1
+    if gradient.dense_shape is not None:
+        rows = int(gradient.dense_shape[0])
+    total = np.zeros((rows, *values.shape[1:]))
+    np.add.at(total, np.asarray(gradient.indices), values)
+    return total
+
+
+def _tolerance(dtype: tf.DType) -> float:
+    dtype = dtype.base_dtype.real_dtype
+    return _PRECISION * {tf.bfloat16: 2.0**-8}.get(
+        dtype, np.finfo(dtype.as_numpy_dtype).eps if dtype.is_floating else 0.0
+    )
+
+
+def _are_joined(together: np.ndarray, apart: list[np.ndarray], axis: int) -> bool:
+    """Returns whether rows are those of groups, one group behind the other."""
+    if len({(*each.shape[:axis], *each.shape[axis + 1 :]) for each in apart}) > 1:
+        return False
+    joined = np.concatenate(apart, axis)
+    if joined.shape != together.shape:
+        return False
+    kind = tf.as_dtype(together.dtype)
+    if not (kind.is_floating or kind.is_complex):
+        return bool(np.all(joined == together))
+    wide = np.complex128 if kind.is_complex else np.float64
+    joined, together = joined.astype(wide), together.astype(wide)
+    finite = np.abs(np.where(np.isfinite(together), together, 0))
+    bound = _tolerance(kind)
+    return np.allclose(
+        joined, together, bound, bound * finite.max(initial=0), equal_nan=True
+    )
+
+
+def _drawing_functions(operations) -> set[tf.Operation]:
+    """Returns the operations that draw random numbers inside a function or loop."""
+    library = library_of_functions()
+    return {
+        operation
+        for operation in operations
+        if operation.type in DRAWS
+        and operation._get_control_flow_context() is not None
+        or any(node.op in DRAWS for node in nodes_of(functions_of(operation), library))
+    }

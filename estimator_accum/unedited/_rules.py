@@ -1,0 +1,1233 @@
+"""Rules of the analysis of rows: the states of an operation's outputs.
+
+Each rule is a function of the analysis, the operation and the states of its inputs, of
+which one has rows at least, and none is mixed. It raises Mixed where a result combines
+examples, and Undecided where only numbers can tell.
+
+n = number of examples, T = another size, W = a width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.unedited._sizes import (
+    ONE,
+    N,
+    Size,
+    Unknown,
+    broadcast_gradient_axes,
+    product,
+    sizes,
+)
+from estimator_accum.unedited._states import (
+    FIXED,
+    Mixed,
+    State,
+    Undecided,
+    join,
+)
+
+RULES: dict[str, Callable] = {}
+
+# Their values are known of a mixed tensor, too.
+OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs"}
+LISTS_BEGIN = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3"}
+_RANDOM = (
+    *("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"),
+    *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
+    *("StatelessRandomNormalV2", "StatelessTruncatedNormal"),
+    *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
+    "StatelessRandomUniformIntV2",
+)
+# A size says how many rows they make.
+FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", *_RANDOM}
+
+_ALONG = "it combines the examples"
+_UNLIKE = "examples stand beside other examples"
+_FIXED_BESIDE = "what is no example's stands beside examples"
+_PLACE = "the place of an example as a value"
+_SIZE = "the number of examples as a value"
+
+
+class Guard(NamedTuple):
+    """Rows that are looked up by number, of their own example unless a value is wrong.
+
+    Attributes:
+        places: The numbers.
+        axis: Their axis of examples.
+        table: What they are looked up in; its first axis has the examples.
+    """
+
+    places: tf.Tensor
+    axis: int
+    table: tf.Tensor
+
+
+def rule(*types: str):
+    """Makes a function the rule of operations."""
+
+    def register(function):
+        RULES.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
+def broadcast_value(analysis, operation: tf.Operation, tensor: tf.Tensor):
+    """Returns the value of an output of BroadcastGradientArgs or BroadcastArgs."""
+    x, y = (analysis.value(each) for each in operation.inputs)
+    if x is None or y is None:
+        return None
+    if operation.type == "BroadcastArgs":
+        if len(x) != len(y) or list(x) != list(y):
+            raise Unknown
+        return x
+    axes = broadcast_gradient_axes(x, y)
+    return sizes(axes[operation.outputs.index(tensor)])
+
+
+# Element by element.
+
+
+def _without_places(states: list[State]) -> None:
+    if any(state.distance is not None for state in states):
+        raise Mixed(_PLACE)
+    if any(state.kind == "sizes" for state in states):
+        raise Mixed(_SIZE)
+    if any(state.kind == "list" for state in states):
+        raise Mixed("a list as a value")
+
+
+def _aligned(
+    analysis, tensors: list[tf.Tensor], states: list[State]
+) -> tuple[int, Size]:
+    """Returns the axis of the examples from the right, and the rows of each example.
+
+    Args:
+        analysis: The analysis.
+        tensors: Tensors that broadcast.
+        states: Their states.
+    """
+    ranks = [analysis.rank(tensor) for tensor in tensors]
+    rows = [(rank - s.axis, s) for rank, s in zip(ranks, states) if s.kind == "rows"]
+    (place, state), *others = rows
+    each = state.each
+    for other, state in others:
+        if other != place:
+            raise Mixed(_UNLIKE)
+        if state.each != each:
+            # Sizes that only numbers tell are equal, or the batch at once fails.
+            if not (state.each.symbols or each.symbols):
+                raise Mixed(_UNLIKE)
+            each = max(each, state.each, key=lambda size: len(size.symbols))
+    for tensor, rank, state in zip(tensors, ranks, states, strict=True):
+        if state.kind == "fixed" and rank >= place:
+            _check_length_1(analysis.dims(tensor)[rank - place])
+    return place, each
+
+
+def _check_length_1(size: Size) -> None:
+    """Raises Mixed unless what is no example's is broadcast over the examples.
+
+    A length that only numbers tell is 1, or the batch at once fails.
+    """
+    if size != ONE and not size.symbols:
+        raise Mixed(_FIXED_BESIDE)
+
+
+def _elementwise(analysis, tensors: list, states: list[State], output) -> State:
+    place, each = _aligned(analysis, tensors, states)
+    rank = max(analysis.rank(tensor) for tensor in tensors)
+    found = State("rows", rank - place, each)
+    dims = [None] * rank
+    for tensor, state in zip(tensors, states, strict=True):
+        if state.kind in ("rows", "fixed") and tensor.shape.rank == rank:
+            for axis, size in enumerate(analysis.dims(tensor)):
+                # One of two sizes may be 1, which only numbers tell.
+                if size != ONE:
+                    dims[axis] = size if dims[axis] in (None, size) else None
+    analysis.set_dims(output, found, dims)
+    return found
+
+
+_UNARY = [
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Angle",
+    "AsString",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BesselI0e",
+    "BesselI1e",
+    "Bucketize",
+    "Cast",
+    "Ceil",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "Complex",
+    "ComplexAbs",
+    "Conj",
+    "Cos",
+    "Cosh",
+    "Digamma",
+    "Elu",
+    "Erf",
+    "Erfc",
+    "Erfinv",
+    "Exp",
+    "Expm1",
+    "Floor",
+    "Imag",
+    "Invert",
+    "IsFinite",
+    "IsInf",
+    "IsNan",
+    "LeakyRelu",
+    "Lgamma",
+    "Log",
+    "Log1p",
+    "LogicalNot",
+    "Ndtri",
+    "Neg",
+    "OnesLike",
+    "PreventGradient",
+    "Print",
+    "Real",
+    "Reciprocal",
+    "Inv",
+    "Relu",
+    "Relu6",
+    "Rint",
+    "Round",
+    "Rsqrt",
+    "Selu",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Snapshot",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Square",
+    "StringLength",
+    "StringLower",
+    "StringStrip",
+    "StringToHashBucket",
+    "StringToHashBucketFast",
+    "StringToHashBucketStrong",
+    "StringToNumber",
+    "StringUpper",
+    "Tan",
+    "Tanh",
+    "ZerosLike",
+    "FakeQuantWithMinMaxArgs",
+    "FakeQuantWithMinMaxVars",
+    "RegexReplace",
+    "RegexFullMatch",
+    "StaticRegexReplace",
+    "StaticRegexFullMatch",
+]
+_STRUCTURAL = "Identity StopGradient PlaceholderWithDefault EnsureShape DebugIdentityV2"
+_BINARY = [
+    "AddN",
+    "ApproximateEqual",
+    "Atan2",
+    "Betainc",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "ClipByValue",
+    "Div",
+    "DivNoNan",
+    "EluGrad",
+    "Equal",
+    "FloorDiv",
+    "FloorMod",
+    "Greater",
+    "GreaterEqual",
+    "Igamma",
+    "Igammac",
+    "InvGrad",
+    "LeakyReluGrad",
+    "Less",
+    "LessEqual",
+    "LogicalAnd",
+    "LogicalOr",
+    "Maximum",
+    "Minimum",
+    "Mod",
+    "MulNoNan",
+    "NextAfter",
+    "NotEqual",
+    "Polygamma",
+    "Pow",
+    "RealDiv",
+    "ReciprocalGrad",
+    "Relu6Grad",
+    "ReluGrad",
+    "RsqrtGrad",
+    "SelectV2",
+    "SeluGrad",
+    "SigmoidGrad",
+    "SoftplusGrad",
+    "SoftsignGrad",
+    "SqrtGrad",
+    "SquaredDifference",
+    "StringJoin",
+    "TanhGrad",
+    "TruncateDiv",
+    "TruncateMod",
+    "Xdivy",
+    "Xlog1py",
+    "Xlogy",
+    "Zeta",
+    "AccumulateNV2",
+]
+
+
+@rule(*_UNARY, *_BINARY)
+def _of_values(analysis, operation, states):
+    _without_places(states)
+    if operation.type == "Print":
+        if states[0].kind != "rows":
+            raise Mixed(_ALONG)
+        return states[0]
+    return _elementwise(analysis, list(operation.inputs), states, operation.outputs[0])
+
+
+@rule(*_STRUCTURAL.split(), "Enter", "NextIteration", "RefEnter", "RefIdentity")
+def _passing(analysis, operation, states):
+    state = states[0]
+    if state.kind == "rows":
+        analysis.set_dims(
+            operation.outputs[0], state, analysis.dims(operation.inputs[0])
+        )
+    return state
+
+
+@rule("IdentityN")
+def _passing_each(analysis, operation, states):
+    for tensor, output, state in zip(operation.inputs, operation.outputs, states):
+        if state.kind == "rows":
+            analysis.set_dims(output, state, analysis.dims(tensor))
+    return states
+
+
+@rule("Add", "AddV2", "Sub", "Mul")
+def _arithmetic(analysis, operation, states):
+    if not any(state.distance is not None for state in states):
+        return _of_values(analysis, operation, states)
+    first, second = states
+    tensors = list(operation.inputs)
+    if first.distance is None and operation.type in ("Add", "AddV2", "Mul"):
+        first, second, tensors = second, first, tensors[::-1]
+    if first.distance is None or second.distance is not None:
+        raise Mixed(_PLACE)
+    found = _elementwise(analysis, tensors, [first, second], operation.outputs[0])
+    if operation.type != "Mul":
+        return found._replace(distance=first.distance)
+    factor = analysis.value(tensors[1])
+    if factor is None or factor.size != 1 or second.kind != "fixed":
+        raise Mixed(_PLACE)
+    distance = first.distance * factor.flat[0]
+    return found._replace(distance=distance, is_number=first.is_number)
+
+
+RULES["Cast"] = lambda analysis, operation, states: (
+    _passing(analysis, operation, states)
+    if operation.outputs[0].dtype.is_integer
+    else _of_values(analysis, operation, states)
+)
+
+
+@rule("Select")
+def _select(analysis, operation, states):
+    _without_places(states)
+    condition, chosen, _ = operation.inputs
+    if (
+        analysis.rank(condition) == analysis.rank(chosen)
+        or analysis.rank(condition) == 0
+    ):
+        return _elementwise(
+            analysis, list(operation.inputs), states, operation.outputs[0]
+        )
+    if any(state.kind != "rows" or state.axis for state in states):  # a vector of rows
+        raise Mixed(_UNLIKE)
+
+    if len({state.each for state in states}) > 1:
+        raise Mixed(_UNLIKE)
+    return states[1]
+
+
+@rule("LookupTableFindV2", "LookupTableFind")
+def _look_up(analysis, operation, states):
+    _without_places(states)
+    if states[0].kind == states[2].kind == "fixed":
+        return _elementwise(
+            analysis, [operation.inputs[1]], states[1:2], operation.outputs[0]
+        )
+    raise Mixed(_ALONG)
+
+
+# Along axes.
+
+
+def _axes(analysis, tensor: tf.Tensor, rank: int, guess: State | None = None):
+    value = analysis.value(tensor)
+    if value is None:
+        raise Undecided(guess) if guess else Mixed("its axis is not known")
+    return {int(axis) % rank for axis in value.flat}
+
+
+def _one(states: list[State]) -> State:
+    """Returns the state of the first input, beside which all others are fixed."""
+    _without_places(states)
+    first, *others = states
+    if first.kind != "rows" or any(state.kind != "fixed" for state in others):
+        raise Mixed(_UNLIKE)
+    return first
+
+
+@rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
+def _reduce(analysis, operation, states):
+    state, tensor = _one(states), operation.inputs[0]
+    axes = _axes(analysis, operation.inputs[1], analysis.rank(tensor))
+    if state.axis in axes:
+        raise Mixed(_ALONG)
+    dims = analysis.dims(tensor)
+    if operation.get_attr("keep_dims"):
+        known = [ONE if axis in axes else size for axis, size in enumerate(dims)]
+        found = state
+    else:
+        known = [size for axis, size in enumerate(dims) if axis not in axes]
+        found = state._replace(
+            axis=state.axis - sum(axis < state.axis for axis in axes)
+        )
+    analysis.set_dims(operation.outputs[0], found, known)
+    return found
+
+
+@rule("ArgMax", "ArgMin")
+def _reduce_one(analysis, operation, states):
+    state, rank = _one(states), analysis.rank(operation.inputs[0])
+    (axis,) = _axes(analysis, operation.inputs[1], rank)
+    if axis == state.axis:
+        raise Mixed(_ALONG)
+    return state._replace(axis=state.axis - (axis < state.axis))
+
+
+def _keep_dims(analysis, operation, state: State, changed: set[int] | None) -> None:
+    """Takes down that outputs have the shape of the first rows, but for some axes.
+
+    Args:
+        analysis: The analysis.
+        operation: The operation.
+        state: The state of its outputs.
+        changed: Axes of another length; None if there are more or fewer axes.
+    """
+    if changed is None:
+        return
+    tensor = next(t for t in operation.inputs if analysis.state(t).kind == "rows")
+    dims = list(analysis.dims(tensor))
+    for axis in changed:
+        dims[axis] = None
+    for output in operation.outputs:
+        analysis.set_dims(output, state, dims)
+
+
+@rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")
+def _scan(analysis, operation, states):
+    state, axis = _one(states), operation.inputs[-1]
+    if state.axis in _axes(analysis, axis, analysis.rank(operation.inputs[0])):
+        raise Mixed(_ALONG)
+    _keep_dims(analysis, operation, state, set())
+    return state
+
+
+@rule("Softmax", "LogSoftmax", "TopK", "TopKV2", "MatrixDiag", "MatrixDiagV2")
+def _along_the_last(analysis, operation, states):
+    state = _one(states)
+    if state.axis >= analysis.rank(operation.inputs[0]) - 1:
+        raise Mixed(_ALONG)
+    is_diagonal = operation.type.startswith("MatrixDiag")
+    _keep_dims(analysis, operation, state, None if is_diagonal else {-1})
+    return state
+
+
+@rule("MatrixDiagV3", "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
+def _diagonals(analysis, operation, states):
+    state, output = _one(states), operation.outputs[0]
+    ranks = {analysis.rank(operation.inputs[0]), analysis.rank(output)}
+    if state.axis >= min(ranks) - 1 or max(ranks) - min(ranks) != 1:
+        raise Mixed(_ALONG)
+    return state
+
+
+@rule(
+    *("MatrixBandPart", "Cholesky", "MatrixInverse", "MatrixDeterminant", "Svd", "Qr"),
+    *("LogMatrixDeterminant", "SelfAdjointEigV2", "FFT", "IFFT", "RFFT", "IRFFT"),
+)
+def _along_the_last_two(analysis, operation, states):
+    state = _one(states)
+    if state.axis >= analysis.rank(operation.inputs[0]) - 2:
+        raise Mixed(_ALONG)
+    return state
+
+
+@rule("MatrixSolve", "MatrixTriangularSolve", "MatrixSetDiag", "MatrixSetDiagV3")
+def _pairs_of_matrices(analysis, operation, states):
+    _without_places(states)
+    rows = [state for state in states[:2] if state.kind == "rows"]
+    if len(rows) < 2 or rows[0] != rows[1] or len({*states[2:]} - {FIXED}):
+        raise Mixed(_UNLIKE)
+    if rows[0].axis >= min(map(analysis.rank, operation.inputs[:2])) - 1:
+        raise Mixed(_ALONG)
+    return rows[0]
+
+
+# Along the first axis, and in one direction: images and sequences.
+
+
+@rule(
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D", "LRN"),
+    *("MaxPool", "MaxPoolV2", "MaxPool3D", "AvgPool", "AvgPool3D"),
+    *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
+    *("SpaceToDepth", "DepthToSpace", "ExtractImagePatches", "AdjustContrastv2"),
+)
+def _images(analysis, operation, states):
+    state = _one(states)
+    if state.axis or state.each != ONE and state.each.power:
+        raise Mixed(_ALONG)
+    return state
+
+
+@rule("MaxPoolGrad", "AvgPoolGrad", "MaxPoolGradGrad", "ResizeBilinearGrad")
+def _images_back(analysis, operation, states):
+    rows = [state for state in states if state.kind == "rows"]
+    if any(state.axis for state in rows) or len(set(rows)) > 1:
+        raise Mixed(_ALONG)
+    if operation.type == "AvgPoolGrad":
+        return _first_size_is_n(analysis, operation.inputs[0], rows[0])
+    if len(rows) < len(states):
+        raise Mixed(_FIXED_BESIDE)
+    return rows[0]
+
+
+@rule(
+    "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"
+)
+def _transposed_convolution(analysis, operation, states):
+    _, filters, state = states
+    if filters.kind != "fixed" or state.kind != "rows" or state.axis:
+        raise Mixed(_ALONG)
+    return _first_size_is_n(analysis, operation.inputs[0], state)
+
+
+def _first_size_is_n(analysis, shape: tf.Tensor, state: State) -> State:
+    value = analysis.value(shape)
+    if value is None or value[0] != N * state.each:
+        raise Mixed(_SIZE)
+    return state
+
+
+@rule("BiasAdd", "BiasAddV1")
+def _bias(analysis, operation, states):
+    state, tensor = _one(states), operation.inputs[0]
+    has_format = "data_format" in operation.node_def.attr
+    is_first = has_format and operation.get_attr("data_format") == b"NCHW"
+    channels = 1 if is_first else analysis.rank(tensor) - 1
+    if state.axis == channels:
+        raise Mixed(_FIXED_BESIDE)
+    analysis.set_dims(operation.outputs[0], state, analysis.dims(tensor))
+    return state
+
+
+@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _normalization(analysis, operation, states):
+    state, *others = states
+    channels = 1 if operation.get_attr("data_format").startswith(b"NC") else -1
+    if state.kind != "rows":
+        raise Mixed(_ALONG)
+    if state.axis == channels % analysis.rank(operation.inputs[0]):
+        # Keras's layer normalization: every row is a channel.
+        of_channel = State("rows", 0, state.each)
+        if any(s not in (of_channel, FIXED) for s in others) or FIXED in others[:2]:
+            raise Mixed(_UNLIKE)
+        return [state, *[of_channel] * (len(operation.outputs) - 1)]
+    if operation.get_attr("is_training") or any(s != FIXED for s in others):
+        raise Mixed("batch normalization combines the examples")
+    return [state, *[FIXED] * (len(operation.outputs) - 1)]
+
+
+# Products.
+
+
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _matrix_product(analysis, operation, states):
+    _without_places(states)
+    prefix = "transpose" if operation.type == "MatMul" else "adj"
+    names = ("_a", "_b") if prefix == "transpose" else ("_x", "_y")
+    ranks = [analysis.rank(tensor) for tensor in operation.inputs]
+    found = []
+    for i, (state, rank) in enumerate(zip(states, ranks, strict=True)):
+        if state.kind != "rows":
+            continue
+        place = rank - state.axis  # from the right
+        if place <= 2:
+            place = 3 - place if operation.get_attr(prefix + names[i]) else place
+            if place != 2 - i:
+                raise Mixed("it sums over the examples")
+        found.append((place, state.each))
+    if len(found) == 2 and (found[0][0] != found[1][0] or found[0][0] <= 2):
+        raise Mixed("it multiplies examples by examples")
+    place, each = max(found, key=lambda pair: len(pair[1].symbols))
+    if len(found) == 1 and place > 2:
+        i = [state.kind for state in states].index("fixed")
+        if ranks[i] >= place:
+            _check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
+    state = State("rows", max(ranks) - place, each)
+    dims = [None] * max(ranks)
+    for i, (tensor, rank) in enumerate(zip(operation.inputs, ranks, strict=True)):
+        if rank == max(ranks) and states[i].kind == "rows":
+            dims[:-2] = analysis.dims(tensor)[:-2]
+    analysis.set_dims(operation.outputs[0], state, dims)
+    return state
+
+
+@rule("Einsum")
+def _einsum(analysis, operation, states):
+    _without_places(states)
+    left, right = operation.get_attr("equation").decode().replace(" ", "").split("->")
+    terms = left.split(",")
+    if "." in left:
+        return _einsum_with_dots(analysis, operation, states, terms, right)
+    rows = [(t[s.axis], s.each) for t, s in zip(terms, states) if s.kind == "rows"]
+    fixed = [term for term, s in zip(terms, states) if s.kind == "fixed"]
+    label, each = rows[0]
+    if len(set(rows)) > 1 or any(term.count(label) > 1 for term in terms):
+        raise Mixed("it multiplies examples by examples")
+    if label not in right or any(label in term for term in fixed):
+        raise Mixed("it sums over the examples")
+    return State("rows", right.index(label), each)
+
+
+def _einsum_with_dots(
+    analysis, operation, states, terms: list[str], right: str
+) -> State:
+    """The examples are among the axes of three dots in front."""
+    found = set()
+    for tensor, state, term in zip(operation.inputs, states, terms, strict=True):
+        dots = analysis.rank(tensor) - len(term.replace("...", ""))
+        if state.kind == "rows":
+            if not term.startswith("...") or state.axis >= dots:
+                raise Mixed("an equation with three dots")
+            found.add((dots - state.axis, state.each))
+        elif term.startswith("...") and dots:
+            raise Mixed("an equation with three dots")
+    ((place, each),) = found if len(found) == 1 else [(None, None)]
+    if place is None or not right.startswith("..."):
+        raise Mixed(_UNLIKE)
+    dots = analysis.rank(operation.outputs[0]) - len(right) + 3
+    return State("rows", dots - place, each)
+
+
+# Shapes.
+
+
+def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
+    """Returns the state and shape of `tensor` in another shape.
+
+    Args:
+        analysis: The analysis.
+        tensor: The tensor.
+        state: Its state.
+        target: The shape, sizes; -1 is what is left.
+    """
+    source, target = analysis.dims(tensor), list(target)
+    if Size(-1) in target:
+        place = target.index(Size(-1))
+        rest = product(size for size in target if size != Size(-1))
+        try:
+            target[place] = product(source) // rest
+        except Unknown:
+            target[place] = None
+            return _guessed(state, source, target, place)
+    places = [i for i, size in enumerate(target) if size.power]
+    if len(places) != 1 or target[places[0]].power != 1:
+        raise Mixed("it reorders the examples")
+    (place,) = places
+    if state.axis != 0 or place != 0:
+        before = product(source[: state.axis]), product(target[:place])
+        if before[0] != before[1]:
+            if before[0].symbols or before[1].symbols:
+                raise Undecided(state._replace(axis=place, each=target[place] // N))
+            raise Mixed("it reorders the examples")
+    return state._replace(axis=place, each=target[place] // N), target
+
+
+def _guessed(state: State, source: list[Size], target: list, place: int):
+    """`_reshaped` where the product of what is left is not known."""
+    places = [i for i, size in enumerate(target) if size is not None and size.power]
+    if places == [0] and state.axis == 0 and target[0].power == 1:
+        # Equal parts of what follows one another: the examples stay apart.
+        return state._replace(axis=0, each=target[0] // N), target
+    if places:
+        raise Mixed("it reorders the examples")
+    symbol = "/".join(map(str, (*source, *target)))
+    raise Undecided(state._replace(axis=place, each=Size(symbols=(symbol,))))
+
+
+@rule("Reshape")
+def _reshape(analysis, operation, states):
+    state, shape = states
+    if state.kind != "rows":
+        raise Mixed(_FIXED_BESIDE)
+    target = analysis.value(operation.inputs[1])
+    if shape.kind not in ("fixed", "sizes") or target is None:
+        raise Mixed("a shape that is not known before there are numbers")
+    found, dims = _reshaped(analysis, operation.inputs[0], state, target)
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found
+
+
+@rule("Transpose")
+def _transpose(analysis, operation, states):
+    state, order = states[0], analysis.value(operation.inputs[1])
+    if order is None:
+        raise Mixed("its axes are not known")
+    order = [int(axis) for axis in order]
+    found = state._replace(axis=order.index(state.axis))
+    dims = analysis.dims(operation.inputs[0])
+    analysis.set_dims(operation.outputs[0], found, [dims[axis] for axis in order])
+    return found
+
+
+@rule("ExpandDims")
+def _expand(analysis, operation, states):
+    state, rank = states[0], analysis.rank(operation.inputs[0])
+    (axis,) = _axes(analysis, operation.inputs[1], rank + 1)
+    found = state._replace(axis=state.axis + (axis <= state.axis))
+    dims = list(analysis.dims(operation.inputs[0]))
+    dims.insert(axis, ONE)
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found
+
+
+@rule("Squeeze")
+def _squeeze(analysis, operation, states):
+    (state,), rank = states, analysis.rank(operation.inputs[0])
+    axes = {axis % rank for axis in operation.get_attr("squeeze_dims")}
+    if not axes:
+        raise Mixed("it drops every axis of length 1, the examples' too")
+    if state.axis in axes:
+        raise Mixed(_ALONG)
+    found = state._replace(axis=state.axis - sum(axis < state.axis for axis in axes))
+    dims = analysis.dims(operation.inputs[0])
+    known = [size for axis, size in enumerate(dims) if axis not in axes]
+    analysis.set_dims(operation.outputs[0], found, known)
+    return found
+
+
+def _all_alike(states: list[State]) -> State:
+    """Returns the state that all inputs have, places and values aside."""
+    if any(state.kind != "rows" for state in states):
+        raise Mixed(_FIXED_BESIDE)
+    if len({(state.axis, state.each) for state in states}) > 1:
+        raise Mixed(_UNLIKE)
+    return states[0]
+
+
+def _with_places(states: list[State], is_last: bool) -> State:
+    """Returns the first state; rows of (place, value, ...) are read by GatherNd."""
+    first, *others = states
+    if all(state.distance is None for state in states):
+        return first
+    are_values = all(state.distance is None for state in others)
+    if not (is_last and first.distance is not None and are_values):
+        raise Mixed(_PLACE)
+    return first._replace(is_number=False)
+
+
+@rule("ConcatV2")
+def _concat(analysis, operation, states):
+    *states, axis_state = states
+    state, tensors = _all_alike(states), operation.inputs[:-1]
+    rank = analysis.rank(tensors[0])
+    (axis,) = _axes(analysis, operation.inputs[-1], rank)
+    if axis_state.kind != "fixed" or axis == state.axis:
+        raise Mixed("it joins examples with examples")
+    dims = [None if i == axis else s for i, s in enumerate(analysis.dims(tensors[0]))]
+    found = _with_places(states, axis == rank - 1)
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found
+
+
+@rule("Pack")
+def _pack(analysis, operation, states):
+    state, rank = _all_alike(states), analysis.rank(operation.inputs[0])
+    axis = operation.get_attr("axis") % (rank + 1)
+    found = _with_places(states, axis == rank)
+    found = found._replace(axis=state.axis + (axis <= state.axis))
+    dims = list(analysis.dims(operation.inputs[0]))
+    dims.insert(axis, Size(len(states)))
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found
+
+
+@rule("Unpack")
+def _unpack(analysis, operation, states):
+    state = _one(states)
+    axis = operation.get_attr("axis") % analysis.rank(operation.inputs[0])
+    if axis == state.axis:
+        raise Mixed("it takes examples apart")
+    found = state._replace(axis=state.axis - (axis < state.axis))
+    dims = list(analysis.dims(operation.inputs[0]))
+    del dims[axis]
+    for output in operation.outputs:
+        analysis.set_dims(output, found, dims)
+    return found
+
+
+@rule("Split", "SplitV")
+def _split(analysis, operation, states):
+    inputs = list(operation.inputs)
+    if operation.type == "Split":
+        inputs, states = [inputs[1], inputs[0]], [states[1], states[0]]
+    state = _one(states)
+    axes = _axes(analysis, inputs[-1], analysis.rank(inputs[0]))
+    if state.axis in axes:
+        raise Mixed("it takes examples apart")
+    _keep_dims(analysis, operation, state, axes)
+    return state
+
+
+@rule("Pad", "PadV2", "MirrorPad")
+def _pad(analysis, operation, states):
+    state, paddings = _one(states), analysis.value(operation.inputs[1])
+    if paddings is None or list(paddings[state.axis]) != [Size(0), Size(0)]:
+        raise Mixed("it may add examples")
+    axes = {*range(len(paddings))} - {state.axis}
+    _keep_dims(analysis, operation, state, axes)
+    return state
+
+
+@rule("OneHot")
+def _one_hot(analysis, operation, states):
+    state, rank = _one(states), analysis.rank(operation.inputs[0])
+    axis = operation.get_attr("axis")
+    axis = rank if axis == -1 else axis
+    found = state._replace(axis=state.axis + (axis <= state.axis))
+    dims = list(analysis.dims(operation.inputs[0]))
+    dims.insert(axis, None)
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found
+
+
+@rule("StridedSlice")
+def _strided_slice(analysis, operation, states):
+    state, *bounds = states
+    if state.kind != "rows" or any(s.kind not in ("fixed", "sizes") for s in bounds):
+        raise Mixed("rows are chosen by values")
+    _without_places([state])
+    tensor, rank = operation.inputs[0], analysis.rank(operation.inputs[0])
+    begin, end, strides = (analysis.value(each) for each in operation.inputs[1:])
+    number = operation.inputs[1].shape[0]
+    if number is None:
+        raise Mixed("its axes are not known")
+    masks = {
+        name: operation.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+
+    def has(name: str, i: int) -> bool:
+        return bool(masks[name] >> i & 1)
+
+    entries = list(range(number))
+    if not masks["ellipsis"]:
+        entries.append(None)
+    taken = sum(
+        not has("ellipsis", i) and not has("new_axis", i) for i in range(number)
+    )
+    dims, source, axis, known = analysis.dims(tensor), 0, None, []
+    for i in entries:
+        if i is None or has("ellipsis", i):
+            for place in range(source, source + rank - taken):
+                axis = len(known) if place == state.axis else axis
+                known.append(dims[place])
+            source += rank - taken
+        elif has("new_axis", i):
+            known.append(ONE)
+        else:
+            is_whole = has("begin", i) or begin is not None and begin[i] == Size(0)
+            is_whole &= has("end", i) or end is not None and end[i] == dims[source]
+            is_whole &= strides is not None and strides[i] == ONE
+            is_whole &= not has("shrink_axis", i)
+            if source == state.axis:
+                if not is_whole:
+                    raise Mixed("it chooses examples")
+                axis = len(known)
+            elif (
+                any(
+                    not has(name, i) and value is not None and value[i].power
+                    for name, value in (("begin", begin), ("end", end))
+                )
+                or any(s.kind == "sizes" for s in bounds)
+                and None in (begin, end)
+            ):
+                raise Mixed(_SIZE)
+            if not has("shrink_axis", i):
+                known.append(dims[source] if is_whole else None)
+            source += 1
+    found = state._replace(axis=axis)
+    analysis.set_dims(operation.outputs[0], found, known)
+    return found
+
+
+@rule("Slice")
+def _slice(analysis, operation, states):
+    state = states[0]
+    if state.kind != "rows" or any(
+        s.kind not in ("fixed", "sizes") for s in states[1:]
+    ):
+        raise Mixed("rows are chosen by values")
+    _without_places([state])
+    begin, size = (analysis.value(each) for each in operation.inputs[1:])
+    if begin is None or size is None:
+        raise Mixed("it may choose examples")
+    others = [i for i in range(len(begin)) if i != state.axis]
+    if any(value[i].power for value in (begin, size) for i in others):
+        raise Mixed(_SIZE)
+    whole = (Size(-1), N * state.each)
+    if begin[state.axis] != Size(0) or size[state.axis] not in whole:
+        raise Mixed("it chooses examples")
+    _keep_dims(analysis, operation, state, set(others))
+    return state
+
+
+# Rows that a size makes.
+
+
+def _made(analysis, output: tf.Tensor, dims) -> State:
+    """Returns the state of what has the shape `dims`, each element like the others."""
+    if dims is None:
+        raise Mixed("a shape that is not known before there are numbers")
+    places = [i for i, size in enumerate(dims) if size.power]
+    if len(places) != 1 or dims[places[0]].power != 1:
+        raise Mixed(_UNLIKE)
+    found = State("rows", places[0], dims[places[0]] // N)
+    analysis.set_dims(output, found, list(dims))
+    return found
+
+
+@rule("Fill")
+def _fill(analysis, operation, states):
+    if states[1].kind != "fixed" or states[0].kind not in ("fixed", "sizes"):
+        raise Mixed(_SIZE)
+    return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
+
+
+@rule(*_RANDOM)
+def _random(analysis, operation, states):
+    if states[0].kind != "sizes" or any(state.kind != "fixed" for state in states[1:]):
+        raise Mixed(_SIZE)
+    if operation.type.startswith("Stateless") and not _is_of_micro_batch(operation):
+        raise Mixed(
+            "a stateless operation draws the same numbers for every micro-batch"
+        )
+    return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
+
+
+def _is_of_micro_batch(operation: tf.Operation) -> bool:
+    """Returns whether a seed is another one for each micro-batch or run."""
+    seen, waiting = set(), [tensor.op for tensor in operation.inputs[1:]]
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each.type == "Placeholder" or each.type.startswith("Rng"):
+            return True
+        waiting += [tensor.op for tensor in each.inputs]
+    return False
+
+
+@rule("Multinomial")
+def _multinomial(analysis, operation, states):
+    return _one(states)
+
+
+@rule("Range")
+def _range(analysis, operation, states):
+    start, limit, delta = (analysis.value(each) for each in operation.inputs)
+    if start is None or limit is None or delta is None or start[()] != Size(0):
+        raise Mixed(_PLACE)
+    number = limit[()] // delta[()]
+    found = State("rows", 0, number // N, distance=delta[()], is_number=True)
+    if found.each != ONE:
+        raise Mixed(_PLACE)
+    analysis.set_dims(operation.outputs[0], found, [number])
+    return found
+
+
+@rule("Tile", "BroadcastTo")
+def _tile(analysis, operation, states):
+    state, tensor = states[0], operation.inputs[0]
+    value, output = analysis.value(operation.inputs[1]), operation.outputs[0]
+    if value is None or states[1].kind not in ("fixed", "sizes"):
+        raise Mixed("a shape that is not known before there are numbers")
+    is_tile, rank = operation.type == "Tile", analysis.rank(tensor)
+    places = [i for i, size in enumerate(value) if size.power]
+    if state.kind == "rows":
+        axis = state.axis + len(value) - rank
+        if is_tile:
+            if places or value[axis] != ONE:
+                raise Mixed("it repeats the examples")
+            dims = [a * b for a, b in zip(analysis.dims(tensor), value, strict=True)]
+        else:
+            if places != [axis] or value[axis] != N * state.each:
+                raise Mixed(_UNLIKE)
+            dims = list(value)
+        found = state._replace(axis=axis)
+        analysis.set_dims(output, found, dims)
+        return found
+    if state.kind != "fixed" or len(places) != 1 or value[places[0]].power != 1:
+        raise Mixed(_SIZE)
+    (place,) = places
+    own = place if is_tile else place - len(value) + rank
+    if own >= 0:
+        _check_length_1(analysis.dims(tensor)[own])
+    found = State("rows", place, value[place] // N)
+    dims = list(value)
+    if is_tile:
+        sizes_of = analysis.dims(tensor)
+        dims = [a * b for a, b in zip(sizes_of, value, strict=True)]
+    analysis.set_dims(output, found, dims)
+    return found
+
+
+# Rows that are looked up.
+
+
+@rule("GatherV2", "Gather", "ResourceGather")
+def _gather(analysis, operation, states):
+    table, places, *_ = states
+    axis, batch_dims = 0, 0
+    if operation.type == "GatherV2":
+        value = analysis.value(operation.inputs[2])
+        if value is None:
+            raise Mixed("its axis is not known")
+        axis = int(value.flat[0])
+    if operation.type != "Gather":
+        batch_dims = operation.get_attr("batch_dims")
+    indices, output = operation.inputs[1], operation.outputs[0]
+    if table.kind == "fixed" and places.kind == "rows" and not batch_dims:
+        _without_places([places])
+        # The rank of a variable's handle is none of its values.
+        axis = axis % analysis.rank(operation.inputs[0]) if axis else 0
+        found = places._replace(axis=axis + places.axis)
+        rank = output.shape.rank
+        if rank is not None:
+            dims = [None] * rank
+            dims[axis : axis + analysis.rank(indices)] = analysis.dims(indices)
+            analysis.set_dims(output, found, dims)
+        return found
+    if table.kind != "rows" or table.distance is not None:
+        raise Mixed("rows are chosen by values")
+    axis %= analysis.rank(operation.inputs[0])
+    if places.kind == "fixed" and not batch_dims and axis != table.axis:
+        moved = analysis.rank(indices) - 1 if axis < table.axis else 0
+        return table._replace(axis=table.axis + moved)
+    if places.kind != "rows":
+        raise Mixed("rows are chosen by values")
+    if batch_dims > table.axis and axis >= batch_dims:
+        _without_places([places])
+        if (places.axis, places.each) == (table.axis, table.each):
+            return table
+    if not batch_dims and axis == table.axis == 0 and places.distance is not None:
+        return _from_own(analysis, operation, places, table)
+    raise Mixed("rows are chosen by values")
+
+
+def _from_own(analysis, operation, state: State, table: State) -> State:
+    """Returns the state of rows that are looked up by the number of their example."""
+    if state.distance != table.each and not (
+        state.distance.symbols or table.each.symbols
+    ):
+        raise Mixed("rows are chosen by values")
+    if not state.is_number:
+        tensor, places = operation.inputs[:2]
+        analysis.guards.append(Guard(places, state.axis, tensor))
+    return state._replace(distance=None, is_number=False)
+
+
+@rule("GatherNd", "ResourceGatherNd")
+def _gather_nd(analysis, operation, states):
+    table, places = states
+    last = analysis.rank(operation.inputs[1]) - 1
+    if places.kind != "rows" or places.axis == last:
+        raise Mixed("rows are chosen by values")
+    if table.kind == "fixed":
+        _without_places([places])
+        return places
+    if table.kind == "rows" and table.axis == 0 and places.distance == table.each:
+        return places._replace(distance=None, is_number=False)
+    raise Mixed("rows are chosen by values")
+
+
+# Losses and sequences.
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+def _cross_entropy(analysis, operation, states):
+    _without_places(states)
+    for tensor, state in zip(operation.inputs, states, strict=True):
+        if state.kind == "fixed" and tensor.shape[:1] != [1]:
+            raise Mixed(_FIXED_BESIDE)
+        if state.kind == "fixed" and operation.type.startswith("Sparse"):
+            raise Mixed(_FIXED_BESIDE)
+    rows = [state for state in states if state.kind == "rows"]
+    if any(state.axis for state in rows):
+        raise Mixed(_ALONG)
+    each = {state.each for state in rows}
+    if len(each) > 1 and not all(size.symbols for size in each):
+        raise Mixed(_UNLIKE)
+    return rows[0]
+
+
+@rule("ReverseSequence")
+def _reverse_sequence(analysis, operation, states):
+    _without_places(states)
+    state, lengths = states
+    if state.kind != lengths.kind or operation.get_attr("batch_dim") != state.axis:
+        raise Mixed(_ALONG)
+    if lengths.axis or lengths.each != state.each:
+        raise Mixed(_UNLIKE)
+    return state
+
+
+# Lists of tensors: TensorList of control flow v2, TensorArray of v1.
+
+
+def _element(found: State) -> State:
+    """Returns the state of a list's elements."""
+    if found.kind == "list" and found.axis is None:
+        raise Mixed("an element of an empty list")
+    return State("rows", found.axis, found.each) if found.kind == "list" else found
+
+
+def _list_of(analysis, operation, element: State, item: tf.Tensor) -> State:
+    """Returns the state of a list with `item`; its dims are those of its elements."""
+    _without_places([element])
+    if element.kind != "rows":
+        return element
+    found = element._replace(kind="list")
+    analysis.set_dims(operation.outputs[0], found, analysis.dims(item))
+    return found
+
+
+def _take(analysis, found: State, of: tf.Tensor, output: tf.Tensor) -> State:
+    """Returns the state of an element of the list `of`."""
+    element = _element(found)
+    if element.kind == "rows" and analysis.knows_dims(of):
+        analysis.set_dims(output, element, analysis.dims(of))
+    return element
+
+
+@rule("TensorListSetItem")
+def _set_item(analysis, operation, states):
+    found, index, item = states
+    if index.kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    return _checked(
+        join(found, _list_of(analysis, operation, item, operation.inputs[2]))
+    )
+
+
+def _checked(found: State) -> State:
+    if found.kind == "mixed":
+        raise Mixed("a list of elements of several kinds")
+    return found
+
+
+@rule("TensorListPushBack")
+def _push(analysis, operation, states):
+    return _checked(
+        join(states[0], _list_of(analysis, operation, states[1], operation.inputs[1]))
+    )
+
+
+@rule("TensorListPopBack")
+def _pop(analysis, operation, states):
+    handle, (output, item) = operation.inputs[0], operation.outputs
+    if analysis.knows_dims(handle):
+        analysis.set_dims(output, states[0], analysis.dims(handle))
+    return [states[0], _take(analysis, states[0], handle, item)]
+
+
+@rule("TensorListGetItem")
+def _get_item(analysis, operation, states):
+    if states[1].kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    return _take(analysis, states[0], operation.inputs[0], operation.outputs[0])
+
+
+@rule("TensorListStack", "TensorListGather", "TensorArrayGatherV3")
+def _stack(analysis, operation, states):
+    found = states[2] if operation.type == "TensorArrayGatherV3" else states[0]
+    if operation.type != "TensorListStack" and states[1].kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    element = _element(found)
+    if element.kind != "rows":
+        return element
+    of = operation.inputs[2 if operation.type == "TensorArrayGatherV3" else 0]
+    element = element._replace(axis=element.axis + 1)
+    if analysis.knows_dims(of):
+        analysis.set_dims(operation.outputs[0], element, [None, *analysis.dims(of)])
+    return element
+
+
+@rule("TensorListFromTensor", "TensorArrayScatterV3")
+def _unstack(analysis, operation, states):
+    is_array = operation.type == "TensorArrayScatterV3"
+    state = states[2] if is_array else states[0]
+    if is_array and states[1].kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    if state.kind != "rows":
+        return join(states[3], state) if is_array else state
+    _without_places([state])
+    if state.axis == 0:
+        raise Mixed("a list of examples")
+    found = state._replace(kind="list", axis=state.axis - 1)
+    dims = analysis.dims(operation.inputs[2 if is_array else 0])
+    analysis.set_dims(operation.outputs[0], found, dims[1:])
+    return _checked(join(states[3], found)) if is_array else found
+
+
+@rule("TensorListLength", "TensorArraySizeV3", "TensorListElementShape")
+def _length(analysis, operation, states):
+    return FIXED
+
+
+@rule("TensorArrayWriteV3")
+def _write(analysis, operation, states):
+    _, index, item, flow = states
+    if index.kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    return _checked(
+        join(flow, _list_of(analysis, operation, item, operation.inputs[2]))
+    )
+
+
+@rule("TensorArrayReadV3")
+def _read(analysis, operation, states):
+    _, index, flow = states
+    if index.kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    return _take(analysis, flow, operation.inputs[2], operation.outputs[0])

@@ -1,0 +1,235 @@
+"""Sizes of a micro-batch of n examples, and arithmetic of shapes on them.
+
+    32 * n * T        T is a size that is not known before there are numbers
+
+The value of an integer tensor such as `tf.shape(x)[0] * 4` is a NumPy array of sizes
+here. So the arithmetic is NumPy's own.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+
+class Unknown(Exception):
+    """A size that is no product."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The product factor * n ** power * symbols.
+
+    Attributes:
+        factor: An integer.
+        power: Exponent of n, the number of examples in the micro-batch.
+        symbols: Names of sizes that are not known yet, sorted.
+    """
+
+    factor: int = 1
+    power: int = 0
+    symbols: tuple[str, ...] = ()
+
+    def __mul__(self, other: "Size") -> "Size":
+        symbols = tuple(sorted((*self.symbols, *other.symbols)))
+        return Size(self.factor * other.factor, self.power + other.power, symbols)
+
+    def __floordiv__(self, other: "Size") -> "Size":
+        symbols = list(self.symbols)
+        for symbol in other.symbols:
+            if symbol not in symbols:
+                raise Unknown
+            symbols.remove(symbol)
+        if other.factor == 0 or self.factor % other.factor:
+            return self._number(other, int.__floordiv__)
+        factor = self.factor // other.factor
+        return Size(factor, self.power - other.power, tuple(symbols))
+
+    def __add__(self, other: "Size") -> "Size":
+        if not self.factor or not other.factor:
+            return self if not other.factor else other
+        if (self.power, self.symbols) != (other.power, other.symbols):
+            raise Unknown
+        return dataclasses.replace(self, factor=self.factor + other.factor)
+
+    def __sub__(self, other: "Size") -> "Size":
+        return self + Size(-1) * other
+
+    def __mod__(self, other: "Size") -> "Size":
+        return self._number(other, int.__mod__)
+
+    def maximum(self, other: "Size") -> "Size":
+        """Returns the larger one; a product of sizes is at least 1."""
+        for one, size in ((self, other), (other, self)):
+            if one == ONE and size.factor > 0:
+                return size
+        return self._number(other, max)
+
+    def minimum(self, other: "Size") -> "Size":
+        """Returns the smaller one of two numbers."""
+        return self._number(other, min)
+
+    def __int__(self) -> int:
+        if self.power or self.symbols:
+            raise Unknown
+        return self.factor
+
+    def _number(self, other: "Size", function) -> "Size":
+        return Size(function(int(self), int(other)))
+
+
+ONE, N = Size(), Size(power=1)
+
+
+def sizes(value) -> np.ndarray:
+    """Returns integers, of any shape, as an array of sizes."""
+    value = np.asarray(value, object)
+    flat = [each if isinstance(each, Size) else Size(int(each)) for each in value.flat]
+    return _array(flat, value.shape)
+
+
+def product(factors) -> Size:
+    """Returns the product of sizes."""
+    result = ONE
+    for factor in factors:
+        result = result * factor
+    return result
+
+
+def has_examples(value: np.ndarray) -> bool:
+    """Returns whether a size depends on the number of examples."""
+    return any(each.power for each in value.flat)
+
+
+def compute(operation: tf.Operation, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Returns the values of an operation's outputs, from those of its inputs.
+
+    Raises:
+        Unknown: If they are no products, or the operation is not one of shapes.
+    """
+    function = _ARITHMETIC.get(operation.type)
+    if function is None:
+        raise Unknown
+    try:
+        results = function(operation, *inputs)
+    except (IndexError, TypeError, ValueError) as error:
+        raise Unknown from error
+    return [sizes(each) for each in results]
+
+
+def broadcast_gradient_axes(x: np.ndarray, y: np.ndarray) -> list[list[int]]:
+    """Returns the axes over which the gradients of `x` and `y` are summed.
+
+    Args:
+        x: Shape of one operand, sizes.
+        y: Shape of the other.
+    """
+    rank, reduced = max(len(x), len(y)), ([], [])
+    for axis in range(rank):
+        a, b = (
+            shape[axis - rank + len(shape)] if axis >= rank - len(shape) else ONE
+            for shape in (x, y)
+        )
+        if a != b and ONE not in (a, b):
+            raise Unknown
+        for own, other, axes, shape in ((a, b, reduced[0], x), (b, a, reduced[1], y)):
+            if axis < rank - len(shape) or own == ONE and other != ONE:
+                axes.append(axis)
+        if a == b == ONE:
+            for axes in reduced:
+                axes += [] if axis in axes else [axis]
+    return list(reduced)
+
+
+def _array(flat: list, shape) -> np.ndarray:
+    array = np.empty(len(flat), object)
+    array[:] = flat
+    return array.reshape(shape)
+
+
+def _ints(value: np.ndarray) -> np.ndarray:
+    return np.vectorize(int, otypes=[int])(value)
+
+
+def _elementwise(function):
+    return lambda operation, x, y: [np.frompyfunc(function, 2, 1)(x, y)]
+
+
+def _strided_slice(operation, x, begin, end, strides):
+    masks = ("ellipsis_mask", "new_axis_mask")
+    if x.ndim != 1 or len(begin) != 1 or any(map(operation.get_attr, masks)):
+        raise Unknown
+    first = None if operation.get_attr("begin_mask") else int(begin[0])
+    last = None if operation.get_attr("end_mask") else int(end[0])
+    if operation.get_attr("shrink_axis_mask"):
+        return [x[int(begin[0])]]
+    return [x[first : last : int(strides[0])]]
+
+
+def _slice(operation, x, begin, size):
+    first, number = int(begin[0]), int(size[0])
+    return [x[first:] if number == -1 else x[first : first + number]]
+
+
+def _prod(operation, x, axes):
+    if x.ndim != 1 or list(_ints(axes).flat) not in ([0], [-1]):
+        raise Unknown
+    result = product(x)
+    return [[result] if operation.get_attr("keep_dims") else result]
+
+
+def _split(operation, axis, x):
+    return np.split(x, operation.get_attr("num_split"), int(axis))
+
+
+def _split_v(operation, x, lengths, axis):
+    return np.split(x, np.cumsum(_ints(lengths))[:-1], int(axis))
+
+
+def _unpack(operation, x):
+    return list(np.moveaxis(x, operation.get_attr("axis"), 0))
+
+
+def _stitch(operation, *inputs):
+    half = len(inputs) // 2
+    merged = {}
+    for places, values in zip(inputs[:half], inputs[half:], strict=True):
+        pairs = zip(_ints(places).flat, np.reshape(values, -1), strict=True)
+        merged |= dict(pairs)
+    return [_array([merged[i] for i in sorted(merged)], -1)]
+
+
+def _squeeze(operation, x):
+    return [np.squeeze(x, tuple(operation.get_attr("squeeze_dims")) or None)]
+
+
+_ARITHMETIC = {
+    "Add": _elementwise(Size.__add__),
+    "AddV2": _elementwise(Size.__add__),
+    "Cast": lambda operation, x: [x],
+    "ConcatV2": lambda op, *xs: [np.concatenate(xs[:-1], int(xs[-1]))],
+    "DynamicStitch": _stitch,
+    "ExpandDims": lambda op, x, axis: [
+        np.expand_dims(x, int(np.reshape(axis, ())[()]))
+    ],
+    "Fill": lambda op, shape, x: [np.full(_ints(shape), x[()], object)],
+    "FloorDiv": _elementwise(Size.__floordiv__),
+    "FloorMod": _elementwise(Size.__mod__),
+    "GatherV2": lambda op, x, i, axis: [np.take(x, _ints(i), int(axis))],
+    "Identity": lambda operation, x: [x],
+    "Maximum": _elementwise(Size.maximum),
+    "Minimum": _elementwise(Size.minimum),
+    "Mul": _elementwise(Size.__mul__),
+    "Pack": lambda op, *xs: [np.stack(xs, op.get_attr("axis"))],
+    "Prod": _prod,
+    "Range": lambda op, *xs: [np.arange(*map(int, xs))],
+    "Reshape": lambda op, x, shape: [np.reshape(x, _ints(shape))],
+    "Slice": _slice,
+    "Split": _split,
+    "SplitV": _split_v,
+    "Squeeze": _squeeze,
+    "StopGradient": lambda operation, x: [x],
+    "StridedSlice": _strided_slice,
+    "Sub": _elementwise(Size.__sub__),
+    "Unpack": _unpack,
+}

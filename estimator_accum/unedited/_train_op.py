@@ -1,0 +1,398 @@
+"""Builds the train op of a model_fn that computes its gradients and updates by itself.
+
+    micro-batches    forward and backward; sums of gradients, rows that are reported
+    once             the train op, and whatever else the model_fn writes
+
+The second part gets what it has without micro-batches: the gradients
+(estimator_accum/unedited/_gradients.py) and, by feeding, the value for the whole batch
+of every other tensor that it is computed from.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum._graph import ancestors, data_ancestors
+from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._graph import (
+    library_of_functions,
+    path_to,
+    variable_of,
+    writers_of,
+)
+from estimator_accum.microbatch._repeatable import (
+    changes_something,
+    draw_once_per_batch,
+    make_repeatable,
+)
+from estimator_accum.microbatch._whole import first_pass, keep
+from estimator_accum.unedited._gradients import Interception, intercepting
+from estimator_accum.unedited._head import Copies, View, of_batch
+from estimator_accum.unedited._keys import Keys
+from estimator_accum.unedited._saving import report_saving
+
+_CUTS_ATTRIBUTE = "_estimator_accum_cuts"
+_OWN = "A row must be looked up in its own example, for its batch to be cut."
+_TIMELESS = {"Const", "Placeholder", "VarHandleOp", "VariableV2"}
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def build_unedited(batch: WholeBatch, build: Callable):
+    """Returns the EstimatorSpec of a model_fn, and whether it trains by this library.
+
+    If it has a train op of its own, that needs no micro-batch any more.
+
+    Args:
+        batch: The batch; the operations of its micro-batches are added to it.
+        build: Calls the model_fn on a micro-batch.
+
+    Raises:
+        ValueError: If no gradient with respect to a variable is computed, or what the
+            model_fn does with a micro-batch cannot be done with several.
+    """
+    interception = Interception(batch)
+    with batch.as_current(), intercepting(interception):
+        spec = build()
+    if batch.weight is not None and not interception.sums:
+        with batch.as_current():
+            make_repeatable(batch.computed_twice)
+        return spec, True
+    train_op = getattr(spec.train_op, "op", spec.train_op)
+    _check_trains(batch, interception, train_op)
+    interception.finish()
+    once = _Once(batch, interception, [train_op, *interception.waited_for])
+    with batch.as_current():
+        once.finish(_losses(spec, interception))
+    with tf.control_dependencies(None):
+        clear = interception.clear
+        train_op = tf.group(train_op, *once.moved, *clear, name="train_batch")
+    return spec._replace(train_op=train_op), False
+
+
+def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
+    if batch.weight is not None:
+        raise ValueError(
+            "A model_fn must train by this library or by optimizers of its own, not by "
+            f"both. Received: {train_op.name}. Wrap all optimizers in "
+            "AccumulatingOptimizer, or none."
+        )
+    if not interception.sums:
+        raise ValueError(
+            "A model_fn must train by gradients with respect to variables. Received: "
+            f"{getattr(train_op, 'name', None)} as the train op, and no call of "
+            "tf.gradients or an optimizer. Train without micro-batches."
+        )
+    if not interception.sums.keys() & ancestors([train_op]):
+        raise ValueError(
+            "The train op must use the gradients: nothing else has a micro-batch, such "
+            f"as operations that a hook runs. Received: {train_op.name}, which needs "
+            "none of them. Put all updates into the train op, or train without "
+            "micro-batches."
+        )
+
+
+def _losses(spec, interception: Interception) -> list[tf.Tensor]:
+    losses = [spec.loss, *interception.losses]
+    return losses + tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
+
+
+class _Once:
+    """Makes what a model_fn does beside gradients happen once per batch.
+
+    Args:
+        batch: The batch.
+        interception: Its gradients.
+        roots: The train op, and what else changes something.
+
+    Attributes:
+        moved: Operations that change something, which waited for a micro-batch or which
+            the forward pass waited for.
+    """
+
+    def __init__(self, batch: WholeBatch, interception: Interception, roots: list):
+        self._batch, self._interception = batch, interception
+        self._library = library_of_functions()
+        self._handles = {handle.op for handle in batch.handles}
+        self._of_batch = of_batch(batch)
+        self._sums = set(interception.sums)
+        self._roots = roots
+        self._fed, self._effects, self._with_sums = {}, {}, {}
+        self._forward = set()
+        self.moved = []
+
+    def finish(self, losses: list[tf.Tensor]) -> None:
+        """Divides the graph, and finds the values for the batch that are needed.
+
+        Args:
+            losses: Tensors that hooks and summaries may read.
+        """
+        batch, early = self._batch, self._interception.early
+        self._move_out_of_forward()
+        self._divide()
+        losses = [tensor for tensor in losses if tensor.op in self._of_batch]
+        view = View(batch, [*self._fed.values(), *losses])
+        # If the first pass runs the network anyway, the values are computed after it.
+        is_twice = bool(early.collected)
+        copies = early if is_twice else Copies(batch, batch.last_pass)
+        copies.take_losses(view, losses)
+        for tensor in _scalars(copies.border(view, losses), losses, view):
+            self._fed.setdefault(tensor.ref(), tensor)
+        tensors = list(self._fed.values())
+        with tf.control_dependencies(None):
+            values = copies.make(view, tensors)
+            if is_twice:
+                values = keep(batch, first_pass(batch, False), "reported", values)
+        batch.reported |= dict(zip(tensors, values, strict=True))
+        batch.computed_twice += early.collected
+        batch.earlier_passes.sort(key=lambda each: not each.is_joint)
+        passes = [op for each in batch.passes for op in each.each]
+        draw_once_per_batch(passes, self._of_batch)
+        make_repeatable(batch.computed_twice)
+        derived = self._interception.derived
+        _check_places(batch, [each.view for each in derived])
+        batch.keys = Keys(batch, derived, copies.collected)
+        report_saving(view, losses)
+        self._report_summaries()
+        _update_last(_Cut([*self._roots, *self.moved], list(self._sums), tensors))
+
+    def _move_out_of_forward(self) -> None:
+        """Moves what the forward pass waits for, and what changes something, behind it."""
+        forward = ancestors(self._batch.micro_ops)
+        for other in self._batch.earlier_passes:
+            forward |= ancestors([*other.each, *other.after])
+        self._forward = set(forward)
+        changes = {each for each in forward if self._changes(each)}
+        if not changes:
+            return
+        needed = data_ancestors(
+            [t.op for op in forward if op not in changes for t in op.inputs]
+        )
+        for operation in changes:
+            if operation in needed:
+                raise ValueError(
+                    "What the forward pass reads must not change within a batch: it is "
+                    "run once for each micro-batch. Received: "
+                    f"{path_to(needed, operation)}, of type {operation.type}. Change it "
+                    "after the update, beside the train op."
+                )
+        self._check_not_read_after(changes, forward)
+        for operation in forward:
+            waits = [each for each in operation.control_inputs if each in changes]
+            if waits and operation not in changes:
+                rest = [e for e in operation.control_inputs if e not in changes]
+                operation._remove_all_control_inputs()
+                operation._add_control_inputs(rest)
+        self.moved += sorted(changes, key=lambda each: each.name)
+
+    def _check_not_read_after(self, changes: set, forward: dict) -> None:
+        written = writers_of(changes)
+        for reader in forward:
+            variables = {variable_of(t) for t in reader.inputs} & written.keys()
+            if reader in changes or not variables:
+                continue
+            before = ancestors([reader])
+            for variable in variables:
+                for writer in written[variable]:
+                    if writer in before:
+                        raise ValueError(
+                            "A variable must not be read by the forward pass after the "
+                            "batch has changed it: every micro-batch would change it. "
+                            f"Received: {variable.name}, written by {writer.name} and "
+                            f"read by {reader.name}. Change it after the update."
+                        )
+
+    def _changes(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation changes something outside of a micro-batch."""
+        if any(tensor.op in self._handles for tensor in operation.inputs):
+            return False
+        if operation.type == "Assert":
+            return False
+        return changes_something(operation, self._library)
+
+    def _divide(self) -> None:
+        """Finds the tensors of a micro-batch that the roots are computed from."""
+        seen, waiting = set(), [*self._roots, *self.moved]
+        while waiting:
+            operation = waiting.pop()
+            if operation in seen:
+                continue
+            seen.add(operation)
+            rest = [each for each in operation.control_inputs if self._stays(each)]
+            if len(rest) < len(operation.control_inputs):
+                operation._remove_all_control_inputs()
+                operation._add_control_inputs(rest)
+            waiting += rest
+            for tensor in operation.inputs:
+                if tensor.op not in self._of_batch or self._runs_once(tensor):
+                    waiting.append(tensor.op)
+                else:
+                    self._fed[tensor.ref()] = tensor
+
+    def _runs_once(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is computed in the train op's run, not fed there."""
+        operation = tensor.op
+        if tensor.dtype in (tf.resource, tf.variant) or tensor.dtype._is_ref_dtype:
+            return True
+        if operation._get_control_flow_context() is not None:
+            return True
+        return self._has_effect(operation) or self._needs_sums(operation)
+
+    def _stays(self, operation: tf.Operation) -> bool:
+        """Returns whether the train op still has to wait for an operation."""
+        if operation not in self._of_batch:
+            return True
+        is_in_branch = operation._get_control_flow_context() is not None
+        return is_in_branch or self._has_effect(operation)
+
+    def _has_effect(self, operation: tf.Operation) -> bool:
+        """Returns whether something changes if an operation of the batch runs."""
+        if operation not in self._effects:
+            needed = _ancestors_in(operation, self._of_batch) - self._forward
+            self._effects[operation] = any(
+                each.type == "Assert" or self._changes(each) for each in needed
+            )
+        return self._effects[operation]
+
+    def _needs_sums(self, operation: tf.Operation) -> bool:
+        if operation not in self._with_sums:
+            needed = data_ancestors([operation])
+            self._with_sums[operation] = not self._sums.isdisjoint(needed)
+        return self._with_sums[operation]
+
+    def _report_summaries(self) -> None:
+        """Logs which summaries are not of the batch."""
+        fed = {tensor.name for tensor in self._batch.reported}
+        last = []
+        for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
+            seen, waiting = set(), [summary]
+            while waiting:
+                tensor = waiting.pop()
+                if tensor.name in seen or tensor.name in fed:
+                    continue
+                seen.add(tensor.name)
+                if any(tensor is part.sliced for part in self._batch.parts):
+                    last.append(summary.op.name)
+                    break
+                waiting += tensor.op.inputs
+        if last:
+            _logger.info(
+                "micro-batches: summaries of the last micro-batch, not of the batch: %s",
+                ", ".join(last),
+            )
+
+
+def _check_places(batch: WholeBatch, views: list[View]) -> None:
+    """Has every micro-batch check that rows are looked up in their own example."""
+    guards = {g.places.ref(): g for view in views for g in view.analysis.guards}
+    for places, axis, table in guards.values():
+        with tf.control_dependencies(None):
+            distance = tf.shape(table, tf.int64)[0] // batch.size
+            each = tf.shape(places, tf.int64)[axis] // batch.size
+            shape = [1] * axis + [-1] + [1] * (places.shape.rank - axis - 1)
+            numbers = tf.reshape(tf.range(batch.size * each) // each, shape)
+            fits = tf.equal(tf.cast(places, tf.int64) // distance, numbers)
+            batch.micro_ops.append(
+                tf.raw_ops.Assert(
+                    condition=tf.reduce_all(fits),
+                    data=[
+                        f"{_OWN} Received: {places.name}, which are places of others."
+                    ],
+                )
+            )
+
+
+def _ancestors_in(operation: tf.Operation, within: set) -> set[tf.Operation]:
+    """Returns `operation` and what it needs, as far as that is in `within`."""
+    found, waiting = {operation}, [operation]
+    while waiting:
+        each = waiting.pop()
+        for other in (*(t.op for t in each.inputs), *each.control_inputs):
+            if other not in found and other in within:
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:
+    """Returns the scalars between rows and losses, which summaries may show."""
+    found = [output for op in border.operations for output in op.outputs]
+    return [
+        tensor
+        for tensor in [*losses, *found]
+        if tensor.dtype.is_floating
+        and tensor.op._get_control_flow_context() is None
+        and (tensor.shape.rank == 0 or any(tensor is each for each in losses))
+        and view.state(tensor).kind != "fixed"
+    ]
+
+
+class _Cut(NamedTuple):
+    """One replica's part of the train op.
+
+    Attributes:
+        roots: The train op, and what else runs once.
+        sums: The operations that read the gradients.
+        fed: Tensors of micro-batches with which it is fed.
+    """
+
+    roots: list[tf.Operation]
+    sums: list[tf.Operation]
+    fed: list[tf.Tensor]
+
+
+def _update_last(cut: _Cut) -> None:
+    """Makes the reads of gradients wait for all that needs none, in all replicas.
+
+    Without micro-batches gradients take longest, so an average of variables beside the
+    update, or a schedule that reads a counter, sees the values from before it.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    cuts = getattr(graph, _CUTS_ATTRIBUTE, [])
+    cuts.append(cut)
+    setattr(graph, _CUTS_ATTRIBUTE, cuts)
+
+    def finish(strategy):  # when the last replica comes; they may wait for each other
+        del strategy
+        _order(cuts)
+        cuts.clear()
+
+    tf.distribute.get_replica_context().merge_call(finish)
+
+
+def _order(cuts: list[_Cut]) -> None:
+    sums = [read for cut in cuts for read in cut.sums]
+    after, waiting = set(sums), list(sums)
+    while waiting:
+        operation = waiting.pop()
+        users = [user for out in operation.outputs for user in out.consumers()]
+        for user in (*users, *operation._control_outputs):
+            if user not in after:
+                after.add(user)
+                waiting.append(user)
+    fed = {tensor.op for cut in cuts for tensor in cut.fed}
+    before = [
+        operation
+        for operation in _reachable([root for cut in cuts for root in cut.roots], fed)
+        if operation not in after
+        and operation.type not in _TIMELESS
+        and operation._get_control_flow_context() is None
+    ]
+    with tf.control_dependencies(None):
+        done = tf.group(*before, name="before_update")
+    for operation in sums:
+        operation._add_control_inputs([done])
+
+
+def _reachable(roots: list[tf.Operation], fed: set[tf.Operation]) -> list[tf.Operation]:
+    """Returns what runs with `roots` if the outputs of `fed` are fed."""
+    found, waiting = dict.fromkeys(roots), list(roots)
+    while waiting:
+        operation = waiting.pop()
+        needed = [*(each.op for each in operation.inputs), *operation.control_inputs]
+        for other in needed:
+            if other not in found and other not in fed:
+                found[other] = None
+                waiting.append(other)
+    return list(found)
