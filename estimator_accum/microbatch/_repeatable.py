@@ -42,6 +42,11 @@ _DRAWS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
+# What shows or checks values, and what calls Python; it has no state in the graph.
+SHOWING = {
+    *("Assert", "Print", "PrintV2", "LogMessage"),
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
+}
 # What draws random numbers in a graph: from a state of its own, or from a seed.
 DRAWS = {
     *_DRAWS,
@@ -122,7 +127,9 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         operation: The operation.
         library: Definitions of functions by name.
     """
-    if is_draw(operation) or operation.type.startswith(("Rng", "StatefulUniform")):
+    if operation.type in SHOWING or operation.type.startswith("Rng"):
+        return False
+    if is_draw(operation):
         return False
     if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
         return bool(written_by([operation]))

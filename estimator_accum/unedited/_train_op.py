@@ -23,6 +23,7 @@ from estimator_accum.microbatch._graph import (
     writers_of,
 )
 from estimator_accum.microbatch._repeatable import (
+    SHOWING,
     changes_something,
     draw_once_per_batch,
     make_repeatable,
@@ -161,7 +162,7 @@ class _Once:
         """Moves what the forward pass waits for, and what changes something, behind it."""
         forward = ancestors(self._batch.micro_ops)
         for other in self._batch.earlier_passes:
-            forward |= ancestors([*other.each, *other.after])
+            forward |= ancestors(other.each)
         self._forward = set(forward)
         changes = {each for each in forward if self._changes(each)}
         if not changes:
@@ -207,8 +208,6 @@ class _Once:
         """Returns whether an operation changes something outside of a micro-batch."""
         if any(tensor.op in self._handles for tensor in operation.inputs):
             return False
-        if operation.type == "Assert":
-            return False
         return changes_something(operation, self._library)
 
     def _divide(self) -> None:
@@ -251,7 +250,7 @@ class _Once:
         if operation not in self._effects:
             needed = _ancestors_in(operation, self._of_batch) - self._forward
             self._effects[operation] = any(
-                each.type == "Assert" or self._changes(each) for each in needed
+                each.type in SHOWING or self._changes(each) for each in needed
             )
         return self._effects[operation]
 
