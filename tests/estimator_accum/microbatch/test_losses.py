@@ -1,0 +1,56 @@
+"""Losses of unedited model_fns train in micro-batches as with the batch at once."""
+
+import pytest
+
+from tests.helpers import losses
+from tests.helpers.exactness import assert_exact, assert_exact_or_refused
+from tests.helpers.examples import BATCH, make_dataset
+from tests.helpers.losses import features_of, model_fn_of
+
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
+
+
+def _input_fn(loss, **options):
+    return lambda: make_dataset(features_of(loss), **options)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_a_loss_is_that_of_the_batch_at_once(name):
+    loss = losses.LOSSES[name]
+    assert_exact(model_fn_of(loss), _input_fn(loss))
+
+
+@pytest.mark.parametrize("name", losses.SINGLE)
+def test_a_loss_in_float32_is_that_of_the_batch_at_once(name):
+    loss = losses.SINGLE[name]
+    assert_exact(model_fn_of(loss), _input_fn(loss), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", losses.WITH_CONTROL_FLOW)
+def test_a_loss_with_control_flow_is_that_of_the_batch_at_once(name, control_flow):
+    loss = losses.WITH_CONTROL_FLOW[name]
+    assert_exact(model_fn_of(loss), _input_fn(loss))
+
+
+@pytest.mark.parametrize("name", losses.EXACT_OR_REFUSED)
+def test_a_loss_is_exact_or_refused(name):
+    loss = losses.EXACT_OR_REFUSED[name]
+    input_fn = _input_fn(loss, drop_remainder=name == "static_batch_size")
+    assert_exact_or_refused(model_fn_of(loss), input_fn)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mean",
+        "rmse",
+        "gather_of_where",
+        "in_batch_negatives",
+        "rolled",
+        "one_per_example",
+    ],
+)
+def test_micro_batches_of_one_example(name):
+    loss = losses.LOSSES[name]
+    input_fn = _input_fn(loss, drop_remainder=True)
+    assert_exact(model_fn_of(loss), input_fn, micro_batches=BATCH)

@@ -1,0 +1,1522 @@
+"""Ordinary losses, as scripts without this library write them.
+
+The arguments of a loss are named after what it reads: features of `tests.helpers.examples`,
+`y` [B, 3] labels, `z` [B, 3] the network's outputs, `kernel` [4, 5] its first weights,
+`tokens` [B, T, 3] outputs for each token.
+
+B = examples, T = tokens.
+"""
+
+import inspect
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tests.helpers.examples import BATCH, CLASSES, COMPOSED, FEATURES, TOKENS
+
+v1 = tf.compat.v1
+
+
+def variable(name: str, *shape: int, dtype=np.float64) -> tf.Variable:
+    """Returns a variable whose first value does not depend on the graph."""
+    value = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
+    with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
+        start = tf.constant_initializer(0.5 * value)
+        return v1.get_variable(name, shape, dtype, initializer=start)
+
+
+def kernel() -> tf.Variable:
+    return variable("kernel", 4, 5)
+
+
+def outputs(x: tf.Tensor) -> tf.Tensor:
+    hidden = tf.tanh(tf.matmul(x, kernel()) + variable("bias", 5))
+    return tf.matmul(hidden, variable("out", 5, 3)) + variable("out_bias", 3)
+
+
+def token_outputs(seq: tf.Tensor) -> tf.Tensor:
+    hidden = tf.tanh(tf.tensordot(seq, kernel(), 1))
+    return tf.tensordot(hidden, variable("out", 5, 3), 1)
+
+
+_COMPUTED = {
+    "kernel": (lambda: kernel(), []),
+    "z": (outputs, ["x"]),
+    "tokens": (token_outputs, ["seq"]),
+}
+
+
+def features_of(loss: Callable) -> list[str]:
+    """Returns the names of the features that a loss reads."""
+    needed = []
+    for name in inspect.signature(loss).parameters:
+        needed += _COMPUTED[name][1] if name in _COMPUTED else [name]
+    return [name for name in needed if name in FEATURES or name in COMPOSED]
+
+
+def call(loss: Callable, features: dict, y: tf.Tensor) -> tf.Tensor:
+    """Returns the loss, whose arguments are found by their names."""
+    given = {**features, "y": y}
+    for name, (compute, names) in _COMPUTED.items():
+        if name in inspect.signature(loss).parameters:
+            given[name] = compute(*(features[each] for each in names))
+    return loss(**{name: given[name] for name in inspect.signature(loss).parameters})
+
+
+def model_fn_of(loss: Callable, make_train_op: Callable | None = None) -> Callable:
+    """Returns a model_fn that trains a loss by gradient descent, or otherwise."""
+
+    def model_fn(features, labels, mode):
+        value = call(loss, features, labels)
+        train_op = (make_train_op or descend)(value)
+        scalar = value if value.shape.rank == 0 else tf.reduce_mean(value)
+        return tf.estimator.EstimatorSpec(mode, loss=scalar, train_op=train_op)
+
+    return model_fn
+
+
+def descend(loss: tf.Tensor, rate: float = 0.01) -> tf.Operation:
+    step = v1.train.get_or_create_global_step()
+    return v1.train.GradientDescentOptimizer(rate).minimize(loss, step)
+
+
+def squared(y, z):
+    return tf.math.squared_difference(y, z)  # [B, 3]
+
+
+def each(y, z):
+    return tf.reduce_mean(squared(y, z), 1)  # [B]
+
+
+def number(tensor):
+    return tf.cast(tf.shape(tensor)[0], tf.float64)
+
+
+def entropies(cls, z):
+    """Returns the cross-entropy [B] of each example."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=cls, logits=z)
+
+
+def unit(z):
+    return tf.nn.l2_normalize(z, -1)
+
+
+def words(length, dtype=tf.float64):
+    return tf.sequence_mask(length, TOKENS, dtype)  # [B, T]
+
+
+def one_loss_per_token(tags, tokens):
+    return entropies(tags, tokens)  # [B, T]
+
+
+SUMS_AND_MEANS = {
+    "mean": lambda y, z: tf.reduce_mean(squared(y, z)),
+    "sum": lambda y, z: tf.reduce_sum(squared(y, z)),
+    "sum_over_n": lambda y, z: tf.reduce_sum(each(y, z)) / number(y),
+    "sum_over_root_of_n": lambda y, z: tf.reduce_sum(each(y, z)) / tf.sqrt(number(y)),
+    "sum_over_n_minus_1": lambda y, z: tf.reduce_sum(each(y, z)) / (number(y) - 1),
+    "sum_over_a_constant": lambda y, z: tf.reduce_sum(each(y, z)) / 100,
+    "sum_over_size": lambda y, z: (
+        tf.reduce_sum(squared(y, z)) / tf.cast(tf.size(z), tf.float64)
+    ),
+    "mean_of_column_sums": lambda y, z: tf.reduce_mean(tf.reduce_sum(squared(y, z), 0)),
+    "sum_of_column_means": lambda y, z: tf.reduce_sum(tf.reduce_mean(squared(y, z), 0)),
+    "sum_of_sequence_means": lambda tags, tokens: tf.reduce_sum(
+        tf.reduce_mean(one_loss_per_token(tags, tokens), 0)
+    ),
+    "sum_over_unknown_time_of_means": lambda y, padded: tf.reduce_sum(
+        tf.reduce_mean(squared(y[:, None], token_outputs(padded)), 0)
+    ),
+    "mean_over_padded": lambda y, padded: tf.reduce_mean(
+        squared(y[:, None], token_outputs(padded))
+    ),
+    "rmse": lambda y, z: tf.sqrt(tf.reduce_mean(squared(y, z))),
+    "mean_of_column_rmse": lambda y, z: tf.reduce_mean(
+        tf.sqrt(tf.reduce_mean(squared(y, z), 0))
+    ),
+    "weighted_columns": lambda y, z: tf.tensordot(
+        tf.reduce_mean(squared(y, z), 0), tf.constant([0.2, 1, 3], tf.float64), 1
+    ),
+    "mean_of_sums": lambda y, z: tf.reduce_mean(
+        [tf.reduce_sum(each(y, z)), tf.reduce_sum(tf.abs(z))]
+    ),
+    "mean_and_sum": lambda y, z: tf.reduce_mean(each(y, z)) + tf.reduce_sum(z**2),
+    "log_of_mean": lambda y, z: tf.math.log(tf.reduce_mean(each(y, z))),
+    "geometric_mean": lambda y, z: tf.exp(
+        tf.reduce_mean(tf.math.log(each(y, z) + 0.1))
+    ),
+    "harmonic_mean": lambda y, z: number(y) / tf.reduce_sum(1 / (each(y, z) + 0.1)),
+    "mean_of_examples_with_rank_2": lambda y, z: tf.reduce_mean(each(y, z)[:, None]),
+    "examples_with_examples_by_a_bug": lambda y, z: tf.reduce_mean(
+        tf.math.squared_difference(y[:, 0], z[:, :1])  # [B, B]
+    ),
+    "matmul_with_ones": lambda y, z: tf.reduce_sum(
+        tf.matmul(tf.ones_like(y[:, :1]), squared(y, z), transpose_a=True)
+    ),
+    "einsum_over_examples": lambda y, z, w: tf.einsum("n,nc->", w, squared(y, z)),
+    "all_flattened": lambda y, z: tf.nn.l2_loss(tf.reshape(z - y, [-1])) / number(y),
+    "three_accumulated": lambda y, z: tf.add_n(
+        [tf.reduce_mean(squared(y[:, c], z[:, c])) * (c + 1) for c in range(3)]
+    ),
+    "by_column": lambda y, z: sum(
+        tf.reduce_sum(a) / number(a)
+        for a in tf.unstack(squared(y, z), axis=1)  # each [B]
+    ),
+}
+
+
+def _shared_divisor(y, z, mask):
+    total = tf.maximum(tf.reduce_sum(mask), 1)
+    first, second = squared(y, z)[:, 0], tf.abs(z[:, 1])
+    return tf.reduce_sum(first * mask) / total + tf.reduce_sum(second * mask) / total
+
+
+def _two_tasks_and_a_shared_divisor(y, z, mask, tags, tokens, length):
+    total = tf.reduce_sum(mask) + 1e-5
+    tokens_loss = tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
+    return tf.reduce_sum(each(y, z) * mask) / total + tokens_loss / total
+
+
+def _masked_before_the_last_layer(y, x, mask):
+    chosen = tf.boolean_mask(tf.tanh(tf.matmul(x, kernel())), mask > 0)
+    predicted = tf.matmul(chosen, variable("out", 5, 3))
+    return tf.reduce_mean(squared(tf.boolean_mask(y, mask > 0), predicted))
+
+
+def _masked_language_model(ids, seq, at):
+    """google-research/bert: gathered positions, weights, sum / (sum + 1e-5)."""
+    hidden = tf.tanh(tf.tensordot(seq, kernel(), 1))
+    first = tf.reshape(tf.range(tf.shape(seq)[0]) * TOKENS, [-1, 1])
+    chosen = tf.gather(tf.reshape(hidden, [-1, 5]), tf.reshape(at + first, [-1]))
+    labels = tf.reshape(tf.gather(ids, at, batch_dims=1), [-1])
+    logits = tf.matmul(chosen, variable("words", 5, 12))
+    weights = tf.cast(labels > 0, tf.float64)
+    losses = entropies(labels, logits)
+    return tf.reduce_sum(weights * losses) / (tf.reduce_sum(weights) + 1e-5)
+
+
+def _partitioned(y, z, mask):
+    chosen = tf.cast(mask, tf.int32)
+    without, those = tf.dynamic_partition(each(y, z), chosen, 2)
+    return 2 * tf.reduce_mean(those) + tf.reduce_mean(tf.square(without))
+
+
+def _sum_over_mean_length(tags, tokens, length):
+    mask = words(length)
+    mean_length = tf.reduce_sum(mask) / number(mask)
+    return tf.reduce_sum(one_loss_per_token(tags, tokens) * mask) / mean_length
+
+
+def _up_to_the_longest(tags, tokens, length):
+    longest = tf.reduce_max(length)
+    losses = one_loss_per_token(tags[:, :longest], tokens[:, :longest])
+    return tf.reduce_mean(losses * tf.sequence_mask(length, dtype=tf.float64))
+
+
+def _mean_per_sequence(tags, tokens, length):
+    mask = words(length)
+    losses = tf.reduce_sum(one_loss_per_token(tags, tokens) * mask, 1)
+    return tf.reduce_mean(losses / tf.reduce_sum(mask, 1))
+
+
+def _time_major(tags, tokens, length):
+    logits = tf.transpose(tokens, [1, 0, 2])  # [T, B, 3]
+    losses = entropies(tf.transpose(tags), logits) * tf.transpose(words(length))
+    return tf.reduce_mean(tf.reduce_sum(losses, 0))
+
+
+def _flat_tokens(tags, tokens, length):
+    """A causal language model's: shifted, flattened, selected by a mask."""
+    logits = tf.reshape(tokens[:, :-1], [-1, CLASSES])
+    labels, mask = tf.reshape(tags[:, 1:], [-1]), tf.reshape(words(length)[:, 1:], [-1])
+    losses = tf.boolean_mask(entropies(labels, logits), mask > 0)
+    return tf.reduce_mean(losses)
+
+
+def _ragged_rows(ragged):
+    """Mean over sequences of the mean over a sequence."""
+    predicted = tf.tanh(tf.matmul(ragged.flat_values, kernel()))
+    rows = ragged.with_flat_values(tf.reduce_sum(predicted**2, 1))
+    return tf.reduce_mean(tf.reduce_mean(rows, 1))
+
+
+def _sparse_mean(sparse):
+    predicted = tf.tanh(tf.matmul(sparse.values[:, None], variable("slope", 1, 1)))
+    return tf.reduce_mean(tf.math.squared_difference(predicted, 0.3))
+
+
+def _sparse_product(y, sparse):
+    """A linear model of a sparse matrix."""
+    predicted = tf.sparse.sparse_dense_matmul(sparse, variable("slopes", TOKENS, 3))
+    return tf.reduce_mean(squared(y, predicted))
+
+
+MASKED = {
+    "sum_over_max_of_count_and_1": lambda y, z, mask: (
+        tf.reduce_sum(each(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
+    ),
+    "sum_over_count_and_epsilon": lambda y, z, mask: (
+        tf.reduce_sum(each(y, z) * mask) / (tf.reduce_sum(mask) + 1e-5)
+    ),
+    "divide_no_nan": lambda y, z, mask: tf.math.divide_no_nan(
+        tf.reduce_sum(each(y, z) * mask), tf.reduce_sum(mask)
+    ),
+    "boolean_mask": lambda y, z, mask: tf.reduce_mean(
+        tf.boolean_mask(each(y, z), mask > 0)
+    ),
+    "boolean_mask_of_outputs": lambda y, z, mask: tf.reduce_mean(
+        squared(tf.boolean_mask(y, mask > 0), 1 - tf.boolean_mask(z, mask > 0))
+    ),
+    "where": lambda y, z, mask: (
+        tf.reduce_sum(tf.where(mask > 0, each(y, z), tf.zeros_like(mask)))
+        / tf.reduce_sum(mask)
+    ),
+    "gather_of_where": lambda y, z, mask: tf.reduce_mean(
+        tf.gather(each(y, z), tf.where(mask > 0)[:, 0])
+    ),
+    "gather_nd_of_where": lambda y, z, mask: tf.reduce_mean(
+        tf.gather_nd(each(y, z), tf.where(mask > 0))
+    ),
+    "count_by_shape_of_where": lambda y, z, mask: (
+        tf.reduce_sum(each(y, z) * mask) / number(tf.where(mask > 0))
+    ),
+    "count_by_size_of_selected": lambda y, z, mask: (
+        tf.reduce_sum(each(y, z) * mask)
+        / tf.cast(tf.size(tf.boolean_mask(mask, mask > 0)), tf.float64)
+    ),
+    "count_nonzero": lambda y, z, mask: (
+        tf.reduce_sum(each(y, z) * mask)
+        / tf.cast(tf.math.count_nonzero(mask), tf.float64)
+    ),
+    "share_of_selected": lambda y, z, mask: (
+        tf.reduce_mean(each(y, z) * mask) / tf.reduce_mean(mask)
+    ),
+    "dynamic_partition": _partitioned,
+    "two_terms_over_one_divisor": _shared_divisor,
+    "two_tasks_over_one_divisor": _two_tasks_and_a_shared_divisor,
+    "selected_and_others": lambda y, z, mask: (
+        tf.reduce_sum(each(y, z) * mask) / tf.reduce_sum(mask)
+        + tf.reduce_sum(tf.abs(z[:, 0]) * (1 - mask)) / tf.reduce_sum(1 - mask)
+    ),
+    "divided_then_masked": lambda y, z, mask: tf.reduce_sum(
+        each(y, z) / number(y) * mask
+    ),
+    "missing_labels": lambda y, z: (
+        tf.reduce_sum(squared(y, z) * tf.cast(y > -0.5, tf.float64))
+        / tf.reduce_sum(tf.cast(y > -0.5, tf.float64))
+    ),
+    "missing_labels_by_column": lambda y, z: tf.reduce_mean(
+        tf.reduce_sum(squared(y, z) * tf.cast(y > -0.5, tf.float64), 0)
+        / (tf.reduce_sum(tf.cast(y > -0.5, tf.float64), 0) + 1)
+    ),
+    "masked_before_the_last_layer": _masked_before_the_last_layer,
+    "masked_language_model": _masked_language_model,
+    "tokens_over_their_number": lambda tags, tokens, length: (
+        tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
+        / tf.reduce_sum(words(length))
+    ),
+    "tokens_over_sum_of_lengths": lambda tags, tokens, length: (
+        tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
+        / tf.cast(tf.reduce_sum(length), tf.float64)
+    ),
+    "mean_per_sequence": _mean_per_sequence,
+    "time_major": _time_major,
+    "flat_tokens": _flat_tokens,
+    "sum_over_mean_length": _sum_over_mean_length,
+    "up_to_the_longest": _up_to_the_longest,
+    "ragged_values": lambda ragged: tf.reduce_mean(
+        squared(tf.matmul(ragged.flat_values, kernel()), 0.3)
+    ),
+    "ragged_rows": _ragged_rows,
+    "ragged_to_tensor": lambda y, ragged: tf.reduce_mean(
+        squared(y[:, None], token_outputs(ragged.to_tensor()))
+    ),
+    "sparse_values": _sparse_mean,
+    "sparse_product": _sparse_product,
+}
+
+
+def _class_balanced(cls, z):
+    counts = tf.reduce_sum(tf.one_hot(cls, CLASSES, dtype=tf.float64), 0)
+    weights = number(z) / (CLASSES * tf.maximum(counts, 1))
+    return tf.reduce_mean(entropies(cls, z) * tf.gather(weights, cls))
+
+
+def _effective_number(cls, z):
+    counts = tf.cast(tf.math.bincount(cls, minlength=CLASSES), tf.float64)
+    weights = (1 - 0.9) / (1 - tf.pow(tf.constant(0.9, tf.float64), counts) + 1e-9)
+    weights = weights / tf.reduce_sum(weights) * CLASSES
+    return tf.reduce_mean(entropies(cls, z) * tf.gather(weights, cls))
+
+
+def _mean_of_class_means(cls, z):
+    sums = tf.math.unsorted_segment_sum(entropies(cls, z), cls, CLASSES)
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(z[:, 0]), cls, CLASSES)
+    return tf.reduce_mean(sums / tf.maximum(counts, 1))
+
+
+def _batch_pos_weight(mask, z):
+    positive = tf.reduce_sum(mask)
+    pos_weight = (number(mask) - positive) / (positive + 1)
+    return tf.reduce_mean(
+        tf.nn.weighted_cross_entropy_with_logits(mask, z[:, 0], pos_weight)
+    )
+
+
+def _hed_balanced(y, z):
+    """Weights of edges and background from their shares in the batch."""
+    edges = tf.cast(y > 0.2, tf.float64)
+    share = tf.reduce_mean(edges)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(edges, z)
+    return tf.reduce_mean(losses * (edges * (1 - share) + (1 - edges) * share))
+
+
+def _attention_over_examples(y, z):
+    weights = tf.nn.softmax(tf.stop_gradient(each(y, z)), 0)
+    return tf.reduce_sum(weights * each(y, z))
+
+
+def _advantages(cls, z, w):
+    """A policy gradient: returns standardized in the batch, an entropy bonus."""
+    mean, variance = tf.nn.moments(w, [0])
+    advantage = tf.stop_gradient((w - mean) / (tf.sqrt(variance) + 1e-8))
+    log_p = tf.nn.log_softmax(z)
+    entropy = -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, 1))
+    return tf.reduce_mean(advantage * entropies(cls, z)) - 0.01 * entropy
+
+
+def _huber_of_batch_scale(y, z):
+    """The threshold is a fifth of the batch's largest error."""
+    error = tf.abs(z - y)
+    c = 0.2 * tf.reduce_max(error)
+    return tf.reduce_mean(tf.where(error <= c, error, (error**2 + c**2) / (2 * c)))
+
+
+WEIGHTED = {
+    "weights_over_their_sum": lambda y, z, w: tf.reduce_sum(
+        each(y, z) * (w / tf.reduce_sum(w))
+    ),
+    "weights_over_their_mean": lambda y, z, w: tf.reduce_mean(
+        each(y, z) * (w / tf.reduce_mean(w))
+    ),
+    "weights_over_the_largest": lambda y, z, w: tf.reduce_mean(
+        each(y, z) * (w / tf.reduce_max(w))
+    ),
+    "weighted_mean": lambda y, z, w: tf.reduce_sum(each(y, z) * w) / tf.reduce_sum(w),
+    "weighted_average_of_columns": lambda y, z, w: tf.reduce_mean(
+        tf.reduce_sum(squared(y, z) * w[:, None], 0, keepdims=True) / tf.reduce_sum(w)
+    ),
+    "softmax_of_weights": lambda y, z, w: tf.tensordot(tf.nn.softmax(w), each(y, z), 1),
+    "unit_weights": lambda y, z, w: tf.reduce_sum(
+        each(y, z) * tf.nn.l2_normalize(w, 0)
+    ),
+    "class_balanced": _class_balanced,
+    "effective_number_of_examples": _effective_number,
+    "mean_of_class_means": _mean_of_class_means,
+    "batch_pos_weight": _batch_pos_weight,
+    "edges_and_background": _hed_balanced,
+    "attention_over_examples": _attention_over_examples,
+    "standardized_advantages": _advantages,
+    "huber_of_batch_scale": _huber_of_batch_scale,
+}
+
+
+def _in_batch_negatives(z, pair):
+    scores = tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True) / 0.1
+    return tf.reduce_mean(entropies(tf.range(tf.shape(z)[0]), scores))
+
+
+def _symmetric_contrast(z, pair):
+    """CLIP: both directions, a learned temperature."""
+    scale = tf.exp(variable("temperature"))
+    scores = scale * tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True)
+    labels = tf.eye(tf.shape(z)[0], dtype=tf.float64)
+    ways = [scores, tf.transpose(scores)]
+    losses = [tf.nn.softmax_cross_entropy_with_logits(labels, way) for way in ways]
+    return tf.reduce_mean(losses)
+
+
+def _sigmoid_contrast(z, pair):
+    """SigLIP."""
+    scores = tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True)
+    signs = 2 * tf.eye(tf.shape(z)[0], dtype=tf.float64) - 1
+    losses = tf.math.log_sigmoid(signs * (5 * scores + variable("shift")))
+    return -tf.reduce_sum(losses) / number(z)
+
+
+def _two_views(z, pair):
+    """SimCLR: both views in one batch of 2 x B, an example is no negative of itself."""
+    both = unit(tf.concat([z, outputs(pair)], 0))
+    scores = tf.matmul(both, both, transpose_b=True) / 0.5
+    scores -= 1e9 * tf.eye(tf.shape(both)[0], dtype=tf.float64)
+    n = tf.shape(z)[0]
+    labels = tf.concat([tf.range(n) + n, tf.range(n)], 0)
+    return tf.reduce_mean(entropies(labels, scores))
+
+
+def _supervised_contrast(z, cls):
+    scores = tf.matmul(unit(z), unit(z), transpose_b=True)
+    others = 1 - tf.eye(tf.shape(z)[0], dtype=tf.float64)
+    scores -= tf.stop_gradient(tf.reduce_max(scores, 1, keepdims=True))
+    log_p = scores - tf.math.log(
+        tf.reduce_sum(tf.exp(scores) * others, 1, keepdims=True)
+    )
+    same = tf.cast(tf.equal(cls[:, None], cls[None]), tf.float64) * others
+    per_example = tf.reduce_sum(same * log_p, 1) / tf.maximum(tf.reduce_sum(same, 1), 1)
+    return -tf.reduce_mean(per_example)
+
+
+def _distances(z):
+    squares = tf.reduce_sum(z**2, 1)
+    return squares[:, None] - 2 * tf.matmul(z, z, transpose_b=True) + squares
+
+
+def _hardest_triplets(z, cls):
+    distances, same = _distances(z), tf.equal(cls[:, None], cls[None])
+    farthest = tf.reduce_max(
+        tf.where(same, distances, tf.zeros_like(distances)), axis=1
+    )
+    nearest = tf.reduce_min(
+        tf.where(same, distances + tf.reduce_max(distances), distances), axis=1
+    )
+    return tf.reduce_mean(tf.nn.softplus(farthest - nearest))
+
+
+def _semi_hard_triplets(z, cls):
+    distances, same = _distances(unit(z)), tf.equal(cls[:, None], cls[None])
+    positive, negative = distances[:, :, None], distances[:, None, :]
+    is_triplet = same[:, :, None] & ~same[:, None, :]
+    is_triplet &= (negative > positive) & (negative < positive + 0.5)
+    chosen = tf.cast(is_triplet, tf.float64)
+    losses = tf.nn.relu(positive - negative + 0.5)
+    return tf.reduce_sum(losses * chosen) / (tf.reduce_sum(chosen) + 1e-16)
+
+
+def _n_pairs(z, pair, cls):
+    scores = tf.matmul(z, outputs(pair), transpose_b=True)
+    same = tf.cast(tf.equal(cls[:, None], cls[None]), tf.float64)
+    labels = same / tf.reduce_sum(same, 1, keepdims=True)
+    losses = tf.nn.softmax_cross_entropy_with_logits(labels, scores)
+    return tf.reduce_mean(losses) + 0.02 * tf.reduce_mean(tf.reduce_sum(z**2, 1))
+
+
+def _pairwise_ranking(z, w):
+    """RankNet over all pairs of the batch."""
+    above = tf.cast(w[:, None] > w[None], tf.float64)
+    losses = tf.nn.softplus(z[None, :, 0] - z[:, None, 0])
+    return tf.reduce_sum(losses * above) / tf.reduce_sum(above)
+
+
+def _area_under_curve(z, mask):
+    """A squared hinge for each pair of a positive and a negative example."""
+    positive = tf.boolean_mask(z[:, 0], mask > 0)
+    negative = tf.boolean_mask(z[:, 0], mask <= 0)
+    return tf.reduce_mean(tf.nn.relu(1 - (positive[:, None] - negative[None])) ** 2)
+
+
+def _ranking_in_groups(z, group, w):
+    """A softmax over the examples of each query, of which a batch has several."""
+    scores = z[:, 0]
+    top = tf.math.unsorted_segment_max(scores, group, 5)
+    shifted = scores - tf.gather(top, group)
+    total = tf.math.unsorted_segment_sum(tf.exp(shifted), group, 5)
+    log_p = shifted - tf.math.log(tf.gather(total, group))
+    queries = tf.cast(tf.size(tf.unique(group).y), tf.float64)
+    return -tf.reduce_sum(log_p * w) / queries
+
+
+def _means_of_pairs(z, pair, mask):
+    """Contrastive loss of given pairs, each its own."""
+    distance = tf.norm(z - outputs(pair), axis=1)
+    losses = mask * distance**2 + (1 - mask) * tf.nn.relu(3 - distance) ** 2
+    return tf.reduce_mean(losses)
+
+
+def _redundancy(z, pair):
+    """Barlow Twins: the cross-correlation of two views' standardized columns."""
+    n = number(z)
+
+    def standardize(a):
+        mean, variance = tf.nn.moments(a, [0])
+        return (a - mean) / tf.sqrt(variance + 1e-4)
+
+    views = standardize(z), standardize(outputs(pair))
+    correlation = tf.matmul(*views, transpose_a=True) / n  # [3, 3]
+    on = tf.linalg.diag_part(correlation)
+    off = correlation - tf.linalg.diag(on)
+    return tf.reduce_sum((on - 1) ** 2) + 0.05 * tf.reduce_sum(off**2)
+
+
+def _variance_and_covariance(z, pair):
+    """VICReg."""
+    centered = z - tf.reduce_mean(z, 0)
+    covariance = tf.matmul(centered, centered, transpose_a=True) / (number(z) - 1)
+    deviation = tf.sqrt(tf.linalg.diag_part(covariance) + 1e-4)
+    off = covariance - tf.linalg.diag(tf.linalg.diag_part(covariance))
+    return (
+        25 * tf.reduce_mean(squared(z, outputs(pair)))
+        + 25 * tf.reduce_mean(tf.nn.relu(3 - deviation))
+        + tf.reduce_sum(off**2) / 3
+    )
+
+
+def _kernel_discrepancy(z, mask):
+    """MMD between the selected examples and the others."""
+    kernels = tf.exp(-_distances(z))
+    weights = mask / tf.reduce_sum(mask) - (1 - mask) / tf.reduce_sum(1 - mask)
+    return tf.reduce_sum(kernels * weights[:, None] * weights)
+
+
+def _to_class_means(z, cls):
+    """Distance to the mean of the class in the batch."""
+    means = tf.math.unsorted_segment_mean(z, cls, CLASSES)
+    return tf.reduce_mean(tf.reduce_sum(squared(z, tf.gather(means, cls)), 1))
+
+
+def _prototypes(z, pair, cls):
+    """Few-shot: classes' means in the support, cross-entropy of the queries."""
+    chosen = tf.one_hot(cls, CLASSES, dtype=tf.float64)
+    means = tf.matmul(chosen, z, transpose_a=True) / (
+        tf.reduce_sum(chosen, 0)[:, None] + 1e-8
+    )
+    distances = tf.reduce_sum(squared(outputs(pair)[:, None], means), -1)
+    return tf.reduce_mean(entropies(cls, -distances))
+
+
+COMPARING = {
+    "in_batch_negatives": _in_batch_negatives,
+    "symmetric_contrast": _symmetric_contrast,
+    "sigmoid_contrast": _sigmoid_contrast,
+    "two_views": _two_views,
+    "supervised_contrast": _supervised_contrast,
+    "hardest_triplets": _hardest_triplets,
+    "semi_hard_triplets": _semi_hard_triplets,
+    "n_pairs": _n_pairs,
+    "pairwise_ranking": _pairwise_ranking,
+    "area_under_curve": _area_under_curve,
+    "ranking_in_groups": _ranking_in_groups,
+    "pairs_of_one_example": _means_of_pairs,
+    "redundancy": _redundancy,
+    "variance_and_covariance": _variance_and_covariance,
+    "kernel_discrepancy": _kernel_discrepancy,
+    "to_class_means": _to_class_means,
+    "prototypes": _prototypes,
+    "softmax_over_examples": lambda z, w: tf.nn.softmax_cross_entropy_with_logits(
+        w / tf.reduce_sum(w), z[:, 0]
+    ),
+    "softmax_over_examples_by_column": lambda y, z: tf.reduce_mean(
+        tf.nn.softmax(z, axis=0) * squared(y, z)
+    ),
+}
+
+
+def _dice(y, z):
+    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
+    both = tf.reduce_sum(target * p)
+    return 1 - (2 * both + 1) / (tf.reduce_sum(target) + tf.reduce_sum(p) + 1)
+
+
+def _dice_per_example(y, z):
+    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
+    both = tf.reduce_sum(target * p, 1)
+    return tf.reduce_mean(
+        1 - (2 * both + 1) / (tf.reduce_sum(target, 1) + tf.reduce_sum(p, 1) + 1)
+    )
+
+
+def _dice_per_class(cls, z):
+    target, p = tf.one_hot(cls, CLASSES, dtype=tf.float64), tf.nn.softmax(z)
+    both = tf.reduce_sum(target * p, 0)
+    return tf.reduce_mean(
+        1 - (2 * both + 1e-6) / (tf.reduce_sum(target + p, axis=0) + 1e-6)
+    )
+
+
+def _tversky(y, z):
+    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
+    hit = tf.reduce_sum(target * p)
+    false = tf.reduce_sum((1 - target) * p), tf.reduce_sum(target * (1 - p))
+    return (1 - (hit + 1) / (hit + 0.3 * false[0] + 0.7 * false[1] + 1)) ** 0.75
+
+
+def _jaccard(y, z):
+    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
+    both, sizes = tf.reduce_sum(target * p), tf.reduce_sum(target + p)
+    return -tf.math.log(both / (sizes - both))
+
+
+def _lovasz(mask, z):
+    """Sorted hinge errors, weighted by the gradient of the Jaccard index."""
+    errors = 1 - z[:, 0] * (2 * mask - 1)
+    errors, order = tf.nn.top_k(errors, k=tf.shape(errors)[0])
+    target = tf.gather(mask, order)
+    total = tf.reduce_sum(target)
+    both, either = total - tf.cumsum(target), total + tf.cumsum(1 - target)
+    jaccard = 1 - both / either
+    steps = tf.concat([jaccard[:1], jaccard[1:] - jaccard[:-1]], 0)
+    return tf.tensordot(tf.nn.relu(errors), tf.stop_gradient(steps), 1)
+
+
+def _f_measure(cls, z):
+    target, p = tf.one_hot(cls, CLASSES, dtype=tf.float64), tf.nn.softmax(z)
+    hit = tf.reduce_sum(target * p, 0)
+    missed = tf.reduce_sum(target * (1 - p), 0)
+    wrong = tf.reduce_sum((1 - target) * p, 0)
+    return 1 - tf.reduce_mean(2 * hit / (2 * hit + missed + wrong + 1e-7))
+
+
+def _batch_entropy(z):
+    """Confident for each example, diverse over the batch."""
+    p = tf.nn.softmax(z)
+    mean = tf.reduce_mean(p, 0)
+    own = -tf.reduce_mean(tf.reduce_sum(p * tf.math.log(p), 1))
+    return own + tf.reduce_sum(mean * tf.math.log(mean))
+
+
+def _balanced_experts(z, cls):
+    """Mixture of experts: share of examples times mean probability, and a z-loss."""
+    p = tf.nn.softmax(z)
+    chosen = tf.one_hot(tf.argmax(p, 1), CLASSES, dtype=tf.float64)
+    balance = tf.reduce_sum(tf.reduce_mean(chosen, 0) * tf.reduce_mean(p, 0))
+    scale = tf.reduce_mean(tf.reduce_logsumexp(z, 1) ** 2)
+    return tf.reduce_mean(entropies(cls, z)) + 3 * balance + 0.1 * scale
+
+
+def _r2(y, z):
+    total = tf.reduce_sum(squared(y, tf.reduce_mean(y, 0)), 0)
+    return tf.reduce_mean(tf.reduce_sum(squared(y, z), 0) / (total + 1e-7))
+
+
+def _correlation(y, z):
+    a, b = y - tf.reduce_mean(y, 0), z - tf.reduce_mean(z, 0)
+    norms = tf.norm(a, axis=0) * tf.norm(b, axis=0)
+    return 1 - tf.reduce_mean(tf.reduce_sum(a * b, 0) / norms)
+
+
+def _concordance(y, z):
+    means = tf.reduce_mean(y, 0), tf.reduce_mean(z, 0)
+    variances = tf.math.reduce_variance(y, 0), tf.math.reduce_variance(z, 0)
+    covariance = tf.reduce_mean((y - means[0]) * (z - means[1]), 0)
+    distance = sum(variances) + squared(*means)
+    return 1 - tf.reduce_mean(2 * covariance / distance)
+
+
+def _standardized_targets(y, z):
+    mean, variance = tf.nn.moments(y, [0], keepdims=True)
+    return tf.reduce_mean(squared((y - mean) / tf.sqrt(variance + 1e-6), z))
+
+
+def _scaled_targets(y, z):
+    low, high = tf.reduce_min(y, 0), tf.reduce_max(y, 0)
+    return tf.reduce_mean(squared((y - low) / (high - low), tf.sigmoid(z)))
+
+
+def _soft_histogram(y, z):
+    """Squared distance of two distributions' histograms."""
+    centers = tf.constant([-1.0, 0, 1], tf.float64)
+
+    def histogram(a):
+        return tf.reduce_mean(tf.exp(-squared(a[..., None], centers)), [0, 1])
+
+    return tf.reduce_sum(squared(histogram(y), histogram(z)))
+
+
+def _skewness(y, z):
+    error = z - y
+    deviation = tf.math.reduce_std(error, 0)
+    third = tf.reduce_mean((error - tf.reduce_mean(error, 0)) ** 3, 0)
+    return tf.reduce_sum(third / deviation**3)
+
+
+def _normalized_outputs(y, z):
+    """Batch normalization by hand, in front of the loss."""
+    mean, variance = tf.nn.moments(z, [0])
+    normalized = tf.nn.batch_normalization(z, mean, variance, None, None, 1e-3)
+    return tf.reduce_mean(squared(y, normalized))
+
+
+def _whitened(z, y):
+    centered = z - tf.reduce_mean(z, 0)
+    covariance = tf.matmul(centered, centered, transpose_a=True) / number(z)
+    root = tf.linalg.cholesky(covariance + tf.eye(3, dtype=tf.float64))
+    whitened = tf.linalg.triangular_solve(root, tf.transpose(centered))
+    return tf.reduce_mean(squared(tf.transpose(y), whitened))
+
+
+STATISTICS = {
+    "dice": _dice,
+    "dice_per_example": _dice_per_example,
+    "dice_per_class": _dice_per_class,
+    "tversky": _tversky,
+    "jaccard": _jaccard,
+    "lovasz": _lovasz,
+    "f_measure": _f_measure,
+    "batch_entropy": _batch_entropy,
+    "balanced_experts": _balanced_experts,
+    "variance_of_outputs": lambda y, z: (
+        tf.reduce_mean(each(y, z)) - 0.1 * tf.math.reduce_variance(z)
+    ),
+    "deviation_of_errors": lambda y, z: tf.math.reduce_std(z - y),
+    "mean_plus_deviation": lambda y, z: (
+        tf.reduce_mean(each(y, z)) + tf.math.reduce_std(each(y, z))
+    ),
+    "r2": _r2,
+    "correlation": _correlation,
+    "concordance": _concordance,
+    "standardized_targets": _standardized_targets,
+    "scaled_targets": _scaled_targets,
+    "soft_histogram": _soft_histogram,
+    "skewness": _skewness,
+    "normalized_outputs": _normalized_outputs,
+    "whitened": _whitened,
+    "to_the_batchs_mean": lambda z: tf.reduce_mean(
+        tf.norm(z - tf.reduce_mean(z, 0), axis=1)
+    ),
+    "matched_moments": lambda y, z: tf.reduce_sum(
+        squared(tf.reduce_mean(y, 0), tf.reduce_mean(z, 0))
+        + squared(tf.math.reduce_std(y, 0), tf.math.reduce_std(z, 0))
+    ),
+    "gram_matrix": lambda y, z: (
+        tf.reduce_sum(
+            squared(
+                tf.matmul(y, y, transpose_a=True), tf.matmul(z, z, transpose_a=True)
+            )
+        )
+        / number(y) ** 2
+    ),
+    "nuclear_norm": lambda z: (
+        -tf.reduce_sum(tf.linalg.svd(z, compute_uv=False)[..., :2])
+    ),
+}
+
+
+def _hard_examples(y, z):
+    """OHEM: the mean of the largest losses."""
+    return tf.reduce_mean(tf.nn.top_k(each(y, z), 4).values)
+
+
+def _hard_share(y, z):
+    k = tf.cast(0.4 * number(y), tf.int32)
+    return tf.reduce_mean(tf.nn.top_k(each(y, z), k).values)
+
+
+def _hard_negatives(cls, z):
+    """SSD: all positives, and three times as many hardest negatives."""
+    losses, positive = entropies(cls, z), tf.cast(cls > 0, tf.float64)
+    found = tf.reduce_sum(positive)
+    k = tf.cast(tf.minimum(3 * found, number(z) - found), tf.int32)
+    hardest = tf.nn.top_k(losses * (1 - positive), k).values
+    return (tf.reduce_sum(losses * positive) + tf.reduce_sum(hardest)) / found
+
+
+def _trimmed(y, z):
+    ordered = tf.sort(each(y, z))
+    return tf.reduce_mean(ordered[2:-2])
+
+
+def _median(y, z):
+    return tf.sort(each(y, z))[tf.shape(y)[0] // 2]
+
+
+def _tail(y, z):
+    """Conditional value at risk: the mean of losses above a quantile."""
+    losses = each(y, z)
+    ordered = tf.sort(losses, direction="DESCENDING")
+    quantile = tf.stop_gradient(ordered[tf.shape(y)[0] // 4])
+    return quantile + tf.reduce_mean(tf.nn.relu(losses - quantile)) / 0.25
+
+
+def _sorted_against_sorted(y, z):
+    """The Wasserstein distance of one column."""
+    return tf.reduce_mean(tf.abs(tf.sort(y[:, 0]) - tf.sort(z[:, 0])))
+
+
+def _survival(z, w, mask):
+    """Cox: each event against all that are at risk, by a cumulative sum."""
+    order = tf.argsort(w, direction="DESCENDING")
+    scores, event = tf.gather(z[:, 0], order), tf.gather(mask, order)
+    at_risk = tf.math.cumulative_logsumexp(scores)
+    return -tf.reduce_sum((scores - at_risk) * event) / tf.reduce_sum(event)
+
+
+def _listwise(z, w):
+    """ListMLE over the batch."""
+    ordered = tf.gather(z[:, 0], tf.argsort(w, direction="DESCENDING"))
+    total = tf.cumsum(tf.exp(ordered), reverse=True)
+    return tf.reduce_sum(tf.math.log(total) - ordered)
+
+
+def _approximate_ndcg(z, cls):
+    gain = 2 ** tf.cast(cls, tf.float64) - 1
+    ranks = tf.reduce_sum(tf.sigmoid((z[None, :, 0] - z[:, None, 0]) / 0.1), 1) + 0.5
+    places = tf.cast(tf.range(1, tf.shape(z)[0] + 1), tf.float64)
+    best = tf.sort(gain, direction="DESCENDING") / tf.math.log1p(places)
+    return -tf.reduce_sum(gain / tf.math.log1p(ranks)) / tf.reduce_sum(best)
+
+
+def _mixed_up(x, y):
+    """Mixup with the batch in reverse order."""
+    mixed = 0.7 * x + 0.3 * tf.reverse(x, [0])
+    target = 0.7 * y + 0.3 * tf.reverse(y, [0])
+    return tf.reduce_mean(squared(target, outputs(mixed)))
+
+
+def _mixed_up_losses(cls, z):
+    """Mixup of hidden values: the loss of both labels."""
+    mixed = 0.6 * z + 0.4 * z[::-1]
+    losses = 0.6 * entropies(cls, mixed) + 0.4 * entropies(cls[::-1], mixed)
+    return tf.reduce_mean(losses)
+
+
+def _hardest_example(y, z):
+    return each(y, z)[tf.argmax(each(y, z))]
+
+
+def _of_distinct(z, cls):
+    """Mean over the distinct classes of the batch, of whatever number."""
+    classes, index = tf.unique(cls)
+    sums = tf.math.unsorted_segment_sum(z, index, tf.size(classes))
+    return tf.reduce_mean(tf.reduce_sum(sums**2, 1))
+
+
+def _rank_weighted(y, z):
+    losses = each(y, z)
+    ranks = tf.argsort(tf.argsort(losses))
+    weights = tf.stop_gradient(tf.cast(ranks, tf.float64) / number(y))
+    return tf.reduce_mean(losses * weights)
+
+
+ORDERED = {
+    "hard_examples": _hard_examples,
+    "hard_share": _hard_share,
+    "hard_negatives": _hard_negatives,
+    "trimmed": _trimmed,
+    "median": _median,
+    "tail": _tail,
+    "sorted_against_sorted": _sorted_against_sorted,
+    "survival": _survival,
+    "listwise": _listwise,
+    "approximate_ndcg": _approximate_ndcg,
+    "mixed_up": _mixed_up,
+    "mixed_up_losses": _mixed_up_losses,
+    "hardest_example": _hardest_example,
+    "of_distinct_classes": _of_distinct,
+    "rank_weighted": _rank_weighted,
+    "largest": lambda y, z: tf.reduce_max(each(y, z)),
+    "soft_maximum": lambda y, z: tf.reduce_logsumexp(each(y, z)),
+    "cumulative_sum": lambda y, z: (
+        0.01 * tf.reduce_mean(tf.cumsum(squared(y, z), 0) ** 2)
+    ),
+    "rolled": lambda z: tf.reduce_mean(squared(z, tf.roll(z, 1, 0))),
+    "rolled_mask": lambda y, z, mask: tf.reduce_mean(each(y, z) * tf.roll(mask, 2, 0)),
+    "neighbours": lambda z: tf.reduce_mean(squared(z[1:], z[:-1])),
+    "halves": lambda z: tf.reduce_mean(
+        tf.nn.relu(1 - z[: tf.shape(z)[0] // 2] + z[-(tf.shape(z)[0] // 2) :])
+    ),
+    "even_and_odd": lambda y, z: (
+        tf.reduce_mean(z[::2] ** 2) + tf.reduce_mean(tf.abs(z[1::2]))
+    ),
+    "first_examples": lambda y, z: tf.reduce_mean(squared(y, z)[:7]),
+    "first_column": lambda y, z: tf.reduce_mean(squared(y, z)[:, :1]),
+    "reshaped_as_columns": lambda y, z: tf.reduce_mean(
+        tf.reduce_mean(tf.reshape(squared(y, z), [3, -1]), 1) ** 2
+    ),
+}
+
+
+def _focal(cls, z):
+    losses = entropies(cls, z)
+    return tf.reduce_mean((1 - tf.exp(-losses)) ** 2 * losses)
+
+
+def _focal_over_positives(y, z):
+    """RetinaNet: a sum, over the number of positives in the batch."""
+    target, p = tf.cast(y > 0.5, tf.float64), tf.sigmoid(z)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(target, z)
+    hard = target * (1 - p) ** 2 + (1 - target) * p**2
+    return tf.reduce_sum(hard * losses) / tf.maximum(tf.reduce_sum(target), 1)
+
+
+def _smoothed(cls, z):
+    labels = 0.9 * tf.one_hot(cls, CLASSES, dtype=tf.float64) + 0.1 / CLASSES
+    return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, z))
+
+
+def _huber(y, z):
+    error = tf.abs(y - z)
+    return tf.reduce_mean(tf.where(error < 1, 0.5 * error**2, error - 0.5))
+
+
+def _quantiles(y, z):
+    error = y - z
+    q = tf.constant([0.1, 0.5, 0.9], tf.float64)
+    return tf.reduce_mean(tf.maximum(q * error, (q - 1) * error))
+
+
+def _gaussian(y, x, z):
+    """Negative log-likelihood; the variance is predicted too."""
+    log_variance = tf.matmul(x, variable("variance", 4, 3))
+    losses = squared(y, z) * tf.exp(-log_variance) + log_variance
+    return 0.5 * tf.reduce_mean(tf.reduce_sum(losses, -1))
+
+
+def _margin_of_angles(cls, z, kernel):
+    """ArcFace."""
+    cosine = tf.matmul(unit(z), tf.nn.l2_normalize(kernel[:3, :3], 0))
+    chosen = tf.one_hot(cls, CLASSES, dtype=tf.float64)
+    angle = tf.acos(tf.clip_by_value(cosine, -0.999, 0.999)) + 0.3 * chosen
+    return tf.reduce_mean(entropies(cls, 8 * tf.cos(angle)))
+
+
+def _ordinal(cls, z):
+    levels = tf.cast(cls[:, None] > tf.range(2), tf.float64)
+    logits = z[:, :1] + tf.cumsum(tf.exp(z[:, 1:]), 1)
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(levels, logits))
+
+
+def _mixture_density(y, z):
+    log_pi = tf.nn.log_softmax(z)
+    log_p = -0.5 * squared(y[:, :1], tf.cumsum(z, 1))
+    return -tf.reduce_mean(tf.reduce_logsumexp(log_pi + log_p, 1))
+
+
+def _distillation(cls, z, pair):
+    teacher = tf.stop_gradient(tf.nn.softmax(outputs(pair) / 2))
+    soft = tf.nn.softmax_cross_entropy_with_logits(teacher, z / 2)
+    return tf.reduce_mean(entropies(cls, z)) + 4 * tf.reduce_mean(soft)
+
+
+def _ctc(tokens, tags):
+    """Connectionist temporal classification, time-major, dense labels."""
+    n = tf.shape(tokens)[0]
+    losses = tf.nn.ctc_loss(
+        labels=tf.ones_like(tags[:, :2]) + tags[:, :2] % 2,
+        logits=tf.cast(tf.transpose(tokens, [1, 0, 2]), tf.float32),
+        label_length=tf.fill([n], 2),
+        logit_length=tf.fill([n], TOKENS),
+        blank_index=0,
+    )
+    return tf.reduce_mean(losses)
+
+
+def _ctc_of_tensorflow_1(tokens, tags, length):
+    labels = tf.sparse.from_dense(1 + tags[:, :1] % 2)
+    labels = tf.SparseTensor(labels.indices, labels.values - 1, labels.dense_shape)
+    losses = v1.nn.ctc_loss(
+        labels, tf.cast(tokens, tf.float32), length, time_major=False
+    )
+    return tf.reduce_mean(losses / tf.cast(length, tf.float32))
+
+
+def _crf_by_hand(tokens, tags, length):
+    """The log-likelihood of tags in a chain, unrolled."""
+    transitions = variable("transitions", CLASSES, CLASSES)
+    mask, alpha = words(length), tokens[:, 0]
+    for i in range(1, TOKENS):
+        following = tf.reduce_logsumexp(alpha[:, :, None] + transitions, 1)
+        is_word = mask[:, i, None] > 0
+        alpha = tf.where(is_word, following + tokens[:, i], alpha)
+    pairs = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], 2))
+    own = tf.gather(tokens, tags, batch_dims=2)
+    path = tf.reduce_sum(own * mask, 1) + tf.reduce_sum(pairs * mask[:, 1:], 1)
+    return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
+
+
+def _yolo(z, y, mask):
+    """Three terms with weights of their own; roots of sizes; a sum over the batch."""
+    places = tf.reduce_sum(mask * squared(y[:, 0], z[:, 0]))
+    sizes = tf.reduce_sum(
+        mask * squared(tf.sqrt(tf.abs(y[:, 1])), tf.sqrt(tf.nn.softplus(z[:, 1])))
+    )
+    objects = tf.reduce_sum((0.5 + 0.5 * mask) * squared(mask, tf.sigmoid(z[:, 2])))
+    return 5 * places + 5 * sizes + objects
+
+
+OF_ONE_EXAMPLE = {
+    "cross_entropy": lambda cls, z: tf.reduce_mean(entropies(cls, z)),
+    "sigmoid": lambda y, z: tf.reduce_mean(
+        tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(y > 0, tf.float64), z)
+    ),
+    "log_of_softmax": lambda cls, z: (
+        -tf.reduce_mean(
+            tf.reduce_sum(
+                tf.one_hot(cls, CLASSES, dtype=tf.float64) * tf.nn.log_softmax(z), -1
+            )
+        )
+    ),
+    "gathered_log_probability": lambda cls, z: (
+        -tf.reduce_mean(tf.gather(tf.nn.log_softmax(z), cls, batch_dims=1))
+    ),
+    "gather_nd_of_range_and_class": lambda cls, z: (
+        -tf.reduce_sum(
+            tf.gather_nd(
+                tf.nn.log_softmax(z), tf.stack([tf.range(tf.shape(z)[0]), cls], 1)
+            )
+        )
+    ),
+    "focal": _focal,
+    "focal_over_positives": _focal_over_positives,
+    "smoothed_labels": _smoothed,
+    "huber": _huber,
+    "quantiles": _quantiles,
+    "poisson": lambda cls, z: tf.reduce_mean(
+        tf.nn.log_poisson_loss(tf.cast(cls, tf.float64), z[:, 0])
+    ),
+    "cosine": lambda y, z: 1 - tf.reduce_mean(tf.reduce_sum(unit(y) * unit(z), 1)),
+    "divergence": lambda y, z: tf.reduce_mean(
+        tf.reduce_sum(
+            tf.nn.softmax(y) * (tf.nn.log_softmax(y) - tf.nn.log_softmax(z)), 1
+        )
+    ),
+    "hinge": lambda y, z: tf.reduce_mean(tf.nn.relu(1 - tf.sign(y) * z)),
+    "log_cosh": lambda y, z: tf.reduce_mean(tf.math.log(tf.cosh(z - y))),
+    "gaussian": _gaussian,
+    "margin_of_angles": _margin_of_angles,
+    "ordinal": _ordinal,
+    "mixture_density": _mixture_density,
+    "distillation": _distillation,
+    "crf_by_hand": _crf_by_hand,
+    "detection": _yolo,
+}
+
+
+def _l2():
+    return tf.add_n([tf.nn.l2_loss(v) for v in v1.trainable_variables()])
+
+
+def _orthogonality(y, z, kernel):
+    gram = tf.matmul(kernel, kernel, transpose_a=True)
+    distance = tf.reduce_sum(squared(gram, tf.eye(5, dtype=tf.float64)))
+    return tf.reduce_mean(each(y, z)) + 0.1 * distance
+
+
+def _collected(y, z, kernel):
+    """Losses and penalties of the graph's collections."""
+    v1.losses.add_loss(tf.reduce_mean(squared(y, z)))
+    v1.losses.add_loss(0.1 * tf.reduce_mean(tf.abs(z)))
+    v1.add_to_collection(v1.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(kernel))
+    return v1.losses.get_total_loss()
+
+
+def _learned_weights(y, z, cls):
+    """Two tasks, weighted by learned uncertainties."""
+    a, b = variable("task_a"), variable("task_b")
+    first, second = tf.reduce_mean(each(y, z)), tf.reduce_sum(entropies(cls, z))
+    return tf.exp(-a) * first + tf.exp(-b) * second + a + b
+
+
+def _ratio_of_tasks(y, z, cls):
+    """The second task counts as much as the first, whatever it amounts to."""
+    first, second = tf.reduce_mean(each(y, z)), tf.reduce_mean(entropies(cls, z))
+    return first + second * tf.stop_gradient(first / second)
+
+
+def _clipped_loss(y, z):
+    return tf.minimum(tf.reduce_sum(each(y, z)), 1e4) + tf.maximum(
+        tf.reduce_mean(z), 0.0
+    )
+
+
+PENALIZED = {
+    "mean_and_l2": lambda y, z: tf.reduce_mean(each(y, z)) + 0.1 * _l2(),
+    "sum_and_l2": lambda y, z: tf.reduce_sum(each(y, z)) + _l2(),
+    "sum_of_list": lambda y, z: tf.reduce_sum([tf.reduce_sum(each(y, z)), 9 * _l2()]),
+    "mean_of_list": lambda y, z: tf.reduce_mean([tf.reduce_sum(each(y, z)), _l2()]),
+    "add_n": lambda y, z: tf.add_n([tf.reduce_mean(each(y, z)), 0.5 * _l2()]),
+    "penalty_over_n": lambda y, z: tf.reduce_sum(each(y, z)) + _l2() / number(y),
+    "penalty_for_each_example": lambda y, z: tf.reduce_sum(each(y, z) + 0.1 * _l2()),
+    "penalty_times_loss": lambda y, z: tf.reduce_mean(each(y, z)) * (1 + _l2()),
+    "orthogonality": _orthogonality,
+    "activity": lambda y, z: (
+        tf.reduce_mean(each(y, z)) + 0.1 * tf.reduce_sum(tf.abs(z))
+    ),
+    "collected": _collected,
+    "learned_weights_of_tasks": _learned_weights,
+    "ratio_of_tasks": _ratio_of_tasks,
+    "clipped": _clipped_loss,
+    "only_a_penalty": lambda kernel: tf.nn.l2_loss(kernel),
+    "penalty_of_batchs_rows": lambda z, ids: (
+        tf.reduce_mean(z**2)
+        + tf.nn.l2_loss(
+            tf.gather(variable("table", 12, 3), tf.unique(tf.reshape(ids, [-1])).y)
+        )
+    ),
+}
+
+SHAPED = {
+    "shape_1": lambda y, z: tf.reduce_sum(each(y, z)[:, None], 0),
+    "shape_1_1": lambda y, z: tf.reduce_mean(squared(y, z), [0, 1], keepdims=True),
+    "one_per_example": lambda y, z: each(y, z),
+    "one_per_example_over_n": lambda y, z: each(y, z) / number(y),
+    "one_per_column": lambda y, z: tf.reduce_sum(squared(y, z), 0),
+    "mean_per_column": lambda y, z: tf.reduce_mean(squared(y, z), 0),
+    "one_per_output": lambda y, z: squared(y, z),
+    "one_per_time": lambda tags, tokens: tf.reduce_mean(
+        one_loss_per_token(tags, tokens), 0
+    ),
+    "time_major_matrix": lambda tags, tokens: tf.transpose(
+        one_loss_per_token(tags, tokens)
+    ),
+    "joined": lambda y, z: tf.concat([each(y, z), tf.abs(z[:, 0])], 0),
+    "stacked": lambda y, z: tf.stack([tf.reduce_mean(each(y, z)), tf.reduce_sum(z**2)]),
+    "selected": lambda y, z, mask: tf.boolean_mask(each(y, z), mask > 0),
+    "with_a_penalty": lambda y, z: tf.concat([each(y, z), [_l2()]], 0),
+}
+
+
+def _v1_loss(reduction: str):
+    return lambda y, z, w: v1.losses.mean_squared_error(
+        y, z, weights=w[:, None], reduction=getattr(v1.losses.Reduction, reduction)
+    )
+
+
+def _keras_loss(kind: str, reduction: str, **options):
+    def loss(y, z, w):
+        made = getattr(tf.keras.losses, kind)(
+            reduction=getattr(tf.keras.losses.Reduction, reduction), **options
+        )
+        value = made(tf.nn.softmax(y), tf.nn.softmax(z), sample_weight=w)
+        return tf.reduce_sum(value) / 18 if reduction == "NONE" else value
+
+    return loss
+
+
+V1_LOSSES = {
+    "v1_none": _v1_loss("NONE"),
+    "v1_sum": _v1_loss("SUM"),
+    "v1_mean": _v1_loss("MEAN"),
+    "v1_sum_over_batch_size": _v1_loss("SUM_OVER_BATCH_SIZE"),
+    "v1_sum_over_nonzero_weights": _v1_loss("SUM_OVER_NONZERO_WEIGHTS"),
+    "v1_nonzero_mask": lambda cls, z, mask: v1.losses.sparse_softmax_cross_entropy(
+        cls, z, weights=mask
+    ),
+    "v1_pairwise": lambda y, z: v1.losses.mean_pairwise_squared_error(
+        tf.cast(y, tf.float32), tf.cast(z, tf.float32)
+    ),
+    "v1_cosine": lambda y, z: v1.losses.cosine_distance(unit(y), unit(z), axis=1),
+    "v1_huber": lambda y, z: v1.losses.huber_loss(y, z),
+    "v1_onehot": lambda cls, z: v1.losses.softmax_cross_entropy(
+        tf.one_hot(cls, CLASSES), z, label_smoothing=0.1
+    ),
+}
+
+KERAS_LOSSES = {
+    "keras_mean": _keras_loss("MeanSquaredError", "SUM_OVER_BATCH_SIZE"),
+    "keras_auto": _keras_loss("KLDivergence", "AUTO"),
+    "keras_sum": _keras_loss("CategoricalCrossentropy", "SUM", label_smoothing=0.1),
+    "keras_none": _keras_loss("Huber", "NONE"),
+    "keras_cosine": _keras_loss("CosineSimilarity", "SUM_OVER_BATCH_SIZE"),
+    "keras_sparse": lambda cls, z: tf.keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True
+    )(cls, z),
+    "keras_function": lambda y, z: tf.keras.losses.mean_squared_error(y, z),
+}
+
+
+@tf.custom_gradient
+def _swish(x):
+    sigmoid = tf.sigmoid(x)
+    return x * sigmoid, lambda d: d * sigmoid * (1 + x * (1 - sigmoid))
+
+
+@tf.custom_gradient
+def _reversed_gradient(x):
+    return tf.identity(x), lambda d: -0.3 * d
+
+
+@tf.custom_gradient
+def _straight_through(x):
+    return tf.round(x), lambda d: d
+
+
+def _gradient_penalty(y, x, z):
+    """WGAN-GP: a loss of derivatives with respect to inputs."""
+    slopes = tf.gradients(tf.reduce_sum(outputs(x), 1), x)[0]
+    norms = tf.sqrt(tf.reduce_sum(slopes**2, 1) + 1e-12)
+    return tf.reduce_mean(each(y, z)) + 10 * tf.reduce_mean((norms - 1) ** 2)
+
+
+def _penalty_of_a_mean(y, x, z):
+    """R1 of a mean: the slopes have the batch's 1 / n in them."""
+    slopes = tf.gradients(tf.reduce_mean(outputs(x)), x)[0]
+    return tf.reduce_mean(each(y, z)) + 50 * tf.reduce_sum(slopes**2)
+
+
+def _second_derivatives(x, y):
+    """A physics-informed network: u_xx + u = f."""
+    u = outputs(x)
+    first = tf.gradients(u, x)[0]
+    second = tf.gradients(first[:, 0], x)[0][:, 0]
+    return tf.reduce_mean(squared(y[:, 0], second + u[:, 0]))
+
+
+def _tape_inside(x, y):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        energy = tf.reduce_sum(tf.exp(-0.1 * outputs(x) ** 2))
+    forces = tape.gradient(energy, x)
+    return tf.reduce_mean(squared(y, forces[:, :3]))
+
+
+def _adversarial(x, cls):
+    """FGSM: examples moved along the sign of the loss's slope."""
+    losses = tf.reduce_mean(entropies(cls, outputs(x)))
+    slopes = tf.stop_gradient(tf.sign(tf.gradients(losses, x)[0]))
+    return tf.reduce_mean(entropies(cls, outputs(x + 0.1 * slopes)))
+
+
+def _virtual_adversarial(x, z):
+    """The direction is normalized for each example."""
+    p = tf.stop_gradient(tf.nn.log_softmax(z))
+
+    def divergence(direction):
+        q = tf.nn.log_softmax(outputs(x + direction))
+        return tf.reduce_mean(tf.reduce_sum(tf.exp(p) * (p - q), 1))
+
+    start = 0.1 * tf.nn.l2_normalize(tf.sin(3 * x), 1)
+    slope = tf.stop_gradient(tf.gradients(divergence(start), start)[0])
+    return tf.reduce_mean(z**2) + divergence(tf.nn.l2_normalize(slope, 1))
+
+
+DERIVED = {
+    "swish": lambda y, z: tf.reduce_mean(squared(y, _swish(z))),
+    "swish_of_tensorflow": lambda y, z: tf.reduce_mean(squared(y, tf.nn.swish(z))),
+    "reversed_gradient": lambda y, z, cls: (
+        tf.reduce_mean(each(y, z))
+        + tf.reduce_mean(entropies(cls, _reversed_gradient(z)))
+    ),
+    "straight_through": lambda y, z: tf.reduce_mean(squared(y, _straight_through(z))),
+    "stopped_mean": lambda y, z: tf.reduce_mean(
+        squared(y, z) * tf.stop_gradient(tf.reduce_mean(tf.abs(z)))
+    ),
+    "gradient_penalty": _gradient_penalty,
+    "penalty_of_a_mean": _penalty_of_a_mean,
+    "second_derivatives": _second_derivatives,
+    "tape_inside": _tape_inside,
+    "adversarial": _adversarial,
+    "virtual_adversarial": _virtual_adversarial,
+}
+
+
+def _mapped(y, z):
+    losses = tf.map_fn(lambda pair: tf.norm(pair[0] - pair[1]), (y, z), tf.float64)
+    return tf.reduce_mean(losses)
+
+
+def _vectorized(y, z):
+    losses = tf.vectorized_map(lambda pair: tf.norm(pair[0] - pair[1]), (y, z))
+    return tf.reduce_mean(losses)
+
+
+def _loop_over_time(tags, tokens):
+    def body(i, total):
+        return i + 1, total + entropies(tags[:, i], tokens[:, i]) / (1.0 + total)
+
+    start = 0, tf.zeros_like(tokens[:, 0, 0])
+    return tf.reduce_mean(tf.while_loop(lambda i, _: i < TOKENS, body, start)[1])
+
+
+def _loop_to_the_longest(tags, tokens, length):
+    """Adds up in a loop whose number of rounds is the batch's."""
+
+    def body(i, total):
+        own = entropies(tags[:, i], tokens[:, i]) * tf.cast(i < length, tf.float64)
+        return i + 1, total + tf.reduce_sum(own)
+
+    start = 0, tf.zeros([], tf.float64)
+    total = tf.while_loop(lambda i, _: i < tf.reduce_max(length), body, start)[1]
+    return total / tf.cast(tf.reduce_max(length), tf.float64)
+
+
+def _crf(tokens, tags, length):
+    transitions = variable("transitions", CLASSES, CLASSES)
+    mask = words(length)
+
+    def step(alpha, inputs):
+        scores, is_word = inputs
+        following = tf.reduce_logsumexp(alpha[:, :, None] + transitions, 1)
+        return tf.where(is_word[:, None] > 0, following + scores, alpha)
+
+    over_time = tf.transpose(tokens, [1, 0, 2])[1:], tf.transpose(mask)[1:]
+    last = tf.scan(step, over_time, initializer=tokens[:, 0])[-1]
+    own = tf.reduce_sum(tf.gather(tokens, tags, batch_dims=2) * mask, 1)
+    return tf.reduce_sum(tf.reduce_logsumexp(last, 1) - own) / tf.reduce_sum(mask)
+
+
+def _discounted(z, w):
+    """Returns of a trajectory: a scan over the examples of the batch."""
+    total = tf.scan(lambda a, r: r + 0.9 * a, w, tf.zeros([], tf.float64), reverse=True)
+    return tf.reduce_mean(squared(total, z[:, 0]))
+
+
+def _smoothed_over_examples(y, z):
+    """An exponential average along the batch, of the network's outputs."""
+    average = tf.scan(lambda a, b: 0.8 * a + 0.2 * b, z)
+    return tf.reduce_mean(squared(y, average))
+
+
+def _flagged(y, z):
+    is_training = v1.placeholder_with_default(True, [])
+    mean = tf.reduce_mean(each(y, z))
+    return tf.cond(is_training, lambda: mean + 0.1 * _l2(), lambda: mean)
+
+
+def _cond_of_examples(y, z):
+    """The network's outputs pass through a branch."""
+    is_training = v1.placeholder_with_default(True, [])
+    chosen = tf.cond(is_training, lambda: tf.tanh(z), lambda: z)
+    return tf.reduce_mean(squared(y, chosen))
+
+
+def _if_any(y, z, mask):
+    """Selected examples, if the batch has any."""
+    losses = each(y, z)
+    return tf.cond(
+        tf.reduce_any(mask > 0),
+        lambda: tf.reduce_sum(losses * mask) / tf.reduce_sum(mask),
+        lambda: 3 * tf.reduce_mean(losses),
+    )
+
+
+def _if_large(y, z):
+    mean = tf.reduce_mean(each(y, z))
+    return tf.cond(mean > 1.0, lambda: tf.sqrt(mean), lambda: mean**2)
+
+
+def _switched(y, z, cls):
+    """One of three losses, chosen by the most frequent class of the batch."""
+    counts = tf.math.bincount(cls, minlength=CLASSES)
+    branches = [
+        lambda: tf.reduce_mean(each(y, z)),
+        lambda: tf.reduce_sum(tf.abs(z)),
+        lambda: tf.reduce_max(z**2),
+    ]
+    return tf.switch_case(tf.argmax(counts, output_type=tf.int32), branches)
+
+
+def _in_a_function(y, z, mask):
+    @tf.function
+    def loss(y, z, mask):
+        return tf.reduce_sum(each(y, z) * mask) / tf.reduce_sum(mask)
+
+    return loss(y, z, mask)
+
+
+def _network_in_a_function(x, y):
+    weights = kernel(), variable("out", 5, 3)
+
+    @tf.function
+    def predict(x):
+        return tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])
+
+    return tf.reduce_mean(squared(y, predict(x)))
+
+
+def _sinkhorn(z, pair):
+    """Optimal transport between two views, by a loop."""
+    scores = tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True)
+
+    def body(i, plan):
+        plan -= tf.reduce_logsumexp(plan, 0, keepdims=True)
+        return i + 1, plan - tf.reduce_logsumexp(plan, 1, keepdims=True)
+
+    _, plan = tf.while_loop(lambda i, _: i < 3, body, (0, scores))
+    return -tf.reduce_sum(tf.exp(plan) * scores)
+
+
+def _power_iteration(y, z):
+    """The largest singular value of the outputs, by a loop."""
+    step = lambda i, u: (
+        i + 1,
+        tf.nn.l2_normalize(
+            tf.linalg.matvec(z, tf.linalg.matvec(z, u), transpose_a=True), 0
+        ),
+    )
+    start = 0, tf.constant([0.6, 0.8, 0.0], tf.float64)
+    _, u = tf.while_loop(lambda i, _: i < 3, step, start)
+    return tf.norm(tf.linalg.matvec(z, tf.stop_gradient(u))) + tf.reduce_mean(
+        each(y, z)
+    )
+
+
+WITH_CONTROL_FLOW = {
+    "mapped": _mapped,
+    "vectorized": _vectorized,
+    "loop_over_time": _loop_over_time,
+    "loop_to_the_longest": _loop_to_the_longest,
+    "crf": _crf,
+    "discounted": _discounted,
+    "smoothed_over_examples": _smoothed_over_examples,
+    "flagged": _flagged,
+    "cond_of_examples": _cond_of_examples,
+    "if_any": _if_any,
+    "if_large": _if_large,
+    "switched": _switched,
+    "in_a_function": _in_a_function,
+    "network_in_a_function": _network_in_a_function,
+    "sinkhorn": _sinkhorn,
+    "power_iteration": _power_iteration,
+}
+
+# In float32, which these operations want.
+SINGLE = V1_LOSSES | {"ctc": _ctc, "ctc_of_tensorflow_1": _ctc_of_tensorflow_1}
+
+
+@tf.custom_gradient
+def _clipped_gradient(x):
+    """Its gradient depends on all examples: no gradient of parts adds up to it."""
+    return tf.identity(x), lambda d: tf.clip_by_norm(d, 0.05)
+
+
+@tf.custom_gradient
+def _gradient_of_the_batchs_mean(x):
+    return tf.identity(x), lambda d: d * tf.reduce_mean(tf.abs(x))
+
+
+def _outside_of_the_graph(of):
+    def loss(y, z):
+        moved = tf.numpy_function(of, [y], tf.float64)
+        moved.set_shape(y.shape)
+        return tf.reduce_mean(squared(moved, z))
+
+    return loss
+
+
+def _differentiable_python(y, z):
+    moved = tf.py_function(lambda a: a * tf.reduce_mean(tf.abs(a)), [z], tf.float64)
+    moved.set_shape(z.shape)
+    return tf.reduce_mean(squared(y, moved))
+
+
+# Exact, or refused; never another update.
+EXACT_OR_REFUSED = {
+    "clipped_gradient": lambda y, z: tf.reduce_mean(squared(y, _clipped_gradient(z))),
+    "gradient_of_the_batchs_mean": lambda y, z: tf.reduce_mean(
+        squared(y, _gradient_of_the_batchs_mean(z))
+    ),
+    "python_per_example": _outside_of_the_graph(np.tanh),
+    "python_over_the_batch": _outside_of_the_graph(lambda a: a - a.mean(0)),
+    "python_over_more_than_8": _outside_of_the_graph(
+        lambda a: a * (a.mean() if len(a) > 8 else 1)
+    ),
+    "differentiable_python": _differentiable_python,
+    "static_batch_size": lambda y, z: tf.reduce_mean(
+        squared(y, tf.reshape(z, [BATCH, 3]))
+    ),
+}
+
+LOSSES = (
+    SUMS_AND_MEANS
+    | MASKED
+    | WEIGHTED
+    | COMPARING
+    | STATISTICS
+    | ORDERED
+    | OF_ONE_EXAMPLE
+    | PENALIZED
+    | SHAPED
+    | KERAS_LOSSES
+    | DERIVED
+)
