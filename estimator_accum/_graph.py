@@ -163,7 +163,7 @@ def copy_operations(
     copies = tf.graph_util.import_graph_def(
         definition, inputs, [tensor.name for tensor in outputs], name=name
     )
-    return list(zip(outputs, copies, strict=True))
+    return list(zip(outputs, copies or [], strict=True))
 
 
 def nan(dtype: tf.DType = tf.float32) -> tf.Tensor:

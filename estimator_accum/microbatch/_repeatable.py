@@ -31,6 +31,7 @@ _HARMLESS = {
     *("Empty", "TensorArrayV3", "TensorArraySizeV3", "TensorArrayReadV3"),
     *("TensorArrayWriteV3", "TensorArrayGatherV3", "TensorArrayScatterV3"),
     *("TensorArrayConcatV3", "TensorArraySplitV3", "TensorArrayCloseV3"),
+    *("TensorArrayGradV3", "StackV2", "StackPushV2", "StackPopV2", "StackCloseV2"),
     *("StatelessRandomGetAlg", "GuaranteeConst"),
 }
 _CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}

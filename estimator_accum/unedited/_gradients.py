@@ -103,6 +103,7 @@ class Interception:
         derived: What was derived, for the keys.
         waited_for: Operations of the micro-batch that the gradients waited for.
         clear: Operations that run after the sums are read.
+        is_used: Whether a gradient with respect to a variable was computed.
     """
 
     def __init__(self, batch: WholeBatch):
@@ -112,7 +113,7 @@ class Interception:
         with tf.control_dependencies(None):
             self.early = Copies(batch, first_pass(batch, False))
         self.sums, self.losses, self.derived = {}, [], []
-        self.waited_for, self.clear = [], []
+        self.waited_for, self.clear, self.is_used = [], [], False
 
     def gradients(self, ys: list, xs: list, grad_ys: list | None, compute: Callable):
         """Returns d ys / d xs of the whole batch where x is not of a micro-batch.
@@ -139,6 +140,7 @@ class Interception:
             fixed = [source not in of_it for source in sources]
             given = [each for each in grad_ys or [] if each is not None]
             tops = tf.nest.flatten([*ys, *given], expand_composites=True)
+            self.is_used |= any(fixed)
             if not any(y.op in of_it for y in tops) or not any(fixed):
                 return compute(ys, xs, grad_ys, [])
             self.losses += ys

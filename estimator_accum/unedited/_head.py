@@ -11,6 +11,7 @@ of rows is wanted, it is computed, and no row is collected.
 """
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from estimator_accum._graph import copy_operations
 from estimator_accum.microbatch._batch import Pass, WholeBatch
@@ -65,7 +66,7 @@ class View:
         """Returns whether the tensor has rows that micro-batches must compute."""
         state = self.state(tensor)
         is_own = state.kind == "rows" and state.distance is None
-        return is_own and not self.is_pure(tensor)
+        return is_own and not is_in_loop(tensor.op) and not self.is_pure(tensor)
 
     def is_pure(self, tensor: tf.Tensor) -> bool:
         """Returns whether constants and the batch alone decide the tensor's value."""
@@ -99,15 +100,20 @@ class View:
 
 
 def of_batch(batch: WholeBatch) -> set[tf.Operation]:
-    """Returns the operations whose inputs are computed from a micro-batch."""
-    found = set()
+    """Returns the operations that compute from a micro-batch, or take it."""
     waiting = [part.sliced for part in batch.parts]
+    found = {tensor.op for tensor in waiting}
     while waiting:
         for operation in waiting.pop().consumers():
             if operation not in found:
                 found.add(operation)
                 waiting += operation.outputs
     return found
+
+
+def is_in_loop(operation: tf.Operation) -> bool:
+    """Returns whether the outputs are inside a loop or branch of TensorFlow 1."""
+    return control_flow_util.GetOutputContext(operation) is not None
 
 
 class Border:
@@ -135,10 +141,11 @@ class Border:
                 continue
             seen.add(tensor.ref())
             is_made = operation in made
-            if view.is_part(tensor) or not is_made and operation not in view.of_batch:
+            in_loop = is_in_loop(operation)
+            is_needed = is_made or in_loop or operation in view.of_batch
+            if view.is_part(tensor) or not is_needed:
                 continue
-            is_shape = operation.type in _SHAPES and operation.inputs[0].op not in made
-            if is_shape and view.is_frontier(operation.inputs[0]):
+            if operation.type in _SHAPES and _are_rows(view, operation, made):
                 self.shapes.add(operation)
                 continue
             if not is_made and view.is_frontier(tensor):
@@ -146,16 +153,21 @@ class Border:
                 continue
             self.operations.add(operation)
             waiting += operation.inputs
-            if is_made or operation._get_control_flow_context() is not None:
-                for other in operation.control_inputs:
-                    in_loop = other._get_control_flow_context() is not None
-                    if other in made or in_loop:
-                        waiting += other.outputs[:1]
+            for other in operation.control_inputs if is_made or in_loop else ():
+                if other in made or is_in_loop(other):
+                    waiting += other.outputs[:1]
         self.frontier = list(frontier.values())
 
     def draws(self) -> bool:
         """Returns whether the copy draws random numbers."""
         return any(map(is_draw, self.operations))
+
+
+def _are_rows(view: View, operation: tf.Operation, made) -> bool:
+    """Returns whether inputs have rows that micro-batches must compute, or are fixed."""
+    inputs = [tensor for tensor in operation.inputs if tensor.op in view.of_batch]
+    are_known = [t.op not in made and view.is_frontier(t) for t in inputs]
+    return bool(inputs) and all(are_known)
 
 
 class Copies:
@@ -223,7 +235,11 @@ class Copies:
                 elif tensor.op not in border.operations:
                     inputs[tensor.name] = tensor
         copied = copy_operations(border.operations, inputs, "whole_batch")
-        self._found |= {key.ref(): value for key, value in copied}
+        self._found |= {
+            tensor.ref(): copy
+            for tensor, copy in copied
+            if not is_in_loop(tensor.op)  # which stays whole
+        }
         return [self._value(view, tensor) for tensor in targets]
 
     def _value(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
@@ -248,6 +264,8 @@ class Copies:
 
     def _shape(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the shape of a tensor's rows for the whole batch, int64 [rank]."""
+        if tensor.op not in view.of_batch:
+            return tf.shape(tensor, tf.int64)
         known = {
             f"{part.sliced.name}:{axis}": tf.shape(part.whole, tf.int64)[axis]
             for part in self._batch.parts

@@ -28,7 +28,8 @@ from estimator_accum.unedited._head import View
 
 _MOST_EXAMPLES = 8
 _GROUPS = (1, 3)  # and the rest
-_PRECISION = 100  # times the spacing of numbers of a dtype
+# Times the spacing of numbers of a dtype. What combines examples differs by far more.
+_ROUNDING, _ROUNDING_OF_HALVES = 1000, 16
 _OWN_GRADIENT = "_gradient_op_type"
 _SCALES = (1.0, 1e4)  # of arriving gradients; a large one shows where they are clipped
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -47,16 +48,15 @@ class Keys:
         self._batch, self._derived = batch, [each for each in derived if each.is_simple]
         rows = [tensor for each in self._derived for tensor in each.rows]
         gradients = [g for each in self._derived for g in _parts(each.gradients)]
-        self._view = view = View(batch, [*rows, *collected, *gradients])
         unique = {tensor.ref(): tensor for tensor in [*rows, *collected]}
         needed = data_ancestors([t.op for t in [*unique.values(), *gradients]])
-        self._draws = [
-            output
+        draws = [
+            operation.outputs[0]
             for operation in needed
             if operation.type in DRAWS and operation._get_control_flow_context() is None
-            for output in operation.outputs[:1]
-            if view.state(output).kind == "rows"
         ]
+        self._view = view = View(batch, [*rows, *collected, *draws])
+        self._draws = [each for each in draws if view.state(each).kind == "rows"]
         drawing = _drawing_functions(needed)
         self._rows = [
             tensor
@@ -66,6 +66,9 @@ class Keys:
         ]
         if drawing:  # numbers that cannot be fed: nothing can be compared
             self._derived = []
+        dtypes = {output.dtype for each in needed for output in each.outputs}
+        precisions = [_tolerance(each) for each in dtypes if each.is_floating]
+        self._tolerance = max(precisions, default=0.0)
         has_own = any(_OWN_GRADIENT in each.node_def.attr for each in needed)
         self._scales = _SCALES if has_own else _SCALES[:1]
 
@@ -112,7 +115,7 @@ class Keys:
         for i, tensor in enumerate(self._rows):
             axis = self._view.state(tensor).axis
             found = [each[i] for each in apart]
-            if not _are_joined(together[i], found, axis):
+            if not _are_joined(together[i], found, axis, self._tolerance):
                 raise self._refusal(tensor, number, groups)
         for scale in self._scales:
             for derived in self._derived:
@@ -158,7 +161,7 @@ class Keys:
         for i, gradient in enumerate(derived.gradients):
             total = sum(each[i] for each in apart)
             scale_of = sum(np.abs(each[i]) for each in apart)
-            bound = _tolerance(gradient.dtype) * 10
+            bound = self._tolerance
             bound *= max(np.abs(scale_of).max(initial=0), 1e-2 * largest)
             difference = np.abs(together[i] - total)
             if not np.all((difference <= bound) | ~np.isfinite(total)):
@@ -200,14 +203,25 @@ def _dense(gradient) -> np.ndarray:
 
 
 def _tolerance(dtype: tf.DType) -> float:
-    dtype = dtype.base_dtype.real_dtype
-    return _PRECISION * {tf.bfloat16: 2.0**-8}.get(
-        dtype, np.finfo(dtype.as_numpy_dtype).eps if dtype.is_floating else 0.0
-    )
+    """Returns how much rounding may differ, relative to the largest number."""
+    if dtype == tf.bfloat16:
+        return _ROUNDING_OF_HALVES * 2.0**-8
+    if dtype == tf.float16:
+        return _ROUNDING_OF_HALVES * 2.0**-10
+    return _ROUNDING * float(np.finfo(dtype.real_dtype.as_numpy_dtype).eps)
 
 
-def _are_joined(together: np.ndarray, apart: list[np.ndarray], axis: int) -> bool:
-    """Returns whether rows are those of groups, one group behind the other."""
+def _are_joined(
+    together: np.ndarray, apart: list[np.ndarray], axis: int, bound: float
+) -> bool:
+    """Returns whether rows are those of groups, one group behind the other.
+
+    Args:
+        together: The rows.
+        apart: Those of each group.
+        axis: The axis of the rows.
+        bound: How much rounding may differ, relative to the largest number.
+    """
     if len({(*each.shape[:axis], *each.shape[axis + 1 :]) for each in apart}) > 1:
         return False
     joined = np.concatenate(apart, axis)
@@ -219,7 +233,6 @@ def _are_joined(together: np.ndarray, apart: list[np.ndarray], axis: int) -> boo
     wide = np.complex128 if kind.is_complex else np.float64
     joined, together = joined.astype(wide), together.astype(wide)
     finite = np.abs(np.where(np.isfinite(together), together, 0))
-    bound = _tolerance(kind)
     return np.allclose(
         joined, together, bound, bound * finite.max(initial=0), equal_nan=True
     )

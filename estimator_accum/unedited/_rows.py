@@ -24,7 +24,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
 from estimator_accum.unedited import _rules
-from estimator_accum.unedited._sizes import N, Size, Unknown, compute, sizes
+from estimator_accum.unedited._sizes import ARITHMETIC, N, Size, Unknown, compute, sizes
 from estimator_accum.unedited._sizes import has_examples as _has_examples
 from estimator_accum.unedited._states import (
     EMPTY_LIST,
@@ -44,6 +44,34 @@ _MOST_ROUNDS = 8  # through a loop, until nothing changes any more
 ROWS_ATTRIBUTE = (
     "_estimator_accum_per_example"  # of an operation: declared by its author
 )
+
+
+def per_example(tensor: tf.Tensor) -> tf.Tensor:
+    """Declares that each row of a tensor is computed from its own example alone.
+
+        scores = per_example(tf.numpy_function(score, [texts], tf.float32))
+
+    For what `microbatch_model_fn` cannot look into: Python functions and operations of
+    other libraries. Without it they are computed once, on the whole batch, with all
+    that follows them.
+
+    Args:
+        tensor: A Tensor with one row for each example along its first axis.
+
+    Returns:
+        The same values.
+
+    Raises:
+        ValueError: If the tensor has no axis.
+    """
+    tensor = tf.identity(tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "`tensor` must have one row for each example along its first axis. "
+            f"Received: {tensor.name}, a scalar. Declare what it is computed from."
+        )
+    setattr(tensor.op, ROWS_ATTRIBUTE, True)
+    return tensor
 
 
 class Origin(NamedTuple):
@@ -275,10 +303,11 @@ class Analysis:
                 return sizes(_rules.product(self.dims(operation.inputs[0])))
             if operation.type in ("BroadcastGradientArgs", "BroadcastArgs"):
                 return _rules.broadcast_value(self, operation, tensor)
-            inputs = [self.value(each) for each in operation.inputs]
+            inputs = []
+            if operation.type in ARITHMETIC:
+                inputs = [self.value(each) for each in operation.inputs]
             if inputs and not any(each is None for each in inputs):
-                found = compute(operation, inputs)[operation.outputs.index(tensor)]
-                return found
+                return compute(operation, inputs)[operation.outputs.index(tensor)]
         except (Mixed, Unknown):
             pass
         if self.state(tensor).kind == "fixed" and not any(
@@ -385,7 +414,10 @@ class Analysis:
                 raise Mixed("the batch decides which branch is taken")
             return states[0]
         if operation.type == "Exit":
-            predicate = self.state(operation.inputs[0].op.inputs[1])
+            switch = operation.inputs[0].op
+            if switch.type != "Switch":
+                raise Mixed("a loop of another kind")
+            predicate = self.state(switch.inputs[1])
             return self._after_loop(states[0], predicate, False)
         second = operation.inputs[1].op
         if second.type == "NextIteration":

@@ -105,13 +105,10 @@ def compute(operation: tf.Operation, inputs: list[np.ndarray]) -> list[np.ndarra
     """Returns the values of an operation's outputs, from those of its inputs.
 
     Raises:
-        Unknown: If they are no products, or the operation is not one of shapes.
+        Unknown: If they are no products.
     """
-    function = _ARITHMETIC.get(operation.type)
-    if function is None:
-        raise Unknown
     try:
-        results = function(operation, *inputs)
+        results = ARITHMETIC[operation.type](operation, *inputs)
     except (IndexError, TypeError, ValueError) as error:
         raise Unknown from error
     return [sizes(each) for each in results]
@@ -203,7 +200,7 @@ def _squeeze(operation, x):
     return [np.squeeze(x, tuple(operation.get_attr("squeeze_dims")) or None)]
 
 
-_ARITHMETIC = {
+ARITHMETIC = {
     "Add": _elementwise(Size.__add__),
     "AddV2": _elementwise(Size.__add__),
     "Cast": lambda operation, x: [x],

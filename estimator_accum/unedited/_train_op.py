@@ -56,7 +56,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
     interception = Interception(batch)
     with batch.as_current(), intercepting(interception):
         spec = build()
-    if batch.weight is not None and not interception.sums:
+    if batch.weight is not None and not interception.is_used:
         with batch.as_current():
             make_repeatable(batch.computed_twice)
         return spec, True
@@ -79,13 +79,13 @@ def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> No
             f"both. Received: {train_op.name}. Wrap all optimizers in "
             "AccumulatingOptimizer, or none."
         )
-    if not interception.sums:
+    if not interception.is_used:
         raise ValueError(
             "A model_fn must train by gradients with respect to variables. Received: "
             f"{getattr(train_op, 'name', None)} as the train op, and no call of "
             "tf.gradients or an optimizer. Train without micro-batches."
         )
-    if not interception.sums.keys() & ancestors([train_op]):
+    if interception.sums and not interception.sums.keys() & ancestors([train_op]):
         raise ValueError(
             "The train op must use the gradients: nothing else has a micro-batch, such "
             f"as operations that a hook runs. Received: {train_op.name}, which needs "
@@ -156,7 +156,9 @@ class _Once:
         batch.keys = Keys(batch, derived, copies.collected)
         report_saving(view, losses)
         self._report_summaries()
-        _update_last(_Cut([*self._roots, *self.moved], list(self._sums), tensors))
+        done = [each for other in batch.earlier_passes for each in other.done]
+        roots = [*self._roots, *self.moved]
+        _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
 
     def _move_out_of_forward(self) -> None:
         """Moves what the forward pass waits for, and what changes something, behind it."""
