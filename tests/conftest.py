@@ -18,6 +18,11 @@ _BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported
 _CPU_SECS = "cpu_secs"
 
 
+def pytest_addoption(parser):
+    text = "number of random losses in test_composed_losses.py"
+    parser.addoption("--composed-losses", type=int, default=100, help=text)
+
+
 def pytest_configure(config):
     """Imports TensorFlow where tests run, not in the process that hands them out."""
     if config.getoption("numprocesses", None):

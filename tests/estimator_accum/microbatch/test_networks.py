@@ -35,9 +35,9 @@ def test_a_network_in_float32_trains_as_with_the_batch_at_once(name):
 
 @pytest.mark.parametrize("name", networks.HALF)
 def test_a_network_in_half_precision_trains_as_with_the_batch_at_once(name):
-    network, rounding = networks.HALF[name]
+    network, tolerance = networks.HALF[name]
     model_fn = model_fn_of_network(network)
-    assert_exact(model_fn, _input_fn(network), tolerance=2 * rounding)
+    assert_exact(model_fn, _input_fn(network), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", networks.EXACT_OR_REFUSED)

@@ -7,6 +7,7 @@ from tests.helpers import model_fns
 from tests.helpers.exactness import assert_exact, assert_exact_or_refused
 from tests.helpers.examples import make_dataset
 
+v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 
 
@@ -34,9 +35,11 @@ def test_a_model_fn_is_exact_or_refused(name):
 
 @pytest.fixture
 def reference_variables():
-    tf.compat.v1.disable_resource_variables()
+    v1.disable_resource_variables()
+    v1.disable_control_flow_v2()
     yield
-    tf.compat.v1.enable_resource_variables()
+    v1.enable_control_flow_v2()
+    v1.enable_resource_variables()
 
 
 @pytest.mark.parametrize(
