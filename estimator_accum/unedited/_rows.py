@@ -391,12 +391,22 @@ class Analysis:
             states = joined
         else:
             raise Mixed("a loop whose variables never settle")
-        name = operation.get_attr("cond").name
+        name, before = operation.get_attr("cond").name, len(self.origins)
         (predicate,), _ = self._body(operation, name, tensors, states, known)
+        if len(self.origins) > before:
+            raise Mixed("the batch decides when a loop ends")
+        self._check_bounds(zip(tensors, states, strict=True))
         return [
             self._after_loop(state, predicate, is_constant)
             for state, is_constant in zip(states, known, strict=True)
         ]
+
+    def _check_bounds(self, given: Iterable[tuple[tf.Tensor, State]]) -> None:
+        """Raises Mixed unless numbers like the longest length alone bound a loop."""
+        for tensor, state in given:
+            is_number = tensor.dtype.is_integer and tensor.shape.rank == 0
+            if state.kind == "mixed" and not is_number:
+                raise Mixed("the batch decides when a loop ends")
 
     def _after_loop(self, state: State, predicate: State, is_constant: bool) -> State:
         """Returns the state of a loop's result, whose bound may be of the batch."""
@@ -418,6 +428,8 @@ class Analysis:
             if switch.type != "Switch":
                 raise Mixed("a loop of another kind")
             predicate = self.state(switch.inputs[1])
+            if predicate.kind == "mixed":
+                self._check_bounds(self._entered(switch.inputs[1].op))
             return self._after_loop(states[0], predicate, False)
         second = operation.inputs[1].op
         if second.type == "NextIteration":
@@ -433,6 +445,26 @@ class Analysis:
             if predicate is None or self.state(predicate).kind != "fixed":
                 raise Mixed("the batch decides which branch is taken")
         return [self._joined(states), FIXED]
+
+    def _entered(self, predicate: tf.Operation) -> list[tuple[tf.Tensor, State]]:
+        """Returns what enters a loop of TensorFlow 1 and decides about its end.
+
+        Raises:
+            Mixed: If examples are combined in the loop to decide.
+        """
+        found, seen, waiting = [], set(), [predicate]
+        while waiting:
+            operation = waiting.pop()
+            if operation in seen:
+                continue
+            seen.add(operation)
+            if any(operation is origin.operation for origin in self.origins):
+                raise Mixed("the batch decides when a loop ends")
+            if operation.type == "Enter":
+                found.append((operation.inputs[0], self.state(operation.inputs[0])))
+            else:
+                waiting += [tensor.op for tensor in operation.inputs]
+        return found
 
 
 def _named(tensor: tf.Tensor) -> np.ndarray | None:
