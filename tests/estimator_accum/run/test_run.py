@@ -1,5 +1,7 @@
 """`estimator-accum run`: scripts as they are, with their batches cut."""
 
+import functools
+import logging
 import re
 
 import numpy as np
@@ -153,11 +155,36 @@ def _train_by_spec(folder) -> dict[str, np.ndarray]:
 
 
 def _train_added_metrics(folder) -> dict[str, np.ndarray]:
-    """An estimator made of another one's model_fn."""
-    model_fn = make_model_fn(plain("sgd"))
-    inner = tf.estimator.Estimator(model_fn, config=_config(folder))
-    estimator = tf.estimator.Estimator(inner.model_fn, config=_config(folder))
+    """Estimators made of another one, with a metric of theirs."""
+
+    def metrics(labels):
+        return {"square": v1.metrics.mean(tf.square(labels))}
+
+    estimator = tf.estimator.Estimator(
+        make_model_fn(plain("sgd")), config=_config(folder)
+    )
+    estimator = tf.estimator.Estimator(estimator.model_fn, config=_config(folder))
+    estimator = tf.estimator.add_metrics(estimator, metrics)
     estimator.train(INPUT, max_steps=2)
+    return {"square": estimator.evaluate(INPUT)["square"], **variables_of(estimator)}
+
+
+def _train_tpu_estimator(folder) -> dict[str, np.ndarray]:
+    tpu = v1.estimator.tpu
+
+    def model_fn(params, features, labels, mode):
+        model_fn = make_model_fn(plain(params["optimizer"]))
+        spec = model_fn(features, labels, mode)
+        return tpu.TPUEstimatorSpec(mode, loss=spec.loss, train_op=spec.train_op)
+
+    estimator = tpu.TPUEstimator(
+        functools.partial(model_fn),
+        config=tpu.RunConfig(model_dir=str(folder), tf_random_seed=7),
+        params={"optimizer": "adagrad"},
+        use_tpu=False,
+        train_batch_size=16,
+    )
+    estimator.train(lambda params: INPUT(), max_steps=2)
     return variables_of(estimator)
 
 
@@ -165,18 +192,33 @@ def _train_own(folder) -> dict[str, np.ndarray]:
     return train(make_model_fn(plain("adam")), folder, INPUT)
 
 
-_ESTIMATORS = [_train_own, _train_canned, _train_by_spec, _train_added_metrics]
+_HELPERS = "tests.helpers.microbatch_runs.make_model_fn.model_fn"
+_ESTIMATORS = [  # with the name of the model_fn
+    (_train_own, _HELPERS),
+    (_train_canned, "tensorflow_estimator.python.estimator.canned.dnn."),
+    (_train_by_spec, f"{__name__}._train_by_spec.Mine.__init__.model_fn"),
+    (_train_added_metrics, _HELPERS),
+    (_train_tpu_estimator, f"{__name__}._train_tpu_estimator.model_fn"),
+]
 
 
-@pytest.mark.parametrize("trained", _ESTIMATORS)
-def test_every_kind_of_estimator_is_cut_and_trains_as_before(
-    trained, tmp_path, request
+@pytest.mark.parametrize(("trained", "name"), _ESTIMATORS)
+def test_every_kind_of_estimator_is_cut_once_and_trains_as_before(
+    trained, name, tmp_path, request, caplog
 ):
     theirs = trained(tmp_path / "whole")
     request.getfixturevalue("_cut")
-    ours = trained(tmp_path / "cut")
+    with caplog.at_level(logging.INFO):
+        ours = trained(tmp_path / "cut")
     assert ours.keys() == theirs.keys()
     assert 0 < relative_difference(ours, theirs) <= 5e-6
+    said = [each for each in caplog.messages if "trains each batch" in each]
+    assert len(said) == 1
+    assert re.match(
+        rf"micro-batches: {re.escape(name)}\S* trains each batch in 3 micro-batches, "
+        "then updates once$",
+        said[0],
+    )
 
 
 _LOOP = """
