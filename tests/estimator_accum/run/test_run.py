@@ -221,6 +221,59 @@ def test_every_kind_of_estimator_is_cut_once_and_trains_as_before(
     )
 
 
+_WINDOW_BY_HAND = """
+import tensorflow as tf
+def model_fn(features, labels, mode, params, config):
+    w = tf.get_variable("w", initializer=0.5)
+    head = tf.contrib.estimator.regression_head(name="price")
+    def train_op_fn(loss):
+        step = tf.train.get_global_step()
+        sums = [tf.Variable(tf.zeros_like(w.initialized_value()), trainable=False)]
+        adds = [s.assign_add(g) for s, g in zip(sums, tf.gradients(loss, [w]))]
+        def apply():
+            optimizer = tf.train.GradientDescentOptimizer(0.1)
+            update = optimizer.apply_gradients([(sums[0] / params["steps"], w)])
+            with tf.control_dependencies([update]):
+                return tf.group(sums[0].assign(0.0))
+        with tf.control_dependencies(adds):
+            is_last = tf.equal(step % params["steps"], params["steps"] - 1)
+            window = tf.cond(is_last, apply, tf.no_op)
+        with tf.control_dependencies([window]):
+            return tf.assign_add(step, 1)
+    logits = w * features["x"]
+    return head.create_estimator_spec(
+        features, mode, logits, labels=labels, train_op_fn=train_op_fn)
+def metrics(labels, predictions):
+    return {"mae": tf.metrics.mean_absolute_error(labels, predictions["predictions"])}
+def input_fn():
+    x = tf.reshape(tf.range(24, dtype=tf.float32) / 10, [24, 1])
+    data = tf.data.Dataset.from_tensor_slices(({"x": x}, tf.square(x)))
+    return data.batch(4).make_one_shot_iterator().get_next()
+estimator = tf.estimator.Estimator(model_fn, "model", params={"steps": 3})
+estimator = tf.contrib.estimator.add_metrics(estimator, metrics)
+estimator.train(input_fn)
+found = estimator.evaluate(input_fn)
+print(estimator.get_variable_value("w"), found["loss"], found["average_loss/price"],
+      found["mae"], found["global_step"])
+"""
+
+
+def test_a_script_of_tensorflow_1_keeps_the_window_that_it_makes_by_hand(tmp_path):
+    (tmp_path / "script.py").write_text(_WINDOW_BY_HAND)
+    done = _run("--v1", "--micro_batches=2", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    x = np.arange(24.0) / 10
+    w = 0.5
+    for examples in np.split(x, 2):  # a window of three batches of 4
+        w -= 0.1 * np.mean(2 * (w * examples - examples**2) * examples)
+    errors = w * x - x**2
+    squared = np.mean(errors**2)
+    found = [float(each) for each in done.stdout.split()]
+    expected = [w, squared, squared, np.mean(np.abs(errors)), 6]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert "__main__.model_fn trains each batch in 2 micro-batches" in done.stderr
+
+
 _LOOP = """
 import sys
 import tensorflow as tf
