@@ -65,6 +65,8 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     task = get_task(settings.task_name)
     _check_output(settings, task)
     config = BertConfig.from_json_file(settings.bert_config_file)
+    if settings.hidden_act is not None:
+        config = dataclasses.replace(config, hidden_act=settings.hidden_act)
     tokenizer = WordPieceTokenizer(settings.vocab_file, settings.do_lower_case)
     check_vocabulary(tokenizer, config.vocab_size)
     check_max_seq_length(

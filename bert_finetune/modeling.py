@@ -1,4 +1,7 @@
-"""BERT's encoder, with the variable names and numerics of the published checkpoints.
+"""BERT's encoder, with the variable names of the published checkpoints.
+
+Its numbers are those of google-research/bert up to rounding, except that "gelu" is the
+exact GELU here; google-research/bert's is "gelu_new" (see layers.py: activation).
 
 B = micro-batch, T = tokens with padding, P = tokens without padding, H = hidden,
 N = heads, D = H / N.

@@ -23,6 +23,7 @@ if __name__ == "__main__":  # also runs from a clone that is not installed
 
 from absl import flags, logging  # noqa: F401, the second defines --verbosity
 
+from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.settings import (
     HUGGING_FACE,
     NONE,
@@ -73,6 +74,13 @@ flags.DEFINE_flag(
 ## Model
 flags.DEFINE_string(
     "init_checkpoint", None, "Checkpoint to start from, e.g. bert_model.ckpt."
+)
+flags.DEFINE_enum(
+    "hidden_act",
+    None,
+    ACTIVATIONS,
+    "Activation of the encoder. None: that in --bert_config_file. gelu_new: GELU by "
+    "tanh, as google-research/bert computes what its files call gelu.",
 )
 flags.DEFINE_bool(
     "do_lower_case", True, "Whether text is lower-cased: true for uncased models."

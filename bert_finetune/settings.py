@@ -25,7 +25,7 @@ class Settings:
     [micro-steps], `gradient_accumulation_steps` [micro-steps per update],
     `eval_every_updates` [updates], `early_stopping` [evaluations] and `watchdog_secs`.
     `tokens_per_micro_batch` None cuts by examples. `do_export` is a bool or
-    `HUGGING_FACE`. For
+    `HUGGING_FACE`. `hidden_act` None is the one in `bert_config_file`. For
     `effective_batch_size`, `train_batch_size`, which may be `AUTO`, and
     `gradient_accumulation_steps`, None follows from the others; see `batches_of`.
     """
@@ -61,6 +61,7 @@ class Settings:
     eval_every_updates: int | None = None
     early_stopping: int | None = None
     recompute: str = NONE
+    hidden_act: str | None = None
 
 
 def batches_of(settings: Settings, num_replicas: int) -> Batches:

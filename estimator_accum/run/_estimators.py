@@ -1,12 +1,20 @@
 """Makes every Estimator of the process train each batch in micro-batches."""
 
+import inspect
 import logging
 
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
+from estimator_accum._kinds import current_batch
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
+# What tf.estimator wraps around a model_fn, and the variable that leads to it.
+_WRAPPERS = {
+    "Estimator.model_fn.<locals>.public_model_fn": "self",
+    "TPUEstimator._augment_model_fn.<locals>._model_fn": "model_fn",
+    "add_metrics.<locals>.new_model_fn": "estimator",
+}
 
 
 def cut_batches(micro_batches: int | str) -> None:
@@ -28,7 +36,9 @@ def cut_batches(micro_batches: int | str) -> None:
         def model_fn(features, labels, mode, config):
             return own(estimator, features, labels, mode, config)
 
-        if mode == tf.estimator.ModeKeys.TRAIN:
+        # An Estimator made of another one calls that one's model_fn with a micro-batch.
+        is_outermost = current_batch() is None
+        if mode == tf.estimator.ModeKeys.TRAIN and is_outermost:
             _logger.info(
                 "micro-batches: %s trains each batch in %s, then updates once",
                 _name(estimator._model_fn),
@@ -47,6 +57,11 @@ def _described(micro_batches: int | str) -> str:
 
 
 def _name(model_fn) -> str:
+    """Returns the name of the model_fn that the user wrote."""
     model_fn = getattr(model_fn, "func", model_fn)  # of functools.partial
+    module = getattr(model_fn, "__module__", "")
     name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
-    return f"{getattr(model_fn, '__module__', '')}.{name}".replace("<locals>.", "")
+    if module.startswith("tensorflow_estimator.") and name in _WRAPPERS:
+        inner = inspect.getclosurevars(model_fn).nonlocals[_WRAPPERS[name]]
+        return _name(getattr(inner, "_model_fn", inner))
+    return f"{module}.{name}".replace("<locals>.", "")

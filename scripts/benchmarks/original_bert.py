@@ -44,9 +44,10 @@ def main() -> None:
         spec["max_seq_length"],
     )
     size, steps = spec["micro_batch_size"], spec["steps"]
-    batch = _batches(encoded, spec["max_seq_length"], size)
+    *inputs, labels = _batches(encoded, spec["max_seq_length"], size)
     config = BertConfig.from_json_file(str(folder / "bert_config.json"))
-    loss = classification_loss(config, *batch, is_training=True)
+    pooled = pooled_output(config, *inputs, is_training=True)
+    loss = classification_loss(pooled, labels, is_training=True)
     train_op = original_patch(loss, steps, AdamWeightDecay())
     updates = len(encoded) // (size * steps)
     with tf.compat.v1.Session() as session:
@@ -69,29 +70,27 @@ def _batches(encoded: EncodedExamples, length: int, size: int):
     return tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
 
 
-def classification_loss(
+def pooled_output(
     config: BertConfig,
     input_ids: tf.Tensor,
     input_mask: tf.Tensor,
     segment_ids: tf.Tensor,
-    labels: tf.Tensor,
     *,
     is_training: bool,
 ) -> tf.Tensor:
-    """Builds the encoder and a two-class classifier.
+    """Builds the encoder.
 
     Args:
         config: The encoder's sizes.
         input_ids: int32 [B, T].
         input_mask: int32 [B, T], 0 at padding.
         segment_ids: int32 [B, T].
-        labels: int32 [B].
         is_training: Whether dropout is active.
 
-    Creates: the variables of a published checkpoint, and the classifier's.
+    Creates: the variables of a published checkpoint.
 
     Returns:
-        The mean loss, a scalar.
+        `tanh(dense(first token of the last layer))`, float [B, H].
     """
     hidden_rate = config.hidden_dropout_prob if is_training else 0.0
     attention_rate = config.attention_probs_dropout_prob if is_training else 0.0
@@ -116,15 +115,33 @@ def classification_loss(
                     attended = _dropout(_dense(context, width), hidden_rate)
                     attended = _layer_norm(attended + x)
                 with tf.compat.v1.variable_scope("intermediate"):
-                    wide = _gelu(_dense(attended, config.intermediate_size))
+                    wide = _dense(attended, config.intermediate_size)
+                    wide = _ACTIVATIONS[config.hidden_act](wide)
                 with tf.compat.v1.variable_scope("output"):
                     x = _dropout(_dense(wide, width), hidden_rate)
                     x = _layer_norm(x + attended)
         first = tf.reshape(x, [-1, length, width])[:, 0]  # [B, H]
         with tf.compat.v1.variable_scope("pooler"):
-            pooled = tf.tanh(_dense(first, width))
+            return tf.tanh(_dense(first, width))
+
+
+def classification_loss(
+    pooled: tf.Tensor, labels: tf.Tensor, *, is_training: bool
+) -> tf.Tensor:
+    """Builds a two-class classifier.
+
+    Args:
+        pooled: float [B, H].
+        labels: int32 [B].
+        is_training: Whether dropout is active.
+
+    Creates: the classifier's variables.
+
+    Returns:
+        The mean loss, a scalar.
+    """
     pooled = _dropout(pooled, 0.1 if is_training else 0.0)
-    weights = _variable("output_weights", [2, width])
+    weights = _variable("output_weights", [2, pooled.shape[-1]])
     logits = tf.matmul(pooled, weights, transpose_b=True)
     logits += _variable("output_bias", [2], tf.compat.v1.zeros_initializer())
     likelihoods = tf.nn.log_softmax(logits)
@@ -166,6 +183,14 @@ def _layer_norm(x: tf.Tensor) -> tf.Tensor:
 
 def _gelu(x: tf.Tensor) -> tf.Tensor:
     return x * 0.5 * (1.0 + tf.math.erf(x / math.sqrt(2.0)))
+
+
+def _gelu_new(x: tf.Tensor) -> tf.Tensor:
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
+    return x * 0.5 * (1.0 + tf.tanh(inner))
+
+
+_ACTIVATIONS = {"gelu": _gelu, "gelu_new": _gelu_new}
 
 
 def _dropout(x: tf.Tensor, rate: float) -> tf.Tensor:

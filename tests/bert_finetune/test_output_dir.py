@@ -93,6 +93,15 @@ def test_another_bert_config_is_refused(copy, tmp_path, mode, key, value, expect
     assert f"Received: {copy.output_dir}, whose run has {expected}. Use" in sentence
 
 
+@_MODES
+def test_hidden_act_is_used_in_place_of_the_one_in_the_file(copy, tmp_path, mode):
+    sentence = _refusal(copy, **mode, hidden_act="gelu_new")
+    assert "whose run has bert_config.hidden_act=gelu, not gelu_new. Use" in sentence
+    other = _other_config(copy, tmp_path, hidden_act="gelu_new")
+    run = jobs.prepare(dataclasses.replace(copy, **mode, **other, hidden_act="gelu"))
+    assert run.config.hidden_act == "gelu"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -92,6 +92,7 @@ def _refused(flags, capsys) -> str:
             "say how an update is cut. Received: --micro_batch_size=auto too. Leave one",
         ),
         ({"strategy": "ps"}, "`--strategy` must be "),
+        ({"hidden_act": "swish"}, "`--hidden_act` must be "),
         ({"watchdog_secs": 0}, "`--watchdog_secs` must be an integer >= 1. Received"),
         ({"learning_rate": 0}, "`--learning_rate` must be a number > 0. Received: 0"),
         ({"num_train_epochs": -1}, "`--num_train_epochs` must be a number > 0. Recei"),

@@ -384,6 +384,39 @@ def _gan(features, labels, mode):
     return _spec(mode, judge_loss + made_loss, train_op)
 
 
+def _window_by_hand(features, labels, mode):
+    """A window of its own: every third batch applies the mean of three gradients."""
+    loss = _classifier_loss(features, labels)
+    step = v1.train.get_or_create_global_step()
+    variables = v1.trainable_variables()
+    sums = [
+        v1.get_variable(
+            f"{variable.op.name}/sum",
+            variable.shape,
+            initializer=v1.zeros_initializer(),
+            trainable=False,
+        )
+        for variable in variables
+    ]
+    gradients = tf.gradients(loss, variables)
+    pairs = list(zip(sums, map(tf.convert_to_tensor, gradients), strict=True))
+
+    def add():
+        return tf.group(*(each.assign_add(gradient) for each, gradient in pairs))
+
+    def add_and_apply():
+        with tf.control_dependencies([add()]):
+            means, _ = tf.clip_by_global_norm([each / 3.0 for each in sums], 0.3)
+            optimizer = v1.train.AdamOptimizer(_warm_up_and_decay(step.read_value()))
+            update = optimizer.apply_gradients(zip(means, variables, strict=True))
+        with tf.control_dependencies([update]):
+            return tf.group(*(each.assign(tf.zeros_like(each)) for each in sums))
+
+    window = tf.cond(tf.equal(step.read_value() % 3, 2), add_and_apply, add)
+    with tf.control_dependencies([window]):
+        return _spec(mode, loss, step.assign_add(1))
+
+
 SCRIPTS = {
     "bert": (_assigned_step_model_fn(_Assigning), tokens_input_fn),
     "albert": (_assigned_step_model_fn(_Lamb), tokens_input_fn),
@@ -399,4 +432,5 @@ SCRIPTS = {
     "resnet": (_residual, repeated_input_fn),
     "opennmt": (_translator, tokens_input_fn),
     "gan": (_gan, numbers_input_fn),
+    "window by hand": (_window_by_hand, tokens_input_fn),
 }

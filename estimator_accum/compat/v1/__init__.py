@@ -33,8 +33,8 @@ def enable_v1() -> types.ModuleType:
 
     Enables `tf.estimator`, turns TensorFlow 2's behavior off for the whole process,
     variables excepted, which stay resources: their reads and writes have an order.
-    Adds `tf.contrib` (see _contrib.py) and names that Python and NumPy removed (see
-    _removed.py). Modules that were imported before keep what they have. A second call
+    They get TensorFlow 1's `initialized_value()`. Adds `tf.contrib` (see _contrib.py)
+    and names that Python and NumPy removed (see _removed.py). Modules that were imported before keep what they have. A second call
     does nothing.
 
     Returns:
@@ -43,13 +43,16 @@ def enable_v1() -> types.ModuleType:
     Raises:
         ImportError: As `enable_estimator` does.
     """
-    v1 = enable_estimator().compat.v1
+    tf = enable_estimator()
+    v1 = tf.compat.v1
     if "contrib" in vars(v1):
         return v1
     from estimator_accum.compat.v1 import _contrib, _imports, _removed
 
     v1.disable_v2_behavior()
     v1.enable_resource_variables()
+    # TensorFlow 1 has it in the base class, newer ones for reference variables alone.
+    tf.Variable.initialized_value = v1.Variable.initialized_value
     _removed.install()
     _imports.install()
     _contrib.install()  # last, because enable_v1() takes it as done

@@ -5,12 +5,14 @@ ModuleNotFoundError when it is imported, with the names that exist.
 """
 
 import importlib.abc
+import inspect
 import sys
 import types
 
 import tensorflow as tf
 from tensorflow.python.ops import lookup_ops
 from tensorflow.python.tpu import tpu_function
+from tensorflow_estimator.python.estimator.canned import head as heads
 
 from estimator_accum.compat import _modules
 from estimator_accum.compat.v1 import _framework, _hparams, _layers
@@ -91,7 +93,17 @@ def _stand_ins() -> dict[str, dict]:
         "cluster_resolver": _public(v1.distribute.cluster_resolver),
         "data": _public(v1.data.experimental)
         | {"batch_and_drop_remainder": _batch_and_drop_remainder},
-        "estimator": _public(estimator.experimental) | _pick(estimator, "add_metrics"),
+        "estimator": _public(estimator.experimental)
+        | _pick(estimator, "add_metrics")
+        | {
+            "binary_classification_head": _with_mean_loss(
+                heads._binary_logistic_head_with_sigmoid_cross_entropy_loss
+            ),
+            "multi_class_head": _with_mean_loss(
+                heads._multi_class_head_with_softmax_cross_entropy_loss
+            ),
+            "regression_head": _with_mean_loss(heads._regression_head),
+        },
         "framework": checkpoints
         | _pick(v1.train, steps)
         | _pick(v1, "argsort is_tensor nest sort")
@@ -141,6 +153,19 @@ def _cross_shard_optimizer(opt, *arguments, **others):
     if tpu_function.get_tpu_context().number_of_shards is None:
         return opt
     return tf.compat.v1.tpu.CrossShardOptimizer(opt, *arguments, **others)
+
+
+def _with_mean_loss(make_head):
+    """Returns a maker of heads of canned estimators, whose own default is a sum."""
+    signature = inspect.signature(make_head)
+
+    def make(*arguments, **others):
+        bound = signature.bind(*arguments, **others)
+        mean = tf.compat.v1.losses.Reduction.SUM_OVER_BATCH_SIZE
+        bound.arguments.setdefault("loss_reduction", mean)
+        return make_head(*bound.args, **bound.kwargs)
+
+    return make
 
 
 def _predictions_first(metric):

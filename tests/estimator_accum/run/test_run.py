@@ -1,5 +1,7 @@
 """`estimator-accum run`: scripts as they are, with their batches cut."""
 
+import functools
+import logging
 import re
 
 import numpy as np
@@ -153,11 +155,36 @@ def _train_by_spec(folder) -> dict[str, np.ndarray]:
 
 
 def _train_added_metrics(folder) -> dict[str, np.ndarray]:
-    """An estimator made of another one's model_fn."""
-    model_fn = make_model_fn(plain("sgd"))
-    inner = tf.estimator.Estimator(model_fn, config=_config(folder))
-    estimator = tf.estimator.Estimator(inner.model_fn, config=_config(folder))
+    """Estimators made of another one, with a metric of theirs."""
+
+    def metrics(labels):
+        return {"square": v1.metrics.mean(tf.square(labels))}
+
+    estimator = tf.estimator.Estimator(
+        make_model_fn(plain("sgd")), config=_config(folder)
+    )
+    estimator = tf.estimator.Estimator(estimator.model_fn, config=_config(folder))
+    estimator = tf.estimator.add_metrics(estimator, metrics)
     estimator.train(INPUT, max_steps=2)
+    return {"square": estimator.evaluate(INPUT)["square"], **variables_of(estimator)}
+
+
+def _train_tpu_estimator(folder) -> dict[str, np.ndarray]:
+    tpu = v1.estimator.tpu
+
+    def model_fn(params, features, labels, mode):
+        model_fn = make_model_fn(plain(params["optimizer"]))
+        spec = model_fn(features, labels, mode)
+        return tpu.TPUEstimatorSpec(mode, loss=spec.loss, train_op=spec.train_op)
+
+    estimator = tpu.TPUEstimator(
+        functools.partial(model_fn),
+        config=tpu.RunConfig(model_dir=str(folder), tf_random_seed=7),
+        params={"optimizer": "adagrad"},
+        use_tpu=False,
+        train_batch_size=16,
+    )
+    estimator.train(lambda params: INPUT(), max_steps=2)
     return variables_of(estimator)
 
 
@@ -165,18 +192,86 @@ def _train_own(folder) -> dict[str, np.ndarray]:
     return train(make_model_fn(plain("adam")), folder, INPUT)
 
 
-_ESTIMATORS = [_train_own, _train_canned, _train_by_spec, _train_added_metrics]
+_HELPERS = "tests.helpers.microbatch_runs.make_model_fn.model_fn"
+_ESTIMATORS = [  # with the name of the model_fn
+    (_train_own, _HELPERS),
+    (_train_canned, "tensorflow_estimator.python.estimator.canned.dnn."),
+    (_train_by_spec, f"{__name__}._train_by_spec.Mine.__init__.model_fn"),
+    (_train_added_metrics, _HELPERS),
+    (_train_tpu_estimator, f"{__name__}._train_tpu_estimator.model_fn"),
+]
 
 
-@pytest.mark.parametrize("trained", _ESTIMATORS)
-def test_every_kind_of_estimator_is_cut_and_trains_as_before(
-    trained, tmp_path, request
+@pytest.mark.parametrize(("trained", "name"), _ESTIMATORS)
+def test_every_kind_of_estimator_is_cut_once_and_trains_as_before(
+    trained, name, tmp_path, request, caplog
 ):
     theirs = trained(tmp_path / "whole")
     request.getfixturevalue("_cut")
-    ours = trained(tmp_path / "cut")
+    with caplog.at_level(logging.INFO):
+        ours = trained(tmp_path / "cut")
     assert ours.keys() == theirs.keys()
     assert 0 < relative_difference(ours, theirs) <= 5e-6
+    said = [each for each in caplog.messages if "trains each batch" in each]
+    assert len(said) == 1
+    assert re.match(
+        rf"micro-batches: {re.escape(name)}\S* trains each batch in 3 micro-batches, "
+        "then updates once$",
+        said[0],
+    )
+
+
+_WINDOW_BY_HAND = """
+import tensorflow as tf
+def model_fn(features, labels, mode, params, config):
+    w = tf.get_variable("w", initializer=0.5)
+    head = tf.contrib.estimator.regression_head(name="price")
+    def train_op_fn(loss):
+        step = tf.train.get_global_step()
+        sums = [tf.Variable(tf.zeros_like(w.initialized_value()), trainable=False)]
+        adds = [s.assign_add(g) for s, g in zip(sums, tf.gradients(loss, [w]))]
+        def apply():
+            optimizer = tf.train.GradientDescentOptimizer(0.1)
+            update = optimizer.apply_gradients([(sums[0] / params["steps"], w)])
+            with tf.control_dependencies([update]):
+                return tf.group(sums[0].assign(0.0))
+        with tf.control_dependencies(adds):
+            is_last = tf.equal(step % params["steps"], params["steps"] - 1)
+            window = tf.cond(is_last, apply, tf.no_op)
+        with tf.control_dependencies([window]):
+            return tf.assign_add(step, 1)
+    logits = w * features["x"]
+    return head.create_estimator_spec(
+        features, mode, logits, labels=labels, train_op_fn=train_op_fn)
+def metrics(labels, predictions):
+    return {"mae": tf.metrics.mean_absolute_error(labels, predictions["predictions"])}
+def input_fn():
+    x = tf.reshape(tf.range(24, dtype=tf.float32) / 10, [24, 1])
+    data = tf.data.Dataset.from_tensor_slices(({"x": x}, tf.square(x)))
+    return data.batch(4).make_one_shot_iterator().get_next()
+estimator = tf.estimator.Estimator(model_fn, "model", params={"steps": 3})
+estimator = tf.contrib.estimator.add_metrics(estimator, metrics)
+estimator.train(input_fn)
+found = estimator.evaluate(input_fn)
+print(estimator.get_variable_value("w"), found["loss"], found["average_loss/price"],
+      found["mae"], found["global_step"])
+"""
+
+
+def test_a_script_of_tensorflow_1_keeps_the_window_that_it_makes_by_hand(tmp_path):
+    (tmp_path / "script.py").write_text(_WINDOW_BY_HAND)
+    done = _run("--v1", "--micro_batches=2", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    x = np.arange(24.0) / 10
+    w = 0.5
+    for examples in np.split(x, 2):  # a window of three batches of 4
+        w -= 0.1 * np.mean(2 * (w * examples - examples**2) * examples)
+    errors = w * x - x**2
+    squared = np.mean(errors**2)
+    found = [float(each) for each in done.stdout.split()]
+    expected = [w, squared, squared, np.mean(np.abs(errors)), 6]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert "__main__.model_fn trains each batch in 2 micro-batches" in done.stderr
 
 
 _LOOP = """

@@ -216,6 +216,66 @@ def test_batches_of_contrib_data_are_whole():
         assert names[name] is getattr(v1.data.experimental, name)
 
 
+_LOGITS = np.array([[0.5], [-1.0], [2.0], [0.0]], np.float32)
+_WEIGHTS = np.array([[1.0], [2.0], [0.0], [4.0]], np.float32)
+
+
+def _head_loss(head, logits, labels, mode="eval", **more):
+    spec = head.create_estimator_spec(
+        {"weight": _WEIGHTS}, mode, logits, labels=labels, **more
+    )
+    return spec.loss, spec
+
+
+def test_losses_of_contribs_heads_are_means_over_examples():
+    heads = _contrib._stand_ins()["estimator"]
+    targets = np.array([[1.0], [0.0], [1.0], [3.0]], np.float32)
+    squared = (_LOGITS - targets) ** 2
+    plain, spec = _head_loss(heads["regression_head"](name="price"), _LOGITS, targets)
+    assert "average_loss/price" in spec.eval_metric_ops
+    weighted, _ = _head_loss(heads["regression_head"]("weight"), _LOGITS, targets)
+    total, _ = _head_loss(
+        heads["regression_head"](None, 1, v1.losses.Reduction.SUM), _LOGITS, targets
+    )
+    is_one = np.array([[1.0], [0.0], [0.0], [1.0]], np.float32)
+    crossed = np.log1p(np.exp(_LOGITS)) - is_one * _LOGITS
+    binary, _ = _head_loss(heads["binary_classification_head"](), _LOGITS, is_one)
+    scores = np.hstack([_LOGITS, -_LOGITS, 0 * _LOGITS])
+    numbers = np.array([[0], [2], [1], [1]])
+    logs = np.log(np.exp(scores).sum(1)) - scores[np.arange(4), numbers[:, 0]]
+    several, _ = _head_loss(heads["multi_class_head"](3), scores, numbers)
+    found = _run(plain, weighted, total, binary, several)
+    expected = [
+        squared.mean(),
+        # divided by the examples of the batch, not by their weights
+        (_WEIGHTS * squared).sum() / 4,
+        squared.sum(),
+        crossed.mean(),
+        logs.mean(),
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_head_of_contrib_trains_by_a_function_of_its_loss():
+    head = _contrib._stand_ins()["estimator"]["regression_head"]()
+    w = v1.get_variable("w", initializer=0.5)
+    given = []
+
+    def train_op_fn(loss):
+        given.append(loss)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    loss, spec = _head_loss(
+        head, w * _LOGITS, _LOGITS, "train", train_op_fn=train_op_fn
+    )
+    assert given == [loss]
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(spec.train_op)
+        expected = 0.5 + 0.1 * 2 * 0.5 * np.mean(_LOGITS**2)
+        assert session.run(w) == pytest.approx(expected)
+
+
 _REFUSED = """from estimator_accum.compat.v1 import compile_v1, enable_v1
 tf = enable_v1()
 from tensorflow.contrib.tpu.python.tpu import tpu_config

@@ -111,6 +111,13 @@ import enabling
 print(tf.__name__, package.module.tf is tf, installed.tf is tf)
 print(tf.executing_eagerly(), tf.get_variable("v", []).op.type)
 print(tf.cond(tf.placeholder(tf.bool, []), lambda: 1, lambda: 2).op.type)
+v = tf.get_variable("random", [])
+twice = tf.Variable(2 * v.initialized_value())
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print(session.run(tf.equal(twice, 2 * v)))
+    session.run(v.assign(7.0))
+    print(session.run(v.initialized_value()))
 print(importlib.import_module("tensorflow") is installed.tf)
 print(enabling.enable_v1() is tf, sys.argv)
 package.module.fail()
@@ -147,6 +154,8 @@ def test_runner_gives_tensorflow_1_to_the_users_modules_alone(script_folder):
         "tensorflow.compat.v1 True False",
         "False VarHandleOp",
         "Merge",  # control flow of version 1
+        "True",  # one random number for both
+        "7.0",
         "True",
         "True ['script.py', '--its', '--v1']",
     ]
@@ -154,7 +163,7 @@ def test_runner_gives_tensorflow_1_to_the_users_modules_alone(script_folder):
     trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
     files = [line.split(", in ")[0] for line in trace if line.startswith("  File")]
     assert files[:2] == [
-        f'  File "{script_folder / "script.py"}", line 11',
+        f'  File "{script_folder / "script.py"}", line 18',
         f'  File "{script_folder / "package" / "module.py"}", line 5',
     ]
     assert "    tf.Session, tf.no_such" in trace
