@@ -159,7 +159,7 @@ class _Loss:
         self.is_joint = first.is_joint
         self._everything, self._is_own = everything, is_own
         self._captured, self._total = captured, total
-        self._derived = None
+        self._derived = self.value = None
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Returns b / N; exactly 1 for a whole batch."""
@@ -271,6 +271,7 @@ def _make(
         captured,
         total[0] if is_joint else batch.rows,
     )
+    made.value = value
     if batch.reduction == "sum":
         value *= made.share(value.dtype)
     sources = [t for t, has in zip(tensors, has_gradient, strict=True) if has]

@@ -485,11 +485,12 @@ def _patch() -> None:
         ys = [tf.convert_to_tensor(y) for y in tf.nest.flatten(target)]
         xs = tf.nest.flatten(sources)
         watched = {id(variable) for variable in tape.watched_variables()}
+        not_recorded = _not_recorded(tape, ys)
         tape_gradient(tape, target, [])  # ends it, or refuses a second call
         given = output_gradients and tf.nest.flatten(output_gradients)
 
         def compute_of_tape(ys, xs, grad_ys, stops):
-            return compute(ys, xs, grad_ys, stops)
+            return compute(ys, xs, grad_ys, [*stops, *not_recorded])
 
         found = interception.gradients(ys, xs, given, compute_of_tape)
         for i, x in enumerate(xs):
@@ -500,13 +501,55 @@ def _patch() -> None:
                 found[i] = tf.zeros_like(x)
         return tf.nest.pack_sequence_as(sources, found)
 
+    _OWN["push"], _OWN["pop"] = push, pop = (
+        backprop.GradientTape._push_tape,
+        backprop.GradientTape._pop_tape,
+    )
+
+    @functools.wraps(push)
+    def push_tape(tape):
+        push(tape)
+        _recorded(tape).append([_version(), None])
+
+    @functools.wraps(pop)
+    def pop_tape(tape):
+        _recorded(tape)[-1][1] = _version()
+        pop(tape)
+
     gradients_util._GradientsHelper = gradients
     backprop.GradientTape.gradient = gradient
+    backprop.GradientTape._push_tape = push_tape
+    backprop.GradientTape._pop_tape = pop_tape
 
 
 def _restore() -> None:
     gradients_util._GradientsHelper = _OWN["gradients"]
     backprop.GradientTape.gradient = _OWN["tape"]
+    backprop.GradientTape._push_tape = _OWN["push"]
+    backprop.GradientTape._pop_tape = _OWN["pop"]
+
+
+def _version() -> int:
+    """Returns the number of the last operation of the graph."""
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return operations[-1]._id if operations else -1
+
+
+def _recorded(tape: tf.GradientTape) -> list[list]:
+    """Returns the half-open ranges of operations that a tape has recorded."""
+    return vars(tape).setdefault("_estimator_accum_recorded", [])
+
+
+def _not_recorded(tape: tf.GradientTape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors through which gradients of a tape do not flow."""
+    ranges = [(begin, end or _version()) for begin, end in _recorded(tape)]
+    return [
+        output
+        for operation in data_ancestors([y.op for y in ys])
+        if not any(begin < operation._id <= end for begin, end in ranges)
+        for output in operation.outputs
+        if _is_trainable(output)
+    ]
 
 
 def _as_list(value) -> list:

@@ -202,7 +202,7 @@ class Copies:
                 found.append(operation.outputs[0])
                 # In the run in which it is computed, or in a later one.
                 is_now = not loss.is_joint and self._pass is not self._batch.last_pass
-                value = loss.loss if is_now else operation.inputs[0]
+                value = loss.loss if is_now else loss.value
                 self._found[found[-1].ref()] = value
         return found
 

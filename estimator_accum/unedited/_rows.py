@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
+from estimator_accum._graph import data_ancestors
 from estimator_accum.unedited import _rules
 from estimator_accum.unedited._sizes import ARITHMETIC, N, Size, Unknown, compute, sizes
 from estimator_accum.unedited._sizes import has_examples as _has_examples
@@ -224,7 +225,9 @@ class Analysis:
             elif operation.type in ("Merge", "Switch", "Exit"):
                 found = self._control_flow_v1(operation, states)
             elif starts_list:
-                found = EMPTY_LIST if kinds <= {"fixed"} else MIXED
+                # The number of elements that a list may have at most is no value.
+                is_known = kinds <= {"fixed"} or operation.type == "EmptyTensorList"
+                found = EMPTY_LIST if is_known else MIXED
             else:
                 found = self._transfer(operation, states, kinds)
         except Mixed as mixed:
@@ -392,10 +395,14 @@ class Analysis:
         else:
             raise Mixed("a loop whose variables never settle")
         name, before = operation.get_attr("cond").name, len(self.origins)
-        (predicate,), _ = self._body(operation, name, tensors, states, known)
+        (predicate,), graph = self._body(operation, name, tensors, states, known)
         if len(self.origins) > before:
             raise Mixed("the batch decides when a loop ends")
-        self._check_bounds(zip(tensors, states, strict=True))
+        needed = data_ancestors([graph.outputs[0].op])
+        given = zip(graph.inputs, tensors, states, strict=True)
+        self._check_bounds(
+            (t, state) for inner, t, state in given if inner.op in needed
+        )
         return [
             self._after_loop(state, predicate, is_constant)
             for state, is_constant in zip(states, known, strict=True)

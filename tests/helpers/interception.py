@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum import microbatch_model_fn
+from estimator_accum import microbatch_model_fn, per_example
 
 v1 = tf.compat.v1
 TRAIN = tf.estimator.ModeKeys.TRAIN
@@ -88,6 +88,6 @@ def short_of_memory(model_fn: Callable, rows: int) -> Callable:
 
         allocated = tf.numpy_function(allocate, [labels], labels.dtype)
         allocated.set_shape(labels.shape)
-        return model_fn(features, allocated, mode)
+        return model_fn(features, per_example(allocated), mode)
 
     return limited

@@ -186,16 +186,3 @@ def test_a_queue_of_arrays_is_cut_too(tmp_path):
     seen = _Seen(lambda features, labels: [features["x"]])
     _train(seen, input_fn, tmp_path, 2)
     assert seen.of(0) == [[0, 1], [2, 3], [4, 5], [6]]
-
-
-def test_a_train_op_without_accumulation_is_refused(tmp_path):
-    def input_fn():
-        return tf.data.Dataset.from_tensors(tf.zeros([4]))
-
-    def model_fn(features, labels, mode):
-        loss = v1.get_variable("weight", initializer=1.0) * tf.reduce_mean(features)
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=plain("sgd")(loss))
-
-    expected = r"must train by make_accumulating_train_op or AccumulatingOptimizer\. R"
-    with pytest.raises(ValueError, match=expected):
-        _train(model_fn, input_fn, tmp_path, 2)

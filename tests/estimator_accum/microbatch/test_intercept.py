@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import AccumulatingOptimizer, batch_mean
+from estimator_accum import AccumulatingOptimizer, batch_mean, per_example
 from tests.helpers.interception import (
     build,
     cut,
@@ -129,6 +129,15 @@ _LOSSES = {
         tf.stack([_mean(f, y, p), tf.reduce_mean(tf.abs(p))])
     ),
     "mean_per_column": lambda f, y, p: tf.reduce_sum(tf.reduce_mean(_errors(y, p), 0)),
+    "root": lambda f, y, p: tf.sqrt(_mean(f, y, p)),
+    "selected": lambda f, y, p: tf.reduce_mean(
+        tf.boolean_mask(_errors(y, p), _mask(f) > 0)
+    ),
+    "mean_and_sum": lambda f, y, p: _mean(f, y, p) + tf.reduce_sum(tf.abs(p)),
+    "ratio": lambda f, y, p: tf.reduce_sum(_errors(y, p)) / tf.reduce_sum(tf.abs(p)),
+    "normalized_inside": lambda f, y, p: tf.reduce_sum(
+        _errors(y, p) * _mask(f) / tf.reduce_sum(_mask(f))
+    ),
 }
 
 
@@ -142,38 +151,6 @@ def test_a_loss_is_the_batchs_however_it_reduces_its_examples(name):
         assert relative_difference(ours, theirs) <= tolerance
         # What a model_fn returns as the mean of a vector is known to be one.
         np.testing.assert_allclose(losses, their_losses, rtol=1e-6 * micro_batches)
-
-
-_UNKNOWN_LOSSES = {
-    "root": lambda f, y, p: tf.sqrt(_mean(f, y, p)),
-    "selected": lambda f, y, p: tf.reduce_mean(
-        tf.boolean_mask(_errors(y, p), _mask(f) > 0)
-    ),
-    "mean_and_sum": lambda f, y, p: _mean(f, y, p) + tf.reduce_sum(tf.abs(p)),
-    "ratio": lambda f, y, p: tf.reduce_sum(_errors(y, p)) / tf.reduce_sum(tf.abs(p)),
-    "normalized_inside": lambda f, y, p: tf.reduce_sum(
-        _errors(y, p) * _mask(f) / tf.reduce_sum(_mask(f))
-    ),
-}
-
-
-@pytest.mark.parametrize("name", _UNKNOWN_LOSSES)
-def test_a_loss_that_is_no_mean_and_no_sum_is_refused_unless_it_is_declared(name):
-    model_fn = _model_fn(_UNKNOWN_LOSSES[name])
-    with pytest.raises(
-        ValueError, match=r"must be a mean or a sum .* reduction='mean'"
-    ):
-        build(model_fn, _BATCH)
-    build(model_fn, _BATCH, reduction="mean")
-
-
-def test_a_declared_reduction_is_taken_at_its_word():
-    model_fn = _model_fn(_LOSSES["sum"])
-    theirs, _ = train(model_fn, _BATCH)
-    as_sum, _ = train(cut(model_fn, reduction="sum"), _BATCH)
-    assert relative_difference(as_sum, theirs) <= 1e-6
-    as_mean, _ = train(cut(model_fn, reduction="mean"), _BATCH)
-    assert relative_difference(as_mean, theirs) > 1e-3
 
 
 def _fetching(train_op_and_tensors):
@@ -252,7 +229,7 @@ def test_gradients_are_the_batchs_whichever_way_they_are_computed(way):
         tensors = tf.nest.flatten(_ways(loss, features, predicted)[way]())
         return tf.group(*tensors, _step().assign_add(1)), tensors
 
-    _assert_same_fetched(_fetching(fetch), reduction="mean")
+    _assert_same_fetched(_fetching(fetch))
 
 
 def test_gradients_with_respect_to_a_micro_batch_are_its_own():
@@ -348,7 +325,35 @@ def _keras_optimizer(loss):
     return tf.group(optimizer.get_updates(loss, v1.trainable_variables()))
 
 
+def _rate_of_the_batch(loss):
+    examples = loss.graph.get_tensor_by_name("tag:0")
+    rate = 0.1 / tf.cast(examples, tf.float32)
+    optimizer = v1.train.GradientDescentOptimizer(rate)
+    return optimizer.minimize(loss, _step())
+
+
+def _chosen_by_the_batch(loss):
+    examples = loss.graph.get_tensor_by_name("tag:0")
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss)
+    updated = tf.cond(
+        tf.equal(examples, 16),
+        lambda: tf.group(optimizer.apply_gradients(pairs)),
+        lambda: tf.no_op(),
+    )
+    return tf.group(updated, _step().assign_add(1))
+
+
+def _kept_examples(loss):
+    examples = tf.cast(loss.graph.get_tensor_by_name("tag:0"), tf.float32)
+    kept = v1.get_variable("kept", initializer=0.0, trainable=False)
+    return tf.group(plain("sgd")(loss), kept.assign(kept * 0.9 + examples))
+
+
 _TRAIN_OPS = {
+    "rate_of_the_batch": _rate_of_the_batch,
+    "chosen_by_the_batch": _chosen_by_the_batch,
+    "kept_examples": _kept_examples,
     "average_of_the_loss": _average_of_the_loss,
     "plateau": _plateau,
     "returned_loss": _returned_loss,
@@ -361,7 +366,11 @@ _TRAIN_OPS = {
 
 @pytest.mark.parametrize("name", _TRAIN_OPS)
 def test_a_train_op_does_once_a_batch_what_it_did(name):
-    model_fn = _model_fn(_mean, _TRAIN_OPS[name])
+    def loss_of(features, labels, predicted):
+        tf.size(features["x"][:, 0], name="tag")
+        return _mean(features, labels, predicted)
+
+    model_fn = _model_fn(loss_of, _TRAIN_OPS[name])
     theirs, their_losses = train(model_fn, _BATCH, 4)
     ours, losses = train(cut(model_fn), _BATCH, 4)
     assert relative_difference(ours, theirs) <= 1e-6
@@ -462,30 +471,6 @@ def _second_order(loss):
     return plain("sgd")(loss + tf.reduce_sum(tf.square(gradient)))
 
 
-def _rate_of_the_batch(loss):
-    examples = loss.graph.get_tensor_by_name("tag:0")
-    optimizer = v1.train.GradientDescentOptimizer(tf.cast(examples, tf.float32))
-    return optimizer.minimize(loss, _step())
-
-
-def _chosen_by_the_batch(loss):
-    examples = loss.graph.get_tensor_by_name("tag:0")
-    optimizer = v1.train.GradientDescentOptimizer(0.1)
-    pairs = optimizer.compute_gradients(loss)
-    updated = tf.cond(
-        tf.equal(examples, 4),
-        lambda: tf.group(optimizer.apply_gradients(pairs)),
-        lambda: tf.no_op(),
-    )
-    return tf.group(updated, _step().assign_add(1))
-
-
-def _kept_examples(loss):
-    examples = tf.cast(loss.graph.get_tensor_by_name("tag:0"), tf.float32)
-    kept = v1.get_variable("kept", initializer=0.0, trainable=False)
-    return tf.group(plain("sgd")(loss), kept.assign(kept * 0.9 + examples))
-
-
 def _both(loss):
     (first, second), step = v1.trainable_variables(), _step()
     ours = AccumulatingOptimizer(v1.train.GradientDescentOptimizer(0.1), 1)
@@ -504,10 +489,10 @@ def _by_a_hook(loss):
 _REFUSED = {
     "loop": (_loop, r"made inside of tf\.cond, tf\.while_loop .*Make the loss outside"),
     "second_order": (_second_order, r"must not be computed of what is .* hidden\. "),
-    "rate_of_the_batch": (_rate_of_the_batch, r"An update must be .*GradientDescent"),
-    "chosen_by_the_batch": (_chosen_by_the_batch, r"(An update must|must not decide)"),
-    "kept_examples": (_kept_examples, r"must not write .* Received: kept, written by "),
-    "both": (_both, r"must not accumulate by itself\. Received: .*, a train op of thi"),
+    "both": (
+        _both,
+        r"by this library or by optimizers of its own, not by both\. Receiv",
+    ),
     "nothing": (lambda loss: _step().assign_add(1).op, r"must train by gradients .*"),
     "by_a_hook": (_by_a_hook, r"must use the gradients: .*, which needs none of them"),
 }
@@ -518,13 +503,8 @@ _REFUSED = {
 def test_what_several_micro_batches_cannot_do_is_refused(name):
     make, sentence = _REFUSED[name]
 
-    def loss_of(features, labels, predicted):
-        tf.shape(features["x"], name="shape")
-        tf.size(features["x"][:, 0], name="tag")
-        return _mean(features, labels, predicted)
-
     with pytest.raises(ValueError, match=sentence):
-        build(_model_fn(loss_of, make), _BATCH)
+        build(_model_fn(_mean, make), _BATCH)
 
 
 def test_a_model_fn_inside_a_cut_one_is_not_cut_again():
@@ -549,20 +529,21 @@ def test_metrics_and_counts_take_in_every_micro_batch():
     assert ours["seen"] == 32
 
 
-def test_batch_normalization_is_reported_and_takes_in_every_micro_batch(caplog):
-    def model_fn(features, labels, mode):
-        return SCRIPTS["resnet"][0](features, labels, mode)
-
+def test_a_network_that_combines_examples_is_reported(caplog):
     with caplog.at_level(logging.INFO):
-        build(model_fn, _BATCH)
+        build(SCRIPTS["resnet"][0], _BATCH)
         build(_model_fn(_mean), _BATCH)
     said = [each.getMessage() for each in caplog.records]
     said = [each for each in said if each.startswith("micro-batches: ")]
     assert len(said) == 1
-    assert re.search(r"batch normalization sees .*moments.* \(2 in all\)", said[0])
+    assert re.search(
+        r"8\d% of the activations are computed on the whole batch at once, so .* "
+        r"see bn_0/moments/mean of type Mean \(it combines the examples\)$",
+        said[0],
+    )
 
 
-def test_repeated_writes_and_summaries_of_a_micro_batch_are_reported(caplog):
+def test_the_forward_pass_changes_variables_once_and_summaries_are_reported(caplog):
     def model_fn(features, labels, mode):
         calls = v1.get_variable("calls", initializer=0.0, trainable=False)
         with tf.control_dependencies([calls.assign_add(1.0)]):
@@ -574,9 +555,9 @@ def test_repeated_writes_and_summaries_of_a_micro_batch_are_reported(caplog):
         return spec_of(mode, loss, plain("sgd")(loss))
 
     with caplog.at_level(logging.INFO):
-        build(model_fn, _BATCH)
+        values, _ = train(cut(model_fn), _BATCH, 3)
+    assert values["calls"] == 3
     said = [each.getMessage() for each in caplog.records]
-    assert "micro-batches: written once per micro-batch, not per batch: calls" in said
     (summaries,) = [each for each in said if "summaries" in each]
     assert summaries.endswith(": largest")
 
@@ -641,7 +622,7 @@ def test_the_forward_pass_runs_once_for_each_micro_batch():
 
     def model_fn(features, labels, mode):
         x = tf.numpy_function(note, [features["x"]], tf.float32)
-        x.set_shape([None, 5])
+        x = per_example(tf.ensure_shape(x, [None, 5]))
         return _model_fn(_mean, _average_of_the_loss)({"x": x}, labels, mode)
 
     train(cut(model_fn, 3), _BATCH, 2)

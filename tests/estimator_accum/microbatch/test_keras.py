@@ -1,12 +1,9 @@
 """TensorFlow 2's canned estimators, whose optimizers are Keras's, in micro-batches."""
 
-import types
-
 import pytest
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
-from estimator_accum.microbatch import _keras
 from tests.helpers import microbatch_runs
 from tests.helpers.microbatch_runs import variables_of, word_columns, words_input_fn
 
@@ -66,32 +63,3 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     assert microbatch_runs.difference(values, expected) <= tolerance
     if name == "default":  # ours evaluates like the plain one
         assert ours.evaluate(words_input_fn)["global_step"] == _BATCHES
-
-
-def test_get_updates_is_kerass_own_again_after_the_model_fn():
-    kind = tf.keras.optimizers.legacy.Optimizer
-    own = kind.get_updates
-    with pytest.raises(KeyError), _keras.keras_optimizers_accumulate():
-        assert kind.get_updates is not own
-        raise KeyError
-    assert kind.get_updates is own
-
-
-def test_get_updates_is_kerass_own_again_after_threads_that_end_in_any_order():
-    kind = tf.keras.optimizers.legacy.Optimizer
-    own = kind.get_updates
-    first, second = (_keras.keras_optimizers_accumulate() for _ in range(2))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert kind.get_updates is not own
-    second.__exit__(None, None, None)
-    assert kind.get_updates is own
-
-
-def test_keras_optimizers_are_refused_on_several_replicas(monkeypatch):
-    two = types.SimpleNamespace(num_replicas_in_sync=2)
-    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: two)
-    sentence = "must train on one replica. Received: SGD on 2 replicas. Use Accumul"
-    with pytest.raises(ValueError, match=sentence):
-        _keras._check_alone(tf.keras.optimizers.legacy.SGD(0.1))

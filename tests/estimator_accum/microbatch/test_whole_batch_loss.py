@@ -289,8 +289,7 @@ def test_several_losses_and_train_ops_share_the_passes():
     _assert_same(_Run(model_fn, 1), theirs)
 
 
-@pytest.mark.parametrize("reduction", ["auto", "mean"])
-def test_a_model_fn_with_an_optimizer_of_its_own_trains_too(reduction):
+def test_a_model_fn_with_an_optimizer_of_its_own_trains_too():
     def model_fn(features, labels, mode):
         towers = _towers(features)
         weight = tf.cast(labels + 1, tf.float32)
@@ -309,10 +308,9 @@ def test_a_model_fn_with_an_optimizer_of_its_own_trains_too(reduction):
         train_op = sgd.apply_gradients(pairs, v1.train.get_global_step())
         return spec_of(mode, loss, train_op)
 
-    options = {"intercept_gradients": True, "reduction": reduction}
     theirs = _Run(model_fn)
     for micro_batches in (1, 4):
-        _assert_same(_Run(model_fn, micro_batches, **options), theirs)
+        _assert_same(_Run(model_fn, micro_batches), theirs)
 
 
 @pytest.mark.once
