@@ -42,30 +42,50 @@ class Keys:
         batch: The batch.
         derived: The gradients that were derived, as `Interception.derived`.
         collected: Further tensors whose rows are collected.
+        view: The graph in which they are.
     """
 
-    def __init__(self, batch: WholeBatch, derived: list, collected: list[tf.Tensor]):
-        self._batch, self._derived = batch, [each for each in derived if each.is_simple]
-        rows = [tensor for each in self._derived for tensor in each.rows]
-        gradients = [g for each in self._derived for g in _parts(each.gradients)]
-        unique = {tensor.ref(): tensor for tensor in [*rows, *collected]}
-        needed = data_ancestors([t.op for t in [*unique.values(), *gradients]])
+    def __init__(
+        self,
+        batch: WholeBatch,
+        derived: list,
+        collected: list[tf.Tensor],
+        view: View,
+    ):
+        self._batch = batch
+        derived = [each for each in derived if each.is_simple]
+        gradients = [g for each in derived for g in each.gradients]
+        rows = {tensor.ref(): tensor for tensor in collected}
+        axes = {key: view.state(tensor).axis for key, tensor in rows.items()}
+        doubtful = dict(view.analysis.on_probation)
+        self._arriving_rows, self._arriving = [], []
+        for each in derived:
+            doubtful |= each.view.analysis.on_probation
+            for tensor, arriving in zip(each.rows, each.arriving, strict=True):
+                axes[tensor.ref()] = each.view.state(tensor).axis
+                axes[arriving.ref()] = axes[tensor.ref()]
+                rows[tensor.ref()] = tensor
+                self._arriving_rows.append(tensor)
+                self._arriving.append(arriving)
+        parts = tf.nest.flatten(gradients, expand_composites=True)
+        needed = data_ancestors([t.op for t in [*rows.values(), *parts]])
         draws = [
             operation.outputs[0]
             for operation in needed
             if operation.type in DRAWS and operation._get_control_flow_context() is None
         ]
-        self._view = view = View(batch, [*rows, *collected, *draws])
-        self._draws = [each for each in draws if view.state(each).kind == "rows"]
+        states = View(batch, draws)
+        self._draws = [each for each in draws if states.state(each).kind == "rows"]
+        axes |= {each.ref(): states.state(each).axis for each in self._draws}
         drawing = _drawing_functions(needed)
         self._rows = [
             tensor
-            for tensor in unique.values()
-            if view.state(tensor).kind == "rows"
-            and not (drawing and drawing & data_ancestors([tensor.op]).keys())
+            for tensor in rows.values()
+            if not (drawing and drawing & data_ancestors([tensor.op]).keys())
         ]
-        if drawing:  # numbers that cannot be fed: nothing can be compared
-            self._derived = []
+        # Numbers that cannot be fed: nothing can be compared.
+        self._gradients = [] if drawing else gradients
+        self._axes, self._doubtful = axes, doubtful
         dtypes = {output.dtype for each in needed for output in each.outputs}
         precisions = [_tolerance(each) for each in dtypes if each.is_floating]
         self._tolerance = max(precisions, default=0.0)
@@ -105,21 +125,65 @@ class Keys:
         groups.append(number - sum(groups))
         begins = np.cumsum([0, *groups])
         parts = [slice(*pair) for pair in itertools.pairwise(begins)]
-        whole = self._feeds(slice(0, number), feeds)
-        together, draws = session.run([self._rows, self._draws], whole)
-        drawn = dict(zip(self._draws, draws, strict=True))
-        apart = [
-            session.run(self._rows, self._feeds(part, feeds, drawn, number))
-            for part in parts
-        ]
-        for i, tensor in enumerate(self._rows):
-            axis = self._view.state(tensor).axis
-            found = [each[i] for each in apart]
-            if not _are_joined(together[i], found, axis, self._tolerance):
-                raise self._refusal(tensor, number, groups)
+        whole, one = slice(0, number), slice(0, 1)
+        sizes = session.run(self._arriving_rows, self._feeds(one, feeds))
         for scale in self._scales:
-            for derived in self._derived:
-                self._add_up(session, derived, number, parts, feeds, drawn, scale)
+            arriving = self._random(sizes, number, scale)
+            fetches = [self._rows, self._gradients, self._draws]
+            given = self._feeds(whole, feeds, arriving, number)
+            rows, gradients, draws = session.run(fetches, given)
+            given = arriving | dict(zip(self._draws, draws, strict=True))
+            apart = [
+                session.run(fetches[:2], self._feeds(part, feeds, given, number))
+                for part in parts
+            ]
+            self._check_rows(rows, [each for each, _ in apart], groups)
+            self._check_sums(gradients, [each for _, each in apart], number)
+
+    def _random(self, sizes: list[np.ndarray], number: int, scale: float) -> dict:
+        """Returns gradients for the rows of `number` examples, from rows of one."""
+        random, found = np.random.default_rng(number), {}
+        for row, tensor, value in zip(
+            self._arriving_rows, self._arriving, sizes, strict=True
+        ):
+            shape = list(value.shape)
+            shape[self._axes[row.ref()]] *= number
+            found[tensor] = (scale * random.normal(size=shape)).astype(value.dtype)
+        return found
+
+    def _check_rows(self, together: list, apart: list[list], groups: list[int]) -> None:
+        for i, tensor in enumerate(self._rows):
+            found, axis = [each[i] for each in apart], self._axes[tensor.ref()]
+            if _are_joined(together[i], found, axis, self._tolerance):
+                continue
+            cause = self._doubtful.get(tensor.ref(), tensor.op)
+            raise ValueError(
+                "What micro-batches compute must be the rows that the batch at once "
+                f"computes. Received: {tensor.name}, whose rows for {sum(groups)} "
+                f"examples are others than for {' and '.join(map(str, groups))} of "
+                f"them; look at {cause.name} of type {cause.type}. Train without "
+                "micro-batches."
+            )
+
+    def _check_sums(self, together: list, apart: list[list], number: int) -> None:
+        together = list(map(_dense, together))
+        apart = [list(map(_dense, each)) for each in apart]
+        sizes = [np.abs(each).max(initial=0) for group in apart for each in group]
+        largest = max(sizes, default=0)
+        for i, gradient in enumerate(self._gradients):
+            total = sum(each[i] for each in apart)
+            own = sum(np.abs(each[i]) for each in apart)
+            bound = self._tolerance * max(own.max(initial=0), 1e-2 * largest)
+            difference = np.abs(together[i] - total)
+            if np.all((difference <= bound) | ~np.isfinite(total)):
+                continue
+            raise ValueError(
+                "The gradient of a batch must be the sum of its micro-batches', for any "
+                "gradient of what each example results in. Received: "
+                f"{gradient.name}, which differs for {number} examples at once by "
+                f"{difference.max():.1e} of {largest:.1e}. Look for a tf.custom_gradient "
+                "that combines examples, or train without micro-batches."
+            )
 
     def _feeds(self, part: slice, feeds: dict, drawn=None, number: int = 1) -> dict:
         """Returns the feeds of a micro-batch of the examples `part`."""
@@ -133,60 +197,9 @@ class Keys:
         return found
 
     def _rows_of(self, tensor, value: np.ndarray, part: slice, number: int):
-        axis = self._view.state(tensor).axis
+        axis = self._axes[tensor.ref()]
         each = value.shape[axis] // number
         return np.take(value, range(part.start * each, part.stop * each), axis)
-
-    def _add_up(self, session, derived, number, parts, feeds, drawn, scale) -> None:
-        whole = self._feeds(slice(0, number), feeds, drawn, number)
-        values = session.run(derived.rows, whole)
-        random = np.random.default_rng(number)
-        arriving = [
-            (scale * random.normal(size=value.shape)).astype(value.dtype)
-            for value in values
-        ]
-
-        def gradients(part: slice) -> list:
-            found = self._feeds(part, feeds, drawn, number)
-            for row, tensor, value in zip(
-                derived.rows, derived.arriving, arriving, strict=True
-            ):
-                found[tensor] = self._rows_of(row, value, part, number)
-            return list(map(_dense, session.run(derived.gradients, found)))
-
-        together = gradients(slice(0, number))
-        apart = list(map(gradients, parts))
-        sizes = [np.abs(each).max(initial=0) for g in apart for each in g]
-        largest = max(sizes, default=0)
-        for i, gradient in enumerate(derived.gradients):
-            total = sum(each[i] for each in apart)
-            scale_of = sum(np.abs(each[i]) for each in apart)
-            bound = self._tolerance
-            bound *= max(np.abs(scale_of).max(initial=0), 1e-2 * largest)
-            difference = np.abs(together[i] - total)
-            if not np.all((difference <= bound) | ~np.isfinite(total)):
-                raise ValueError(
-                    "The gradient of a batch must be the sum of its micro-batches', for "
-                    f"any gradient of what each example results in. Received: "
-                    f"{gradient.name}, which differs for {number} examples at once by "
-                    f"{difference.max():.1e} of {largest:.1e}. Look for a "
-                    "tf.custom_gradient that combines examples, or train without "
-                    "micro-batches."
-                )
-
-    def _refusal(self, tensor: tf.Tensor, number: int, groups: list[int]) -> ValueError:
-        doubtful = self._view.analysis.on_probation
-        cause = next(iter(doubtful.values()), tensor.op)
-        return ValueError(
-            "What micro-batches compute must be the rows that the batch at once computes. "
-            f"Received: {tensor.name}, whose rows for {number} examples are others than "
-            f"for {' and '.join(map(str, groups))} of them; look at {cause.name} of type "
-            f"{cause.type}. Train without micro-batches."
-        )
-
-
-def _parts(gradients: list) -> list[tf.Tensor]:
-    return tf.nest.flatten(gradients, expand_composites=True)
 
 
 def _dense(gradient) -> np.ndarray:

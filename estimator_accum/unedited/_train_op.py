@@ -153,7 +153,7 @@ class _Once:
         make_repeatable(batch.computed_twice)
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
-        batch.keys = Keys(batch, derived, copies.collected)
+        batch.keys = Keys(batch, derived, copies.collected, view)
         report_saving(view, losses)
         self._report_summaries()
         done = [each for other in batch.earlier_passes for each in other.done]

@@ -296,15 +296,13 @@ def test_a_model_fn_with_an_optimizer_of_its_own_trains_too():
         mean = tf.reduce_sum(weight * towers[0][:, 0]) / tf.reduce_sum(weight)
         sgd = v1.train.GradientDescentOptimizer(0.1)
         variables = v1.trainable_variables()
-        # The divisor of the whole batch takes a pass before, too.
-        first = sgd.compute_gradients(mean, variables) if reduction == "auto" else []
+        first = sgd.compute_gradients(mean, variables)
         loss = whole_batch_loss(towers, _info_nce)
         pairs = sgd.compute_gradients(loss, variables)
-        if first:
-            pairs = [
-                (a + (0 if b is None else b), variable)
-                for (a, variable), (b, _) in zip(pairs, first, strict=True)
-            ]
+        pairs = [
+            (a + (0 if b is None else b), variable)
+            for (a, variable), (b, _) in zip(pairs, first, strict=True)
+        ]
         train_op = sgd.apply_gradients(pairs, v1.train.get_global_step())
         return spec_of(mode, loss, train_op)
 
