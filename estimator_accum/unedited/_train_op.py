@@ -29,6 +29,7 @@ from estimator_accum.microbatch._repeatable import (
     make_repeatable,
 )
 from estimator_accum.microbatch._whole import first_pass, keep
+from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
 from estimator_accum.unedited._gradients import Interception, intercepting
 from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._keys import Keys
@@ -325,7 +326,7 @@ def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:
         if tensor.dtype.is_floating
         and tensor.op._get_control_flow_context() is None
         and (tensor.shape.rank == 0 or any(tensor is each for each in losses))
-        and view.state(tensor).kind != "fixed"
+        and (view.state(tensor).kind != "fixed" or hasattr(tensor.op, WHOLE_BATCH_LOSS))
     ]
 
 
