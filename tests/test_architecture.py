@@ -20,7 +20,9 @@ _CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
 _PACKAGES = {
     "reports": {"reports"},
     "hooks": {"hooks", "reports"},
-    "microbatch": {"microbatch", "hooks"},
+    # Its model_fn stands on `unedited`, which stands on its other modules.
+    "microbatch": {"microbatch", "unedited", "hooks"},
+    "unedited": {"microbatch", "unedited"},
     "keras": {"keras"},
     "compat": {"compat"},
     "runs": {"runs"},

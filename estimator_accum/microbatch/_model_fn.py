@@ -55,12 +55,17 @@ def microbatch_model_fn(
     """Returns a model_fn that trains each batch as several micro-batches.
 
     For `tf.estimator.Estimator(microbatch_model_fn(model_fn), ...)`. `input_fn` returns
-    whole batches; `model_fn` sees one micro-batch at a time and makes its train op with
-    `make_accumulating_train_op` or `AccumulatingOptimizer`. These use the batch as
-    their window, whatever the value of K, so the same code trains by micro-steps as
-    well. The `model_fn` of a canned estimator also works: one of `tf.estimator` keeps
-    its Keras optimizer, one of `tf.compat.v1.estimator` takes an
-    `AccumulatingOptimizer`.
+    whole batches; `model_fn` sees one micro-batch at a time.
+
+    A model_fn with an optimizer of its own, such as that of a canned estimator, gets
+    the gradients of the whole batch: what its loss does with the examples is computed
+    on the whole batch, and nothing is assumed of it. Everything else that its train op
+    does is done once per batch, with values of the whole batch.
+
+    A model_fn that makes its train op with `make_accumulating_train_op` or
+    `AccumulatingOptimizer` declares by `reduction` and `weight` how its loss combines
+    examples. These use the batch as their window, whatever the value of K, so the same
+    code trains by micro-steps as well.
 
     With "auto", a batch that runs out of memory is retried with twice as many
     micro-batches: the whole batch, before any update, after all variables that its
@@ -74,7 +79,7 @@ def microbatch_model_fn(
     to rounding for gradient descent where a sparse gradient has a row twice), and in
     several micro-batches up to rounding.
 
-    In training:
+    In training by this library:
 
     * operations of a grouped train op that need the micro-batch, such as metrics and
       batch normalization's averages, run once per micro-batch; the rest once per batch;
@@ -107,11 +112,9 @@ def microbatch_model_fn(
             "auto": as few as memory allows, doubled until the batch fits.
         initial_micro_batches: First number for "auto", >= 1.
         max_micro_batches: Largest number for "auto", >= 1; None is one per example.
-        reduction: "mean" for a loss that is the mean over the micro-batch; "sum" for
-            one that sums over its examples, as the losses of canned
-            `tf.compat.v1.estimator`s do. A train op with `reduction="sum"` also counts
-            as "sum" in training; an evaluation has this argument alone. "auto", with
-            `intercept_gradients`, finds it in the graph.
+        reduction: For a model_fn that trains by this library: "mean" for a loss that is
+            the mean over the micro-batch; "sum" for one that sums over its examples. A
+            train op with `reduction="sum"` also counts as "sum".
         grow_after: Batches that fit in memory [batches] after which "auto" tries half
             as many micro-batches; each failed trial doubles the wait. None: never.
 
@@ -120,9 +123,11 @@ def microbatch_model_fn(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range. Where batches are cut: if the parts
-            of a batch have different numbers of examples, one example does not fit in
-            memory, `max_micro_batches` is too small, or predictions cannot be joined.
+        ValueError: If an argument is out of range. Where batches are cut: if a model_fn
+            does with a micro-batch what cannot be done with several, or declares a sum
+            over examples as a mean; if the parts of a batch have different numbers of
+            examples, one example does not fit in memory, `max_micro_batches` is too
+            small, or predictions cannot be joined.
     """
     if not callable(model_fn):
         raise TypeError(

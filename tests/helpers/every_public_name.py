@@ -13,6 +13,7 @@ from estimator_accum import (
     make_accumulation_hooks,
     micro_batch_seed,
     microbatch_model_fn,
+    per_example,
     recompute,
     watch_signals,
     whole_batch_loss,
@@ -35,7 +36,7 @@ watch_signals()
 
 
 def model_fn(features: Any, labels: Any, mode: str) -> Any:
-    features = recompute(tf.exp)(features)
+    features = per_example(recompute(tf.exp)(features))
     features += tf.random.stateless_normal([1], micro_batch_seed("noise"))
     loss = tf.reduce_mean(features - labels)
     train_op = make_accumulating_train_op(loss, tf.compat.v1.train.AdamOptimizer(), 4)
