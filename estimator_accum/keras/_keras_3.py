@@ -28,7 +28,13 @@ class Keras3:
     def _build_inner(self, variables) -> None:
         self.inner_optimizer.build(variables)
         if not self._is_plain:  # apply_gradients() has no argument to skip the sum
-            self._innermost._all_reduce_sum_gradients = list
+            for optimizer in self._parts or [self._innermost]:
+                optimizer._all_reduce_sum_gradients = list
+
+    @property
+    def _parts(self) -> list:
+        """The optimizers of a MultiOptimizer."""
+        return getattr(self._innermost, "optimizers", [])
 
     def _all_variables(self) -> list:
         variables = super()._all_variables()
