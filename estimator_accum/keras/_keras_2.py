@@ -1,6 +1,7 @@
 """Adapters for Keras 2: tf.keras 2.15 and tf_keras."""
 
 import importlib
+import sys
 
 import tensorflow as tf
 
@@ -39,6 +40,12 @@ class Keras2:
 
     def _inner_variables(self) -> list:
         return list(self.inner_optimizer.variables)
+
+    def _without_empty(self, pairs):
+        """Returns the pairs that have a gradient; warns of the others, as Keras does."""
+        # AutoGraph would convert an import.
+        utils = sys.modules[f"{self._ROOT}.src.optimizers.utils"]
+        return utils.filter_empty_gradients(pairs)
 
     def _apply_reduced(self, pairs):
         self.inner_optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)

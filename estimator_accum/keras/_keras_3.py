@@ -46,7 +46,15 @@ class Keras3:
     def _inner_variables(self) -> list:
         return list(self.inner_optimizer.variables)
 
+    def _without_empty(self, pairs):
+        """Returns the pairs that have a gradient; warns of the others, as Keras does."""
+        return list(zip(*self._innermost._filter_empty_gradients(*zip(*pairs))))
+
     def _apply_reduced(self, pairs):
+        if self._parts:  # a MultiOptimizer takes all variables, also without gradient
+            given = {self._key(v) for _, v in pairs}
+            others = (v for v in self._trained_variables if self._key(v) not in given)
+            pairs = [*pairs, *((None, v) for v in others)]
         self.inner_optimizer.apply_gradients(pairs)
         return []
 
