@@ -1,5 +1,8 @@
 """Adapter for Keras 3."""
 
+import contextlib
+import importlib
+
 import tensorflow as tf
 
 
@@ -14,8 +17,13 @@ class Keras3:
         return keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
     @staticmethod
+    def _new_format():
+        return contextlib.nullcontext()
+
+    @staticmethod
     def _deserialize(keras, config, custom_objects):
-        return keras.optimizers.deserialize(config, custom_objects)
+        # keras.optimizers.deserialize() knows only the classes of a list.
+        return keras.saving.deserialize_keras_object(config, custom_objects)
 
     @staticmethod
     def _tf_variable(variable) -> tf.Variable:
@@ -91,5 +99,14 @@ class Keras3:
         """The wrapped optimizer's variables, then those of the window."""
         return self._all_variables()
 
+    def __reduce__(self):
+        """Returns what `pickle` and `copy.deepcopy` make the same optimizer from."""
+        _, saved = super().__reduce__()
+        return _unpickle, saved  # no module has a class of this optimizer's name
+
     def _family_config(self) -> dict:
         return {}
+
+
+def _unpickle(saved):
+    return importlib.import_module("keras").Optimizer._unpickle_model(saved)
