@@ -216,6 +216,22 @@ def test_sessions_resume_too(kind, behavior, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_saved_model_folder_keeps_the_weights_only(kind, is_plain, tmp_path):
+    if kind.is_3:
+        pytest.skip("Keras 3 writes no such models")
+    model, adam = kind.dense_model(), kind.optimizer("Adam", 0.05)
+    optimizer = adam if is_plain else accumulate(adam, 2)
+    fit(model, optimizer, dense_data(24), 4)
+    model.save(tmp_path / "folder")
+    loaded = kind.keras.models.load_model(tmp_path / "folder")
+    assert difference(model, loaded) == 0
+    assert type(loaded.optimizer) is type(optimizer)
+    assert int(loaded.optimizer.iterations.numpy()) == 0
+    loaded.fit(*dense_data(24), batch_size=4, verbose=0)
+    assert int(loaded.optimizer.iterations.numpy()) == (6 if is_plain else 3)
+
+
 def test_weights_are_set_once_there_are_variables_for_them(kind):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
     weights = [np.zeros([])] * 3
