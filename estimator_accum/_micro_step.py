@@ -46,7 +46,6 @@ class Terms(NamedTuple):
         num_replicas: Number of replicas that train in sync.
         gradient_divisor: Number by which the gradients were divided, so that their sum
             over replicas is a mean.
-        loss_divisor: Number by which the losses were divided.
         on_nonfinite: Policy of estimator_accum/_nonfinite.py; None leaves NaN and
             infinity to the optimizer.
         has_loss: Whether the window's loss is known, and so must be finite.
@@ -63,8 +62,7 @@ class Terms(NamedTuple):
     dtypes: list[tf.DType]
     accumulators: list[Accumulator]
     num_replicas: int
-    gradient_divisor: int = 1
-    loss_divisor: int = 1
+    gradient_divisor: float = 1
     on_nonfinite: str | None = "raise"
     has_loss: bool = True
     is_reported: bool = True
@@ -229,8 +227,6 @@ def _take_mean(terms: Terms, gradients: list[Gradient] | None):
     )
     mean = [cast(value, dtype) for value, dtype in zip(mean, terms.dtypes, strict=True)]
     with tf.control_dependencies([*cleared, *checked]):
-        if terms.loss_divisor != 1:
-            loss *= terms.loss_divisor
         loss = _reduced(terms, loss, weight)
         closed = Closed(is_good, loss, norm, weight, more, requests)
         return mean, tf.nest.map_structure(tf.identity, closed)

@@ -97,6 +97,8 @@ def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
         (adapter, Accumulating, *bases),
         contents,
     )
+    # A LossScaleOptimizer around it looks for the bare name in h5 files.
+    keras.saving.get_custom_objects()[cls.__name__] = cls
     return keras.saving.register_keras_serializable("estimator_accum")(cls)
 
 

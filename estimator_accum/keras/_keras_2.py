@@ -1,6 +1,7 @@
 """Adapters for Keras 2: tf.keras 2.15 and tf_keras."""
 
 import importlib
+import sys
 
 import tensorflow as tf
 
@@ -17,11 +18,29 @@ class Keras2:
         optimizer = keras.optimizers.Optimizer
         return optimizer, keras.mixed_precision.LossScaleOptimizer
 
-    @staticmethod
-    def _deserialize(keras, config, custom_objects):
-        # h5 files have their own format.
+    @classmethod
+    def _new_format(cls):
+        # load_model() of h5 files and SavedModels turns all readers to the old format,
+        # but nested configs have the new one.
+        saving = f"{cls._ROOT}.src.saving.legacy.saved_model.utils"
+        scope = importlib.import_module(saving).keras_option_scope
+        return scope(save_traces=False, in_tf_saved_model_scope=False)
+
+    @classmethod
+    def _deserialize(cls, keras, config, custom_objects):
+        if config["class_name"].startswith("LossScaleOptimizer"):
+            # Its from_config() calls keras.optimizers.deserialize().
+            inside = {**config["config"]}
+            inside["inner_optimizer"] = cls._deserialize(
+                keras, inside["inner_optimizer"], custom_objects
+            )
+            config = {**config, "config": inside}
+        if "module" in config:
+            return keras.saving.deserialize_keras_object(config, custom_objects)
+        # Of the old format, which TensorFlow 1's behavior writes. In the new one this
+        # function knows only the classes of a list, and returns the names of others.
         return keras.optimizers.deserialize(
-            config, custom_objects, use_legacy_format="module" not in config
+            config, custom_objects, use_legacy_format=True
         )
 
     @staticmethod
@@ -39,6 +58,12 @@ class Keras2:
 
     def _inner_variables(self) -> list:
         return list(self.inner_optimizer.variables)
+
+    def _without_empty(self, pairs):
+        """Returns the pairs that have a gradient; warns of the others, as Keras does."""
+        # AutoGraph would convert an import.
+        utils = sys.modules[f"{self._ROOT}.src.optimizers.utils"]
+        return utils.filter_empty_gradients(pairs)
 
     def _apply_reduced(self, pairs):
         self.inner_optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
@@ -231,7 +256,13 @@ class Keras2Legacy(Keras2):
 
     def get_weights(self):
         """Returns the values of `weights`."""
-        return tf.compat.v1.keras.backend.batch_get_value(self.weights)
+        keras = importlib.import_module(self._ROOT)
+        return keras.backend.batch_get_value(self.weights)
+
+    def _assign(self, variables, values) -> None:
+        # In a session, `assign` would only make operations.
+        keras = importlib.import_module(self._ROOT)
+        keras.backend.batch_set_value(list(zip(variables, values, strict=True)))
 
     def _family_config(self) -> dict:
         return {"is_legacy_optimizer": True}

@@ -1,5 +1,8 @@
 """Adapter for Keras 3."""
 
+import contextlib
+import importlib
+
 import tensorflow as tf
 
 
@@ -14,8 +17,13 @@ class Keras3:
         return keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
     @staticmethod
+    def _new_format():
+        return contextlib.nullcontext()
+
+    @staticmethod
     def _deserialize(keras, config, custom_objects):
-        return keras.optimizers.deserialize(config, custom_objects)
+        # keras.optimizers.deserialize() knows only the classes of a list.
+        return keras.saving.deserialize_keras_object(config, custom_objects)
 
     @staticmethod
     def _tf_variable(variable) -> tf.Variable:
@@ -28,7 +36,13 @@ class Keras3:
     def _build_inner(self, variables) -> None:
         self.inner_optimizer.build(variables)
         if not self._is_plain:  # apply_gradients() has no argument to skip the sum
-            self._innermost._all_reduce_sum_gradients = list
+            for optimizer in self._parts or [self._innermost]:
+                optimizer._all_reduce_sum_gradients = list
+
+    @property
+    def _parts(self) -> list:
+        """The optimizers of a MultiOptimizer."""
+        return getattr(self._innermost, "optimizers", [])
 
     def _all_variables(self) -> list:
         variables = super()._all_variables()
@@ -40,7 +54,15 @@ class Keras3:
     def _inner_variables(self) -> list:
         return list(self.inner_optimizer.variables)
 
+    def _without_empty(self, pairs):
+        """Returns the pairs that have a gradient; warns of the others, as Keras does."""
+        return list(zip(*self._innermost._filter_empty_gradients(*zip(*pairs))))
+
     def _apply_reduced(self, pairs):
+        if self._parts:  # a MultiOptimizer takes all variables, also without gradient
+            given = {self._key(v) for _, v in pairs}
+            others = (v for v in self._trained_variables if self._key(v) not in given)
+            pairs = [*pairs, *((None, v) for v in others)]
         self.inner_optimizer.apply_gradients(pairs)
         return []
 
@@ -77,5 +99,14 @@ class Keras3:
         """The wrapped optimizer's variables, then those of the window."""
         return self._all_variables()
 
+    def __reduce__(self):
+        """Returns what `pickle` and `copy.deepcopy` make the same optimizer from."""
+        _, saved = super().__reduce__()
+        return _unpickle, saved  # no module has a class of this optimizer's name
+
     def _family_config(self) -> dict:
         return {}
+
+
+def _unpickle(saved):
+    return importlib.import_module("keras").Optimizer._unpickle_model(saved)

@@ -233,15 +233,11 @@ class Accumulating(Saving, _DelegatingTrackable):
                 "apply_gradients() must be called in replica context. Received: "
                 "cross-replica context. Call it inside strategy.run()."
             )
+        if not pairs:  # ignored, as by Keras
+            return self._run_plain(pairs, is_reduced)
         if not self._indices:
             replica.merge_call(lambda strategy: self.build([v for _, v in pairs]))
         loss = self._known_loss()
-        pairs = [(g, v) for g, v in pairs if g is not None]
-        if not pairs:
-            raise ValueError(
-                "At least one variable must have a gradient. Received: none. Is the "
-                "loss made of the variables, and was it given to compile()?"
-            )
         if not tf.executing_eagerly():
             self._traced_steps = self.gradient_accumulation_steps
         if weight is None and self.weight is not None:
@@ -257,6 +253,7 @@ class Accumulating(Saving, _DelegatingTrackable):
                 "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
             )
         self._is_reduced = is_reduced
+        pairs = self._without_empty(pairs)
         if _is_compiled_by_xla():
             self._check_xla(pairs)
         gradients = {self._indices[self._key(v)]: g for g, v in pairs}

@@ -1,6 +1,11 @@
 """Serialization: methods for `model.save`, `load_model` and `set_weights`."""
 
 import importlib
+import inspect
+
+import numpy as np
+
+_MAY_BE_CALLABLE = ("gradient_accumulation_steps", "weight")
 
 
 class Saving:
@@ -9,17 +14,18 @@ class Saving:
     def get_config(self) -> dict:
         """Returns the config for `from_config`, the wrapped optimizer included."""
         keras = importlib.import_module(self._ROOT)
-        serialize = keras.saving.serialize_keras_object
         config = {
-            "optimizer": serialize(self._inner),
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
             "weight": self.weight,
             "on_nonfinite": self.on_nonfinite,
             **self._family_config(),
         }
-        for name in ("gradient_accumulation_steps", "weight"):
-            if callable(config[name]):
-                config[name] = serialize(config[name])
+        with self._new_format():
+            config["optimizer"] = keras.saving.serialize_keras_object(self._inner)
+            for name in _MAY_BE_CALLABLE:
+                if callable(config[name]):
+                    _check_that_it_can_be_saved(name, config[name])
+                    config[name] = keras.saving.serialize_keras_object(config[name])
         return config
 
     @classmethod
@@ -28,21 +34,32 @@ class Saving:
         keras = importlib.import_module(cls._ROOT)
         config = {**config}
         config.pop("is_legacy_optimizer", None)
-        if isinstance(config["optimizer"], dict):
-            config["optimizer"] = cls._deserialize(
-                keras, config["optimizer"], custom_objects
-            )
-        for name in ("gradient_accumulation_steps", "weight"):
-            if isinstance(config[name], dict):
-                config[name] = keras.saving.deserialize_keras_object(
-                    config[name], custom_objects=custom_objects
-                )
-        return cls(config.pop("optimizer"), **config)
+        with cls._new_format():
+            inner = cls._deserialize(keras, config.pop("optimizer"), custom_objects)
+            for name in _MAY_BE_CALLABLE:
+                if isinstance(config[name], (dict, str)):
+                    config[name] = keras.saving.deserialize_keras_object(
+                        config[name], custom_objects=custom_objects
+                    )
+        return cls(inner, **config)
 
     def set_weights(self, weights) -> None:
-        """Sets all variables, in the order of `get_weights`."""
-        for variable, value in zip(self._all_variables(), weights, strict=True):
-            variable.assign(value)
+        """Sets all variables, in the order of `variables`."""
+        if not self._indices:  # not built, which Keras refuses
+            return self._inner.set_weights(weights)
+        variables = self._all_variables()
+        if len(weights) != len(variables):
+            raise ValueError(
+                "`weights` must hold one array for each of the optimizer's "
+                f"{len(variables)} variables, those of the window included. Received: "
+                f"{len(weights)}. Set the weights of an optimizer with the same "
+                "gradient_accumulation_steps, weight and on_nonfinite."
+            )
+        self._assign(variables, weights)
+
+    def _assign(self, variables, values) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(np.asarray(value))  # a strategy takes no h5py.Dataset
 
     def save_own_variables(self, store) -> None:
         """Writes all variables, for `model.save`."""
@@ -57,9 +74,17 @@ class Saving:
             variables = inner
         if len(store.keys()) != len(variables):
             return super().load_own_variables(store)  # warns
-        for i, variable in enumerate(variables):
-            variable.assign(store[str(i)])
+        self._assign(variables, [store[str(i)] for i in range(len(variables))])
 
     def _all_variables(self) -> list:
         state = [] if self._window is None else self._window.state
         return [*self._inner_variables(), *state]
+
+
+def _check_that_it_can_be_saved(name, value) -> None:
+    if not inspect.isfunction(value) and not hasattr(value, "get_config"):
+        raise TypeError(
+            f"`{name}` must be a function, or an object with get_config(), to be saved "
+            f"with the model. Received: {value!r}. Define a function, register it by "
+            "keras.saving.register_keras_serializable(), and pass it to accumulate()."
+        )

@@ -1,10 +1,12 @@
 """Window of Keras optimizers: its variables, accumulation, and closing.
 
-    mean = replicas * sum_i w_i * g_i / sum_i w_i
+    mean = sum_i w_i * g_i / sum_i (w_i / replicas)
 
 over all micro-batches i of the window and all replicas: Keras divides the loss by the
-number of replicas and sums gradients. One implementation for every Keras, for eager
-execution, tf.function and graphs, by the rule of estimator_accum/_micro_step.py.
+number of replicas and sums gradients. Both sums are those of one replica with the
+joined batch, so that any number of replicas may resume a saved window. One
+implementation for every Keras, for eager execution, tf.function and graphs, by the rule
+of estimator_accum/_micro_step.py.
 """
 
 import zlib
@@ -123,11 +125,13 @@ def run_micro_step(
     gradients = _of_known_kinds(window, gradients)
     dtype = window.weight.total.dtype
     loss = None if loss is None else tf.cast(loss, dtype)
-    counts_for, has_weight = tf.ones([], dtype), None
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    counts_for, has_weight = tf.constant(1 / replicas, dtype), None
+    term = nan(dtype) if loss is None else loss
     if weight is not None:
-        weight = counts_for = tf.cast(weight, dtype)
+        weight = tf.cast(weight, dtype)
+        counts_for, term = weight / replicas, weight * term
         has_weight = tf.not_equal(weight, 0.0)
-    term = nan(dtype) if loss is None else counts_for * loss
     if rule.on_nonfinite == "skip_window" and loss is not None:
         # The boundary checks the weight, because some losses may be unknown.
         counts_for = tf.where(tf.math.is_finite(loss), counts_for, nan(dtype))
@@ -168,8 +172,8 @@ def _terms(window: Window, rule: Rule) -> Terms:
         dtypes=[accumulator.total.dtype for accumulator in sums],
         accumulators=accumulators,
         num_replicas=replicas,
-        gradient_divisor=1 if rule.is_reduced else replicas,
-        loss_divisor=replicas,
+        # Each replica has added the same sum.
+        gradient_divisor=1 / replicas if rule.is_reduced else 1,
         on_nonfinite=rule.on_nonfinite,
         has_loss=False,  # some micro-steps may have none
         is_reported=False,

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 
 import numpy as np
 import pytest
@@ -30,9 +31,37 @@ class Kind:
 
     def optimizer(self, name: str, *args, **kwargs):
         """Returns `optimizers.<name>(...)`."""
+        return getattr(self._home, name)(*args, **kwargs)
+
+    @property
+    def _home(self):
         home = self.keras.optimizers
-        home = home.legacy if self.is_legacy else home
-        return getattr(home, name)(*args, **kwargs)
+        return home.legacy if self.is_legacy else home
+
+    def names(self) -> list[str]:
+        """Returns the names of all optimizer classes, wrappers of others included."""
+        names = {
+            name
+            for name, cls in vars(self._home).items()
+            if inspect.isclass(cls) and issubclass(cls, self._home.Optimizer)
+        }
+        return sorted(names - {"Optimizer"} | {"LossScaleOptimizer"})
+
+    def any_optimizer(self, name: str):
+        """Returns an optimizer of one of `names()`, with state of its own."""
+        if name == "LossScaleOptimizer":
+            inner = self.optimizer("Adam" if self.is_legacy else "AdamW", 0.05)
+            return self.keras.mixed_precision.LossScaleOptimizer(inner)
+        if name == "MultiOptimizer":
+            optimizers = self.keras.optimizers
+            biases = {".*bias": optimizers.SGD(0.05, momentum=0.9)}
+            return optimizers.MultiOptimizer(
+                optimizers.OptimizerMap(optimizers.Adam(0.05), biases)
+            )
+        has_momentum = (
+            "momentum" in inspect.signature(getattr(self._home, name)).parameters
+        )
+        return self.optimizer(name, 0.05, **({"momentum": 0.9} if has_momentum else {}))
 
     def _begin(self, dtype: str):
         self.keras.backend.set_floatx(dtype)  # Keras 3 casts losses to it

@@ -1,10 +1,11 @@
 """Trains one Keras model in `fit` under a strategy; run by test_keras_strategies.py.
 
-usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [nested | loop | plain]
+usage: keras_strategy_program.py ROOT KIND STRATEGY OUTPUT [OPTION]
 
-STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG); "nested"
-puts the optimizer into a LossScaleOptimizer, "loop" trains without `fit`, and "plain"
-without accumulation. Eleven batches of 8 are three windows of 3 and a partial one,
+STRATEGY is "mirrored" (two logical CPUs) or "workers" (one task of TF_CONFIG). OPTION
+"nested" puts the optimizer into a LossScaleOptimizer, "multi" trains by a
+MultiOptimizer, "loop" without `fit`, "plain" without accumulation, and "resume" some
+batches with one replica. Eleven batches of 8 are three windows of 3 and a partial one,
 which is applied. The weights are written to OUTPUT.npz; the number of updates, the
 traced reductions and the last window's loss are printed as one JSON line.
 """
@@ -38,6 +39,10 @@ def main() -> None:
         if "nested" in options:
             loss_scaling = kind.keras.mixed_precision.LossScaleOptimizer
             optimizer = loss_scaling(accumulate(optimizer, 3))
+        elif "multi" in options:
+            optimizers = kind.keras.optimizers
+            optimizer = optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizer))
+            optimizer = accumulate(optimizer, 3)
         elif "plain" not in options:
             optimizer = accumulate(optimizer, 3)
         model.compile(optimizer, "mse", jit_compile=False)
@@ -51,6 +56,11 @@ def main() -> None:
     if "loop" in options:
         _train(model, strategy, data)
     else:
+        if "resume" in options:
+            for batches, others in (4, tf.distribute.get_strategy()), (3, strategy):
+                model.fit(data.take(batches), shuffle=False, verbose=0)
+                data = data.skip(batches)
+                model = _loaded(kind, model, output, others.scope())
         callbacks = [] if "plain" in options else [AccumulationCallback("apply")]
         model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
     np.savez(output, *model.get_weights())
@@ -61,6 +71,15 @@ def main() -> None:
     if not options:
         report["window_loss"] = float(optimizer.window_loss.numpy())
     print(json.dumps(report))
+
+
+def _loaded(kind, model, path, scope):
+    """Saves the model in mid-window, and loads it for other replicas."""
+    path += ".h5" if kind.is_legacy else ".keras"
+    model.save(path)
+    with scope:
+        custom = {"Summing": type(model)}
+        return kind.keras.models.load_model(path, custom_objects=custom)
 
 
 def _train(model, strategy, data) -> None:

@@ -1,6 +1,7 @@
 """accumulate(): Keras optimizers that update by a window's mean."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -181,14 +182,52 @@ def test_raising_is_refused_where_xla_has_no_assertions(kind):
         fit(kind.dense_model(), optimizer, dense_data(8), 8, jit_compile=True)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_keras_itself_warns_of_variables_without_a_gradient(kind, steps, caplog):
+    used, unused = tf.Variable(1.0), tf.Variable(1.0, name="unused")
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), steps)
+    with (
+        caplog.at_level("WARNING", "absl"),
+        warnings.catch_warnings(record=True) as seen,
+    ):
+        warnings.simplefilter("always")
+        optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
+    messages = [str(each.message) for each in seen] if kind.is_3 else caplog.messages
+    sentence = r"Gradients do not exist for variables \['unused(:0)?'\] when minimizing"
+    assert all(re.match(sentence, message) for message in messages)
+    assert messages
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        optimizer.apply_gradients([(None, unused), (None, used)])
+
+
+def test_a_multi_optimizer_takes_variables_without_a_gradient(kind):
+    if not kind.is_3:
+        pytest.skip("Keras 2 has no MultiOptimizer")
+    optimizers = kind.keras.optimizers
+    sgd = optimizers.SGD(1.0)
+    both = optimizers.MultiOptimizer(lambda variable: sgd)
+    used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = accumulate(both, 2)
+    for _ in range(2):
+        optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
+    assert (used.numpy(), unused.numpy()) == (0.0, 1.0)
+
+
+def test_no_pairs_at_all_are_no_micro_step(kind):
+    if kind.is_3:
+        pytest.skip("Keras 3 refuses them")
+    optimizer, variable = accumulate(kind.optimizer("SGD", 1.0), 2), tf.Variable(0.0)
+    for pairs in ([], [(tf.constant(1.0), variable)], []):
+        optimizer.apply_gradients(pairs)
+    assert int(optimizer.micro_steps.numpy()) == 1
+
+
 def test_variables_without_a_gradient_are_left_alone(kind):
     used, unused = tf.Variable(1.0), tf.Variable(1.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
     for _ in range(2):
         optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
     assert (used.numpy(), unused.numpy()) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="At least one variable must have a gradient"):
-        optimizer.apply_gradients([(None, used)])
     optimizer.apply_gradients([(tf.constant(1.0), used)])
     with pytest.raises(ValueError, match="gradients of the same variables. Received"):
         optimizer.apply_gradients([(tf.constant(1.0), unused)])

@@ -1,7 +1,9 @@
 """Models saved in mid-window resume exactly; optimizers of Estimators."""
 
+import copy
 import functools
 import importlib
+import pickle
 
 import numpy as np
 import pytest
@@ -10,8 +12,16 @@ import tensorflow as tf
 from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import accumulate
 from tests.helpers import running
-from tests.helpers.keras_kinds import Kind, dense_data, difference, fit, sparse_data
+from tests.helpers.keras_kinds import (
+    KINDS,
+    Kind,
+    dense_data,
+    difference,
+    fit,
+    sparse_data,
+)
 
+_EVERY_OPTIMIZER = [(pair, name) for pair in KINDS for name in Kind(*pair).names()]
 _FORMATS = ["model.keras", "model.h5", "only.weights.h5", "checkpoint"]
 
 
@@ -63,6 +73,182 @@ def test_training_goes_on_in_mid_window(kind, file, tmp_path):
     loaded.fit(x[24:], y[24:], batch_size=8, shuffle=False, verbose=0)
     for theirs, ours in zip(expected, loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def _why_the_plain_optimizer_does_not_resume(kind, name, file) -> str | None:
+    if kind.is_legacy and file == "model.keras":
+        return "Keras 2 saves no state of optimizers.legacy in this format"
+    if kind.is_3 and file == "model.h5":
+        return "Keras 3 builds an optimizer without variables to read h5 files"
+    if name == "Nadam" and not kind.is_3 and not kind.is_legacy:
+        return "Keras 2 does not save a variable of Nadam, `_u_product`"
+    return None
+
+
+def _state(model) -> list[np.ndarray]:
+    variables = model.optimizer.variables
+    variables = variables() if callable(variables) else variables
+    return [*model.get_weights(), *(v.numpy() for v in variables)]
+
+
+def _check_that_training_resumes(kind, optimizer, path, **options):
+    """Trains half, saves, and trains the other half with and without loading."""
+    model = kind.dense_model()
+    x, y = dense_data(24)
+    loss = kind.keras.losses.MeanSquaredError()
+    fit(model, optimizer, (x[:12], y[:12]), 4, loss=loss, run_eagerly=True)
+    model.save(path)
+    loaded = kind.keras.models.load_model(path, **options)
+    loaded.run_eagerly = True
+    for each in (model, loaded):
+        each.fit(x[12:], y[12:], batch_size=4, shuffle=False, verbose=0)
+    for expected, got in zip(_state(model), _state(loaded), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    return loaded.optimizer
+
+
+@pytest.mark.parametrize("file", ["model.keras", "model.h5"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    _EVERY_OPTIMIZER,
+    indirect=["kind"],
+    ids=["-".join([*pair, name]) for pair, name in _EVERY_OPTIMIZER],
+)
+def test_every_optimizer_resumes_in_mid_window(kind, name, file, tmp_path):
+    reason = _why_the_plain_optimizer_does_not_resume(kind, name, file)
+    optimizer = kind.any_optimizer(name)
+    if reason:
+        with pytest.raises((AssertionError, ValueError)):
+            _check_that_training_resumes(kind, optimizer, tmp_path / file)
+        pytest.skip(reason)
+    optimizer = accumulate(optimizer, 2)
+    again = _check_that_training_resumes(kind, optimizer, tmp_path / file)
+    assert type(again) is type(optimizer)
+    assert type(again.inner_optimizer) is type(optimizer.inner_optimizer)
+
+
+def _own_objects(kind) -> dict:
+    """Returns a user's classes and functions by name."""
+
+    class Adam(type(kind.optimizer("SGD"))):
+        """An optimizer that must not be taken for the built-in one of its name."""
+
+    class Decay(kind.keras.optimizers.schedules.ExponentialDecay):
+        """A schedule."""
+
+    def two(updates):
+        return tf.cast(2 + 0 * updates, tf.int64)
+
+    def half():
+        return tf.constant(0.5)
+
+    return {each.__name__: each for each in (Adam, Decay, two, half)}
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+@pytest.mark.parametrize("file", ["model.keras", "model.h5"])
+def test_own_classes_and_functions_are_found(kind, file, is_registered, tmp_path):
+    reason = _why_the_plain_optimizer_does_not_resume(kind, "Adam", file)
+    if reason:
+        pytest.skip(reason)
+    own = _own_objects(kind)
+    options = {} if is_registered else {"custom_objects": own}
+    if is_registered:
+        register = kind.keras.saving.register_keras_serializable("_".join(kind.name))
+        own = {name: register(each) for name, each in own.items()}
+    sgd = own["Adam"](own["Decay"](0.05, 1, 0.5), momentum=0.9)
+    optimizer = accumulate(sgd, own["two"], weight=own["half"])
+    again = _check_that_training_resumes(kind, optimizer, tmp_path / file, **options)
+    assert type(again.inner_optimizer) is own["Adam"]
+    # Keras 2 looks for a function's name in all packages.
+    assert again.gradient_accumulation_steps.__name__ == "two"
+    assert again.weight.__name__ == "half"
+
+
+def test_a_function_that_no_file_can_hold_is_refused_by_save(kind, tmp_path):
+    variable = tf.Variable(1.0)
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, weight=variable.read_value)
+    model = kind.dense_model()
+    model.compile(optimizer, "mse")
+    with pytest.raises(
+        TypeError, match="`weight` must be a function, or an object with"
+    ):
+        model.save(tmp_path / "model.keras")
+
+
+def test_a_loss_scale_around_it_is_found(kind, tmp_path):
+    optimizer = accumulate(kind.optimizer("Adam", 0.05), 2)
+    optimizer = kind.keras.mixed_precision.LossScaleOptimizer(optimizer)
+    path = tmp_path / ("model.h5" if kind.is_legacy else "model.keras")
+    again = _check_that_training_resumes(kind, optimizer, path)
+    assert again.inner_optimizer.gradient_accumulation_steps == 2
+
+
+_IN_A_SESSION = """
+import numpy as np, sys, tensorflow as tf
+from estimator_accum.keras import accumulate
+root, behavior, path = sys.argv[1:]
+tf.compat.v1.disable_v2_behavior()
+if behavior == "graphs":
+    tf.compat.v1.enable_v2_behavior()
+    tf.compat.v1.disable_eager_execution()
+keras = __import__(root)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile(accumulate(keras.optimizers.legacy.Adam(0.1), 2), "mse")
+data = dict(x=np.ones([12, 1]), y=np.ones([12, 1]), batch_size=4, verbose=0)
+model.fit(**data)
+model.save(path)
+loaded = keras.models.load_model(path)
+assert loaded.optimizer.get_weights()[5] == 1  # micro-steps
+for each in (model, loaded):
+    each.fit(**data)
+for ours, theirs in zip(loaded.get_weights(), model.get_weights()):
+    np.testing.assert_array_equal(ours, theirs)
+"""
+
+
+@pytest.mark.parametrize("behavior", ["TensorFlow 1", "graphs"])
+def test_sessions_resume_too(kind, behavior, tmp_path):
+    if not kind.is_legacy:
+        pytest.skip("sessions take optimizers.legacy only")
+    path = tmp_path / "model.h5"
+    done = running.run("-c", _IN_A_SESSION, kind.keras.__name__, behavior, path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_saved_model_folder_keeps_the_weights_only(kind, is_plain, tmp_path):
+    if kind.is_3:
+        pytest.skip("Keras 3 writes no such models")
+    model, adam = kind.dense_model(), kind.optimizer("Adam", 0.05)
+    optimizer = adam if is_plain else accumulate(adam, 2)
+    fit(model, optimizer, dense_data(24), 4)
+    model.save(tmp_path / "folder")
+    loaded = kind.keras.models.load_model(tmp_path / "folder")
+    assert difference(model, loaded) == 0
+    assert type(loaded.optimizer) is type(optimizer)
+    assert int(loaded.optimizer.iterations.numpy()) == 0
+    loaded.fit(*dense_data(24), batch_size=4, verbose=0)
+    assert int(loaded.optimizer.iterations.numpy()) == (6 if is_plain else 3)
+
+
+def test_weights_are_set_once_there_are_variables_for_them(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
+    weights = [np.zeros([])] * 3
+    with pytest.raises(ValueError, match=r"You (are calling|called) `set_weights\("):
+        optimizer.set_weights(weights)
+    optimizer.build([tf.Variable(1.0)])
+    with pytest.raises(ValueError, match="`weights` must hold one array for each"):
+        optimizer.set_weights(weights)
+
+
+def test_an_optimizer_can_be_copied_and_pickled_in_keras_3(kind):
+    if not kind.is_3:
+        pytest.skip("Keras 2 pickles no optimizers")
+    optimizer = accumulate(kind.optimizer("Lamb", 0.125), 3)
+    for again in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert type(again) is type(optimizer)
+        assert again.get_config() == optimizer.get_config()
 
 
 @pytest.mark.parametrize("file", ["checkpoint", "only.weights.h5"])

@@ -67,6 +67,19 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
 
 
+def test_a_saved_window_goes_on_with_another_number_of_replicas(tmp_path, kind):
+    report, weights = _run(tmp_path, kind, "mirrored", "resume")
+    _assert_like_one_replica(kind, weights)
+    assert report["updates"] == 4
+
+
+def test_the_parts_of_a_multi_optimizer_reduce_nothing_again(tmp_path, kind):
+    if not kind.is_3:
+        pytest.skip("Keras 2 has no MultiOptimizer")
+    _, weights = _run(tmp_path, kind, "mirrored", "multi")
+    _assert_like_one_replica(kind, weights)
+
+
 def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind):
     """With any optimizer, because it takes the mean of a batch that is a tuple."""
     if not kind.is_3:
