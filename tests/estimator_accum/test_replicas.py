@@ -103,6 +103,24 @@ def test_whoever_computes_the_gradients_they_are_averaged_once(make_train_op):
     assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
 
 
+@pytest.mark.parametrize(
+    ("steps", "fed", "expected"),
+    [(1, [(0, 6), (4, 0)], [-1, -1.5]), (2, [(0, 0), (0, 8), (1, 1)], [0, -1, -1])],
+)
+def test_the_mean_over_replicas_is_changed(steps, fed, expected):
+    """Clipped to 1, with weight decay from the replica's own copy."""
+
+    def make(loss):
+        optimizer = AccumulatingOptimizer(sgd(), steps)
+        ((gradient, x),) = optimizer.compute_gradients(loss)
+        gradient = tf.clip_by_value(gradient, 0.0, 1.0) + 0.5 * x
+        step = v1.train.get_global_step()
+        return optimizer.apply_gradients([(gradient, x)], step)
+
+    run = _TwoReplicas(make, divides_the_loss=True)
+    assert run(*fed) == expected
+
+
 def _central_storage():
     """Strategy whose replicas would all apply the window to the shared variables."""
     devices = ["/cpu:0", "/cpu:1"]
