@@ -38,8 +38,9 @@ _COMPUTED = "_estimator_accum_computed"  # a graph's attribute
 _NORM = "_for_norm"  # suffix of copies that compute a norm of slices
 _SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "StopGradient", "Sub"}
 _PRODUCTS = {"Div", "Mul", "RealDiv"}
-# Operations with state that read variables, or are their handles.
+# Operations with state that are the same for all micro-batches of an update.
 _VARIABLES = {
+    "StatelessRandomGetAlg",
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"),
     *("VarIsInitializedOp", "Variable", "VariableShape", "VariableV2"),
 }
@@ -292,12 +293,22 @@ class Change:
 
     def _check_operations(self, of_batch: set[tf.Operation]) -> None:
         """Refuses values of a micro-batch, which come from `of_batch`."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        drawn = _varying(self.operations)
         for operation, user in self._users.items():
             if operation.type in ("Enter", "RefEnter"):
                 raise ValueError(
                     "A change of gradients must not loop by control flow of TensorFlow "
                     f"1. Received: {operation.name}. Call "
                     "tf.compat.v1.enable_control_flow_v2() at the program's start."
+                )
+            if replicas > 1 and operation.outputs and operation in drawn:
+                raise ValueError(
+                    "With several replicas a change of gradients must not draw random "
+                    "numbers by operations with a state: each replica would add others. "
+                    f"Received: {operation.name} of type {operation.type}. Use "
+                    "tf.random.stateless_normal, say, with a seed computed from "
+                    "get_or_create_update_step()."
                 )
             if operation in self._later and _stays(operation):
                 raise ValueError(
