@@ -123,7 +123,10 @@ def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> No
             path.append(reader)
         reader = found[reader]
     what = type(innermost(state.rule.optimizer)).__name__
-    if path[-1] not in clocks and path[-1].type != "ReadVariableOp":
+    changed = [] if state.change is None else list(state.change.operations)
+    if clocks & data_ancestors(changed).keys():
+        what = "The change of gradients before apply_gradients"
+    elif path[-1] not in clocks and path[-1].type != "ReadVariableOp":
         what = f"{path[-1].name}, from which {what} computes,"
     _logger.warning(
         "%s reads global_step, which counts micro-steps and not updates: a schedule "

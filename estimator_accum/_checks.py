@@ -9,9 +9,8 @@ from estimator_accum._graph import ancestors
 from estimator_accum._rule import is_loss_scaling
 
 _FOR_EACH_EXAMPLE = (
-    "; if the optimizer needs one for each example, for privacy say, call its "
-    "compute_gradients, outside of this library, and give what that returns to "
-    "AccumulatingOptimizer(optimizer, K).apply_gradients"
+    "; an optimizer that takes one for each example, for privacy say, trains by "
+    "AccumulatingOptimizer(optimizer, K).minimize(losses)"
 )
 
 

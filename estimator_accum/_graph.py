@@ -1,4 +1,4 @@
-"""Graph helpers: ancestors, branches without captures, variables, replicas."""
+"""Graph helpers: ancestors, copies, branches without captures, variables, replicas."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,6 +6,8 @@ import tensorflow as tf
 
 # A variable's attribute with its first initializer, which a warm start may replace.
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
+# Values that a session gets from outside, under this name and no copy's.
+FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 
 
 def ancestors(
@@ -58,6 +60,101 @@ def _walk(
                 found[other] = operation
                 waiting.append(other)
     return found
+
+
+def descendants(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
+    """Returns the operations that compute from `tensors`, or wait for them."""
+    found, waiting = set(), []
+
+    def add(tensors, operation: tf.Operation) -> None:
+        users = [user for tensor in tensors for user in tensor.consumers()]
+        for user in (*users, *operation._control_outputs):
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+
+    for tensor in tensors:
+        add([tensor], tensor.op)
+    while waiting:
+        operation = waiting.pop()
+        add(operation.outputs, operation)
+    return found
+
+
+def define(
+    operations: Iterable[tf.Operation],
+    in_order: frozenset[tf.Operation] = frozenset(),
+    first: Iterable[tf.Operation] = (),
+    late: Iterable[tf.Operation] = (),
+) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Operation]]:
+    """Returns a definition of operations, for `insert` to make copies.
+
+    Args:
+        operations: The operations to copy.
+        in_order: Those whose copies wait for what the originals wait for; the others
+            wait for each other only.
+        first: Some of `operations`, for which the copies of `late` wait.
+        late: Others.
+
+    Returns:
+        The definition, and the operations outside for which copies wait, as inputs.
+    """
+    waits, copied = {}, {operation.name for operation in operations}
+    definition = tf.compat.v1.GraphDef()
+    for operation in sorted(operations, key=lambda each: each.name):  # always the same
+        definition.versions.CopyFrom(operation.graph.graph_def_versions)
+        node = definition.node.add()
+        node.CopyFrom(operation.node_def)
+        node.attr.pop("_class", None)  # colocation with what is not copied
+        del node.input[:]
+        node.input.extend(tensor.name for tensor in operation.inputs)
+        for other in operation.control_inputs:
+            if other.name in copied or operation in in_order:
+                node.input.append(f"^{other.name}")
+            if other.name not in copied and operation in in_order:
+                waits[f"^{other.name}"] = other
+        if operation in late:
+            node.input.extend(f"^{other.name}" for other in first)
+    return definition, waits
+
+
+def insert(
+    definition: tf.compat.v1.GraphDef,
+    inputs: dict[str, tf.Tensor | tf.Operation],
+    wanted: list[tf.Tensor],
+    name: str,
+) -> list[tf.Tensor]:
+    """Copies operations into the default graph.
+
+    Args:
+        definition: What `define` has returned.
+        inputs: What copies read, or wait for, in place of what is not copied, by name.
+        wanted: Results of copied operations, or tensors of `inputs`.
+        name: Scope of the copies.
+
+    Returns:
+        The copies of `wanted`.
+    """
+    if not definition.node:
+        return [inputs[tensor.name] for tensor in wanted]
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function:  # a branch's graph
+        inputs = {name: graph.capture(tensor) for name, tensor in inputs.items()}
+    scope = graph.unique_name(name)
+    for node in definition.node:
+        if "frame_name" in node.attr:  # a loop of its own
+            node.attr["frame_name"].s += f"/{scope}".encode()
+    copied = {node.name for node in definition.node}
+    read = {name for node in definition.node for name in node.input}
+    names = [tensor.name for tensor in wanted if tensor.op.name in copied]
+    copies = tf.graph_util.import_graph_def(
+        definition,
+        {name: inputs[name] for name in inputs if name in read},
+        return_elements=names,
+        name=name,
+    )
+    copies = dict(zip(names, copies, strict=True))
+    return [copies.get(each.name, inputs.get(each.name)) for each in wanted]
 
 
 def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
@@ -126,44 +223,6 @@ def run_either(
 
     done = either(predicate, lambda: run(if_true), lambda: run(if_false))[0]
     return None if is_eager else done.op
-
-
-def copy_operations(
-    operations: Iterable[tf.Operation], inputs: dict[str, tf.Tensor], name: str
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Copies operations; returns (tensor, its copy) for each of their outputs.
-
-    Args:
-        operations: The operations. What one of them waits for is copied with it, if it
-            is one of them.
-        inputs: What the copies read in place of tensors of other operations, by name.
-        name: Scope of the copies.
-    """
-    operations = sorted(operations, key=lambda each: each.name)  # always the same
-    if not operations:
-        return []
-    graph, copied = operations[0].graph, {operation.name for operation in operations}
-    scope = graph.unique_name(name)
-    definition = tf.compat.v1.GraphDef()
-    definition.versions.CopyFrom(graph.graph_def_versions)
-    for operation in operations:
-        node = definition.node.add()
-        node.CopyFrom(operation.node_def)
-        node.attr.pop("_class", None)  # colocation with what is not copied
-        if "frame_name" in node.attr:  # a loop of its own
-            node.attr["frame_name"].s += f"/{scope}".encode()
-        del node.input[:]
-        node.input.extend(tensor.name for tensor in operation.inputs)
-        node.input.extend(
-            f"^{other.name}"
-            for other in operation.control_inputs
-            if other.name in copied
-        )
-    outputs = [tensor for operation in operations for tensor in operation.outputs]
-    copies = tf.graph_util.import_graph_def(
-        definition, inputs, [tensor.name for tensor in outputs], name=name
-    )
-    return list(zip(outputs, copies or [], strict=True))
 
 
 def nan(dtype: tf.DType = tf.float32) -> tf.Tensor:

@@ -2,13 +2,14 @@
 
     update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
 
-over all micro-batches i of the window and all replicas. `make_accumulating_train_op`,
+over all micro-batches i of the window and all replicas; what code does to gradients
+before `apply_gradients`, it does to the mean, before it is clipped. `make_accumulating_train_op`,
 `AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by these
 two functions; they differ in how and when the mean is applied. Order inside one
 micro-step, every arrow a control or data dependency:
 
     gradients -> accumulate -> (boundary only: reduce over replicas once, normalize,
-    clip, check, apply, clear) -> counters
+    change, clip, check, apply, clear) -> counters
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from estimator_accum._accumulators import (
     commit,
     take_window,
 )
+from estimator_accum._change import Change
 from estimator_accum._gradients import (
     Gradient,
     cast,
@@ -30,6 +32,7 @@ from estimator_accum._gradients import (
     scale_and_clip,
     scaled,
     sum_over_replicas,
+    values_of,
 )
 from estimator_accum._graph import first_of, flatten, nan, read
 from estimator_accum._nonfinite import check_micro_batch, check_window
@@ -40,7 +43,7 @@ class Terms(NamedTuple):
 
     Attributes:
         names: Names of the trained variables, for errors.
-        dtypes: Dtypes of the trained variables and of the mean gradients.
+        dtypes: Dtypes of these variables and of the mean gradients.
         accumulators: Sums of the variables' gradients, then of weight, loss and further
             scalars; empty if every micro-batch is a window.
         num_replicas: Number of replicas that train in sync.
@@ -98,9 +101,10 @@ class Closed(NamedTuple):
     Attributes:
         is_good: Whether the window is applied.
         loss: Mean loss, or the sum with `reduction="sum"`.
-        gradient_norm: Global norm of the mean before clipping; NaN if not computed.
+        gradient_norm: Global norm of what the optimizer gets, before `clip_norm`; NaN if
+            not computed.
         weight: Sum of the weights.
-        more: Sums of the further scalars.
+        more: Sums of the further scalars, and the norm of the mean.
         requests: Sum of `Terms.requests`; NaN if there are none.
     """
 
@@ -167,6 +171,7 @@ def close_window(
     terms: Terms,
     apply: Callable[[list[Gradient], Closed], tf.Tensor],
     gradients: list[Gradient] | None = None,
+    change: Change | None = None,
 ) -> tuple[Closed, tf.Tensor]:
     """Takes the window's mean and applies it, in cross-replica context.
 
@@ -176,13 +181,14 @@ def close_window(
         apply: Applies the replicas' gradients, which are already reduced; returns an
             observed value, a float32 scalar.
         gradients: The replicas' gradients and scalars, if nothing is accumulated.
+        change: What the replicas' code does to gradients; None if nothing.
 
     Returns:
         (the window's results, the value from `apply`: NaN if it was not called). Both
         are available after the window is applied and cleared.
     """
     mean, closed = strategy.extended.call_for_each_replica(
-        _take_mean, args=(terms, gradients)
+        _take_mean, args=(terms, gradients, change)
     )
     everywhere = flatten(strategy, closed)
     closed = tf.nest.map_structure(lambda value: first_of(strategy, value), closed)
@@ -195,8 +201,8 @@ def close_window(
         return tf.nest.map_structure(tf.identity, (closed, observed))
 
 
-def _take_mean(terms: Terms, gradients: list[Gradient] | None):
-    """Reduces, checks, normalizes, clips and clears, in replica context at a boundary.
+def _take_mean(terms: Terms, gradients: list[Gradient] | None, change: Change | None):
+    """Reduces, normalizes, changes, checks, clips, clears; in replica context.
 
     Returns:
         The gradients for the optimizer, and the window's results.
@@ -208,6 +214,13 @@ def _take_mean(terms: Terms, gradients: list[Gradient] | None):
     requests = sums.pop() if terms.requests else nan()
     sums, (weight, loss, *more) = sums[: len(terms.names)], sums[len(terms.names) :]
     norm, is_good, checked = nan(weight.dtype), tf.constant(True), []
+    factor, changed = None, []  # one micro-batch alone is its own mean
+    if terms.accumulators or terms.num_replicas > 1:
+        divisor = tf.constant(terms.gradient_divisor, weight.dtype)
+        factor = _reduced(terms, divisor, weight)
+    if change is not None:
+        terms, sums, more = _change_mean(terms, sums, factor, more, change)
+        factor, changed = None, [values_of(value) for value in sums]
     if terms.is_reported or terms.on_nonfinite is not None:
         has_unique_rows = terms.sparse_norm == "slices" or bool(terms.accumulators)
         halves = half_squared_norms(sums, weight.dtype, has_unique_rows)
@@ -215,21 +228,37 @@ def _take_mean(terms: Terms, gradients: list[Gradient] | None):
         norm = global_norm(sums, halves, of_slices if terms.accumulators else None)
         scalars = [weight, loss] if terms.has_loss else [weight]
         is_good, checked = check_window(terms, sums, halves, scalars)
-    is_alone = not terms.accumulators and terms.num_replicas == 1
-    mean, norm = scale_and_clip(
-        sums,
-        # One micro-batch alone is its own mean.
-        None
-        if is_alone
-        else _reduced(terms, tf.constant(terms.gradient_divisor, weight.dtype), weight),
-        terms.clip_norm,
-        norm,
-    )
+    mean, norm = scale_and_clip(sums, factor, terms.clip_norm, norm)
+    if more and change is None:
+        more.append(norm)
     mean = [cast(value, dtype) for value, dtype in zip(mean, terms.dtypes, strict=True)]
-    with tf.control_dependencies([*cleared, *checked]):
+    # A change may read variables, which are written when the loss is there.
+    with tf.control_dependencies([*cleared, *checked, *changed]):
         loss = _reduced(terms, loss, weight)
         closed = Closed(is_good, loss, norm, weight, more, requests)
         return mean, tf.nest.map_structure(tf.identity, closed)
+
+
+def _change_mean(
+    terms: Terms, sums: list[Gradient], factor, more: list, change: Change
+):
+    """Returns terms of the changed gradients, these, and `more` with the mean's norm."""
+    kept = len(more) - len(change.with_norm)
+    more, halves = more[:kept], more[kept:]
+    if more:
+        squares = half_squared_norms(sums, factor.dtype, bool(terms.accumulators))
+        more.append(global_norm(sums, squares, None) * factor)
+    changed = change(
+        [
+            cast(scaled(value, factor), gradient.dtype)
+            for value, gradient in zip(sums, change.gradients, strict=True)
+        ],
+        [half * tf.square(factor) for half in halves],
+    )
+    names = [variable.op.name for variable in change.variables]
+    dtypes = [variable.dtype for variable in change.variables]
+    # The micro-steps have not checked what was changed: nothing is accumulated of it.
+    return terms._replace(names=names, dtypes=dtypes, accumulators=[]), changed, more
 
 
 def _reduced(terms: Terms, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
+from estimator_accum._change import find_change, remember
 from estimator_accum._checks import (
     check_graph,
     check_loss,
@@ -12,7 +13,7 @@ from estimator_accum._checks import (
     check_weight,
 )
 from estimator_accum._kinds import own_gradients
-from estimator_accum._rule import Rule
+from estimator_accum._rule import Rule, innermost
 from estimator_accum._state import Computed
 from estimator_accum._train_op import make_train_op
 from estimator_accum._window import AccumulationSteps, get_windows
@@ -26,7 +27,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
     For code that takes an optimizer and makes the train op itself: heads and canned
     estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
     `minimize` or `apply_gradients` makes one accumulating train op; see
-    `make_accumulating_train_op` for the arguments, the variables and the errors. A
+    `make_accumulating_train_op` for the arguments, the variables and the errors. What is
+    done to gradients between `compute_gradients` and `apply_gradients` is done to the
+    window's mean, before `clip_norm`. A
     learning-rate schedule must be computed from `get_or_create_update_step()`. Inside
     `microbatch_model_fn` the batch is the window, whatever the value of K.
 
@@ -102,12 +105,23 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
-        """Returns the (gradient, variable) pairs of the wrapped optimizer."""
-        if not callable(loss):
+        """Returns the (gradient, variable) pairs of the wrapped optimizer.
+
+        What is done to the gradients before `apply_gradients` gets them is done to the
+        window's mean.
+        """
+        check_graph()
+        # An optimizer that computes gradients in its own way may take a loss for each
+        # example, for privacy say.
+        own = type(innermost(self._optimizer)).compute_gradients
+        if not callable(loss) and own is tf.compat.v1.train.Optimizer.compute_gradients:
             loss = check_loss(loss)
-        self._loss = loss
         with own_gradients():
-            return self._optimizer.compute_gradients(loss, *args, **kwargs)
+            pairs = self._optimizer.compute_gradients(loss, *args, **kwargs)
+        remember(pairs, loss)
+        is_scalar = getattr(loss, "shape", None) == []
+        self._loss = loss if is_scalar else None
+        return pairs
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(
@@ -120,7 +134,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
 
         Args:
             grads_and_vars: (gradient, variable) pairs of the mean loss over this
-                replica's micro-batch.
+                replica's micro-batch, from `compute_gradients`. They may be changed,
+                but by nothing else of the micro-batch. From elsewhere only gradients
+                that tf.gradients returns, constants, and sums and constant multiples.
             global_step: Variable that increases by 1 every micro-step; None leaves that
                 to the caller.
             name: Ignored; the constructor's `name` is used.
@@ -134,12 +150,21 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         check_replica_context(rule.optimizer)
         loss = self._loss_of_this_graph()
         gradients, variables = check_trained(grads_and_vars, loss)
+        change = None
+        if kind.needs_weight:  # else nothing is summed, and what is given is applied
+            change = find_change(gradients, variables)
+        if change is not None:
+            _check_sparse_norm(rule)
+            pairs = zip(change.gradients, change.read, strict=True)
+            gradients, variables = check_trained(pairs, loss)
         given = rule.weight() if callable(rule.weight) else rule.weight
         if given is not None:
             given = check_weight(given)
         weight, scale = kind.weigh(given, rule.reduction)
         is_weighted = given is None and tf.get_static_value(scale) == 1.0
-        computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
+        computed = Computed(
+            gradients, variables, loss, weight, scale, is_weighted, change
+        )
         return make_train_op(rule, kind, computed, global_step)
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:
@@ -166,6 +191,15 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         """Returns the children in object-based checkpoints, as of Keras Estimators."""
         children = self._optimizer._trackable_children(*args, **kwargs)
         return {**children, **{v.op.name: v for v in _window_variables()}}
+
+
+def _check_sparse_norm(rule: Rule) -> None:
+    if rule.sparse_norm == "slices":
+        raise ValueError(
+            "`sparse_norm='slices'` must not be combined with gradients that are changed "
+            "before apply_gradients, whose slices are not known. Received: both. Leave "
+            "`sparse_norm` out."
+        )
 
 
 def _window_variables() -> list[tf.Variable]:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum._graph import FED, define, insert
 from estimator_accum._kinds import current_batch
 
 _GRADIENT = "EstimatorAccumRecompute"
@@ -37,8 +38,6 @@ _ATTRIBUTE = "_estimator_accum_recompute"
 _DRAWS = re.compile(r"Random|Truncated|Parameterized|Multinomial|Stateful")
 # Results that are kept; a shape must not ask for a whole tensor again.
 _SMALL = {"Const", "Shape", "ShapeN", "Size", "Rank"}
-# Values that a session gets from outside, under this name and no copy's.
-_FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 _CONTROL_FLOW_V1 = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Exit"}
 
 
@@ -196,7 +195,7 @@ def _can_run_again(operation: tf.Operation) -> bool:
     It depends on its inputs alone, changes nothing, and its result may be large. What
     reads or writes a reference variable is not said to have state.
     """
-    if operation.op_def.is_stateful or operation.type in _SMALL | _FED:
+    if operation.op_def.is_stateful or operation.type in _SMALL | FED:
         return False
     tensors = (*operation.inputs, *operation.outputs)
     return not any(tensor.dtype._is_ref_dtype for tensor in tensors)
@@ -316,12 +315,14 @@ def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) 
     needed, given = _needed([each.op for each in wanted], inside, order)
     gates = _Gates(arrived, layer.drawn, layer.switch)
     early = _early(needed, [each for each in backward if each in order], arrived)
-    moved = _copy(needed, order, gates.of(given), wanted, early)
+    definition, waits = define(needed, order, *early)
+    moved = insert(definition, {**gates.of(given), **waits}, wanted, "recompute")
     if layer.switch is not None:
         unmoved, given = _needed([each.op for each in wanted], created, created)
         given += [each for each in wanted if each.op not in created]
         inputs = {each.name: _switched(each, layer.switch)[0] for each in given}
-        kept = _copy(unmoved, created, inputs, wanted)
+        definition, waits = define(unmoved, created)
+        kept = insert(definition, {**inputs, **waits}, wanted, "recompute")
         moved = [_merged(*pair) for pair in zip(moved, kept, strict=True)]
     moved = iter(moved)
     flat = [
@@ -460,50 +461,3 @@ def _unpack(bits: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
     places = tf.constant([1, 2, 4, 8, 16, 32, 64, 128], tf.uint8)
     flat = tf.reshape(tf.not_equal(tf.bitwise.bitwise_and(bits, places), 0), [-1])
     return tf.reshape(flat[: tf.reduce_prod(shape)], shape)
-
-
-def _copy(
-    operations: set[tf.Operation],
-    in_order: frozenset[tf.Operation],
-    inputs: dict[str, tf.Tensor],
-    wanted: list[tf.Tensor],
-    early: tuple[list[tf.Operation], set[tf.Operation]] = ((), ()),
-) -> list[tf.Tensor]:
-    """Returns copies of tensors, computed by copies of operations.
-
-    Args:
-        operations: The operations to copy.
-        in_order: Those whose copies wait for what the originals wait for; the others
-            have run once, and so has all that they waited for.
-        inputs: What the copies read in place of tensors of other operations, by name.
-        wanted: Results of `operations`, or tensors of `inputs`.
-    """
-    made = [tensor for tensor in wanted if tensor.op in operations]
-    if not made:
-        return [inputs[tensor.name] for tensor in wanted]
-    graph = made[0].graph
-    definition = tf.compat.v1.GraphDef()
-    definition.versions.CopyFrom(graph.graph_def_versions)
-    inputs = dict(inputs)
-    first, waiting = early
-    copied = {operation.name for operation in operations}
-    for operation in sorted(operations, key=lambda each: each.name):  # always the same
-        node = definition.node.add()
-        node.CopyFrom(operation.node_def)
-        node.attr.pop("_class", None)  # colocation with what is not copied
-        del node.input[:]
-        node.input.extend(tensor.name for tensor in operation.inputs)
-        for other in operation.control_inputs:
-            if other.name in copied:
-                node.input.append(f"^{other.name}")
-            elif operation in in_order:
-                node.input.append(f"^{other.name}")
-                inputs[f"^{other.name}"] = other
-        if operation in waiting:
-            node.input.extend(f"^{other.name}" for other in first)
-    names = [tensor.name for tensor in made]
-    copies = tf.graph_util.import_graph_def(
-        definition, inputs, return_elements=names, name="recompute"
-    )
-    copies = dict(zip(names, copies, strict=True))
-    return [copies.get(each.name, inputs.get(each.name)) for each in wanted]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum._accumulators import Accumulator, create_accumulator, variables_of
+from estimator_accum._change import Change
 from estimator_accum._gradients import Gradient, half_squared_norms, values_of
 from estimator_accum._graph import add_to, ancestors, create_shared_scalar, nan
 from estimator_accum._kinds import Kind
@@ -34,6 +35,8 @@ class Computed(NamedTuple):
         scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
             micro-batch is the whole window and so its own mean.
         is_weighted: Whether `gradients` are already those of scale * loss.
+        change: What code does to the gradients before the optimizer gets them; None if
+            nothing.
     """
 
     gradients: list[Gradient]
@@ -42,15 +45,25 @@ class Computed(NamedTuple):
     weight: tf.Tensor
     scale: tf.Tensor
     is_weighted: bool
+    change: Change | None = None
+
+    @property
+    def updated(self) -> list[tf.Variable]:
+        """The variables that the optimizer gets."""
+        return self.variables if self.change is None else self.change.variables
 
 
 class State(NamedTuple):
-    """Variables of one accumulating train op, the same in every replica."""
+    """Variables of one accumulating train op, the same in every replica.
+
+    `change` is the first replica's.
+    """
 
     rule: Rule
     kind: Kind
     terms: Terms
     variables: list[tf.Variable]
+    change: Change | None
     micro_steps: tf.Variable | None  # None if every run of the train op ends a window
     clipped_updates: tf.Variable | None
     noise_scale: NoiseScale | None
@@ -101,7 +114,7 @@ def create_state(
         loss_divisor: Number by which compute_gradients divided the loss.
     """
     with tf.init_scope():  # slots then get their usual names
-        innermost(rule.optimizer)._create_slots(computed.variables)
+        innermost(rule.optimizer)._create_slots(computed.updated)
     shared_step = get_or_create_update_step()
     is_first = not get_windows()
     accumulators = []
@@ -136,7 +149,8 @@ def create_state(
             clock=clock,
             requests=_stop_requests(strategy),
         ),
-        variables=computed.variables,
+        variables=computed.updated,
+        change=computed.change,
         micro_steps=micro_steps,
         clipped_updates=clipped_updates,
         noise_scale=noise_scale,
@@ -173,9 +187,11 @@ def _create_accumulators(
             is_sparse = isinstance(gradient, tf.IndexedSlices)
             shape = variable.shape
             made.append(create_accumulator(name, shape, dtype, is_sparse, **options))
+            taken.add(name)
     names = ["weight", "loss"]
     names += ["squares", "count"] if rule.noise_scale else []
     names += ["slices"] if rule.sparse_norm == "slices" else []
+    names += [f"slices_{i}" for i in range(len(scalars) - len(names))]
     for scalar, value in zip(names, scalars, strict=True):
         name = f"{rule.name}/{scalar}"
         shape = tf.TensorShape([])
@@ -212,8 +228,13 @@ def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBa
         )
         # A micro-batch of weight 0, where all is masked, is not a sample of the noise.
         scalars += [squares, tf.cast(weight > 0, dtype)]
+    sparse = [g for g in computed.gradients if isinstance(g, tf.IndexedSlices)]
     if rule.sparse_norm == "slices":
-        scalars.append(_half_squared_slices(computed, dtype))
+        zero = tf.zeros([], dtype)
+        scalars.append(sum(_half_squared_slices(computed, sparse, dtype), zero))
+    if computed.change is not None:
+        normed = computed.change.with_norm
+        scalars += _half_squared_slices(computed, normed, dtype)
     is_known = tf.get_static_value(computed.weight) is not None
     return MicroBatch(
         gradients=computed.gradients,
@@ -224,15 +245,16 @@ def micro_batch_of(rule: Rule, computed: Computed, loss_divisor: int) -> MicroBa
     )
 
 
-def _half_squared_slices(computed: Computed, dtype: tf.DType) -> tf.Tensor:
-    """Returns half the squared norm of all weighted slices, which row sums lose."""
-    sparse = [g for g in computed.gradients if isinstance(g, tf.IndexedSlices)]
-    if not sparse:
-        return tf.zeros([], dtype)
-    halves = tf.reduce_sum(half_squared_norms(sparse, dtype, has_unique_rows=True))
-    if computed.is_weighted:
-        return halves
-    return halves * tf.square(tf.cast(computed.scale, dtype))
+def _half_squared_slices(
+    computed: Computed, gradients: list[tf.IndexedSlices], dtype: tf.DType
+) -> list[tf.Tensor]:
+    """Returns half the squared norms of all weighted slices, which row sums lose."""
+    if not gradients:
+        return []
+    halves = half_squared_norms(gradients, dtype, has_unique_rows=True)
+    if not computed.is_weighted:
+        halves *= tf.square(tf.cast(computed.scale, dtype))
+    return tf.unstack(halves)
 
 
 def loss_divisor_of(gradients: list[Gradient]) -> int:
@@ -272,7 +294,10 @@ def observe(state: State, closed: Closed) -> tf.Tensor:
     with tf.control_dependencies(counted):
         if state.noise_scale is None:
             return nan()
-        return update_noise_scale(state.noise_scale, *closed.more, closed.weight, norm)
+        squares, count, norm = closed.more
+        return update_noise_scale(
+            state.noise_scale, squares, count, closed.weight, norm
+        )
 
 
 def count_update(state: State, has_updated: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

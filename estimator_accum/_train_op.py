@@ -199,10 +199,11 @@ def make_train_op(
         steps = kind.steps(state.update_step)
     added = kind.add(state.terms, state.micro_steps, micro_batch, update_ops_of(rule))
     with kind.at_the_boundary():
-        return replica.merge_call(_finish, args=(state, *added, steps))
+        args = (state, *added, steps, computed.change)
+        return replica.merge_call(_finish, args=args)
 
 
-def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
+def _finish(strategy, state: State, gradients, counted, mean_loss, steps, change):
     """Makes the `tf.cond` on the boundary, then global_step += 1, cross-replica.
 
     Args:
@@ -212,6 +213,7 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
         counted: Per replica, 1 if the window counts its micro-batch, else 0.
         mean_loss: The replicas' mean losses of the window so far.
         steps: K [micro-steps per update].
+        change: What the replicas' code does to gradients; None if nothing.
     """
     steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
     counted = flatten(strategy, counted)
@@ -222,7 +224,7 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
 
     def update() -> tuple[Closed, tf.Tensor]:
         closed, noise_scale = close_window(
-            strategy, state.terms, apply_and_observe, gradients
+            strategy, state.terms, apply_and_observe, gradients, change
         )
         return closed._replace(more=[]), noise_scale  # only `apply` uses them
 
@@ -251,6 +253,10 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps):
         else:
             global_step_after = add_to(state.global_step, 1)
             train_op = tf.group(global_step_after, name=f"{name}_train")
+    if change is not None:
+        changes = strategy.experimental_local_results(change)
+        waits = [operation for each in changes for operation in each.waits]
+        train_op = tf.group(train_op, *waits, name=f"{name}_train_all")
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
     train_ops[:] = [*known_train_ops, train_op]
     publish(

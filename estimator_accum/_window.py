@@ -111,8 +111,8 @@ class Window(NamedTuple):
         has_updated: Whether the optimizer was applied: true at boundaries, unless the
             window was skipped because it was not finite.
         loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
-        gradient_norm: Global norm of the window's gradient before clipping; NaN off the
-            boundary.
+        gradient_norm: Global norm of what the optimizer gets, before `clip_norm`; NaN off
+            the boundary.
         weight: Sum of the window's weights over all replicas; NaN off the boundary.
         noise_scale: Gradient noise scale, in the unit of the weights, over the updates
             so far; NaN off the boundary, and always NaN if it is not estimated.

@@ -11,7 +11,8 @@ _LIBRARY = _REPOSITORY / "estimator_accum"
 _PROGRAMS = ("bert_finetune", "housing_example", "distributed")
 # The core from below; what stands in one row may import from its row and from below.
 _ROWS = [
-    ("_graph", "_window", "_gradients", "_nonfinite", "_noise_scale", "_accumulators"),
+    ("_graph", "_window", "_gradients", "_nonfinite", "_noise_scale", "_accumulators")
+    + ("_change",),
     ("_micro_step",),
     ("_kinds", "_rule", "_checks", "_state", "_applying"),
     ("_train_op", "_optimizer", "_recompute", "_seed"),

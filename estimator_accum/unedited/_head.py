@@ -13,7 +13,7 @@ of rows is wanted, it is computed, and no row is collected.
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from estimator_accum._graph import copy_operations
+from estimator_accum._graph import define, insert
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import collect
@@ -234,10 +234,12 @@ class Copies:
                     inputs[tensor.name] = view.whole_part(tensor)
                 elif tensor.op not in border.operations:
                     inputs[tensor.name] = tensor
-        copied = copy_operations(border.operations, inputs, "whole_batch")
+        outputs = [tensor for each in border.operations for tensor in each.outputs]
+        definition, _ = define(border.operations)
+        copies = insert(definition, inputs, outputs, "whole_batch")
         self._found |= {
             tensor.ref(): copy
-            for tensor, copy in copied
+            for tensor, copy in zip(outputs, copies, strict=True)
             if not is_in_loop(tensor.op)  # which stays whole
         }
         return [self._value(view, tensor) for tensor in targets]

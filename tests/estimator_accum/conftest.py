@@ -16,7 +16,9 @@ def fresh_graph():
 
 @pytest.fixture(params=["v2", "v1"])
 def control_flow(request):
+    was_v2 = tf.compat.v1.control_flow_v2_enabled()
     if request.param == "v1":
         tf.compat.v1.disable_control_flow_v2()
     yield request.param
-    tf.compat.v1.enable_control_flow_v2()
+    if was_v2:
+        tf.compat.v1.enable_control_flow_v2()

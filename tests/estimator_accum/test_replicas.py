@@ -103,6 +103,46 @@ def test_whoever_computes_the_gradients_they_are_averaged_once(make_train_op):
     assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
 
 
+@pytest.mark.parametrize(
+    ("steps", "fed", "expected"),
+    [(1, [(0, 6), (4, 0)], [-1, -1.5]), (2, [(0, 0), (0, 8), (1, 1)], [0, -1, -1])],
+)
+def test_the_mean_over_replicas_is_changed(steps, fed, expected):
+    """Clipped to 1, with weight decay from the replica's own copy."""
+
+    def make(loss):
+        optimizer = AccumulatingOptimizer(sgd(), steps)
+        ((gradient, x),) = optimizer.compute_gradients(loss)
+        gradient = tf.clip_by_value(gradient, 0.0, 1.0) + 0.5 * x
+        step = v1.train.get_global_step()
+        return optimizer.apply_gradients([(gradient, x)], step)
+
+    run = _TwoReplicas(make, divides_the_loss=True)
+    assert run(*fed) == expected
+
+
+def test_random_numbers_of_a_change_are_the_same_in_all_replicas():
+    def make(draw):
+        def make_train_op(loss):
+            optimizer = AccumulatingOptimizer(sgd(), 2)
+            ((gradient, x),) = optimizer.compute_gradients(loss)
+            step = v1.train.get_global_step()
+            return optimizer.apply_gradients([(gradient + draw(), x)], step)
+
+        return make_train_op
+
+    with pytest.raises(ValueError, match="Use tf.random.stateless_normal, say, with"):
+        _TwoReplicas(make(lambda: tf.random.normal([])))
+
+    def stateless():
+        seed = tf.stack([tf.constant(5, tf.int64), get_or_create_update_step()])
+        return tf.random.stateless_normal([], seed)
+
+    run = _TwoReplicas(make(stateless))
+    noise = run((1, 2), (3, 6))[-1] + 3.0, run((0, 0), (0, 0))[-1] + 3.0
+    assert noise[0] != 0.0 and noise[1] != 2.0 * noise[0]
+
+
 def _central_storage():
     """Strategy whose replicas would all apply the window to the shared variables."""
     devices = ["/cpu:0", "/cpu:1"]

@@ -65,24 +65,28 @@ def test_multi_steps_mixed_precision(dtype, gradient_dtype, accumulator_dtype):
     assert np.all(ours != [1, -1, 2])
 
 
-def test_multi_steps_zero_nans():
+@pytest.mark.parametrize(
+    ("on_nonfinite", "expected"),
+    [("skip_window", [4, 4, 4, 2]), ("skip_micro_batch", [4, 4, 3, 3])],
+)
+def test_multi_steps_zero_nans(on_nonfinite, expected):
     """optax, _accumulation_test.py, test_multi_steps_zero_nans.
 
-    Code that replaces NaN between `compute_gradients` and `apply_gradients` still does:
-    the window gets the zeros.
+    Code that replaces NaN between `compute_gradients` and `apply_gradients` does so in
+    the window's mean, as in a big batch, unless the micro-batch is left out before.
     """
     x = v1.placeholder(tf.float32, [])
     variable = v1.get_variable("x", initializer=4.0)
     loss = tf.sqrt(variable * x)  # the gradient of 0 * sqrt(0) is NaN
-    optimizer = AccumulatingOptimizer(sgd(), 2)
+    optimizer = AccumulatingOptimizer(sgd(), 2, on_nonfinite=on_nonfinite)
     ((gradient, _),) = optimizer.compute_gradients(loss)
     zeroed = tf.where(tf.math.is_nan(gradient), 0.0, gradient)
     global_step = v1.train.get_or_create_global_step()
     train_op = optimizer.apply_gradients([(zeroed, variable)], global_step)
     with start_session() as session:
         assert np.isnan(session.run(gradient, {x: 0.0}))
-    values = after_each(train_op, [{x: 0.0}, {x: 16.0}], variable)
-    assert values == [4, 4 - (0 + 1) / 2]
+    feeds = [{x: value} for value in (0.0, 16.0, 16.0, 144.0)]
+    np.testing.assert_allclose(after_each(train_op, feeds, variable), expected)
 
 
 @pytest.mark.parametrize(
