@@ -43,7 +43,7 @@ _RANDOM = (
     "StatelessRandomUniformIntV2",
 )
 # A size says how many rows they make.
-FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", *_RANDOM}
+FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip", *_RANDOM}
 
 _ALONG = "it combines the examples"
 _UNLIKE = "examples stand beside other examples"
@@ -292,7 +292,10 @@ _BINARY = [
 ]
 
 
-@rule(*_UNARY, *_BINARY)
+ELEMENTWISE = (*_UNARY, *_BINARY)
+
+
+@rule(*ELEMENTWISE)
 def _of_values(analysis, operation, states):
     _without_places(states)
     if operation.type == "Print":
@@ -451,7 +454,7 @@ def _scan(analysis, operation, states):
     return state
 
 
-@rule("Softmax", "LogSoftmax", "TopK", "TopKV2", "MatrixDiag", "MatrixDiagV2")
+@rule("Softmax", "LogSoftmax", "TopKV2", "MatrixDiag", "MatrixDiagV2")
 def _along_the_last(analysis, operation, states):
     state = _one(states)
     if state.axis >= analysis.rank(operation.inputs[0]) - 1:
@@ -835,7 +838,6 @@ def _strided_slice(analysis, operation, states):
     state, *bounds = states
     if state.kind != "rows" or any(s.kind not in ("fixed", "sizes") for s in bounds):
         raise Mixed("rows are chosen by values")
-    _without_places([state])
     tensor, rank = operation.inputs[0], analysis.rank(operation.inputs[0])
     begin, end, strides = (analysis.value(each) for each in operation.inputs[1:])
     number = operation.inputs[1].shape[0]
@@ -873,13 +875,11 @@ def _strided_slice(analysis, operation, states):
                 if not is_whole:
                     raise Mixed("it chooses examples")
                 axis = len(known)
-            elif (
-                any(
-                    not has(name, i) and value is not None and value[i].power
-                    for name, value in (("begin", begin), ("end", end))
-                )
-                or any(s.kind == "sizes" for s in bounds)
-                and None in (begin, end)
+            elif any(
+                not has(name, i)
+                and s.kind == "sizes"
+                and (value is None or value[i].power)
+                for name, value, s in zip(("begin", "end"), (begin, end), bounds[:2])
             ):
                 raise Mixed(_SIZE)
             if not has("shrink_axis", i):
@@ -888,6 +888,29 @@ def _strided_slice(analysis, operation, states):
     found = state._replace(axis=axis)
     analysis.set_dims(operation.outputs[0], found, known)
     return found
+
+
+@rule("StridedSliceGrad")
+def _strided_slice_back(analysis, operation, states):
+    *bounds, state = states
+    shape = analysis.value(operation.inputs[0])
+    is_whole = all(operation.get_attr(f"{name}_mask") & 1 for name in ("begin", "end"))
+    masks = ("shrink_axis_mask", "new_axis_mask", "ellipsis_mask")
+    is_first = not any(operation.get_attr(name) & 1 for name in masks)
+    if (
+        shape is None
+        or state.kind != "rows"
+        or state.axis
+        or not (is_whole and is_first)
+    ):
+        raise Mixed("it chooses examples")
+    _without_places([state])
+    if shape[0] != N * state.each or any(size.power for size in shape[1:]):
+        raise Mixed(_SIZE)
+    if any(s.kind != "fixed" for s in bounds[1:]):
+        raise Mixed(_SIZE)
+    analysis.set_dims(operation.outputs[0], state, list(shape))
+    return state
 
 
 @rule("Slice")
@@ -956,6 +979,11 @@ def _is_of_micro_batch(operation: tf.Operation) -> bool:
             return True
         waiting += [tensor.op for tensor in each.inputs]
     return False
+
+
+@rule("RngReadAndSkip")
+def _random_state(analysis, operation, states):
+    return FIXED  # of a run; a size only says how many numbers are skipped
 
 
 @rule("Multinomial")

@@ -1,0 +1,530 @@
+"""Each rule of the analysis: what it says, and that the numbers agree.
+
+n = number of examples, T = 4 words, W = 6 numbers a word.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.unedited import _rules
+from estimator_accum.unedited._rows import Analysis, per_example
+
+v1, raw = tf.compat.v1, tf.raw_ops
+_GROUPS = (1, 3, 4)
+_DTYPES = (tf.float32, tf.int32, tf.bool, tf.string, tf.complex64)
+_numbers = np.random.default_rng(0)
+_ARRAYS = {
+    "x": _numbers.normal(size=(8, 4, 6)).astype(np.float32),
+    "y": _numbers.normal(size=(8,)).astype(np.float32),
+    "ids": _numbers.integers(0, 4, (8, 4)).astype(np.int32),
+    "length": _numbers.integers(1, 5, (8,)).astype(np.int32),
+    "images": _numbers.normal(size=(8, 6, 6, 4)).astype(np.float32),
+    "texts": np.array([[f"a{i}", "b"] for i in range(8)]),
+}
+
+
+def _states(make, is_dynamic=False, is_run=True):
+    """Returns what `make` results in, its states, and its values for 8 and for groups."""
+    with tf.Graph().as_default():
+        shapes = {name: [None, *a.shape[1:]] for name, a in _ARRAYS.items()}
+        if is_dynamic:  # the number of words is not known either
+            shapes["x"], shapes["ids"] = [None, None, 6], [None, None]
+        parts = {
+            name: v1.placeholder(tf.as_dtype(array.dtype.type), shapes[name], name)
+            if array.dtype.kind != "U"
+            else v1.placeholder(tf.string, shapes[name], name)
+            for name, array in _ARRAYS.items()
+        }
+        names = make.__code__.co_varnames[: make.__code__.co_argcount]
+        tensors = tf.nest.flatten(make(*(parts[name] for name in names)))
+        analysis = Analysis(parts.values())
+        analysis.analyze(tensors)
+        states = [analysis.state(tensor) for tensor in tensors]
+        with v1.Session() as session:
+            session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+            begins = np.cumsum([0, *_GROUPS])
+            slices = [slice(0, 8), *map(slice, begins, begins[1:])]
+            is_variant = any(t.dtype in (tf.variant, tf.resource) for t in tensors)
+            values = [
+                session.run(
+                    tensors, {parts[name]: a[part] for name, a in _ARRAYS.items()}
+                )
+                for part in slices
+                if is_run and not is_variant
+            ]
+        types = {operation.type for operation in tensors[0].graph.get_operations()}
+    return states, values, types
+
+
+def _assert_rows(make, axis, each=1, is_random=False, **options):
+    states, values, types = _states(make, **options)
+    for i, state in enumerate(states):
+        assert (state.kind, state.axis) == ("rows", axis), state
+        assert not state.is_on_probation
+        if not options:
+            assert int(state.each) == each
+        if is_random or not values:
+            continue
+        together, *apart = (found[i] for found in values)
+        joined = np.concatenate(apart, axis)
+        if joined.dtype.kind in "fc":
+            np.testing.assert_allclose(joined, together, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(joined, together)
+    return types
+
+
+def _static(shape, dtype=tf.float32):
+    return tf.cast(tf.reshape(tf.range(1, np.prod(shape) + 1) % 3 + 1, shape), dtype)
+
+
+def _table():
+    keys, values = tf.constant(["a1", "b"]), tf.constant([3, 5], tf.int64)
+    initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
+    return tf.lookup.StaticHashTable(initializer, 0)
+
+
+def _loop(x, body):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, body(z)), (0, x))[1]
+
+
+def _cell(x):
+    return v1.nn.dynamic_rnn(v1.nn.rnn_cell.GRUCell(3), x, dtype=tf.float32)[0]
+
+
+# Name: (tensors of the parts, axis of the examples, rows for each example).
+_ROWS = {
+    "reduced": (lambda x: [tf.reduce_sum(x, 2), tf.reduce_max(x, [1, 2])], 0, 1),
+    "reduced before": (lambda x: tf.reduce_mean(tf.transpose(x, [1, 0, 2]), 0), 0, 1),
+    "reduced, kept": (lambda x: tf.reduce_min(x, 1, keepdims=True), 0, 1),
+    "products": (lambda x: [tf.reduce_prod(x, -1), tf.norm(x, axis=1)], 0, 1),
+    "all and any": (
+        lambda x: [tf.reduce_all(x > 0, 1), tf.reduce_any(x > 0, [1, 2])], 0, 1
+    ),
+    "EuclideanNorm": (lambda x: raw.EuclideanNorm(input=x, axis=[1, 2]), 0, 1),
+    "broadcast": (lambda x, y: x * y[:, None, None] + _static([4, 6]), 0, 1),
+    "broadcast in time": (lambda x, y: tf.transpose(x, [1, 2, 0]) + y, 2, 1),
+    "best": (lambda x: [tf.argmax(x, 2), tf.argmin(x, 1)], 0, 1),
+    "scans": (
+        lambda x: [
+            tf.cumsum(x, 1), tf.math.cumprod(x, 2), tf.reverse(x, [1]),
+            tf.roll(x, [1], [2]), raw.CumulativeLogsumexp(x=x, axis=1),
+        ], 0, 1,
+    ),
+    "of the last axis": (
+        lambda x: [
+            tf.nn.softmax(x), tf.nn.log_softmax(x), *tf.nn.top_k(x, 2),
+            raw.MatrixDiag(diagonal=x),
+            raw.MatrixDiagV2(diagonal=x, k=0, num_rows=-1, num_cols=-1,
+                             padding_value=0.0), tf.linalg.diag(x),
+        ], 0, 1,
+    ),
+    "diagonals": (
+        lambda images: [
+            tf.linalg.diag_part(images), raw.MatrixDiagPart(input=images),
+            raw.MatrixDiagPartV2(input=images, k=0, padding_value=0.0),
+        ], 0, 1,
+    ),
+    "matrices": (
+        lambda images: [
+            tf.linalg.band_part(images, 1, 1),
+            *(
+                raw_op(tf.matmul(images, images, transpose_b=True) + 9 * tf.eye(6))
+                for raw_op in (tf.linalg.cholesky, tf.linalg.inv, tf.linalg.det)
+            ),
+            tf.linalg.slogdet(images[:, :, :4])[1],
+            tf.linalg.svd(images)[0], tf.abs(tf.linalg.qr(images)[1]),
+            tf.linalg.eigh(tf.matmul(images, images, transpose_b=True))[0],
+            *(tf.abs(f(tf.cast(images, tf.complex64)))
+              for f in (tf.signal.fft, tf.signal.ifft)),
+            tf.abs(tf.signal.rfft(images)), tf.signal.irfft(tf.signal.rfft(images)),
+        ], 0, 1,
+    ),
+    "pairs of matrices": (
+        lambda images: [
+            tf.linalg.solve(images[:, :, :4] + 9 * tf.eye(4), images[:, :, :4]),
+            tf.linalg.triangular_solve(images[:, :, :4] + 9 * tf.eye(4),
+                                       images[:, :, :4]),
+            tf.linalg.set_diag(images, images[:, :, 0, :] * 2),
+            raw.MatrixSetDiag(input=images, diagonal=images[:, :, 0, :]),
+        ], 0, 1,
+    ),
+    "images": (
+        lambda images: [
+            tf.nn.conv2d(images, _static([3, 3, 4, 2]), 1, "SAME"),
+            tf.nn.depthwise_conv2d(images, _static([2, 2, 4, 1]), [1] * 4, "SAME"),
+            tf.nn.max_pool2d(images, 2, 2, "VALID"),
+            tf.nn.avg_pool2d(images, 2, 2, "VALID"),
+            raw.MaxPoolV2(input=images, ksize=[1, 2, 2, 1], strides=[1] * 4,
+                          padding="VALID"),
+            tf.nn.lrn(images), tf.image.resize(images, [3, 3]),
+            *(tf.image.resize(images, [3, 3], method)
+              for method in ("nearest", "bicubic", "area")),
+            tf.nn.space_to_depth(images, 2), tf.nn.depth_to_space(images, 2),
+            tf.image.extract_patches(images, [1, 2, 2, 1], [1] * 4, [1] * 4, "VALID"),
+            raw.AdjustContrastv2(images=images, contrast_factor=2.0),
+            raw.Dilation2D(input=images, filter=_static([2, 2, 4]), strides=[1] * 4,
+                           rates=[1] * 4, padding="SAME"),
+            tf.nn.conv3d(images[:, None], _static([1, 2, 2, 4, 2]), [1] * 5, "SAME"),
+            tf.nn.max_pool3d(images[:, None], 1, 1, "SAME"),
+            tf.nn.avg_pool3d(images[:, None], 1, 1, "SAME"),
+            tf.nn.bias_add(images, _static([4])),
+            raw.BiasAddV1(value=images, bias=_static([4])),
+        ], 0, 1,
+    ),
+    "images back": (
+        lambda images: [
+            *tf.gradients(tf.nn.max_pool2d(images, 2, 2, "VALID") ** 2, images),
+            *tf.gradients(tf.nn.avg_pool2d(images, 2, 2, "VALID") ** 2, images),
+            *tf.gradients(tf.nn.conv2d(images, _static([3, 3, 4, 2]), 1, "SAME"),
+                          images),
+            *tf.gradients(tf.image.resize(images, [3, 3]) ** 2, images),
+            *tf.gradients(tf.nn.depthwise_conv2d(
+                images, _static([2, 2, 4, 1]), [1] * 4, "SAME") ** 2, images),
+            *tf.gradients(tf.nn.conv3d(
+                images[:, None], _static([1, 2, 2, 4, 2]), [1] * 5, "SAME"), images),
+            *tf.gradients(tf.gradients(
+                tf.nn.max_pool2d(images, 2, 2, "VALID") ** 3, images)[0], images),
+        ], 0, 1,
+    ),
+    "normalized by fixed statistics": (
+        lambda images: [
+            v1.nn.fused_batch_norm(
+                images, tf.ones([4]), tf.zeros([4]), tf.zeros([4]), tf.ones([4]),
+                is_training=False)[0],
+            raw.FusedBatchNorm(x=images, scale=[1.0] * 4, offset=[0.0] * 4,
+                               mean=[0.0] * 4, variance=[1.0] * 4,
+                               is_training=False).y,
+            raw.FusedBatchNormV2(x=images, scale=[1.0] * 4, offset=[0.0] * 4,
+                                 mean=[0.0] * 4, variance=[1.0] * 4,
+                                 is_training=False).y,
+        ], 0, 1,
+    ),
+    "Keras's layer normalization": (
+        lambda x: tf.keras.layers.LayerNormalization()(x), 0, 1
+    ),
+    "products of matrices": (
+        lambda x, y: [
+            tf.matmul(x, _static([6, 3])), tf.matmul(x, x, transpose_b=True),
+            tf.matmul(tf.reshape(x, [-1, 24]), _static([24, 2])),
+            raw.BatchMatMul(x=x, y=x, adj_y=True),
+            raw.BatchMatMulV3(x=x, y=x, Tout=tf.float32, adj_x=True),
+        ], 0, 1,
+    ),
+    "products, examples last": (
+        lambda x: tf.matmul(_static([2, 4]), tf.transpose(x[:, :, 0])), 1, 1
+    ),
+    "einsum": (
+        lambda x: [
+            tf.einsum("btw,wk->bkt", x, _static([6, 2])), tf.einsum("btw,bsw->bts", x, x),
+            tf.einsum("...w,wk->...k", x, _static([6, 2])),
+        ], 0, 1,
+    ),
+    "einsum to time": (lambda x: tf.einsum("btw->tbw", x), 1, 1),
+    "words as rows": (lambda x: tf.reshape(x, [-1, 6]), 0, 4),
+    "words as rows and back": (
+        lambda x: tf.reshape(tf.reshape(x, [-1, 6]), [tf.shape(x)[0], 4, 6]), 0, 1
+    ),
+    "heads": (
+        lambda x: tf.transpose(tf.reshape(x, [tf.shape(x)[0], 4, 2, 3]), [0, 2, 1, 3]),
+        0, 1,
+    ),
+    "axes": (
+        lambda x, y: [x[:, None], tf.squeeze(y[:, None], 1), tf.expand_dims(y, -1)], 0, 1
+    ),
+    "axes before": (lambda y: [y[None], tf.expand_dims(y, 0)], 1, 1),
+    "joined": (
+        lambda x: [
+            tf.concat([x, x], 2), tf.stack([x, x], 1), *tf.unstack(x, axis=1),
+            *tf.split(x, 2, 1), *tf.split(x, [1, 3], 1), tf.pad(x, [[0, 0], [1, 0], [0, 0]]),
+            tf.pad(x, [[0, 0], [1, 0], [0, 0]], constant_values=1.0),
+            tf.pad(x, [[0, 0], [1, 0], [0, 0]], "SYMMETRIC"),
+        ], 0, 1,
+    ),
+    "sliced": (
+        lambda x: [
+            x[:, 1], x[:, ::2, -1:], x[..., 0], x[: tf.shape(x)[0], 1:],
+            tf.slice(x, [0, 1, 0], [-1, 2, 3]),
+            tf.slice(x, [0, 0, 1], tf.stack([tf.shape(x)[0], 4, 2])),
+        ], 0, 1,
+    ),
+    "one-hot": (lambda ids: tf.one_hot(ids, 5), 0, 1),
+    "one-hot before": (lambda length: tf.one_hot(length, 5, axis=0), 1, 1),
+    "made": (
+        lambda x: [
+            tf.ones([tf.shape(x)[0], 3]), tf.zeros_like(x), tf.ones_like(x),
+            tf.tile(_static([1, 3]), [tf.shape(x)[0], 1]), tf.tile(x, [1, 2, 1]),
+            tf.broadcast_to(_static([3]), [tf.shape(x)[0], 3]),
+            tf.broadcast_to(x[:, :, :1], tf.shape(x)),
+        ], 0, 1,
+    ),
+    "repeated": (lambda y: tf.repeat(y, 3), 0, 3),
+    "looked up": (
+        lambda ids: [
+            tf.gather(_static([5, 3]), ids), tf.nn.embedding_lookup(_weights(), ids),
+            raw.Gather(params=_static([5, 3]), indices=ids),
+            tf.gather_nd(_static([5, 3]), ids[..., None]),
+            raw.ResourceGatherNd(resource=_weights().handle, indices=ids[..., None],
+                                 dtype=tf.float32),
+        ], 0, 1,
+    ),
+    "columns": (lambda x: [tf.gather(x, [0, 2], axis=1), tf.gather(x, 1, axis=2)], 0, 1),
+    "chosen words": (lambda x, ids: tf.gather(x, ids, batch_dims=1), 0, 1),
+    "own words by place": (
+        lambda x, ids: tf.gather(
+            tf.reshape(x, [-1, 6]),
+            tf.reshape(ids + tf.range(tf.shape(ids)[0])[:, None] * 4, [-1])), 0, 4,
+    ),
+    "own words by pair": (
+        lambda x, length: tf.gather_nd(
+            x, tf.stack([tf.range(tf.shape(x)[0]), length - 1], 1)), 0, 1,
+    ),
+    "found": (
+        lambda texts: [_table().lookup(texts),
+                       tf.strings.to_hash_bucket_fast(texts, 7)], 0, 1,
+    ),
+    "cross entropies": (
+        lambda x, ids: [
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=x),
+            tf.nn.softmax_cross_entropy_with_logits(labels=tf.nn.softmax(x), logits=x),
+            raw.SoftmaxCrossEntropyWithLogits(features=x[:, 0], labels=x[:, 1]).loss,
+        ], 0, 1,
+    ),
+    "chosen": (
+        lambda x, y: [
+            tf.where(x > 0, x, -x), tf.where(y > 0, y, 1.0),
+            raw.Select(condition=y > 0, x=x, y=-x),
+            raw.Select(condition=x > 0, x=x, y=-x),
+        ], 0, 1,
+    ),
+    "reversed words": (
+        lambda x, length: tf.reverse_sequence(x, length, 1, batch_axis=0), 0, 1
+    ),
+    "passed on": (
+        lambda x: [
+            tf.identity(x), tf.stop_gradient(x), v1.placeholder_with_default(x, [None, 4, 6]),
+            tf.ensure_shape(x, [None, None, 6]), *tf.identity_n([x, x]),
+            raw.DebugIdentityV2(input=x), v1.Print(x, []),
+        ], 0, 1,
+    ),
+    "declared": (lambda x: per_example(tf.numpy_function(np.abs, [x], tf.float32)), 0, 1),
+    "a function": (lambda x: tf.function(lambda z: tf.nn.relu(z) + 1)(x), 0, 1),
+    "a recurrent layer": (lambda x: tf.keras.layers.GRU(3)(x), 0, 1),
+    "a list": (
+        lambda x: tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2])).stack(),
+        1, 1,
+    ),
+    "a list that grows": (lambda x: raw.TensorListPopBack(
+        input_handle=raw.TensorListPushBack(
+            input_handle=raw.EmptyTensorList(element_shape=[-1], max_num_elements=2,
+                                             element_dtype=tf.float32),
+            tensor=x[:, 0, 0]),
+        element_shape=[-1], element_dtype=tf.float32).tensor, 0, 1),
+    "added": (lambda x: raw.Add(x=x, y=x), 0, 1),
+    "gathered from a list": (
+        lambda x: raw.TensorListGather(
+            input_handle=raw.TensorListFromTensor(
+                tensor=tf.transpose(x, [1, 0, 2]), element_shape=[-1, 6]),
+            indices=[0, 2], element_shape=[-1, 6], element_dtype=tf.float32), 1, 1,
+    ),
+}  # fmt: skip
+
+
+def _weights():
+    with v1.variable_scope("weights", reuse=v1.AUTO_REUSE):
+        return v1.get_variable("table", [5, 3], use_resource=True)
+
+
+_WITH_CONTROL_FLOW = {
+    "a branch": (lambda x: tf.cond(_is_training(), lambda: x * 2, lambda: -x), 0, 1),
+    "a loop": (lambda x: _loop(x, tf.tanh), 0, 1),
+    "a loop over time": (_cell, 0, 1),
+    "a scan": (lambda x: tf.scan(lambda a, b: a + b, tf.transpose(x, [1, 0, 2])), 1, 1),
+}
+
+# What combines examples, or may.
+_MIXED = {
+    "reduced": lambda x: [tf.reduce_mean(x), tf.reduce_sum(x, 0), tf.reduce_any(x > 0, 0)],
+    "against others": lambda y: [y[:, None] - y[None], tf.matmul(y[:, None], y[None])],
+    "fixed along examples": lambda y: y + _static([8]),
+    "summed over examples": lambda x: tf.matmul(x[:, 0], x[:, 1], transpose_a=True),
+    "einsum": lambda x: [tf.einsum("btw,bsv->tsvw", x, x), tf.einsum("btw,ctw->bc", x, x)],
+    "along examples": lambda x, y: [
+        tf.cumsum(x), tf.argmax(x), tf.nn.softmax(tf.transpose(x)), tf.nn.top_k(y, 2)[0],
+        tf.reverse(x, [0]), tf.roll(x, 1, 0), tf.sort(y), tf.random.shuffle(y),
+    ],
+    "reordered": lambda x: [
+        tf.reshape(x, [4, -1]), tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 6]),
+        tf.reshape(x, [8, 24]),
+    ],
+    "squeezed": lambda x: raw.Squeeze(input=x[:, :1]),
+    "chosen": lambda x, y: [x[1:], x[0], x[::2], tf.boolean_mask(x, y > 0),
+                            tf.gather(x, [0]), tf.unstack(x[:8], 8)[0], x[:tf.shape(x)[1]]],
+    "joined": lambda x: [tf.concat([x, x], 0), tf.tile(x, [2, 1, 1]),
+                         tf.pad(x, [[1, 0], [0, 0], [0, 0]]), tf.sparse.to_dense(tf.sparse.from_dense(x))],
+    "sizes": lambda y: [y * tf.cast(tf.shape(y)[0], tf.float32),
+                        tf.one_hot(tf.cast(y, tf.int32), tf.shape(y)[0])],
+    "places": lambda y: [tf.cast(tf.range(tf.shape(y)[0]), tf.float32),
+                         tf.gather(_static([9]), tf.range(tf.shape(y)[0]))],
+    "batch normalization": lambda images: v1.nn.fused_batch_norm(
+        images, tf.ones([4]), tf.zeros([4]))[0],
+    "own seed for all": lambda y: tf.random.stateless_uniform(tf.shape(y), [1, 2]),
+    "chosen by the batch": lambda x: tf.cond(
+        tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
+    "a loop that combines": lambda x: _loop(x, lambda z: z - tf.reduce_mean(z, 0)),
+    "each example by itself": lambda x: tf.map_fn(tf.tanh, x),
+    "a loop until the batch is small": lambda x: tf.while_loop(
+        lambda z: tf.reduce_max(z) > 1, lambda z: [z / 2], [x]),
+    "a Python function": lambda x: tf.numpy_function(np.abs, [x], tf.float32),
+    "unknown": lambda x: tf.unique(tf.reshape(x, [-1]))[0],
+}  # fmt: skip
+
+
+def _is_training():
+    return v1.placeholder_with_default(True, [])
+
+
+@pytest.fixture(scope="module")
+def seen() -> set[str]:
+    return set()
+
+
+@pytest.mark.parametrize("name", _ROWS)
+def test_rows_are_rows(name, seen):
+    seen |= _assert_rows(*_ROWS[name])
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("name", _WITH_CONTROL_FLOW)
+def test_rows_of_loops_and_branches_are_rows(name, seen):
+    seen |= _assert_rows(*_WITH_CONTROL_FLOW[name])
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("name", _MIXED)
+def test_what_combines_examples_is_mixed(name):
+    states, _, _ = _states(_MIXED[name], is_run=False)
+    assert {state.kind for state in states} == {"mixed"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: tf.reshape(tf.reshape(x, [-1, 6]), tf.shape(x)),
+        lambda x, ids: x + tf.cast(ids, tf.float32)[..., None],
+        lambda x: tf.transpose(
+            tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], 2, 3]), [0, 2, 1, 3]
+        ),
+        lambda x: tf.reshape(x, [-1, 6]),
+    ],
+)
+def test_a_number_of_words_that_is_not_known(make):
+    _assert_rows(make, 0, is_dynamic=True)
+
+
+def test_random_numbers_have_rows_if_a_state_draws_them(seen):
+    def draw(y):
+        shape, wide = tf.shape(y), tf.stack([tf.shape(y)[0], 3])
+        generator = tf.random.Generator.from_seed(1)
+        return [
+            *(f(shape) for f in (tf.random.normal, tf.random.uniform)),
+            tf.random.truncated_normal(wide),
+            tf.random.uniform(wide, 0, 9, tf.int32),
+            tf.random.categorical(tf.ones([tf.shape(y)[0], 3]), 2),
+            *(f(wide) for f in (generator.normal, generator.uniform)),
+            generator.truncated_normal(wide),
+            generator.uniform(wide, 0, 9, tf.int32),
+        ]
+
+    seen |= _assert_rows(draw, 0, is_random=True)
+
+
+def _of_elements(kind: str):
+    """Returns tensors of an operation that works element by element, of some dtype."""
+    names = [argument.name for argument in _definition(kind).input_arg]
+    for dtype in _DTYPES:
+        with tf.Graph().as_default():
+            given = {name: tf.zeros([2, 3], dtype) for name in names}
+            if _call(kind, given) is not None:
+                break
+    else:
+        pytest.fail(f"{kind} takes none of {_DTYPES}")
+
+    def make(x, texts):
+        first = texts if dtype == tf.string else tf.cast(x > 0, dtype)
+        if dtype.is_floating:
+            first = tf.abs(x) / 4 + 0.1
+        if kind == "StringToNumber":
+            first = tf.strings.as_string(x)
+        given = dict.fromkeys(names, first)
+        return list(filter(None.__ne__, [_call(kind, given)]))
+
+    return make
+
+
+def _definition(kind: str):
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(kind)
+
+
+_NEEDED = {
+    "Bucketize": {"boundaries": [0.2, 0.4]},
+    "CheckNumerics": {"message": ""},
+    "CheckNumericsV2": {"message": ""},
+    "StringToHashBucket": {"num_buckets": 5},
+    "StringToHashBucketFast": {"num_buckets": 5},
+    "StringToHashBucketStrong": {"num_buckets": 5, "key": [1, 2]},
+    "StaticRegexReplace": {"pattern": "a", "rewrite": "b"},
+    "StaticRegexFullMatch": {"pattern": "a.*"},
+    "Cast": {"DstT": tf.float32},
+}
+
+
+def _call(kind: str, given: dict):
+    needed = {**_NEEDED.get(kind, {})}
+    if kind in ("RegexReplace", "RegexFullMatch"):
+        given = given | {"pattern": tf.constant("a")}
+        if kind == "RegexReplace":
+            given |= {"rewrite": tf.constant("b")}
+    if kind == "ClipByValue":
+        (first, *others) = given
+        given = given | dict.fromkeys(others, tf.zeros([], given[first].dtype))
+    if kind.startswith("FakeQuantWithMinMaxVars"):
+        given = given | {"min": tf.constant(-1.0), "max": tf.constant(1.0)}
+    if kind in ("AddN", "StringJoin", "AccumulateNV2"):
+        given = {"inputs": [next(iter(given.values()))] * 2}
+        if kind == "AccumulateNV2":
+            needed["shape"] = tf.TensorShape([None, 4, 6])
+    try:
+        return getattr(raw, kind)(**given, **needed)
+    except (TypeError, ValueError):
+        return None
+
+
+_ELEMENTWISE = sorted({*_rules.ELEMENTWISE} - {"Print"})
+
+
+@pytest.mark.parametrize("kind", _ELEMENTWISE)
+def test_what_works_element_by_element_keeps_rows(kind, seen):
+    if _definition(kind) is None or not hasattr(raw, kind):
+        pytest.skip(f"this TensorFlow has no {kind}")
+    seen |= _assert_rows(_of_elements(kind), 0)
+
+
+def test_every_rule_was_tried(seen):
+    if len(seen) < 100:
+        pytest.skip("the tests before did not run in this process")
+    alike = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
+    untried = _rules.RULES.keys() - seen - alike
+    known = {kind for kind in untried if _definition(kind) and hasattr(raw, kind)}
+    assert {each for each in known if not each.startswith("TensorArray")} <= {
+        *(
+            "StatelessTruncatedNormal",
+            "StatelessRandomNormal",
+            "StatelessRandomUniform",
+        ),
+        *("StatelessRandomUniformInt", "MatrixDiagPartV3", "TensorListElementShape"),
+        "TensorListLength",
+    }
