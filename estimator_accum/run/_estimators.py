@@ -1,6 +1,8 @@
 """Makes every Estimator of the process train each batch in micro-batches."""
 
 import logging
+import sys
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -9,7 +11,7 @@ from estimator_accum import microbatch_model_fn
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def cut_batches(micro_batches: int | str, reduction: str) -> None:
+def cut_batches(micro_batches: int | str, reduction: str) -> Callable[[], int]:
     """Changes `tf.estimator.Estimator` for the rest of the process.
 
     All ways to a model_fn lead through `Estimator._call_model_fn`: subclasses, canned
@@ -18,10 +20,13 @@ def cut_batches(micro_batches: int | str, reduction: str) -> None:
     Args:
         micro_batches: As for `microbatch_model_fn`.
         reduction: Likewise.
+
+    Returns:
+        A function to call when the script has ended, that returns the exit code.
     """
     _logger.setLevel(logging.INFO)  # tells what it does
     kind = tf.compat.v1.estimator.Estimator
-    own = kind._call_model_fn
+    own, modes = kind._call_model_fn, set()
 
     # AutoGraph has nothing to convert here, nor in the library.
     @tf.autograph.experimental.do_not_convert
@@ -29,6 +34,7 @@ def cut_batches(micro_batches: int | str, reduction: str) -> None:
         def model_fn(features, labels, mode, config):
             return own(estimator, features, labels, mode, config)
 
+        modes.add(mode)
         if mode == tf.estimator.ModeKeys.TRAIN:
             _logger.info(
                 "micro-batches: %s trains each batch in %s, then updates once",
@@ -41,6 +47,20 @@ def cut_batches(micro_batches: int | str, reduction: str) -> None:
         return cut(features, labels=labels, mode=mode, config=config)
 
     kind._call_model_fn = call_model_fn
+
+    def exit_code() -> int:
+        if not modes:
+            print(
+                "estimator-accum run: micro-batches are those of an Estimator. Received: "
+                "a script that ended without using one, so nothing was cut. A loop of "
+                "session.run calls takes --gradient_accumulation_steps.",
+                file=sys.stderr,
+            )
+        elif tf.estimator.ModeKeys.TRAIN not in modes:
+            _logger.warning("micro-batches: the script has trained no Estimator")
+        return int(not modes)
+
+    return exit_code
 
 
 def _described(micro_batches: int | str) -> str:
