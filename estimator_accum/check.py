@@ -5,11 +5,12 @@
 Runs the script up to the first `Estimator.train`, and there, in place of training, a few
 updates on its first batches: at once, and cut into 2, 4 and 8 micro-batches, without
 dropout. Prints how much each variable differs and a verdict. Exit codes: 0 if all are
-equal up to rounding, 1 if not, 2 if the script is refused; its own if it does not train.
+equal up to rounding, 1 if not or if it trains no Estimator, 2 if the script is refused.
 """
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from estimator_accum.run.__main__ import add_script, count, enable_and_run
 
@@ -32,10 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
     enable_and_run(parser, flags, _change_estimators)
 
 
-def _change_estimators(flags: argparse.Namespace) -> None:
+def _change_estimators(flags: argparse.Namespace) -> Callable[[], int]:
     from estimator_accum.run._check import check_instead_of_training
 
-    check_instead_of_training(flags.updates)
+    return check_instead_of_training(flags.updates)
 
 
 if __name__ == "__main__":

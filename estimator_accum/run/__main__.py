@@ -49,15 +49,14 @@ def main(arguments: list[str] | None = None) -> None:
     enable_and_run(parser, flags, _change_training)
 
 
-def _change_training(flags: argparse.Namespace) -> None:
+def _change_training(flags: argparse.Namespace) -> Callable[[], int]:
     if flags.gradient_accumulation_steps is not None:
         from estimator_accum.run._optimizers import accumulate_runs
 
-        accumulate_runs(flags.gradient_accumulation_steps)
-    else:
-        from estimator_accum.run._estimators import cut_batches
+        return accumulate_runs(flags.gradient_accumulation_steps)
+    from estimator_accum.run._estimators import cut_batches
 
-        cut_batches(flags.micro_batches or "auto")
+    return cut_batches(flags.micro_batches or "auto")
 
 
 def add_script(name: str, description: str) -> OneSentenceParser:
@@ -93,7 +92,8 @@ def enable_and_run(
     Args:
         parser: The parser, for errors.
         flags: Its flags.
-        change: Function of `flags`, called when `tf.estimator` is there.
+        change: Function of `flags`, called when `tf.estimator` is there. It returns a
+            function that returns the exit code of a script that ends without one.
     """
     command = ["-m", *flags.module] if flags.module else flags.script
     if not flags.module and (not command or not os.path.isfile(command[0])):
@@ -103,11 +103,16 @@ def enable_and_run(
         enable_v1() if flags.v1 else enable_estimator()
     except ImportError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    change(flags)
+    exit_code = change(flags)
     try:
         run_script(command, flags.v1)
     except NoProgramError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    if code := exit_code():
+        parser.exit(code)
 
 
 def count(text: str) -> int:

@@ -7,9 +7,11 @@ the weights of an optimizer that divides by the gradient's size, so it is measur
 the batch at once with its examples in reverse order.
 """
 
+import collections
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +28,9 @@ _TOLERANCE = 1e-4
 _ROUNDING = 10  # times what the order of the examples does
 _ONLY_ROUNDING = 1e-2  # if the order does more, nothing else moves the variable
 _MOST_ROWS = 12
+# Verdicts of a variable.
+_DIFFERENT, _EQUAL = "DIFFERENT", "equal"
+_NOT_FINITE, _ROUNDED = "NaN or infinite in both", "only rounding moves it"
 
 Values = dict[str, np.ndarray]
 
@@ -72,7 +77,7 @@ class Batches(NamedTuple):
         return features, labels[0] if labels else None
 
 
-def check_instead_of_training(updates: int) -> None:
+def check_instead_of_training(updates: int) -> Callable[[], int]:
     """Makes the first `Estimator.train` of the process print a comparison, and exit.
 
     Exit codes: 0 if the updates are equal up to rounding, 1 if not, 2 if the model_fn
@@ -80,14 +85,26 @@ def check_instead_of_training(updates: int) -> None:
 
     Args:
         updates: Number of updates to compare, >= 1.
+
+    Returns:
+        A function to call when the script has ended, that returns the exit code.
     """
-    kind = tf.compat.v1.estimator.Estimator
+    kind, codes = tf.compat.v1.estimator.Estimator, []
 
     def train(estimator, input_fn, hooks, saving_listeners):
         del hooks, saving_listeners
-        raise SystemExit(_check(estimator, input_fn, updates))
+        codes.append(_check(estimator, input_fn, updates))
+        raise SystemExit(codes[-1])
 
     kind._train_model = train
+
+    def exit_code() -> int:
+        if not codes:
+            print("verdict: none, for the script has trained no Estimator")
+            codes.append(1)
+        return codes[-1]
+
+    return exit_code
 
 
 def _check(estimator, input_fn, updates: int) -> int:
@@ -190,40 +207,36 @@ def _report(
     start: Values, whole: Values, orders: dict[str, Values], drawn: list[str]
 ) -> int:
     """Prints the table and the verdict; returns the exit code."""
-    rows = []
-    for name, value in whole.items():
-        if not np.issubdtype(value.dtype, np.floating):
-            continue
-        moved = np.linalg.norm(value.astype(np.float64) - start[name])
-        if moved == 0:
-            moved = max(np.linalg.norm(value), 1.0)
-        differences = {
-            order: np.linalg.norm(values[name].astype(np.float64) - value) / moved
-            for order, values in orders.items()
-        }
-        order = differences.get("order", 0.0)
-        largest = max(d for way, d in differences.items() if way != "order")
-        excess = largest / max(_TOLERANCE, _ROUNDING * order)
-        excess = 0.0 if order > _ONLY_ROUNDING else max(excess, 1e-9)
-        rows.append((excess, name, differences))
-    rows.sort(reverse=True)
-    width = max(len(name) for _, name, _ in rows[:_MOST_ROWS])
+    rows = [
+        (
+            *_compared(start[name], value, {way: v[name] for way, v in orders.items()}),
+            name,
+        )
+        for name, value in whole.items()
+        if value.dtype != object  # strings
+    ]
+    rows.sort(key=lambda row: (row[0], row[-1]), reverse=True)
+    width = max([len("variable"), *(len(row[-1]) for row in rows[:_MOST_ROWS])])
     print(
         "  ".join(["variable".ljust(width), *(o.rjust(7) for o in orders), "verdict"])
     )
-    for excess, name, differences in rows[:_MOST_ROWS]:
+    for _, differences, verdict, name in rows[:_MOST_ROWS]:
         numbers = [f"{value:7.0e}" for value in differences.values()]
-        verdict = "DIFFERENT" if excess > 1 else "equal"
-        if excess == 0:
-            verdict = "only rounding moves it"
         print("  ".join([name.ljust(width), *numbers, verdict]))
-    number = sum(excess > 1 for excess, *_ in rows)
+    verdicts = collections.Counter(verdict for _, _, verdict, _ in rows)
+    number = verdicts[_DIFFERENT]
     if len(rows) > _MOST_ROWS:
         print(f"... and {len(rows) - _MOST_ROWS} variables with smaller differences")
-    if drawn and any(excess > 1 or excess == 0 for excess, *_ in rows):
+    if drawn and (number or verdicts[_ROUNDED]):
         print(
             f"verdict: undecided, for random numbers differ: {', '.join(drawn[:3])}. "
             "Turn them off by the script's flags."
+        )
+        return 1
+    if number == 0 and verdicts[_NOT_FINITE]:
+        print(
+            f"verdict: undecided, for {verdicts[_NOT_FINITE]} of {len(rows)} variables "
+            "are NaN or infinite in the batch at once too. Choose other first batches."
         )
         return 1
     if number == 0:
@@ -235,3 +248,44 @@ def _report(
         "a loss that compares examples, or a loss that is not the mean over examples."
     )
     return 1
+
+
+def _compared(
+    start: np.ndarray, whole: np.ndarray, values: dict[str, np.ndarray]
+) -> tuple[float, dict[str, float], str]:
+    """Returns what is compared of one variable.
+
+    Args:
+        start: Its value before the updates.
+        whole: Its value after those with the batch at once.
+        values: Its values after others, by their columns.
+
+    Returns:
+        (difference in units of the tolerance, difference in each column, verdict).
+    """
+    wide = np.complex128 if whole.dtype.kind == "c" else np.float64
+    cut = [value for way, value in values.items() if way != "order"]
+    moved = np.linalg.norm(np.ravel(whole.astype(wide) - start.astype(wide)))
+    if moved == 0:
+        moved = max(np.linalg.norm(np.ravel(whole.astype(wide))), 1.0)
+    differences = {
+        way: np.linalg.norm(np.ravel(value.astype(wide) - whole.astype(wide))) / moved
+        for way, value in values.items()
+    }
+    bad = [~np.isfinite(value.astype(wide)) for value in (whole, *cut)]
+    if np.any(bad):
+        is_same = all(np.array_equal(bad[0], each) for each in bad)
+        return math.inf, differences, _NOT_FINITE if is_same else _DIFFERENT
+    if whole.dtype.kind in "biu":  # counts are exact
+        is_equal = all(np.array_equal(whole, value) for value in cut)
+        return (
+            (0.0, differences, _EQUAL)
+            if is_equal
+            else (math.inf, differences, _DIFFERENT)
+        )
+    order = differences.get("order", 0.0)
+    largest = max((d for way, d in differences.items() if way != "order"), default=0.0)
+    excess = largest / max(_TOLERANCE, _ROUNDING * order)
+    if order > _ONLY_ROUNDING:
+        return 0.0, differences, _ROUNDED
+    return excess, differences, _DIFFERENT if excess > 1 else _EQUAL

@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import sys
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -17,7 +19,7 @@ _WRAPPERS = {
 }
 
 
-def cut_batches(micro_batches: int | str) -> None:
+def cut_batches(micro_batches: int | str) -> Callable[[], int]:
     """Changes `tf.estimator.Estimator` for the rest of the process.
 
     All ways to a model_fn lead through `Estimator._call_model_fn`: subclasses, canned
@@ -25,10 +27,13 @@ def cut_batches(micro_batches: int | str) -> None:
 
     Args:
         micro_batches: As for `microbatch_model_fn`.
+
+    Returns:
+        A function to call when the script has ended, that returns the exit code.
     """
     _logger.setLevel(logging.INFO)  # tells what it does
     kind = tf.compat.v1.estimator.Estimator
-    own = kind._call_model_fn
+    own, modes = kind._call_model_fn, set()
 
     # AutoGraph has nothing to convert here, nor in the library.
     @tf.autograph.experimental.do_not_convert
@@ -36,6 +41,7 @@ def cut_batches(micro_batches: int | str) -> None:
         def model_fn(features, labels, mode, config):
             return own(estimator, features, labels, mode, config)
 
+        modes.add(mode)
         # An Estimator made of another one calls that one's model_fn with a micro-batch.
         is_outermost = current_batch() is None
         if mode == tf.estimator.ModeKeys.TRAIN and is_outermost:
@@ -48,6 +54,20 @@ def cut_batches(micro_batches: int | str) -> None:
         return cut(features, labels=labels, mode=mode, config=config)
 
     kind._call_model_fn = call_model_fn
+
+    def exit_code() -> int:
+        if not modes:
+            print(
+                "estimator-accum run: micro-batches are those of an Estimator. Received: "
+                "a script that ended without using one, so nothing was cut. A loop of "
+                "session.run calls takes --gradient_accumulation_steps.",
+                file=sys.stderr,
+            )
+        elif tf.estimator.ModeKeys.TRAIN not in modes:
+            _logger.warning("micro-batches: the script has trained no Estimator")
+        return int(not modes)
+
+    return exit_code
 
 
 def _described(micro_batches: int | str) -> str:

@@ -120,10 +120,39 @@ def test_what_rounding_alone_moves_is_not_called_different(capsys):
     assert _report(start, whole, {"order": order, "in 2": cut}, []) == 0
     said = capsys.readouterr().out
     assert re.search(r"\nbias +1e-01 +2e\+00  only rounding moves it\n", said)
-    assert said.endswith("equal up to rounding, all 2 variables\n")
+    assert said.endswith("equal up to rounding, all 3 variables\n")
     cut["weights"] = np.full(2, 1.002)
     assert _report(start, whole, {"order": order, "in 2": cut}, []) == 1
-    assert "verdict: different, 1 of 2" in capsys.readouterr().out
+    assert "verdict: different, 1 of 3" in capsys.readouterr().out
+
+
+_NAN = np.array([np.nan, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("whole", "cut", "row", "verdict"),
+    [
+        (np.ones(2), _NAN, "DIFFERENT", "different, 1 of 1"),
+        (_NAN, np.ones(2), "DIFFERENT", "different, 1 of 1"),
+        (_NAN, _NAN[::-1], "DIFFERENT", "different, 1 of 1"),
+        (
+            _NAN,
+            _NAN,
+            "NaN or infinite in both",
+            "undecided, for 1 of 1 variables are N",
+        ),
+        (np.array(9), np.array(2), "DIFFERENT", "different, 1 of 1"),
+        (np.array(True), np.array(False), "DIFFERENT", "different, 1 of 1"),
+    ],
+)
+def test_nan_counts_and_flags_are_compared(whole, cut, row, verdict, capsys):
+    start = {"x": np.zeros_like(whole)}
+    orders = {"order": {"x": whole}, "in 2": {"x": cut}}
+    with np.errstate(invalid="ignore"):
+        assert _report(start, {"x": whole}, orders, []) == 1
+    said = capsys.readouterr().out
+    assert re.search(rf"\nx .*  {row}\n", said)
+    assert f"verdict: {verdict}" in said
 
 
 @pytest.mark.usefixtures("_loggers_as_before")
@@ -164,4 +193,4 @@ def test_the_command_ends_where_training_would_begin(tmp_path):
     done = legacy_runs.run_python(None, *command, cwd=tmp_path)
     assert done.returncode == 0, done.output
     assert "trained" not in done.stdout
-    assert done.stdout.endswith("verdict: equal up to rounding, all 1 variables\n")
+    assert done.stdout.endswith("verdict: equal up to rounding, all 2 variables\n")

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from estimator_accum import AccumulatingOptimizer
 from estimator_accum.run import __main__ as command
+from estimator_accum.run import _optimizers
 from estimator_accum.run._estimators import cut_batches
 from tests.helpers import legacy_runs
 from tests.helpers.interception import relative_difference
+from tests.helpers.interfaces import sgd
 from tests.helpers.microbatch_runs import (
     INPUT,
     make_model_fn,
@@ -316,3 +319,137 @@ def test_a_loop_of_session_runs_accumulates_and_counts_updates(kind, tmp_path):
     assert last == "4 [(0, 0.0), (1, 0.5), (1, 0.5)]"
     assert "2 calls of session.run make one update" in done.stderr
     assert "reads global_step" not in done.stderr
+
+
+# Trainings of w, and what is printed: the value after two calls with 0 and 1, or more.
+_WAYS = """
+import sys
+import tensorflow as tf
+keras = tf.keras.optimizers
+tf = tf.compat.v1
+tf.disable_eager_execution()
+x = tf.placeholder(tf.float32, [None])
+w = tf.get_variable("w", initializer=0.0)
+loss = tf.reduce_mean(tf.square(w - x))
+step = tf.train.get_or_create_global_step()
+def clipped(pairs):
+    gradients, variables = zip(*pairs)
+    return zip(tf.clip_by_global_norm(gradients, 0.5)[0], variables)
+def by_tf_gradients():
+    optimizer = tf.train.GradientDescentOptimizer(0.5)
+    pairs = clipped(zip(tf.gradients(loss, [w]), [w]))
+    return optimizer.apply_gradients(pairs, step)
+def by_loss_scaling():
+    optimizer = tf.train.GradientDescentOptimizer(0.5)
+    optimizer = tf.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, "dynamic")
+    return optimizer.apply_gradients(clipped(optimizer.compute_gradients(loss)), step)
+def by_keras():
+    return keras.legacy.SGD(0.5).get_updates(loss, [w])
+def by_hand():
+    return w.assign_sub(0.5 * tf.gradients(loss, [w])[0])
+train_op = globals()[sys.argv[1]]()
+with tf.train.MonitoredTrainingSession() as session:
+    for value in (0.0, 1.0):
+        session.run(train_op, {x: [value]})
+    print("w", session.run(w))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said"),
+    [
+        # The mean -1 of the gradients 0 and -2 is clipped; of the clipped it is -0.25.
+        ("by_tf_gradients", 0, r"\nw 0\.25\n"),
+        ("by_loss_scaling", 0, r"\nw 0\.25\n"),
+        ("by_keras", 2, r"must train by optimizers of tf\..*Received: SGD of Keras"),
+        ("by_hand", 1, r"\nw 1\.0\n(.*\n)*.*so nothing was accumulated"),
+    ],
+)
+def test_a_loop_is_accumulated_as_a_whole_or_it_is_said(way, code, said, tmp_path):
+    (tmp_path / "loop.py").write_text(_WAYS)
+    flags = ["--gradient_accumulation_steps=2", "loop.py", way]
+    done = _run(*flags, cwd=tmp_path)
+    assert done.returncode == code, done.output
+    assert re.search(said, f"\n{done.output}")
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("name", ["run", "check"])
+def test_a_script_without_an_estimator_is_not_said_to_be_cut_or_checked(name, tmp_path):
+    (tmp_path / "script.py").write_text("print('done')\nraise SystemExit(0)\n")
+    line = ["-m", "estimator_accum", name, "script.py"]
+    done = legacy_runs.run_python(None, *line, cwd=tmp_path)
+    assert done.returncode == 1
+    words = {"run": "one, so nothing was cut", "check": "verdict: none, for the script"}
+    assert words[name] in done.output
+
+
+@pytest.mark.usefixtures("fresh_graph", "_loggers_as_before")
+class TestWritesBesideTheUpdate:
+    """What else a call of session.run writes, would be written K times per update."""
+
+    @pytest.fixture(autouse=True)
+    def _train_op(self, fresh_graph, monkeypatch):
+        monkeypatch.setattr(_optimizers, "_refused", [])
+        self.runs = _optimizers._Runs(2)
+        self.w = v1.get_variable("w", initializer=1.0)
+        self.other = v1.get_variable("other", initializer=1.0, trainable=False)
+        apply = self.runs.accumulating(
+            v1.train.GradientDescentOptimizer.apply_gradients
+        )
+        pairs = sgd().compute_gradients(self.w**2)
+        self.train_op = apply(sgd(), pairs, v1.train.get_or_create_global_step())
+
+    def _check(self, *fetches):
+        graph = v1.get_default_graph()
+        self.runs._check(graph, [getattr(each, "op", each) for each in fetches])
+
+    def _refusal(self, capsys, *fetches) -> str:
+        with pytest.raises(SystemExit) as ended:
+            self._check(*fetches)
+        assert ended.value.code == 2 == self.runs.exit_code()
+        return capsys.readouterr().err
+
+    def test_an_average_behind_the_train_op_is_refused(self, capsys):
+        average = tf.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([self.train_op]):
+            applied = average.apply([self.w])
+        said = self._refusal(capsys, applied)
+        assert re.search(
+            "2 times per update. Received: w/ExponentialM.*, written", said
+        )
+
+    def test_a_step_that_is_counted_by_hand_is_refused(self, capsys):
+        step = v1.train.get_global_step()
+        train_op = tf.group(self.train_op, step.assign_add(1))
+        assert "Received: global_step, written by" in self._refusal(capsys, train_op)
+
+    def test_a_loop_that_accumulates_by_itself_is_refused(self, capsys):
+        optimizer = AccumulatingOptimizer(sgd(), 2)
+        other = optimizer.minimize(self.w**2)
+        said = self._refusal(capsys, self.train_op, other)
+        assert "must not accumulate by itself" in said
+
+    def test_registered_updates_are_named(self, caplog):
+        update = self.other.assign(0.5)
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+        self._check(self.train_op, update)
+        self._check(self.train_op, update)
+        (message,) = caplog.messages
+        assert message.endswith("with every call of session.run, not per update: other")
+
+    def test_writes_of_other_calls_are_named_after_the_first_update(self, caplog):
+        copy = self.other.assign(self.w)
+        self._check(copy, self.other.initializer, v1.global_variables_initializer())
+        assert self.runs.exit_code() == 1  # nothing was trained
+        self._check(self.train_op)
+        self._check(copy, self.w.initializer, v1.global_variables_initializer())
+        (message,) = caplog.messages
+        assert message.endswith("do not train, which do not count updates: other")
+        assert self.runs.exit_code() == 0
+
+    def test_metrics_and_random_states_are_the_scripts(self, caplog):
+        _, metric = v1.metrics.mean(self.w)
+        generator = tf.random.Generator.from_seed(1)
+        self._check(self.train_op, metric, generator.normal([]))
+        assert not caplog.messages
