@@ -3,7 +3,7 @@
     ./scripts/quickstart
 
 runs this script in its own environment. It generates the data, runs
-bert_finetune/run_classifier.py twice, with 8 examples x 4 micro-steps and with 32
+`estimator-accum train` twice, with 8 examples x 4 micro-steps and with 32
 examples at once, and draws both losses. The folder is created anew each time, with the
 same result.
 """
@@ -76,13 +76,14 @@ def run_demo(output_dir: pathlib.Path) -> None:
     with _locked(output_dir):
         _clear(output_dir)
         _step("generating a corpus and pre-training a small BERT on it (20 seconds)")
-        _call("scripts/make_demo_data.py", f"--output_dir={output_dir / _DATA}")
+        _call("-m", "scripts.make_demo_data", f"--output_dir={output_dir / _DATA}")
         for run in RUNS:
             _step(f"fine-tuning {run.label}")
-            _call("bert_finetune/run_classifier.py", *_training_flags(run, output_dir))
+            flags = _training_flags(run, output_dir)
+            _call("-m", "estimator_accum", "train", *flags)
         _step("drawing the losses")
         _call(
-            "scripts/plot_loss.py",
+            *("-m", "estimator_accum", "plot"),
             f"--output_dirs={','.join(run.folder for run in RUNS)}",
             f"--labels={','.join(run.label for run in RUNS)}",
             f"--plot={_PLOT}",
@@ -187,8 +188,8 @@ def _clear(output_dir: pathlib.Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _call(script: str, *arguments: str, **options) -> None:
-    command = [sys.executable, _REPOSITORY / script, *arguments]
+def _call(*arguments: str, **options) -> None:
+    command = [sys.executable, *arguments]
     # Without a GPU, TensorFlow's import logs errors about CUDA below level 3.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | os.environ
     subprocess.run(command, check=True, env=environment, **options)

@@ -7,13 +7,13 @@ from scripts import make_demo_data, quickstart_demo
 _call = quickstart_demo._call
 
 
-def _call_shorter(script, *arguments, **options) -> None:
-    if script == "scripts/make_demo_data.py":
-        assert make_demo_data.main(list(arguments)) == 0
-    elif "run_classifier" in script or "train" in arguments:
-        _call(script, *arguments, "--num_train_epochs=1", **options)
+def _call_shorter(*arguments, **options) -> None:
+    if "scripts.make_demo_data" in arguments:
+        assert make_demo_data.main(list(arguments[2:])) == 0
+    elif "train" in arguments:
+        _call(*arguments, "--num_train_epochs=1", **options)
     else:
-        _call(script, *arguments, **options)
+        _call(*arguments, **options)
 
 
 if __name__ == "__main__":

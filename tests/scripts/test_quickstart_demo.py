@@ -25,13 +25,13 @@ def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):
     (tmp_path / ".data.123.part").mkdir()
     called = []
 
-    def fail(script, *arguments, **options):
-        called.append(script)
-        raise subprocess.CalledProcessError(7, script)
+    def fail(*arguments, **options):
+        called.append(arguments[:2])
+        raise subprocess.CalledProcessError(7, arguments)
 
     monkeypatch.setattr(quickstart_demo, "_call", fail)
     assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 7
-    assert called == ["scripts/make_demo_data.py"]
+    assert called == [("-m", "scripts.make_demo_data")]
     assert os.listdir(tmp_path) == []  # a failed demo leaves no result
 
 
@@ -54,14 +54,14 @@ def test_table_has_a_row_for_each_run(tmp_path):
 def test_demo_learns_and_accumulation_changes_nothing(tmp_path, monkeypatch, capsys):
     call = quickstart_demo._call
 
-    def call_shorter(script, *arguments, **options):
-        if script == "scripts/make_demo_data.py":
-            call(script, "--help", stdout=subprocess.DEVNULL)
-            assert make_demo_data.main(list(arguments)) == 0
+    def call_shorter(*arguments, **options):
+        if "scripts.make_demo_data" in arguments:
+            call(*arguments[:2], "--help", stdout=subprocess.DEVNULL)
+            assert make_demo_data.main(list(arguments[2:])) == 0
         else:
             epochs = "--num_train_epochs="
             shorter = [each.replace(f"{epochs}5", f"{epochs}3") for each in arguments]
-            call(script, *shorter, **options)
+            call(*shorter, **options)
 
     # Both sentences of a pair have the same words, so only their order can be learned.
     order = {"order": demo_grammar.PHENOMENA["order"]}
