@@ -46,7 +46,7 @@ _SHORTER = {
     "-m distributed.launch_local": f"-m distributed.launch_local {{}} {_ONE_WORKER}",
     "-m distributed.main": "-m distributed.main {} --train_updates=2",
     "scripts/benchmark.py": "scripts/benchmark.py {} --parts=housing --rounds=1 "
-    "--starts=1 --runs=1 --housing_updates=2",
+    "--starts=1 --housing_updates=2",
     "scripts/experiments/optimizer_table.py": "scripts/experiments/"
     "optimizer_table.py {} --optimizers=Adam",
     "scripts/experiments/compare_batches.py": "scripts/experiments/"

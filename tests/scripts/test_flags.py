@@ -21,7 +21,7 @@ _PLOT = "plot_loss --output_dirs=a,b"
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("benchmark --parts=cola", "--cola_dir must name the folder"),
+        ("benchmark --parts=cola", "`--cola_dir` must name the folder"),
         ("benchmark --rounds=0", "Try --help"),
         ("benchmark --sizes=huge", "Try --help"),
         (f"{_COMPARE} --gradient_accumulation_steps=0", "s` must be .* >= 1. R.*: 0"),
