@@ -6,7 +6,7 @@ import re
 import pytest
 
 _ROOMS = {
-    "scripts": ("benchmark", "fetch_mnist", "make_demo_data", "quickstart_demo"),
+    "scripts": ("benchmark", "fetch_mnist", "quickstart_demo"),
     "scripts.experiments": (
         *("compare_batches", "disturb_runs", "optimizer_table", "public_scripts"),
     ),
@@ -50,21 +50,15 @@ _PLOT = "plot_loss --output_dirs=a,b"
         ("fetch_mnist --base_url=ftp://a", "`--base_url` must be an http.*'ftp://a'"),
         ("fetch_mnist", "`--data_dir` must name a folder. Received: nothing. "),
         ("import_hf_checkpoint --input_dir=x", "required: --output_dir"),
-        (
-            "make_demo_data --output_dir=full",
-            "`--output_dir` must not exist. Received: ",
-        ),
-        (
-            "make_demo_data --output_dir=new --seed=-1",
-            "`--seed` must be an integer from",
-        ),
-        ("make_demo_data", "the following arguments are required: --output_dir"),
         ("optimizer_table --optimizers=Adam,Lion", "Ada.*: Lion. L"),
         (f"{_PLOT} --plot=a.png --labels=one", "`--labels` must hold .*: 1 for 2"),
         (f"{_PLOT} --plot=a.jpeg2000", "`--plot` must end in .png, .svg or .pdf. Rec"),
         (f"{_PLOT} --plott=a.png", "--plot"),
         ("plot_loss --output_dirs=a, --plot=a.png", "names separated by single commas"),
-        ("quickstart_demo --output_dir=full/file", "a folder. .* full/file, a file."),
+        (
+            "quickstart_demo --output_dir=full/file",
+            "demo before. .* full/file, a file.",
+        ),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
         (
             "public_scripts --work_dir=new --errors=0",
