@@ -21,6 +21,7 @@ end with 0, or with 2 and one sentence, and must resume when there is room. Exit
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -36,6 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
+from bert_finetune.bert_config import BertConfig
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 from estimator_accum.runs.metrics_file import METRICS
 
@@ -53,14 +55,14 @@ _SECS_BETWEEN_LOOKS = 0.01
 _CHANGING = re.compile(r"events\.out.*|model\.ckpt-.*|checkpoint|\d{10}")
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _WORDS = ["the", "cat", "dog", "saw", "a", "bird", "that", "runs"]
-_BERT = {
-    "vocab_size": len(_SPECIAL + _WORDS),
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-}
+_BERT = BertConfig(
+    vocab_size=len(_SPECIAL + _WORDS),
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=32,
+)
 
 
 class _Program(NamedTuple):
@@ -159,7 +161,7 @@ def _programs(folder: pathlib.Path) -> dict[str, _Program]:
     data = folder / "data"
     data.mkdir()
     (data / "vocab.txt").write_text("\n".join(_SPECIAL + _WORDS) + "\n")
-    (data / "bert_config.json").write_text(json.dumps(_BERT))
+    (data / "bert_config.json").write_text(json.dumps(dataclasses.asdict(_BERT)))
     words = random.Random(0)
     for name, count in (("train", 2000), ("dev", 20)):
         rows = (
