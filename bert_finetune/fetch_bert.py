@@ -15,9 +15,6 @@ import pathlib
 import subprocess
 import sys
 
-if __name__ == "__main__":  # a clone runs without installation
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-
 from bert_finetune import download, hf_names
 from bert_finetune.download import RemoteFile
 from estimator_accum.runs.command_line import (

@@ -14,9 +14,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-if __name__ == "__main__":  # a clone runs without installation
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-
 from bert_finetune import download
 from bert_finetune.download import RemoteFile
 from bert_finetune.tasks import TASKS, Task, get_task

@@ -11,9 +11,6 @@ is invalid or the output folder is not empty.
 import pathlib
 import sys
 
-if __name__ == "__main__":  # a clone runs without installation
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 from estimator_accum.runs.program import quiet_import
 

@@ -36,14 +36,13 @@ _TRAINING_FIELDS = (
     "seed",
 )
 _MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", "vocabulary_checksum")
-# How an update is cut, with the values for runs that did not write them.
-_CUT_FIELDS = {
-    "train_batch_size": None,
-    "gradient_accumulation_steps": None,
-    "replicas": 1,
-    "pad_to_max_length": True,
-    "tokens_per_micro_batch": None,
-}
+_CUT_FIELDS = (  # how an update is cut
+    "train_batch_size",
+    "gradient_accumulation_steps",
+    "replicas",
+    "pad_to_max_length",
+    "tokens_per_micro_batch",
+)
 _CHECKSUMS = {
     "vocabulary_checksum": "another vocabulary",
     "training_examples_checksum": "other training examples",
@@ -171,7 +170,7 @@ def check_same_model(checkpoint: str, description: dict) -> None:
 
 
 def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
-    before = _flat(_with_defaults(read_settings(path)))
+    before = _flat(read_settings(path))
     for name, value in _flat(now).items():
         if before.get(name) == value:
             continue
@@ -181,14 +180,6 @@ def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
         raise ValueError(
             f"{rule} Received: {path.parent}, whose run {difference}. {remedy}"
         )
-
-
-def _with_defaults(before: dict) -> dict:
-    """Adds the values that earlier versions did not write."""
-    sizes = [before.get(f) for f in ("train_batch_size", "gradient_accumulation_steps")]
-    if all(isinstance(size, int) for size in sizes):
-        before = {"effective_batch_size": sizes[0] * sizes[1]} | before
-    return _CUT_FIELDS | before
 
 
 def _flat(values: dict) -> dict:

@@ -8,7 +8,7 @@
 
 Everything is float32, no token is padding, and the optimizer is BERT's Adam with two
 slots. The bytes are those of tensors that are alive at the same time, with TensorFlow's
-CPU kernels and graph optimizations; `scripts/benchmarks/plan_table.py` measures them.
+CPU kernels and graph optimizations.
 Memory that the allocator loses to fragmentation comes on top, and on disk the graph
 beside each checkpoint and what a run writes besides checkpoints.
 

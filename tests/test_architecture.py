@@ -30,8 +30,8 @@ _PACKAGES = {
     "run": {"run", "check", "microbatch", "compat", "runs", ""},  # "" is all public
 }
 _PACKAGES["check"] = _PACKAGES["run"]  # the second command of that room
-# The public names; the planner's old name; the command.
-_ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "plan.py", "__main__.py")]
+# The public names, and the command.
+_ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "__main__.py")]
 _MODULES = sorted(_LIBRARY.rglob("*.py"))
 
 

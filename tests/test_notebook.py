@@ -14,7 +14,7 @@ from tests.helpers.running import DEADLINE_SECS, ROOT
 
 pytestmark = pytest.mark.once
 _PATH = ROOT / "examples" / "bert_in_little_memory.ipynb"
-_SHORTER = {"num_updates=400": "num_updates=40", "UPDATES = 120": "UPDATES = 12"}
+_SHORTER = {"UPDATES = 200": "UPDATES = 12"}
 
 
 @pytest.fixture(scope="module")

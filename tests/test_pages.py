@@ -21,7 +21,6 @@ import estimator_accum
 from distributed import digits
 from estimator_accum import __main__ as command
 from housing_example import demo_data
-from scripts import record_session
 from tests.helpers import documents, pages, tiny_bert
 from tests.helpers.hugging_face_folder import write_folder
 from tests.helpers.local_server import make_zip
@@ -47,11 +46,9 @@ _SHORTER = {
     "-m distributed.launch_local": f"-m distributed.launch_local {{}} {_ONE_WORKER}",
     "-m distributed.main": "-m distributed.main {} --train_updates=2",
     "scripts/benchmark.py": "scripts/benchmark.py {} --parts=housing --rounds=1 "
-    "--starts=1 --runs=1 --housing_updates=2",
-    "scripts/benchmarks/memory_table.py": "scripts/benchmarks/memory_table.py {} "
-    "--models=mlp --micro_batches=2 --updates=1 --batch_size=8",
+    "--starts=1 --housing_updates=2",
     "scripts/experiments/optimizer_table.py": "scripts/experiments/"
-    "optimizer_table.py {} --optimizers=Adam --updates=2",
+    "optimizer_table.py {} --optimizers=Adam",
     "scripts/experiments/compare_batches.py": "scripts/experiments/"
     "compare_batches.py {} --updates=2",
 }
@@ -151,16 +148,9 @@ _WITH_SHELL = [
 ]
 
 
-def _check_session(session: str, step: record_session.Step) -> None:
-    """Fails unless the commands of the session are those that the script records."""
-    _, *found = re.split(r"^\$ ", session, flags=re.MULTILINE)
-    for shown, command_line in zip(found, step.commands, strict=True):
-        assert shown.startswith(f"{command_line}\n")
-
-
 def _script(page: str) -> str:
     """Returns the page's blocks as one script; a file among them is run as one."""
-    lines, steps = ["set -eu"], iter(record_session.STEPS)
+    lines = ["set -eu"]
     for number, (language, block) in enumerate(documents.all_blocks(page), 1):
         if language == "sh":
             block = "".join(
@@ -172,9 +162,7 @@ def _script(page: str) -> str:
             lines += ["cat >file.sh <<'END_OF_FILE'", f"{block}END_OF_FILE"]
             lines += ["SLURM_SUBMIT_DIR=$PWD bash file.sh"]
         elif language == "console":
-            step = next(steps)
-            _check_session(block, step)
-            lines += step.commands
+            lines += documents.typed(block)
     return "\n".join(lines)
 
 
@@ -186,16 +174,6 @@ def test_the_shell_blocks_of_a_page_run_in_order(page, tmp_path):
         _THERE.get(page, lambda folder: None)(tmp_path)
         printed = run(_script(documents.ALL[page]), _SHORTER)
     print(printed)
-
-
-def test_the_recorded_session_is_that_of_the_script():
-    page = documents.PAGES["first_five_minutes"]
-    sessions = documents.blocks(page, "console")
-    for session, step in zip(sessions, record_session.STEPS, strict=True):
-        _check_session(session, step)
-        assert f"## {step.heading}\n\n{step.text}\n" in page
-    assert record_session.without_what_changes(page, "/somebody") == page
-    assert not re.search(r"/(home|root|tmp)/", page)
 
 
 def test_blocks_are_of_languages_that_tests_read():
@@ -306,9 +284,23 @@ _INLINE = sorted(
         )
     }
 )
+# Programs that have left; their pages still have to say where they were measured.
+_STILL_NAMED = (
+    "scripts/benchmarks/whole_batch_loss_table.py",
+    "scripts/experiments/keras_table.py",
+)
+_MEASUREMENTS = [
+    pytest.param(
+        script,
+        flags,
+        marks=[pytest.mark.xfail(raises=ModuleNotFoundError)]
+        * (script in _STILL_NAMED),
+    )
+    for script, *flags in _INLINE
+]
 
 
-@pytest.mark.parametrize("script, flags", [(each[0], each[1:]) for each in _INLINE])
+@pytest.mark.parametrize("script, flags", _MEASUREMENTS)
 def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeypatch):
     def parse_and_stop(self, arguments=None):
         parse_args(self, arguments)

@@ -12,10 +12,6 @@ import argparse
 import pathlib
 import sys
 
-if __name__ == "__main__":  # a clone runs without installation
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
-
-
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 from estimator_accum.runs.metrics_file import METRICS
 

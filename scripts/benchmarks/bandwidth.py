@@ -26,6 +26,8 @@ import time
 
 import numpy as np
 
+from scripts.benchmarks.base import serve
+
 
 def bound_secs(
     secs_per_byte: float, steps: int, dense_bytes: int, sparse_bytes: int
@@ -36,9 +38,9 @@ def bound_secs(
 
 
 def main() -> None:
-    """Reads the bytes of an array from the command line, and commands from stdin."""
+    """Reads the bytes of an array from the command line, and serves."""
     threads = len(os.sched_getaffinity(0))
-    floats = int(sys.argv[1]) // 4 // threads
+    floats = json.loads(sys.argv[1])["array_bytes"] // 4 // threads
     pairs = [
         (np.zeros(floats, np.float32), np.ones(floats, np.float32))
         for _ in range(threads)
@@ -48,15 +50,14 @@ def main() -> None:
         total, part = pair
         np.add(total, part, out=total)
 
+    def secs_per_byte():
+        start = time.perf_counter()
+        list(pool.map(add, pairs))
+        return (time.perf_counter() - start) / (3 * 4 * floats * threads)
+
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         list(pool.map(add, pairs))
-        print(json.dumps({}), flush=True)
-        for _ in sys.stdin:
-            start = time.perf_counter()
-            list(pool.map(add, pairs))
-            secs = time.perf_counter() - start
-            traffic = 3 * 4 * floats * threads
-            print(json.dumps({"secs": secs / traffic}), flush=True)
+        serve({}, secs=secs_per_byte)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
         "size": [4, 512, 8], "steps": 4, "micro_batch_size": 8, "tokens": 16,
         "micro_steps": 16}'
 
-It prints one JSON line when it is ready, and one for every line that it reads: seconds
-per micro-step. `way` is "plain", "accumulate" or, with Keras 3, "built-in".
+It serves seconds per micro-step. `way` is "plain", "accumulate" or, with Keras 3, "built-in".
 """
 
 import importlib
@@ -20,11 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.keras import accumulate
+from scripts.benchmarks.base import serve
 from scripts.benchmarks.models import Size
 
 
 def main() -> None:
-    """Reads the contender from the command line, and commands from stdin."""
+    """Reads the contender from the command line, and serves."""
     spec = json.loads(sys.argv[1])
     keras = importlib.import_module(spec["keras"])
     size = Size(*spec["size"])
@@ -39,12 +39,13 @@ def main() -> None:
     batch = tf.data.Dataset.from_tensors((ids, np.zeros(shape[0], np.int32)))
     data = batch.repeat(spec["steps"] * max(1, spec["micro_steps"] // spec["steps"]))
     model.fit(data, verbose=0)  # compiles and allocates
-    print(json.dumps({"version": keras.__version__}), flush=True)
-    for _ in sys.stdin:
+
+    def secs_per_micro_step():
         start = time.perf_counter()
         model.fit(data, verbose=0)
-        secs = (time.perf_counter() - start) / len(data)
-        print(json.dumps({"secs": secs}), flush=True)
+        return (time.perf_counter() - start) / len(data)
+
+    serve({"version": keras.__version__}, secs=secs_per_micro_step)
 
 
 def make_optimizer(keras, way: str, steps: int):

@@ -1,11 +1,11 @@
 """The program of one contender: builds one way to accumulate, then runs it on demand.
 
-    python -m scripts.benchmarks.micro_steps '{"way": "this project", "size": [4, 512,
-    8],
-        "steps": 4, "micro_batch_size": 8, "tokens": 16, "micro_steps": 8}'
+    python -m scripts.benchmarks.micro_steps '{"way": "this project",
+        "size": [4, 512, 8], "steps": 4, "micro_batch_size": 8, "tokens": 16,
+        "micro_steps": 8}'
 
-It prints one JSON line when it is ready, and one for every line that it reads: seconds
-per micro-step, over whole windows, and its peak resident memory [bytes].
+It serves seconds per micro-step, over whole windows, and its peak resident memory
+[bytes].
 """
 
 import json
@@ -17,26 +17,28 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 
 import tensorflow as tf
 
+from scripts.benchmarks.base import serve
 from scripts.benchmarks.keras_ways import KERAS_WAYS
 from scripts.benchmarks.models import Size, classification_loss, token_ids
 from scripts.benchmarks.ways import GRAPH_WAYS, trained
 
 
 def main() -> None:
-    """Reads the contender from the command line, and commands from stdin."""
+    """Reads the contender from the command line, and serves."""
     spec = json.loads(sys.argv[1])
     steps = spec["steps"]
     run, facts = (_in_graph if spec["way"] in GRAPH_WAYS else _in_keras)(spec)
     count = steps * max(1, spec["micro_steps"] // steps)  # whole windows
     for _ in range(2 * steps):  # the first ones compile and allocate
         run()
-    print(json.dumps(facts), flush=True)
-    for _ in sys.stdin:
+
+    def secs_per_micro_step():
         start = time.perf_counter()
         for _ in range(count):
             run()
-        secs = (time.perf_counter() - start) / count
-        print(json.dumps({"secs": secs, "peak_bytes": _peak_bytes()}), flush=True)
+        return (time.perf_counter() - start) / count
+
+    serve(facts, secs=secs_per_micro_step, peak_bytes=_peak_bytes)
 
 
 def _in_graph(spec: dict):

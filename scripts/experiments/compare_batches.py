@@ -25,7 +25,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_finetune.tasks import get_task, read_examples
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.command_line import (
+    OneSentenceParser,
+    check_counts,
+    exit_code_of,
+)
 from estimator_accum.runs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
@@ -38,40 +42,29 @@ _NOT_COMPARED = re.compile(
 )
 # Softmax ignores what it adds to all scores of a query.
 _ROUNDING = "  (has no gradient but rounding: attention ignores the keys' bias)"
-_COUNTS = ("updates", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
     parser = OneSentenceParser(__doc__)
-    folder = pathlib.Path
-    parser.add_argument(
-        "--data_dir", type=folder, required=True, help="folder with train.tsv"
-    )
-    parser.add_argument(
-        "--bert_dir", type=folder, required=True, help="folder with bert_model.ckpt"
-    )
-    parser.add_argument(
-        "--output_dir", type=folder, required=True, help="for both runs; new or empty"
-    )
+    parser.add_folder("data_dir", "folder with train.tsv", required=True)
+    parser.add_folder("bert_dir", "folder with bert_model.ckpt", required=True)
+    parser.add_folder("output_dir", "for both runs; new or empty", required=True)
     parser.add_argument("--task_name", default="CoLA")
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--micro_batch_size", type=int, default=8)
-    parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
-    parser.add_argument("--max_seq_length", type=int, default=128)
-    parser.add_argument("--tolerance", type=float, default=1e-5)
+    parser.add_numbers(
+        ("updates", 20, "optimizer updates of each run"),
+        ("micro_batch_size", 8, "examples of a micro-batch"),
+        ("gradient_accumulation_steps", 4, "micro-batches of an update"),
+        ("max_seq_length", 128, "longest input [tokens]"),
+        ("tolerance", 1e-5, "largest relative difference of a weight"),
+    )
     parser.add_argument("--against", choices=("whole", "padded"), default="whole")
     arguments = parser.parse_args(argv)
     return exit_code_of(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    for name in _COUNTS:
-        if getattr(arguments, name) < 1:
-            raise ValueError(
-                f"`--{name}` must be an integer >= 1. "
-                f"Received: {getattr(arguments, name)}. See --help."
-            )
+    check_counts(arguments)
     output = arguments.output_dir
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(

@@ -1,10 +1,13 @@
-"""Interrupts runs by signals and full disks, and compares with an undisturbed run.
+"""Disturbs runs by signals, kills and full disks, and compares with undisturbed runs.
 
     python scripts/experiments/disturb_runs.py --output_dir=disturbed --signals=200
     unshare -rm python scripts/experiments/disturb_runs.py --output_dir=full --full_disks=50
 
-Each of the three programs trains twice: undisturbed, and with SIGTERM, SIGINT, SIGUSR1
-or SIGKILL at random moments; after each signal the same command starts again. Then:
+bert, housing and images train in one process, cluster in two tasks of
+`distributed.launch_local`. Each of them trains twice: undisturbed, and with SIGTERM,
+SIGINT, SIGUSR1 or SIGKILL at random moments. SIGKILL hits a random task of the cluster,
+whose launcher starts all tasks again; after any other signal the same command starts
+again. Then:
 
     * weights and all else in the last checkpoints must be the same bit for bit;
     * train_metrics.csv must be the same except for its speeds;
@@ -18,6 +21,8 @@ end with 0, or with 2 and one sentence, and must resume when there is room. Exit
 """
 
 import argparse
+import dataclasses
+import json
 import os
 import pathlib
 import random
@@ -26,45 +31,89 @@ import signal
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
+from bert_finetune.bert_config import BertConfig
 from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.runs.metrics_file import METRICS
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-_PROGRAMS = ("bert", "housing", "images")
-_METRICS = "train_metrics.csv"
 _CODES = {
     signal.SIGTERM: 143,
     signal.SIGINT: 130,
     signal.SIGUSR1: 75,
     signal.SIGKILL: -9,
 }
+_SIGNALS_OF_A_RUN = 6
 _LONGEST_PAUSE_SECS = 1.0  # after the update at which a signal is due
 _SHARE_WHILE_STARTING = 0.1  # of the signals: sent without waiting for training
 _SECS_BETWEEN_LOOKS = 0.01
 _CHANGING = re.compile(r"events\.out.*|model\.ckpt-.*|checkpoint|\d{10}")
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _WORDS = ["the", "cat", "dog", "saw", "a", "bird", "that", "runs"]
+_BERT = BertConfig(
+    vocab_size=len(_SPECIAL + _WORDS),
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=32,
+)
+
+
+class _Program(NamedTuple):
+    """What trains: arguments of Python, and whether it starts other processes."""
+
+    arguments: list[str]
+    has_tasks: bool = False
+
+
+class _Run(NamedTuple):
+    """A program's run into a folder."""
+
+    program: _Program
+    folder: pathlib.Path
+    log: pathlib.Path
+
+    def start(self) -> subprocess.Popen:
+        with self.log.open("w") as log:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    *self.program.arguments,
+                    f"--output_dir={self.folder}",
+                ],
+                cwd=_REPOSITORY,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end(self, process: subprocess.Popen) -> tuple[int, str]:
+        """Waits for the end; returns the exit code and the last start's output."""
+        return process.wait(), self.log.read_text()
+
+    def size_of_metrics(self) -> int:
+        # Not by rglob, which fails where a folder of a checkpoint vanishes meanwhile.
+        folders = [root for root, _, names in os.walk(self.folder) if METRICS in names]
+        return sum(os.path.getsize(os.path.join(root, METRICS)) for root in folders)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
     parser = OneSentenceParser(__doc__)
     parser.add_folder("output_dir", "a new folder", default="disturbed")
+    names = ("bert", "housing", "images", "cluster")
     parser.add_argument(
-        "--programs",
-        nargs="+",
-        choices=_PROGRAMS,
-        default=_PROGRAMS,
-        help="which (default: all)",
+        "--programs", nargs="+", choices=names, default=names, help="default: all"
     )
     parser.add_numbers(
-        ("signals", 0, "over all programs"),
-        ("full_disks", 0, "over all programs"),
-        ("seed", 0, "of the moments and the sizes"),
+        ("signals", 0, "number over all programs"),
+        ("full_disks", 0, "number over all programs"),
+        ("seed", 0, "random seed of the moments and the sizes"),
     )
     flags = parser.parse_args(arguments)
     # A shell ignores Ctrl-C in its background jobs, and their programs inherit that.
@@ -84,21 +133,20 @@ def _disturb(flags: argparse.Namespace) -> int:
         )
     folder.mkdir(parents=True)
     random_, faults = random.Random(flags.seed), []
-    known = _commands(folder)
-    commands = {name: known[name] for name in flags.programs}
-    for place, (name, command) in enumerate(commands.items()):
-        quiet = folder / name / "quiet"
-        code, said = _run([*command, f"--output_dir={quiet}"])
+    programs = _programs(folder)
+    for place, name in enumerate(flags.programs):
+        (folder / name).mkdir()
+        quiet = _Run(programs[name], folder / name / "quiet", folder / name / "log")
+        code, said = quiet.end(quiet.start())
         if code:
             raise ValueError(f"{name} must train undisturbed. Received: {said[-500:]}")
         signals, disks = (
-            count // len(commands) + (place < count % len(commands))
+            count // len(flags.programs) + (place < count % len(flags.programs))
             for count in (flags.signals, flags.full_disks)
         )
-        if signals:
-            faults += _stop_by_signals(name, command, quiet, signals, random_)
+        faults += _send_signals(quiet, signals, random_)
         for number in range(disks):
-            faults += _fill_disk(name, command, quiet, number, random_)
+            faults += _fill_disk(quiet, number, random_)
         print(f"{name}: {signals} signals, {disks} full disks", flush=True)
     for fault in faults:
         print(f"FAULT {fault}")
@@ -108,18 +156,12 @@ def _disturb(flags: argparse.Namespace) -> int:
     return int(bool(faults))
 
 
-def _commands(folder: pathlib.Path) -> dict[str, list[str]]:
+def _programs(folder: pathlib.Path) -> dict[str, _Program]:
+    """Writes the data that a tiny BERT trains on; returns the programs."""
     data = folder / "data"
     data.mkdir()
-    vocabulary = [*_SPECIAL, *_WORDS]
-    (data / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    (data / "bert_config.json").write_text(
-        f'{{"vocab_size": {len(vocabulary)}, "hidden_size": 16, "hidden_act": "gelu", '
-        '"num_hidden_layers": 1, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, '
-        '"attention_probs_dropout_prob": 0.1, '
-        '"num_attention_heads": 2, "intermediate_size": 32, "type_vocab_size": 2, '
-        '"max_position_embeddings": 32}'
-    )
+    (data / "vocab.txt").write_text("\n".join(_SPECIAL + _WORDS) + "\n")
+    (data / "bert_config.json").write_text(json.dumps(dataclasses.asdict(_BERT)))
     words = random.Random(0)
     for name, count in (("train", 2000), ("dev", 20)):
         rows = (
@@ -128,90 +170,92 @@ def _commands(folder: pathlib.Path) -> dict[str, list[str]]:
         )
         (data / f"{name}.tsv").write_text("".join(rows))
     bert = [
-        "bert_finetune/run_classifier.py",
-        *("--task_name=CoLA", "--do_train=true", "--dropout=false"),
+        *("-m", "bert_finetune.run_classifier", "--task_name=CoLA", "--do_train=true"),
         *(f"--data_dir={data}", f"--vocab_file={data / 'vocab.txt'}"),
         f"--bert_config_file={data / 'bert_config.json'}",
         *("--max_seq_length=16", "--train_batch_size=4", "--num_train_epochs=4"),
         *("--gradient_accumulation_steps=4", "--save_checkpoints_steps=400"),
     ]
-    housing = ["-m", "housing_example.main", "--train_updates=1500"]
-    images = ["-m", "distributed.main", "--train_updates=400"]
-    images.append("--save_checkpoints_updates=100")
-    arguments = zip(_PROGRAMS, (bert, housing, images), strict=True)
-    return {name: [sys.executable, *each] for name, each in arguments}
+    updates = ["--train_updates=400", "--save_checkpoints_updates=100"]
+    cluster = ["--workers=2", "--gradient_accumulation_steps=2", "--max_restarts=99"]
+    return {
+        "bert": _Program(bert),
+        "housing": _Program(["-m", "housing_example.main", "--train_updates=1500"]),
+        "images": _Program(["-m", "distributed.main", *updates]),
+        "cluster": _Program(
+            ["-m", "distributed.launch_local", *updates, *cluster], has_tasks=True
+        ),
+    }
 
 
-def _run(command: list[str]) -> tuple[int, str]:
-    done = subprocess.run(
-        command, cwd=_REPOSITORY, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stderr
-
-
-def _stop_by_signals(name, command, quiet, count: int, random_) -> list[str]:
+def _send_signals(quiet: _Run, count: int, random_: random.Random) -> list[str]:
     """Trains until `count` signals have been sent; returns the faults found."""
     faults, round_ = [], 0
     while count > 0:
         round_ += 1
-        folder = quiet.with_name(f"stopped-{round_}")
-        folder.mkdir()
-        for _ in range(min(count, 6)):
-            number = random_.choice(list(_CODES))
-            code, said, is_training = _stop(command, folder, number, random_)
-            if code is None:  # the program ended before the signal
-                break
-            count -= 1
-            what = f"{name}: {number.name} in {folder}"
-            if is_training and code != _CODES[number]:
-                faults.append(f"{what} ended with {code}: {said[-300:]}")
-            if is_training and number != signal.SIGKILL and _is_behind(folder):
-                faults.append(f"{what} would repeat a finished update")
-        code, said = _run([*command, f"--output_dir={folder}"])
-        if code:
-            faults.append(f"{name} after signals ended with {code}: {said[-300:]}")
-        faults += _differences(quiet, folder)
+        run = quiet._replace(folder=quiet.folder.with_name(f"disturbed-{round_}"))
+        sent, found = _train_disturbed(run, min(count, _SIGNALS_OF_A_RUN), random_)
+        count -= sent
+        faults += found + _differences(quiet.folder, run.folder)
     return faults
 
 
-def _stop(command, folder: pathlib.Path, number: signal.Signals, random_):
-    """Starts the program, sends a signal; returns (code, stderr, whether it trained).
-
-    The code is None if the program ended before the signal was sent.
-    """
-    before = _rows(folder)
-    waits = random_.random() > _SHARE_WHILE_STARTING
-    pause_secs = random_.uniform(0, _LONGEST_PAUSE_SECS * (1 if waits else 8))
-    with (folder.parent / "stderr").open("w+") as stderr:
-        process = subprocess.Popen(
-            [*command, f"--output_dir={folder}"],
-            cwd=_REPOSITORY,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-        )
-        while waits and process.poll() is None and _rows(folder) == before:
+def _train_disturbed(run: _Run, count: int, random_) -> tuple[int, list[str]]:
+    """Trains to the end; returns how many signals were sent, and the faults."""
+    faults, sent, process = [], 0, None
+    for _ in range(count):
+        process = process or run.start()
+        number = random_.choice(list(_CODES))
+        waits = random_.random() > _SHARE_WHILE_STARTING
+        before = run.size_of_metrics()
+        while waits and process.poll() is None and run.size_of_metrics() == before:
             time.sleep(_SECS_BETWEEN_LOOKS)
-        time.sleep(pause_secs)
-        has_ended = process.poll() is not None
-        process.send_signal(number)
-        code = process.wait()
-        stderr.seek(0)
-        said = stderr.read()
-    is_training = waits and "saved at update" in said or number == signal.SIGKILL
-    return (None if has_ended else code), said, is_training
+        time.sleep(random_.uniform(0, _LONGEST_PAUSE_SECS * (1 if waits else 8)))
+        is_of_task = run.program.has_tasks and number == signal.SIGKILL
+        victims = _tasks(process.pid) if is_of_task else [process.pid]
+        if process.poll() is not None:  # it has trained to its end
+            break
+        if not victims:  # between two starts of all tasks
+            continue
+        os.kill(random_.choice(victims), number)
+        sent += 1
+        if is_of_task:
+            continue
+        code, said = run.end(process)
+        process = None
+        what = f"{number.name} in {run.folder}"
+        is_killed = number == signal.SIGKILL
+        if waits and (is_killed or "saved at update" in said):
+            if code != _CODES[number]:
+                faults.append(f"{what} ended with {code}: {said[-300:]}")
+            if not is_killed and _is_behind(run.folder):
+                faults.append(f"{what} would repeat a finished update")
+    process = process or run.start()
+    code, said = run.end(process)
+    if code:
+        faults.append(f"{run.folder} after signals ended with {code}: {said[-300:]}")
+    return sent, faults
 
 
-def _rows(folder: pathlib.Path) -> int:
-    # Not by rglob, which fails where a folder of a checkpoint vanishes meanwhile.
-    folders = [root for root, _, names in os.walk(folder) if _METRICS in names]
-    return sum(os.path.getsize(os.path.join(root, _METRICS)) for root in folders)
+def _tasks(launcher: int) -> list[int]:
+    """Returns the ids of a launcher's tasks, each of which leads a session."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            facts = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        state, parent, _, session = facts[:4]
+        if int(parent) == launcher and session == path.parent.name and state != "Z":
+            found.append(int(session))
+    return sorted(found)
 
 
 def _is_behind(folder: pathlib.Path) -> bool:
     """Returns whether the metrics have an update that the checkpoint lacks."""
     import tensorflow as tf  # slow, and not needed for --help
 
-    for path in folder.rglob(_METRICS):
+    for path in folder.rglob(METRICS):
         last = path.read_text().splitlines()[-1].partition(",")[0]
         saved = tf.train.load_variable(str(path.parent), "update_step")
         if last != "update_step" and int(last) > int(saved):
@@ -220,12 +264,13 @@ def _is_behind(folder: pathlib.Path) -> bool:
 
 
 def _differences(quiet: pathlib.Path, folder: pathlib.Path) -> list[str]:
+    """Returns how a run's files, metrics and variables differ from the quiet run's."""
     import tensorflow as tf
 
     faults = []
     if _names(quiet) != _names(folder):
         faults.append(f"{folder} holds {sorted(_names(quiet) ^ _names(folder))}")
-    for path in quiet.rglob(_METRICS):
+    for path in quiet.rglob(METRICS):
         other = folder / path.relative_to(quiet)
         texts = [
             re.sub(r",[^,\n]*\n", "\n", each.read_text()) for each in (path, other)
@@ -246,33 +291,35 @@ def _names(folder: pathlib.Path) -> set[str]:
     return {name for name in names if not _CHANGING.search(name)}
 
 
-def _fill_disk(name, command, quiet, number: int, random_) -> list[str]:
+def _fill_disk(quiet: _Run, number: int, random_: random.Random) -> list[str]:
     """Trains on a disk that is too small, then on a larger one."""
-    mount = quiet.with_name(f"disk-{number}")
+    mount = quiet.folder.with_name(f"disk-{number}")
     mount.mkdir()
-    size = sum(path.stat().st_size for path in quiet.rglob("*") if path.is_file())
+    files = [path for path in quiet.folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
     pages = random_.randrange(1, 2 * size // 4096)
+    what = f"{quiet.folder.parent.name} on {pages} pages"
     _call("mount", "-t", "tmpfs", "-o", f"size={pages * 4096}", "tmpfs", mount)
     try:
-        folder, faults = mount / "output", []
-        code, said = _run([*command, f"--output_dir={folder}"])
-        lines = said.strip().splitlines() or [""]
-        what = f"{name} on {pages} pages"
+        run, faults = quiet._replace(folder=mount / "output"), []
+        code, said = run.end(run.start())
         if code not in (0, 2) or "Traceback" in said:
             faults.append(f"{what} ended with {code}: {said[-500:]}")
-        if code == 2 and "must have room" not in lines[-1]:
-            faults.append(f"{what} said {lines[-1]}")
+        if code == 2 and "must have room" not in said:
+            faults.append(f"{what} said {said[-500:]}")
         litter = [
-            str(p) for p in folder.rglob("*") if re.search(r"_temp|tmp|part", p.name)
+            str(path)
+            for path in run.folder.rglob("*")
+            if re.search(r"_temp|tmp|part", path.name)
         ]
         if litter:
             faults.append(f"{what} left {litter}")
         _call("mount", "-o", f"remount,size={4 * size + (64 << 20)}", mount)
-        code, said = _run([*command, f"--output_dir={folder}"])
+        code, said = run.end(run.start())
         if code:
             faults.append(f"{what}, then more, ended with {code}: {said[-500:]}")
             return faults
-        return faults + _differences(quiet, folder)
+        return faults + _differences(quiet.folder, run.folder)
     finally:
         _call("umount", mount)
 

@@ -1,40 +1,55 @@
 """Measures how far accumulated weights are from the big batch's, for every optimizer.
 
-Trains one small regression for 30 updates with each optimizer of `tf.compat.v1.train`,
-once on whole batches without accumulation, and once accumulating over K micro-batches
-of the same examples: K in {1, 2, 3, 4, 7}, with and without clipping, at a constant and
-at a decaying learning rate, in float32 and float64. The model has a dense variable and
-an embedding, whose gradient both optimizers get as `IndexedSlices`. Prints a Markdown
-table with a row for each optimizer; each cell is the maximum over all runs of
+    python scripts/experiments/optimizer_table.py
+    python scripts/experiments/optimizer_table.py --interface=keras
+    python scripts/experiments/optimizer_table.py --interface=tf_keras --optimizers=Adam
+
+Trains one small regression with each optimizer: once on whole batches without
+accumulation, and once accumulating over micro-batches of the same examples. Prints a
+Markdown table with a row for each optimizer; each cell is the maximum over all runs of
 
     max |accumulated - whole| / max |whole|
 
-within one variable. Exit code 1 if a cell is above the bound of its dtype.
-SyncReplicasOptimizer is not in the table: it accumulates by itself, and is refused.
+within one variable. Exit code 1 if a cell of this project is above the bound of its dtype.
 
-    python scripts/experiments/optimizer_table.py --output=optimizers.csv
+* `--interface=v1`, the default: the optimizers of `tf.compat.v1.train`, for 30 updates
+  with K in {1, 2, 3, 4, 7}, with and without clipping, at a constant and at a decaying
+  learning rate. A dense variable and an embedding, whose gradient both optimizers get as
+  `IndexedSlices`. SyncReplicasOptimizer accumulates by itself, and is refused.
+* `--interface=keras` or `tf_keras`: `estimator_accum.keras.accumulate` with K = 4, for 12
+  updates, and a column for each feature of an optimizer; then the same table of Keras 3's
+  `gradient_accumulation_steps` and of the package gradient-accumulator, each if it is
+  available. The whole batch's slices of one row are summed before Keras 3 gets them:
+  Keras 2 does so itself, but Keras 3 does not, so its own update depends on how a batch
+  lists its rows.
 """
 
-import csv
+import argparse
+import collections
+import importlib
+import importlib.util
 import itertools
 import pathlib
 import sys
-from typing import NamedTuple
+
+if __name__ == "__main__":  # a clone runs without installation
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 import numpy as np
 
-from estimator_accum.runs.command_line import OneSentenceParser
+from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
 from estimator_accum.runs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
     from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+    from estimator_accum.keras import accumulate
 
 v1 = tf.compat.v1
 
 # name -> optimizer(learning_rate, update_step)
-_OPTIMIZERS = {
+V1_OPTIMIZERS = {
     "Adadelta": lambda rate, _: v1.train.AdadeltaOptimizer(100 * rate, epsilon=1e-3),
     "Adagrad": lambda rate, _: v1.train.AdagradOptimizer(rate),
     "AdagradDA": lambda rate, step: v1.train.AdagradDAOptimizer(
@@ -63,129 +78,98 @@ _OPTIMIZERS = {
         rate, centered=True
     ),
 }
+_V1_BOUNDS = {"float32": 2e-5, "float64": 1e-12}
+_V1_UPDATES = 30
 _STEPS = (1, 2, 3, 4, 7)
 _CLIP_NORMS = (None, 3.0)  # 3 is between the norms of the gradients here
-_DECAYS = {"constant": 0.0, "decaying": 0.1}
-_DTYPES = (tf.float32, tf.float64)
-_VARIABLES = ("dense", "sparse")
+_DECAYS = (0.0, 0.1)
 _BATCH_SIZE = 84  # each of _STEPS divides it
 _INPUTS, _ROWS, _WIDTH = 5, 40, 3
 
-
-class _Batch(NamedTuple):
-    """inputs [B, _INPUTS], ids [B, 2] of rows of the embedding, targets [B]."""
-
-    inputs: np.ndarray
-    ids: np.ndarray
-    targets: np.ndarray
-
-
-class _Run(NamedTuple):
-    """A training graph; each run of `train_op` needs values for `feeds`."""
-
-    feeds: _Batch
-    decay: tf.Tensor
-    train_op: tf.Operation
-    weights: list[tf.Variable]
-
-
-class _Row(NamedTuple):
-    optimizer: str
-    dtype: str
-    gradient_accumulation_steps: int
-    clip_norm: float | None
-    learning_rate: str
-    variable: str
-    relative_difference: float
+_KERAS_OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "RMSprop": {"momentum": 0.5},
+    "Adam": {},
+    "AdamW": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Adamax": {},
+    "Nadam": {},
+    # At its default of 0.1 Ftrl loses digits of small gradients in the difference of
+    # two square roots: float32 is then 1e-5 from float64, on whole batches too.
+    "Ftrl": {"initial_accumulator_value": 0.0, "beta": 1.0},
+    "Adafactor": {},
+    "Lion": {},
+}
+_FEATURES = {
+    "plain": {},
+    "weight decay": {"weight_decay": 0.05},
+    "EMA": {"use_ema": True, "ema_momentum": 0.9},
+    "schedule": {},
+    "clipnorm": {"clipnorm": 0.1},
+    "global_clipnorm": {"global_clipnorm": 0.1},
+    "sparse": {},
+}
+_KERAS_BOUNDS = {"float32": 1e-6, "float64": 1e-12}
+_KERAS_UPDATES, _K, _MICRO_BATCH = 12, 4, 8
+_OURS = "accumulate"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
     parser = OneSentenceParser(__doc__)
+    interfaces = ("v1", "keras", "tf_keras")
+    parser.add_argument("--interface", default="v1", choices=interfaces)
     parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        metavar="FILE.csv",
-        help="where the difference of every run goes",
-    )
-    parser.add_argument(
-        "--optimizers",
-        type=lambda text: text.split(","),
-        default=list(_OPTIMIZERS),
-        metavar="NAME,NAME",
-        help="some of the table's rows (default: all)",
-    )
-    parser.add_argument("--updates", type=int, default=30, help="default: 30")
-    parser.add_argument(
-        "--float32_bound", type=float, default=2e-5, help="default: 2e-5"
-    )
-    parser.add_argument(
-        "--float64_bound", type=float, default=1e-12, help="default: 1e-12"
+        "--optimizers", help="names of rows, separated by commas (default: all)"
     )
     flags = parser.parse_args(arguments)
-    unknown = [name for name in flags.optimizers if name not in _OPTIMIZERS]
-    if unknown:
-        parser.error(
-            f"--optimizers must be of {', '.join(_OPTIMIZERS)}. "
-            f"Received: {', '.join(unknown)}. Leave them out"
-        )
-    if flags.updates < 1:
-        parser.error(
-            f"--updates must be >= 1. Received: {flags.updates}. Leave it out for 30"
-        )
-    rows = _measure_all(flags.optimizers, flags.updates)
-    _print_table(flags.optimizers, rows)
-    if flags.output is not None:
-        flags.output.parent.mkdir(parents=True, exist_ok=True)
-        with flags.output.open("w", newline="") as file:
-            csv.writer(file).writerows([_Row._fields, *rows])
-    bounds = {"float32": flags.float32_bound, "float64": flags.float64_bound}
-    is_within = all(_worst(rows, dtype=d) <= bound for d, bound in bounds.items())
-    return 0 if is_within else 1
+    return exit_code_of(lambda: _compare(flags))
 
 
-def _measure_all(names: list[str], updates: int) -> list[_Row]:
-    batches = _make_batches(updates)
-    rows = []
+def _compare(flags: argparse.Namespace) -> int:
+    """Prints the tables; returns 1 if a bound is broken."""
+    is_v1 = flags.interface == "v1"
+    known = V1_OPTIMIZERS if is_v1 else _KERAS_OPTIMIZERS
+    names = flags.optimizers.split(",") if flags.optimizers else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"`--optimizers` must be among {', '.join(known)}. "
+            f"Received: {', '.join(unknown)}. Leave it out for all of them."
+        )
+    if not is_v1 and importlib.util.find_spec(flags.interface) is None:
+        raise ValueError(
+            "`--interface` must be installed. "
+            f"Received: {flags.interface}, which is not. Leave it out."
+        )
+    tables, bounds = {}, _V1_BOUNDS if is_v1 else _KERAS_BOUNDS
     for name in names:
-        rows += _measure(name, batches)
-        print(f"{name}: {_worst(rows, optimizer=name):.1e}", file=sys.stderr)
-    return rows
-
-
-def _make_batches(count: int) -> list[_Batch]:
-    """Returns batches that each look up some rows, repeatedly, but never row 0."""
-    random = np.random.default_rng(0)
-    batches = []
-    for _ in range(count):
-        touched = random.choice(np.arange(1, _ROWS), 12, replace=False)
-        batches.append(
-            _Batch(
-                random.normal(size=[_BATCH_SIZE, _INPUTS]),
-                random.choice(touched, [_BATCH_SIZE, 2]),
-                random.normal(size=_BATCH_SIZE),
-            )
+        print(f"==> {name}", file=sys.stderr, flush=True)
+        if is_v1:
+            found = {f"TensorFlow {tf.__version__}": measure_v1(name)}
+        else:
+            found = measure_keras(importlib.import_module(flags.interface), name)
+        for title, row in found.items():
+            tables.setdefault(title, {})[name] = row
+    for title, rows in tables.items():
+        print(f"\n{title}\n\n{_markdown(rows)}")
+    ours = next(iter(tables.values()))
+    return int(
+        not all(
+            difference <= bounds[dtype]
+            for row in ours.values()
+            for (dtype, _), difference in row.items()
         )
-    return batches
+    )
 
 
-def _measure(name: str, batches: list[_Batch]) -> list[_Row]:
-    """Compares one optimizer's runs with those of the plain optimizer."""
-    rows = []
-    for dtype, clip_norm in itertools.product(_DTYPES, _CLIP_NORMS):
-        whole = _train(_make_plain, 1, batches, name, dtype, clip_norm)
-        for steps in _STEPS:
-            ours = _train(
-                _make_accumulating, steps, batches, name, dtype, clip_norm, steps
-            )
-            for rate, variable in itertools.product(_DECAYS, _VARIABLES):
-                difference = _relative_difference(
-                    ours[rate][variable], whole[rate][variable]
-                )
-                rows.append(
-                    _Row(name, dtype.name, steps, clip_norm, rate, variable, difference)
-                )
-    return rows
+def _markdown(rows: dict[str, dict[tuple[str, str], float | None]]) -> str:
+    columns = list(next(iter(rows.values())))
+    lines = [["", *map(", ".join, columns)], ["---"] * (1 + len(columns))]
+    for name, row in rows.items():
+        cells = ("-" if row[c] is None else f"{row[c]:.1e}" for c in columns)
+        lines.append([name, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _relative_difference(ours: np.ndarray, whole: np.ndarray) -> float:
@@ -193,93 +177,204 @@ def _relative_difference(ours: np.ndarray, whole: np.ndarray) -> float:
     return float(np.max(np.abs(ours - whole)) / np.max(np.abs(whole)))
 
 
-def _train(make_run, parts: int, batches: list[_Batch], *arguments) -> dict:
-    """Trains at both learning rates; returns their final weights by name."""
+# The optimizers of tf.compat.v1.train
+
+
+def measure_v1(name: str) -> dict[tuple[str, str], float]:
+    """Returns the largest differences of one optimizer by (dtype, variable)."""
+    found = collections.defaultdict(float)
+    for dtype, clip_norm in itertools.product((tf.float32, tf.float64), _CLIP_NORMS):
+        whole = _train_v1(name, dtype, clip_norm, None)
+        for steps in _STEPS:
+            ours = _train_v1(name, dtype, clip_norm, steps)
+            for (variable, decay), value in ours.items():
+                difference = _relative_difference(value, whole[variable, decay])
+                column = dtype.name, variable
+                found[column] = float(np.maximum(found[column], difference))  # or NaN
+    return dict(found)
+
+
+def _train_v1(name: str, dtype, clip_norm: float | None, steps: int | None) -> dict:
+    """Trains at both rates; returns the weights by (variable, decay of the rate).
+
+    With `steps` None it trains without this library.
+    """
     weights = {}
     with tf.Graph().as_default(), v1.Session() as session:
-        run = make_run(*arguments)
+        feeds, loss, variables = _make_model(dtype)
+        if steps is None:
+            step = v1.train.get_or_create_global_step()
+        else:
+            step = get_or_create_update_step()
+        decay_fed = v1.placeholder(dtype, [])
+        rate = 0.05 / (1.0 + decay_fed * tf.cast(step, dtype))
+        optimizer = V1_OPTIMIZERS[name](rate, step)
+        if steps is None:
+            train_op = _plain_train_op(loss, optimizer, variables, clip_norm, step)
+        else:
+            train_op = make_accumulating_train_op(loss, optimizer, steps, clip_norm)
         start = v1.global_variables_initializer()
-        for rate, decay in _DECAYS.items():
+        for decay in _DECAYS:
             session.run(start)
-            for batch in batches:
-                cut = [np.split(field, parts) for field in batch]
+            for batch in _batches():
+                cut = [np.split(field, steps or 1) for field in batch]
                 for fields in zip(*cut, strict=True):
-                    feed = dict(zip(run.feeds, fields, strict=True))
-                    session.run(run.train_op, {**feed, run.decay: decay})
-            values = session.run(run.weights)
-            weights[rate] = dict(zip(_VARIABLES, values, strict=True))
+                    fed = dict(zip(feeds, fields, strict=True))
+                    session.run(train_op, {**fed, decay_fed: decay})
+            for variable, value in zip(variables, session.run(variables), strict=True):
+                weights[variable.op.name, decay] = value
     return weights
 
 
-def _make_accumulating(name: str, dtype, clip_norm, steps: int) -> _Run:
-    feeds, loss, weights = _make_model(dtype)
-    update_step = get_or_create_update_step()
-    decay, rate = _learning_rate(update_step, dtype)
-    optimizer = _OPTIMIZERS[name](rate, update_step)
-    train_op = make_accumulating_train_op(loss, optimizer, steps, clip_norm)
-    return _Run(feeds, decay, train_op, weights)
-
-
-def _make_plain(name: str, dtype, clip_norm) -> _Run:
-    """Builds the run without this library."""
-    feeds, loss, weights = _make_model(dtype)
-    global_step = v1.train.get_or_create_global_step()
-    decay, rate = _learning_rate(global_step, dtype)
-    optimizer = _OPTIMIZERS[name](rate, global_step)
-    pairs = optimizer.compute_gradients(loss, weights)
+def _plain_train_op(loss, optimizer, variables, clip_norm, step) -> tf.Operation:
+    pairs = optimizer.compute_gradients(loss, variables)
     if clip_norm is not None:
         gradients = [gradient for gradient, _ in pairs]
         # A row that is looked up twice has one gradient, the sum.
         norm = tf.linalg.global_norm([tf.convert_to_tensor(g) for g in gradients])
         gradients, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
-        pairs = list(zip(gradients, weights, strict=True))
-    return _Run(feeds, decay, optimizer.apply_gradients(pairs, global_step), weights)
+        pairs = list(zip(gradients, variables, strict=True))
+    return optimizer.apply_gradients(pairs, step)
 
 
-def _learning_rate(step: tf.Variable, dtype) -> tuple[tf.Tensor, tf.Tensor]:
-    decay = v1.placeholder(dtype, [])
-    return decay, 0.05 / (1.0 + decay * tf.cast(step, dtype))
-
-
-def _make_model(dtype) -> tuple[_Batch, tf.Tensor, list[tf.Variable]]:
+def _make_model(dtype) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Variable]]:
     """Builds a linear regression on inputs and the sum of two embedding rows."""
-    feeds = _Batch(
-        v1.placeholder(dtype, [None, _INPUTS]),
-        v1.placeholder(tf.int64, [None, 2]),
-        v1.placeholder(dtype, [None]),
-    )
+    inputs = v1.placeholder(dtype, [None, _INPUTS])
+    ids = v1.placeholder(tf.int64, [None, 2])
+    targets = v1.placeholder(dtype, [None])
     random = np.random.default_rng(1)
     dense, sparse = (
         v1.get_variable(name, initializer=tf.constant(random.normal(size=shape), dtype))
-        for name, shape in zip(_VARIABLES, ([_INPUTS], [_ROWS, _WIDTH]), strict=True)
+        for name, shape in (("dense", [_INPUTS]), ("sparse", [_ROWS, _WIDTH]))
     )
-    predicted = tf.linalg.matvec(feeds.inputs, dense)
-    predicted += tf.reduce_sum(tf.gather(sparse, feeds.ids), [1, 2])
-    loss = tf.reduce_mean(tf.square(predicted - feeds.targets))
-    return feeds, loss, [dense, sparse]
+    predicted = tf.linalg.matvec(inputs, dense)
+    predicted += tf.reduce_sum(tf.gather(sparse, ids), [1, 2])
+    loss = tf.reduce_mean(tf.square(predicted - targets))
+    return [inputs, ids, targets], loss, [dense, sparse]
 
 
-def _worst(rows: list[_Row], **fields) -> float:
-    chosen = [
-        row.relative_difference
-        for row in rows
-        if all(getattr(row, field) == value for field, value in fields.items())
+def _batches() -> list[list[np.ndarray]]:
+    """Returns batches that each look up some rows, repeatedly, but never row 0."""
+    random = np.random.default_rng(0)
+    batches = []
+    for _ in range(_V1_UPDATES):
+        touched = random.choice(np.arange(1, _ROWS), 12, replace=False)
+        inputs = random.normal(size=[_BATCH_SIZE, _INPUTS])
+        ids = random.choice(touched, [_BATCH_SIZE, 2])
+        batches.append([inputs, ids, random.normal(size=_BATCH_SIZE)])
+    return batches
+
+
+# The optimizers of Keras
+
+
+def measure_keras(keras, name: str) -> dict[str, dict[tuple[str, str], float | None]]:
+    """Returns {way to accumulate: {(dtype, feature): difference}} of one optimizer.
+
+    A difference is None if another project's way refuses the feature.
+    """
+    makers = _makers_of(keras, name)
+    plain = makers.pop("plain")
+    found = {f"{way}, {keras.__name__} {keras.__version__}": {} for way in makers}
+    for dtype, feature in itertools.product(_KERAS_BOUNDS, _FEATURES):
+        whole = _train_keras(keras, plain, dtype, feature, 1)
+        for title, (way, maker) in zip(found, makers.items(), strict=True):
+            try:
+                ours = _train_keras(keras, maker, dtype, feature, _K)
+            except Exception:
+                if way == _OURS:
+                    raise
+                found[title][dtype, feature] = None
+                continue
+            found[title][dtype, feature] = max(map(_relative_difference, ours, whole))
+    return found
+
+
+def _makers_of(keras, name: str) -> dict:
+    """Returns the ways to accumulate with one optimizer: title -> maker."""
+
+    def make(home=keras.optimizers, **options):
+        return getattr(home, name)(**{**_KERAS_OPTIMIZERS[name], **options})
+
+    makers = {"plain": make, _OURS: lambda **options: accumulate(make(**options), _K)}
+    if hasattr(keras, "ops"):
+        makers["gradient_accumulation_steps of Keras 3"] = lambda **options: make(
+            gradient_accumulation_steps=_K, **options
+        )
+    elif keras.__name__ == "keras" and importlib.util.find_spec("gradient_accumulator"):
+        package = importlib.import_module("gradient_accumulator")
+        makers["GradientAccumulateOptimizer"] = lambda **options: (
+            package.GradientAccumulateOptimizer(
+                make(keras.optimizers.legacy, **options), _K
+            )
+        )
+    return makers
+
+
+def _train_keras(keras, maker, dtype: str, feature: str, parts: int) -> list:
+    """Returns the variables' values after training with batches cut in `parts`."""
+    keras.backend.set_floatx(dtype)
+    try:
+        variables, gradients_of = _regression(keras, dtype, feature == "sparse")
+        rate = 0.05
+        if feature == "schedule":
+            rate = keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.5)
+        optimizer = maker(learning_rate=rate, **_FEATURES[feature])
+        size = _K * _MICRO_BATCH // parts
+
+        @tf.function
+        def step(start):
+            gradients = gradients_of(start, size)
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+        for start in range(0, _KERAS_UPDATES * _K * _MICRO_BATCH, size):
+            step(tf.constant(start))
+        if feature == "EMA":
+            optimizer.finalize_variable_values(variables)
+        return [variable.numpy() for variable in variables]
+    finally:
+        keras.backend.set_floatx("float32")
+
+
+def _regression(keras, dtype: str, is_sparse: bool):
+    """Returns two variables, and their gradients' function of (first example, number).
+
+    With `is_sparse` the first variable is looked up by rows.
+    """
+    random = np.random.default_rng(0)
+    examples = _KERAS_UPDATES * _K * _MICRO_BATCH
+    data = [
+        tf.constant(random.integers(0, 30, [examples, 3])),
+        tf.constant(random.normal(size=[examples, 12]), dtype),
+        tf.constant(random.normal(size=[examples, 2]), dtype),
     ]
-    return float(np.max(chosen))  # NaN if any is
+    shapes = ([30, 4], [12, 2]) if is_sparse else ([12, 4], [4, 2])
+    make_variable = getattr(keras, "Variable", tf.Variable)  # Keras 3 has its own
+    variables = [
+        make_variable(random.normal(size=shape).astype(dtype), dtype=dtype, name=name)
+        for name, shape in zip(("first", "second"), shapes, strict=True)
+    ]
+
+    def gradients_of(start: tf.Tensor, size: int) -> list:
+        first, second = (getattr(each, "_value", each) for each in variables)
+        rows, x, y = (each[start : start + size] for each in data)
+        with tf.GradientTape() as tape:
+            if is_sparse:
+                hidden = tf.reshape(tf.gather(first, rows), [size, 12])
+            else:
+                hidden = tf.tanh(tf.matmul(x, first))
+            loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - y))
+        return [_sum_of_rows(each) for each in tape.gradient(loss, [first, second])]
+
+    return variables, gradients_of
 
 
-def _print_table(names: list[str], rows: list[_Row]) -> None:
-    columns = list(itertools.product([dtype.name for dtype in _DTYPES], _VARIABLES))
-    lines = [["", *(f"{dtype}, {variable}" for dtype, variable in columns)]]
-    lines.append(["---"] * (1 + len(columns)))
-    for name in names:
-        cells = [
-            f"{_worst(rows, optimizer=name, dtype=dtype, variable=variable):.1e}"
-            for dtype, variable in columns
-        ]
-        lines.append([name, *cells])
-    for line in lines:
-        print(f"| {' | '.join(line)} |")
+def _sum_of_rows(gradient):
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 if __name__ == "__main__":

@@ -53,35 +53,6 @@ _LINES = 15  # of a failing script's log
 _MOST_ERRORS = 80  # of a script: 4 in each update halve 32 examples to 1
 _DISTURBED = ("bert_classifier", "deepctr_wide_deep", "opennmt_transformer", "tfgan")
 
-_HASHES = {
-    "albert-tensorflow==1.1": (
-        "36ba735b95112597484c082bfa019bbf5b2e513a63627dce4949fdc43a67ba22"
-    ),
-    "arabert==1.0.1": (
-        "4d8cb74cba070821cd727dd0e07b0de07728a8ffe5810b3be89da4bae3618e3c"
-    ),
-    "bert-base==0.0.9": (
-        "2a806924203ac4de32cb2201c00ed15b6ae31b3ea541400a86ada4a15acc681a"
-    ),
-    "bert-tensorflow==1.0.1": (
-        "3f35ada6769f91e88c69b11b24fde7ff2d61a9d8b3c2a29229c1fdaee50354a0"
-    ),
-    "deepctr==0.9.3": (
-        "f28dc81c0aca2d61dff17ef53babe14f898bf314918661462b1f5f3a9e77f328"
-    ),
-    "OpenNMT-tf==1.25.3": (
-        "21cbd041b91493663c35a7e3768478f83b99d9a2d1aca90d5396880505358413"
-    ),
-    "tensor2tensor==1.15.7": (
-        "26ef986c2b9f45bdefa4218229f33f2992e4d9df84f8939d41481cdaa8444392"
-    ),
-    "tensorflow-gan==2.1.0": (
-        "a6869fc145c9df55bc337f255d7d27c2a36f5bed58507dde7bd9de5cfc2a9421"
-    ),
-    "tensorflow-ranking==0.3.3": (
-        "a2ffbe242132d767150ca5bc8840c676764fcc7f34d7f7b198edba069583c8f0"
-    ),
-}
 # What the scripts import beside TensorFlow.
 _LIBRARIES = (
     "cloudpickle==3.0.0",
@@ -96,96 +67,79 @@ class Project(NamedTuple):
     """A public script.
 
     Attributes:
-        repository: Where it is developed.
-        script: What of it trains.
+        script: Where it is developed, and what of it trains.
         package: What to fetch from PyPI.
+        sha256: Checksum of the package.
         optimizer: Its optimizer.
-        clipping: How it clips gradients.
         left_out: Elements whose gradient is zero, by patterns of weights' names.
     """
 
-    repository: str
     script: str
     package: str
+    sha256: str
     optimizer: str
-    clipping: str
     left_out: dict[str, slice]
 
 
 # Attention's weights do not change when all scores of a query grow by one number.
 _KEYS = {"attention.*/key/bias$": slice(None)}
+_BERT = (
+    "bert-tensorflow==1.0.1",
+    "3f35ada6769f91e88c69b11b24fde7ff2d61a9d8b3c2a29229c1fdaee50354a0",
+    "AdamWeightDecay",
+    _KEYS,
+)
 PROJECTS = {
-    "bert_classifier": Project(
-        "google-research/bert",
-        "run_classifier.py",
-        "bert-tensorflow==1.0.1",
-        "AdamWeightDecay",
-        "global norm",
-        _KEYS,
-    ),
-    "bert_pretraining": Project(
-        "google-research/bert",
-        "run_pretraining.py",
-        "bert-tensorflow==1.0.1",
-        "AdamWeightDecay",
-        "global norm",
-        _KEYS,
-    ),
+    "bert_classifier": Project("google-research/bert: run_classifier.py", *_BERT),
+    "bert_pretraining": Project("google-research/bert: run_pretraining.py", *_BERT),
     "albert_pretraining": Project(
-        "google-research/albert",
-        "run_pretraining.py's model_fn",
+        "google-research/albert: run_pretraining.py's model_fn",
         "albert-tensorflow==1.1",
+        "36ba735b95112597484c082bfa019bbf5b2e513a63627dce4949fdc43a67ba22",
         "LAMB",
-        "global norm",
         _KEYS,
     ),
     "electra_finetuning": Project(
-        "aub-mind/arabert (google-research/electra)",
-        "run_finetuning.py's model_fn",
+        "aub-mind/arabert (google-research/electra): run_finetuning.py's model_fn",
         "arabert==1.0.1",
+        "4d8cb74cba070821cd727dd0e07b0de07728a8ffe5810b3be89da4bae3618e3c",
         "AdamWeightDecay, a rate for each layer",
-        "global norm",
         _KEYS,
     ),
     "bert_ner": Project(
-        "macanv/BERT-BiLSTM-CRF-NER",
-        "bert_lstm_ner.py",
+        "macanv/BERT-BiLSTM-CRF-NER: bert_lstm_ner.py",
         "bert-base==0.0.9",
+        "2a806924203ac4de32cb2201c00ed15b6ae31b3ea541400a86ada4a15acc681a",
         "AdamWeightDecay",
-        "global norm",
         _KEYS,
     ),
     "t2t_adafactor": Project(
-        "tensorflow/tensor2tensor",
-        "adafactor.py",
+        "tensorflow/tensor2tensor: adafactor.py",
         "tensor2tensor==1.15.7",
+        "26ef986c2b9f45bdefa4218229f33f2992e4d9df84f8939d41481cdaa8444392",
         "Adafactor",
-        "each update's RMS",
         {},
     ),
     "ranking_groupwise": Project(
-        "tensorflow/ranking",
-        "make_groupwise_ranking_fn",
+        "tensorflow/ranking: make_groupwise_ranking_fn",
         "tensorflow-ranking==0.3.3",
+        "a2ffbe242132d767150ca5bc8840c676764fcc7f34d7f7b198edba069583c8f0",
         "Adagrad",
-        "global norm",
         # A softmax over scores, likewise.
         {"group_score/dense_1/bias$": slice(None)},
     ),
     "deepctr_wide_deep": Project(
-        "shenweichen/DeepCTR",
-        "WDLEstimator",
+        "shenweichen/DeepCTR: WDLEstimator",
         "deepctr==0.9.3",
+        "f28dc81c0aca2d61dff17ef53babe14f898bf314918661462b1f5f3a9e77f328",
         "Ftrl and Adagrad",
-        "none",
         {},
     ),
     "opennmt_transformer": Project(
-        "OpenNMT/OpenNMT-tf",
-        "Runner, Transformer",
+        "OpenNMT/OpenNMT-tf: Runner, Transformer",
         "OpenNMT-tf==1.25.3",
+        "21cbd041b91493663c35a7e3768478f83b99d9a2d1aca90d5396880505358413",
         "Adam",
-        "global norm",
         # Queries, keys and values of 16 units each; or keys and values.
         {
             "multi_head/conv1d/bias$": slice(16, 32),
@@ -193,11 +147,10 @@ PROJECTS = {
         },
     ),
     "tfgan": Project(
-        "tensorflow/gan",
-        "gan_model, gan_loss",
+        "tensorflow/gan: gan_model, gan_loss",
         "tensorflow-gan==2.1.0",
+        "a6869fc145c9df55bc337f255d7d27c2a36f5bed58507dde7bd9de5cfc2a9421",
         "Adam and Adam",
-        "none",
         {},
     ),
 }
@@ -235,11 +188,11 @@ def compare(flags: argparse.Namespace) -> int:
                 f"and {len(names)} of them. Use 200 with all of them."
             )
     work_dir = flags.work_dir.resolve()
-    fetch(work_dir, {PROJECTS[name].package for name in names})
+    fetch(work_dir, {PROJECTS[name].package: PROJECTS[name].sha256 for name in names})
     versions = f"TensorFlow {importlib.metadata.version('tensorflow')}, Python "
     print(f"{versions}{platform.python_version()}, {datetime.date.today()}\n")
     if flags.errors is None:
-        head = ["script", "optimizer", "clipping", "in 4", "in reverse", "verdict"]
+        head = ["script", "optimizer", "in 4", "in reverse", "verdict"]
         rows = [_difference_row(name, work_dir) for name in names]
     else:
         head = ["script", "errors of memory", "same weights", "verdict"]
@@ -254,11 +207,15 @@ def compare(flags: argparse.Namespace) -> int:
     return 0 if all(row[-1] == "yes" for row in rows) else 1
 
 
-def fetch(work_dir: pathlib.Path, packages: set[str]) -> None:
+def fetch(work_dir: pathlib.Path, packages: dict[str, str]) -> None:
     """Fetches packages to `work_dir`: scripts without pip's traces, and libraries.
 
     Modules beside which pip has left its traces count as installed, and are not run as
     TensorFlow 1 code.
+
+    Args:
+        work_dir: The folder.
+        packages: Package and version -> its checksum.
 
     Raises:
         FetchError: If a package cannot be fetched, or has another hash.
@@ -266,7 +223,7 @@ def fetch(work_dir: pathlib.Path, packages: set[str]) -> None:
     downloads = work_dir / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
     listed = downloads / "requirements.txt"
-    lines = [f"{each} --hash=sha256:{_HASHES[each]}\n" for each in sorted(packages)]
+    lines = (f"{name} --hash=sha256:{sha256}\n" for name, sha256 in packages.items())
     listed.write_text("".join(lines))
     whatever = ["--no-deps", "--only-binary=:all:", "--quiet"]
     _pip(
@@ -303,7 +260,7 @@ def _pip(*arguments) -> None:
 
 def _difference_row(name: str, work_dir: pathlib.Path) -> list[str]:
     project, folder = PROJECTS[name], _new_folder(work_dir, name)
-    row = [_title(project), project.optimizer, project.clipping]
+    row = [_title(project), project.optimizer]
     whole = _run(name, folder, "whole")
     cut = _run(name, folder, "cut", "--micro_batches=4")
     reverse = _run(name, folder, "reverse", driver_flags=["--in_reverse"])
@@ -340,7 +297,7 @@ def _errors_row(name: str, work_dir: pathlib.Path, errors: int) -> list[str]:
 
 def _title(project: Project) -> str:
     version = project.package.replace("==", " ")
-    return f"{project.repository}: {project.script} ({version})"
+    return f"{project.script} ({version})"
 
 
 def _new_folder(work_dir: pathlib.Path, name: str) -> pathlib.Path:

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from distributed import local_clusters
 from distributed import settings as settings_module
 from distributed.settings import Settings, batches_of, check_settings
 from estimator_accum.runs.batches import AUTO, Batches
@@ -108,10 +107,3 @@ def test_folder_of_another_program_is_refused(tmp_path):
     file = _with(output_dir=str(tmp_path / "run_settings.json"))
     with pytest.raises(ValueError, match=r"must be a folder\. .*, a file\. "):
         settings_module.check_output_dir(file, batches_of(file, 1), "sum")
-
-
-def test_a_cluster_that_a_script_starts_is_told_of_no_other_one(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    monkeypatch.setenv("KEPT", "yes")
-    environment = local_clusters.environment()
-    assert environment["KEPT"] == "yes" and "TF_CONFIG" not in environment

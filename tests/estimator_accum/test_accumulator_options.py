@@ -83,7 +83,7 @@ def test_losses_that_are_sums_add_up():
     parts = [part for batch in batches for part in split(batch, 3)]
     feeds = [dict(zip(model.feeds, part, strict=True)) for part in parts]
     found = after_each(train_op, feeds, model.dense)[-1]
-    plain = train_plain(OPTIMIZERS["gradient_descent"], batches)  # on the mean loss
+    plain = train_plain(OPTIMIZERS["GradientDescent"], batches)  # on the mean loss
     np.testing.assert_allclose(found, plain["dense"], rtol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_update_ops_run_once_every_micro_step_unless_others_are_chosen(steps, gi
 def test_norms_by_slices_clip_as_tf_clip_by_global_norm(steps):
     batches = make_batches(6, 6)
     options = {"clip_norm": 0.7, "sparse_norm": "slices"}
-    run = OPTIMIZERS["momentum"], batches
+    run = OPTIMIZERS["Momentum"], batches
     ours = train_accumulating(*run, steps, **options)
     theirs = train_plain(*run, **options)
     by_rows = train_plain(*run, clip_norm=0.7)

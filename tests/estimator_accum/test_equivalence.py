@@ -24,7 +24,7 @@ UPDATES = 30
 @pytest.mark.parametrize(
     ("name", "dtype", "steps", "clip_norm", "decay"),
     [(name, tf.float64, 3, 0.5, 0.1) for name in OPTIMIZERS]
-    + [("adam", tf.float32, 2, None, 0.0), ("adagrad_da", tf.float32, 3, 0.5, 0.1)],
+    + [("Adam", tf.float32, 2, None, 0.0), ("AdagradDA", tf.float32, 3, 0.5, 0.1)],
 )
 def test_weights_and_slots_are_the_big_batchs(name, dtype, steps, clip_norm, decay):
     batches = make_batches(UPDATES, 6)
@@ -38,7 +38,7 @@ def test_weights_and_slots_are_the_big_batchs(name, dtype, steps, clip_norm, dec
     assert ours["global_step"] == UPDATES * steps
 
 
-@pytest.mark.parametrize("name", ["adam", "adagrad_da", "momentum"])
+@pytest.mark.parametrize("name", ["Adam", "AdagradDA", "Momentum"])
 def test_one_step_windows_are_the_plain_optimizer_bit_for_bit(name):
     batches = make_batches(10, 6)
     plain = train_plain(OPTIMIZERS[name], batches, decay=0.1)
@@ -52,7 +52,7 @@ def test_one_step_windows_are_the_plain_optimizer_bit_for_bit(name):
 @pytest.mark.parametrize("clip_norm", [0.5, 1e9])
 def test_one_step_windows_with_clipping_are_clip_by_global_norm_bit_for_bit(clip_norm):
     batches = make_batches(10, 6)
-    make_optimizer = OPTIMIZERS["adam"]
+    make_optimizer = OPTIMIZERS["Adam"]
     plain = train_plain(make_optimizer, batches, clip_norm=clip_norm)
     ours = train_accumulating(make_optimizer, batches, 1, clip_norm=clip_norm)
     np.testing.assert_array_equal(ours["dense"], plain["dense"])
@@ -94,7 +94,7 @@ def test_updates_equal_the_numpy_oracle(name, settings):
 def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not():
     """A masked loss: micro-batches of 1, 5 and 2 examples against one batch of 8."""
     batch = make_batches(1, 8)[0]
-    plain = train_plain(OPTIMIZERS["gradient_descent"], [batch])
+    plain = train_plain(OPTIMIZERS["GradientDescent"], [batch])
 
     def train(is_weighted):
         with tf.Graph().as_default():

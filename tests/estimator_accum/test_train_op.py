@@ -66,7 +66,7 @@ def test_global_step_changes_after_hooks_have_read_it(steps):
     assert read.op in ancestors([train_op])
 
 
-@pytest.mark.parametrize("name", ["adam", "momentum", "rmsprop_centered", "ftrl"])
+@pytest.mark.parametrize("name", ["Adam", "Momentum", "RMSProp (centered)", "Ftrl"])
 def test_between_boundaries_nothing_changes_and_on_them_everything_does(name):
     model = make_model()
     optimizer = OPTIMIZERS[name](0.1, None)

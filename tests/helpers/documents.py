@@ -24,6 +24,20 @@ def all_blocks(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(.*)\n((?s:.*?))^```$", text, re.MULTILINE)
 
 
+def typed(session: str) -> list[str]:
+    """Returns the commands of a `console` block, without what they print."""
+    found, lines = [], iter(session.splitlines())
+    for line in lines:
+        if not line.startswith("$ "):
+            continue
+        command = [line.removeprefix("$ ")]
+        here = re.search(r"<<'(\w+)'$", line)
+        while command[-1].endswith("\\") or (here and command[-1] != here[1]):
+            command.append(next(lines))
+        found.append("\n".join(command))
+    return found
+
+
 def commands(text: str) -> list[list[str]]:
     """Returns the words of each command in the `sh` blocks, with variables filled in."""
     found, variables = [], {}

@@ -48,7 +48,6 @@ _LAZY_OF_TENSORFLOW_2_15 = ("keras.layers", "compat.v1.estimator")  # later: Ker
 # whose values differ from the server's is really started.
 _READ_AT_START = ("PYTHON", "LD_", "TF_", "OMP_", "OPENBLAS_", "MALLOC_", "KERAS_")
 _READ_LATER = ("PYTHONPATH", "TF_CONFIG", "TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG_LEVEL")
-_COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -103,8 +102,7 @@ class _Server:
     def start(cls) -> "_Server":
         ours, theirs = _connected_sockets()
         environment = dict(_environment_at_start, TF_CPP_MIN_LOG_LEVEL="3")
-        for name in ("TF_USE_LEGACY_KERAS", *_COVERAGE):  # each program has its own
-            environment.pop(name, None)
+        environment.pop("TF_USE_LEGACY_KERAS", None)  # each program has its own
         with theirs, real_starts():
             process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
@@ -298,16 +296,11 @@ def _take_over(request: dict) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     _environment_at_start = dict(os.environ)
-    is_measured = any(name in os.environ for name in _COVERAGE)
-    if is_measured:
-        importlib.import_module("coverage")  # once: a second tracer fails
     _modules_at_start = set(sys.modules)
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     random.seed()
     sys.modules["numpy"].random.seed()
     fork_from_now_on()
-    if is_measured:
-        sys.modules["coverage"].process_startup(force=True)
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Small models and optimizers that several tests of the core share."""
+"""Small models that several tests of the core share."""
 
 from typing import NamedTuple
 
@@ -6,38 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
+from scripts.experiments import optimizer_table
 
 v1 = tf.compat.v1
 
-# name -> optimizer(learning_rate, update_step)
-OPTIMIZERS = {
-    "adadelta": lambda rate, _: v1.train.AdadeltaOptimizer(rate * 100, epsilon=1e-3),
-    "adagrad": lambda rate, _: v1.train.AdagradOptimizer(rate),
-    "adagrad_da": lambda rate, step: v1.train.AdagradDAOptimizer(
-        rate, step, l2_regularization_strength=0.01
-    ),
-    "adam": lambda rate, _: v1.train.AdamOptimizer(rate),
-    "ftrl": lambda rate, _: v1.train.FtrlOptimizer(
-        rate, l1_regularization_strength=0.01
-    ),
-    "gradient_descent": lambda rate, _: v1.train.GradientDescentOptimizer(rate),
-    "momentum": lambda rate, _: v1.train.MomentumOptimizer(rate, 0.9),
-    "nesterov": lambda rate, _: v1.train.MomentumOptimizer(
-        rate, 0.9, use_nesterov=True
-    ),
-    # Regularization strengths must be tensors of the variables' dtype.
-    "proximal_adagrad": lambda rate, _: v1.train.ProximalAdagradOptimizer(
-        rate, 0.1, tf.constant(0.001, rate.dtype), tf.constant(0.01, rate.dtype)
-    ),
-    "proximal_gradient_descent": lambda rate, _: (
-        v1.train.ProximalGradientDescentOptimizer(
-            rate, tf.constant(0.001, rate.dtype), tf.constant(0.01, rate.dtype)
-        )
-    ),
-    "rmsprop": lambda rate, _: v1.train.RMSPropOptimizer(rate, momentum=0.5),
-    "rmsprop_centered": lambda rate, _: v1.train.RMSPropOptimizer(rate, centered=True),
-}
-
+OPTIMIZERS = optimizer_table.V1_OPTIMIZERS  # name -> optimizer(rate, update_step)
 ROWS, WIDTH = 11, 3
 
 

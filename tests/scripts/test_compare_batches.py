@@ -63,27 +63,3 @@ def test_a_difference_of_rounding_alone_is_explained(capsys):
     slot, weight, *_ = capsys.readouterr().out.splitlines()
     assert re.match(r"adam_m +1\.00e\+00  layer/key/bias/adam_m  \(has no grad", slot)
     assert weight == "weight   5.00e-01  layer/key/kernel"
-
-
-@pytest.mark.once
-def test_a_run_that_is_refused_ends_the_comparison(tmp_path, capfd):
-    write_cola(tmp_path / "cola")
-    flags = {"data_dir": "cola", "bert_dir": "none", "output_dir": "output"}
-    with pytest.raises(SystemExit, match="2"):
-        compare_batches.main([f"--{n}={tmp_path / v}" for n, v in flags.items()])
-    stderr = capfd.readouterr().err
-    assert len(stderr.splitlines()) == 1 and "none" in stderr
-    assert not (tmp_path / "output").exists()
-
-
-@pytest.mark.once
-def test_a_run_without_a_checkpoint_is_one_sentence(tmp_path, capsys, monkeypatch):
-    def leaves_nothing(command, **options):
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(compare_batches.subprocess, "run", leaves_nothing)
-    write_cola(tmp_path)
-    flags = [f"--{n}={tmp_path}" for n in ("data_dir", "bert_dir")]
-    assert compare_batches.main([*flags, f"--output_dir={tmp_path / 'output'}"]) == 2
-    sentence = r"must leave a checkpoint.* Received: none in .*accumulated\. Use more"
-    assert re.search(sentence, capsys.readouterr().err)

@@ -1,8 +1,7 @@
-"""disturb_runs.py: a signal and a full disk change nothing; faults are reported."""
+"""disturb_runs.py: signals, kills and full disks change nothing; faults are reported."""
 
 import os
 import shutil
-import sys
 
 import pytest
 
@@ -11,22 +10,31 @@ from scripts.experiments import disturb_runs
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_a_stopped_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypatch):
-    short = [sys.executable, "-m", "housing_example.main", "--train_updates=200"]
-    monkeypatch.setattr(disturb_runs, "_commands", lambda _: {"housing": short})
+def test_a_disturbed_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypatch):
+    short = disturb_runs._Program(["-m", "housing_example.main", "--train_updates=200"])
+    updates = ["--train_updates=60", "--save_checkpoints_updates=10", "--workers=1"]
+    updates += ["--effective_batch_size=20", "--max_restarts=9"]
+    cluster = ["-m", "distributed.launch_local", *updates]
+    programs = {"housing": short, "cluster": disturb_runs._Program(cluster, True)}
+    monkeypatch.setattr(disturb_runs, "_programs", lambda _: programs)
+    monkeypatch.setattr(disturb_runs, "_LONGEST_PAUSE_SECS", 0.1)
+    monkeypatch.setattr(disturb_runs, "_CODES", {disturb_runs.signal.SIGKILL: -9})
     disks = int(os.geteuid() == 0)  # only root may mount one
-    flags = ["--programs", "housing", "--signals=1", f"--full_disks={disks}"]
+    flags = ["--programs", "housing", "cluster", "--signals=2"]
     folder = tmp_path / "disturbed"
-    code = disturb_runs.main([*flags, f"--output_dir={folder}"])
-    assert code == 0, capsys.readouterr().out
-    assert f"1 signals, {disks} full disks, 0 faults" in capsys.readouterr().out
-    quiet, stopped = folder / "housing" / "quiet", folder / "housing" / "stopped-1"
-    metrics = stopped / "with_accumulation" / "train_metrics.csv"
+    flags += [f"--full_disks={disks}", f"--output_dir={folder}"]
+    code = disturb_runs.main(flags)
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert f"2 signals, {disks} full disks, 0 faults" in printed
+    assert "starts all tasks again" in (folder / "cluster" / "log").read_text()
+    quiet, disturbed = (folder / "housing" / name for name in ("quiet", "disturbed-1"))
+    metrics = disturbed / "with_accumulation" / "train_metrics.csv"
     metrics.write_text(metrics.read_text().replace("\n3,", "\n4,"))
-    (stopped / "litter").touch()
-    shutil.rmtree(stopped / "without_accumulation")
-    shutil.copytree(quiet / "with_accumulation", stopped / "without_accumulation")
-    found = "\n".join(disturb_runs._differences(quiet, stopped))
-    assert f"{stopped} holds ['litter']" in found
+    (disturbed / "litter").touch()
+    shutil.rmtree(disturbed / "without_accumulation")
+    shutil.copytree(quiet / "with_accumulation", disturbed / "without_accumulation")
+    found = "\n".join(disturb_runs._differences(quiet, disturbed))
+    assert f"{disturbed} holds ['litter']" in found
     assert f"{metrics} is not" in found
     assert "kernel in" in found

@@ -298,11 +298,11 @@ def test_archive_of_another_checksum_is_refused(refused, server, tmp_path):
     refused(2, said, "--tasks=CoLA", f"--archive={archive}")
 
 
-@pytest.mark.parametrize("script", ["fetch_glue.py", "fetch_bert.py"])
-def test_misspelt_flag_leaves_with_code_2_and_one_sentence(script):
-    done = running.run(f"scripts/{script}", "--lisst", PYTHONPATH=str(running.ROOT))
+@pytest.mark.parametrize("name", ["glue", "bert"])
+def test_misspelt_flag_leaves_with_code_2_and_one_sentence(name):
+    done = running.run("-m", "estimator_accum", "fetch", name, "--lisst")
     assert done.returncode == 2
-    sentence = f"{script}: unrecognized arguments: --lisst. Try --help.\n"
+    sentence = f"fetch_{name}.py: unrecognized arguments: --lisst. Try --help.\n"
     assert done.stderr == sentence
 
 

@@ -1,73 +1,15 @@
-"""The program of google-research/bert with the gradient accumulation article's patch.
+"""google-research/bert's encoder and classifier, restated in plain operations.
 
-Both are restated: an encoder of plain operations that computes on padding too, the last
-layer for every token, the densified embedding gradient, and AdamW as a sequence of
-single operations. It runs one epoch, every example padded to `max_seq_length`, without
-an Estimator and its hooks, and prints, as its last line, the examples per second of all
-updates after the first fifth, as JSON. Weights are random, of the size given in
-`bert_config.json`.
+It computes on padding too, and the last layer for every token.
 
-B = micro-batch, T = `max_seq_length`, H = hidden, N = heads, D = H / N.
+B = micro-batch, T = length, H = hidden, N = heads, D = H / N.
 """
 
-import json
 import math
-import os
-import pathlib
-import sys
-import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
-
-import numpy as np
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.encoding import EncodedExamples, encode_examples
-from bert_finetune.tasks import get_task, read_examples
-from bert_finetune.tokenization import WordPieceTokenizer
-from scripts.benchmarks.script_runs import examples_per_sec
-from scripts.benchmarks.ways import original_patch
-
-_RATE, _WEIGHT_DECAY, _BETA_1, _BETA_2, _EPSILON = 5e-5, 0.01, 0.9, 0.999, 1e-6
-
-
-def main() -> None:
-    """Reads JSON from the command line: the folder and the sizes."""
-    spec = json.loads(sys.argv[1])
-    tf.compat.v1.disable_eager_execution()
-    folder = pathlib.Path(spec["folder"])
-    task = get_task("CoLA")
-    encoded = encode_examples(
-        read_examples(task, folder, task.train_file, labelled=True),
-        WordPieceTokenizer(folder / "vocab.txt", do_lower_case=True),
-        spec["max_seq_length"],
-    )
-    size, steps = spec["micro_batch_size"], spec["steps"]
-    *inputs, labels = _batches(encoded, spec["max_seq_length"], size)
-    config = BertConfig.from_json_file(str(folder / "bert_config.json"))
-    pooled = pooled_output(config, *inputs, is_training=True)
-    loss = classification_loss(pooled, labels, is_training=True)
-    train_op = original_patch(loss, steps, AdamWeightDecay())
-    updates = len(encoded) // (size * steps)
-    with tf.compat.v1.Session() as session:
-        session.run(tf.compat.v1.global_variables_initializer())
-        run, times = session.make_callable(train_op), []
-        for _ in range(updates):
-            for _ in range(steps):
-                run()
-            times.append(time.perf_counter())
-    rate = examples_per_sec(times, size * steps)
-    print(json.dumps({"examples_per_sec": rate}))
-
-
-def _batches(encoded: EncodedExamples, length: int, size: int):
-    features = encoded.features(np.arange(len(encoded)), length)
-    names = ("input_ids", "input_mask", "segment_ids")
-    arrays = (*(features[name] for name in names), encoded.labels)
-    dataset = tf.data.Dataset.from_tensor_slices(arrays).repeat()
-    dataset = dataset.shuffle(100, seed=0).batch(size, drop_remainder=True)
-    return tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
 
 
 def pooled_output(
@@ -202,35 +144,3 @@ def _variable(name: str, shape, initializer=None) -> tf.Variable:
     return tf.compat.v1.get_variable(
         name, shape, initializer=initializer, use_resource=True
     )
-
-
-class AdamWeightDecay:
-    """google-research/bert's optimizer in single operations; slots are variables."""
-
-    def apply_gradients(self, pairs: list[tuple]) -> tf.Operation:
-        """Updates each variable by its dense gradient."""
-        return tf.group(*[self._update(g, v) for g, v in pairs])
-
-    def _update(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
-        m, v = (self._slot(variable, name) for name in ("adam_m", "adam_v"))
-        next_m = _BETA_1 * m + (1.0 - _BETA_1) * gradient
-        next_v = _BETA_2 * v + (1.0 - _BETA_2) * tf.square(gradient)
-        step = next_m / (tf.sqrt(next_v) + _EPSILON)
-        if "LayerNorm" not in variable.op.name and "bias" not in variable.op.name:
-            step += _WEIGHT_DECAY * variable
-        next_variable = variable - _RATE * step
-        targets = ((variable, next_variable), (m, next_m), (v, next_v))
-        return tf.group(*[t.assign(value, read_value=False) for t, value in targets])
-
-    def _slot(self, variable: tf.Variable, name: str) -> tf.Variable:
-        with tf.init_scope():
-            return tf.compat.v1.Variable(
-                tf.zeros(variable.shape),
-                name=f"{variable.op.name}/{name}",
-                trainable=False,
-                use_resource=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,0 @@
-experiments/compare_batches.py

@@ -1,1 +1,0 @@
-experiments/disturb_runs.py

@@ -1,1 +1,0 @@
-../bert_finetune/fetch_glue.py

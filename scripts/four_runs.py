@@ -1,1 +1,0 @@
-experiments/four_runs.py

@@ -1,1 +1,0 @@
-benchmarks/growing_sequences.py

@@ -1,1 +1,0 @@
-../bert_finetune/import_hf_checkpoint.py

@@ -1,1 +1,0 @@
-experiments/kill_tasks.py

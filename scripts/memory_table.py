@@ -1,1 +1,0 @@
-benchmarks/memory_table.py

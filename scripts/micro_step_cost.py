@@ -1,1 +1,0 @@
-benchmarks/micro_step_cost.py

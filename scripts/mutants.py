@@ -1,1 +1,0 @@
-mutation/mutants.py

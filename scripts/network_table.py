@@ -1,1 +1,0 @@
-benchmarks/network_table.py

@@ -1,1 +1,0 @@
-experiments/optimizer_table.py

@@ -1,1 +1,0 @@
-benchmarks/plan_table.py

@@ -1,1 +1,0 @@
-../estimator_accum/runs/plot_loss.py
