@@ -178,7 +178,7 @@ class Copies:
         of: The pass that collects the rows.
 
     Attributes:
-        collected: Tensors whose rows the pass collects.
+        collected: Tensors whose rows the pass collects, and the axis of these.
     """
 
     def __init__(self, batch: WholeBatch, of: Pass):
@@ -220,7 +220,7 @@ class Copies:
         border = Border(view, targets, made, self._found)
         axes = [view.state(tensor).axis for tensor in border.frontier]
         rows = collect(self._batch, self._pass, border.frontier, axes)
-        self.collected += border.frontier
+        self.collected += zip(border.frontier, axes, strict=True)
         for tensor, whole in zip(border.frontier, rows, strict=True):
             self._found[tensor.ref()] = whole
         for operation in border.shapes:

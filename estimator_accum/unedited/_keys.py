@@ -41,7 +41,7 @@ class Keys:
     Args:
         batch: The batch.
         derived: The gradients that were derived, as `Interception.derived`.
-        collected: Further tensors whose rows are collected.
+        collected: Further tensors whose rows are collected, and the axis of these.
         view: The graph in which they are.
     """
 
@@ -49,14 +49,14 @@ class Keys:
         self,
         batch: WholeBatch,
         derived: list,
-        collected: list[tf.Tensor],
+        collected: list[tuple[tf.Tensor, int]],
         view: View,
     ):
         self._batch = batch
         derived = [each for each in derived if each.is_simple]
         gradients = [g for each in derived for g in each.gradients]
-        rows = {tensor.ref(): tensor for tensor in collected}
-        axes = {key: view.state(tensor).axis for key, tensor in rows.items()}
+        rows = {tensor.ref(): tensor for tensor, _ in collected}
+        axes = {tensor.ref(): axis for tensor, axis in collected}
         doubtful = dict(view.analysis.on_probation)
         self._arriving_rows, self._arriving = [], []
         for each in derived:

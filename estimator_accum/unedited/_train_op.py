@@ -147,7 +147,7 @@ class _Once:
             if is_twice:
                 values = keep(batch, first_pass(batch, False), "reported", values)
         batch.reported |= dict(zip(tensors, values, strict=True))
-        batch.computed_twice += early.collected
+        batch.computed_twice += [tensor for tensor, _ in early.collected]
         batch.earlier_passes.sort(key=lambda each: not each.is_joint)
         passes = [op for each in batch.passes for op in each.each]
         draw_once_per_batch(passes, self._of_batch)
