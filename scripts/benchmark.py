@@ -119,7 +119,8 @@ def _rows(part: str, size: str | None, flags):
     elif part == "growth":
         yield parts.growth(size, *batch, turns)
     elif part == "unedited":
-        yield parts.unedited(size, 4, *batch, turns)
+        for loss in ("mean", "in-batch"):
+            yield parts.unedited(size, loss, 4, *batch, turns)
     elif part == "memory":
         for effective in flags.effective_batch_sizes:
             yield parts.memory(size, effective, *batch, starts)

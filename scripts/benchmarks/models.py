@@ -62,14 +62,33 @@ def classification_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.
     Returns:
         The mean loss, a scalar.
     """
-    config = bert_config(size, dropout)
-    output = modeling.encode(
-        config, ids, tf.ones_like(ids), tf.zeros_like(ids), is_training=True
-    )
     logits = modeling.classifier_logits(
-        output.pooled, 2, is_training=True, dropout_prob=dropout
+        _pooled(size, ids, dropout), 2, is_training=True, dropout_prob=dropout
     )
     labels = tf.zeros_like(ids[:, 0])
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
+
+
+def in_batch_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.Tensor:
+    """Builds the encoder and a loss that tells each example from all others.
+
+    Args and returns: as `classification_loss`.
+    """
+    pooled = tf.math.l2_normalize(_pooled(size, ids, dropout), 1)  # [B, H]
+    scores = tf.matmul(pooled, pooled, transpose_b=True)
+    own = tf.range(tf.shape(ids)[0])
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=scores)
+    )
+
+
+def _pooled(size: Size, ids: tf.Tensor, dropout: float) -> tf.Tensor:
+    return modeling.encode(
+        bert_config(size, dropout),
+        ids,
+        tf.ones_like(ids),
+        tf.zeros_like(ids),
+        is_training=True,
+    ).pooled

@@ -138,12 +138,18 @@ def fit(
 
 
 def unedited(
-    size: str, micro_batches: int, micro_batch_size: int, tokens: int, rounds: int
+    size: str,
+    loss: str,
+    micro_batches: int,
+    micro_batch_size: int,
+    tokens: int,
+    rounds: int,
 ) -> list[Row]:
     """Compares an update of a model_fn with its own optimizer, cut and uncut.
 
     Args:
         size: A name of `SIZES`.
+        loss: "mean", or "in-batch" for one that compares all examples.
         micro_batches: Micro-batches per batch.
         micro_batch_size: Examples per micro-batch.
         tokens: Tokens per example.
@@ -151,6 +157,7 @@ def unedited(
     """
     batch_size = micro_batches * micro_batch_size
     spec = {"size": SIZES[size], "batch_size": batch_size, "tokens": tokens}
+    spec["loss"] = loss
     ways = {"uncut": None, f"cut in {micro_batches}": micro_batches}
     programs = {
         way: ("unedited_updates", spec | {"micro_batches": number})
@@ -158,7 +165,7 @@ def unedited(
     }
     with started(programs) as contenders:
         values = milliseconds(contenders, rounds)
-    setting = f"BERT-{size}, {batch_size} x {tokens}"
+    setting = f"BERT-{size}, {batch_size} x {tokens}, {loss} loss"
     return make_rows("unedited", setting, "ms an update", values, "uncut")
 
 

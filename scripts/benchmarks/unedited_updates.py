@@ -1,7 +1,7 @@
 """The program of one contender: an Estimator whose model_fn has its own optimizer.
 
     python -m scripts.benchmarks.unedited_updates '{"micro_batches": 4,
-        "size": [4, 512, 8], "batch_size": 32, "tokens": 128}'
+        "size": [4, 512, 8], "batch_size": 32, "tokens": 128, "loss": "mean"}'
 
 The model_fn fine-tunes a BERT encoder with dropout as google-research/bert does, and
 knows nothing of this project. Its batches are cut into `micro_batches` as
@@ -22,11 +22,12 @@ import tensorflow as tf
 from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import microbatch_model_fn
 from estimator_accum.compat import enable_estimator
-from scripts.benchmarks.models import Size, classification_loss
+from scripts.benchmarks.models import Size, classification_loss, in_batch_loss
 
 v1 = tf.compat.v1
 
 _DROPOUT = 0.1
+_LOSSES = {"mean": classification_loss, "in-batch": in_batch_loss}
 _WARM_UP = 2  # updates before the first that is timed
 
 
@@ -37,14 +38,9 @@ def main() -> None:
     v1.disable_eager_execution()
     v1.logging.set_verbosity(v1.logging.ERROR)
     size = Size(*spec["size"])
-    model_fn = _make_model_fn(size)
+    model_fn = _make_model_fn(size, _LOSSES[spec["loss"]])
     if spec["micro_batches"] is not None:
-        model_fn = microbatch_model_fn(
-            model_fn,
-            spec["micro_batches"],
-            reduction="auto",
-            intercept_gradients=True,
-        )
+        model_fn = microbatch_model_fn(model_fn, spec["micro_batches"])
 
     def input_fn():
         shape = [spec["batch_size"], spec["tokens"]]
@@ -59,9 +55,9 @@ def main() -> None:
         estimator.train(input_fn, hooks=[_OnDemand()])
 
 
-def _make_model_fn(size: Size):
+def _make_model_fn(size: Size, loss_of):
     def model_fn(features, mode):
-        loss = classification_loss(size, features, _DROPOUT)
+        loss = loss_of(size, features, _DROPOUT)
         variables = v1.trainable_variables()
         gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 1.0)
         update = AdamWeightDecayOptimizer(1e-5).apply_gradients(
