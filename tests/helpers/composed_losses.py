@@ -204,14 +204,15 @@ _REDUCTIONS = {
 
 
 def _reductions(dims) -> Iterator[Step]:
-    axes = [[i] for i in range(len(dims))]
-    axes += [[0, len(dims) - 1]] if len(dims) > 1 else []
+    axes = [[axis] for axis in _signed_axes(dims)]
+    axes += [[0, -1]] if len(dims) > 1 else []
     for axis in axes:
         for keepdims in (False, True):
+            reduced = {i % len(dims) for i in axis}
             rest = [
-                1 if i in axis else d
+                1 if i in reduced else d
                 for i, d in enumerate(dims)
-                if keepdims or i not in axis
+                if keepdims or i not in reduced
             ]
             for name, reduce in _REDUCTIONS.items():
                 yield Step(
@@ -223,8 +224,13 @@ def _reductions(dims) -> Iterator[Step]:
                 )
 
 
+def _signed_axes(dims) -> list[int]:
+    """Returns all axes, and the first and last by their negative numbers."""
+    return [*range(len(dims)), -1, -len(dims)] if dims else []
+
+
 def _normalizations(dims) -> Iterator[Step]:
-    for axis in range(len(dims)):
+    for axis in _signed_axes(dims):
         for text, function in {
             "softmax(v, {})": tf.nn.softmax,
             "log_softmax(v, {})": tf.nn.log_softmax,
@@ -244,7 +250,7 @@ def _normalizations(dims) -> Iterator[Step]:
 
 
 def _orders(dims) -> Iterator[Step]:
-    for axis in range(len(dims)):
+    for axis in _signed_axes(dims):
         for text, function in {
             "sort(v, {})": tf.sort,
             "cumsum(v, {})": tf.cumsum,
