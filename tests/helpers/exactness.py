@@ -6,7 +6,8 @@ Both start with the same values. The batch at once is the plain graph that an Es
 makes of the model_fn; no files are written.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ MICRO_BATCHES = 4
 UPDATES = 2
 # Largest differences, by rounding alone.
 DOUBLE, SINGLE = 1e-9, 2e-5
+_AS_IT_IS = v1.ConfigProto()
+_AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 # A variable whose own gradient cancels to nothing may change by rounding.
 _CANCELS = 1e-4
 
@@ -75,10 +78,8 @@ def train(
         features, labels = v1.data.make_one_shot_iterator(input_fn()).get_next()
         try:
             spec = model_fn(features, labels, mode=TRAIN)
-            hooks = [*spec.training_hooks]
-            with v1.train.SingularMonitoredSession(hooks, spec.scaffold) as session:
+            with _session(spec) as (session, raw):
                 variables = {v.op.name: v for v in _variables()}
-                raw = session.raw_session()
                 _assign(raw, variables, start or {})
                 start, losses = raw.run(variables), []
                 try:
@@ -150,6 +151,24 @@ def assert_trains(trained: Trained) -> Trained:
     assert all(np.isfinite(change) for change in changes.values()), changes
     assert max(changes[name] for name in trained.trainable) > 1e-6, changes
     return trained
+
+
+@contextlib.contextmanager
+def _session(spec) -> Iterator[tuple]:
+    """Starts a session with the hooks of a spec; yields it, and the one beneath.
+
+    A graph without hooks needs neither them nor the graph optimizer: it is the faster
+    one that others are compared to.
+    """
+    if spec.training_hooks:
+        hooks, kind = [*spec.training_hooks], v1.train.SingularMonitoredSession
+        with kind(hooks, spec.scaffold) as session:
+            yield session, session.raw_session()
+        return
+    with v1.Session(config=_AS_IT_IS) as session:
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        session.run(v1.local_variables_initializer())
+        yield session, session
 
 
 def _variables() -> list[tf.Variable]:

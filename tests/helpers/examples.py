@@ -35,6 +35,9 @@ def _make_features() -> dict[str, np.ndarray]:
         "tags": random.integers(0, CLASSES, [EXAMPLES, TOKENS]).astype(np.int32),
         "ids": (ids * (np.arange(TOKENS) < length[:, None])).astype(np.int32),
         "types": random.integers(0, 2, [EXAMPLES, TOKENS]).astype(np.int32),
+        # Alike for the first examples of each batch; for all of the first batch.
+        "late": np.where(index % BATCH < 12, 0, 1 + index % 3).astype(np.int32),
+        "later": np.where(index < BATCH + 3, 0, 1 + index % 3).astype(np.int32),
         "at": random.integers(0, TOKENS, [EXAMPLES, 2]).astype(np.int32),
         "image": normal(size=[EXAMPLES, 6, 6, 2]),
         "word": np.array([f"word {i}" for i in random.integers(0, 6, EXAMPLES)]),
@@ -43,7 +46,7 @@ def _make_features() -> dict[str, np.ndarray]:
 
 FEATURES = _make_features()
 # Of unequal numbers of values per example: made in the dataset's graph.
-COMPOSED = ("ragged", "sparse", "padded")
+COMPOSED = ("ragged", "sparse", "padded", "growing")
 
 
 def make_dataset(names, drop_remainder: bool = False) -> tf.data.Dataset:
@@ -64,12 +67,16 @@ def make_dataset(names, drop_remainder: bool = False) -> tf.data.Dataset:
         parts["sparse"] = tf.SparseTensor(places, values[:, 0], [EXAMPLES, TOKENS])
     if "padded" in names:
         parts |= {"padded": rows, "length": FEATURES["length"]}
+    if "growing" in names:  # one token in the first batch, more in the second
+        lengths = 1 + 4 * (np.arange(EXAMPLES) >= BATCH)
+        parts |= {"growing": rows, "length": lengths.astype(np.int32)}
     data = tf.data.Dataset.from_tensor_slices((parts, FEATURES["y"]))
-    if "padded" not in names:
+    cut = {"padded", "growing"} & {*names}
+    if not cut:
         return data.batch(BATCH, drop_remainder=drop_remainder).repeat()
 
     def shorten(features, y):
-        own = features["padded"][: features["length"]]
-        return {**features, "padded": own}, y
+        length = features["length"]
+        return {**features, **{name: features[name][:length] for name in cut}}, y
 
     return data.map(shorten).padded_batch(BATCH).repeat()

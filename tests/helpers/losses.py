@@ -117,10 +117,6 @@ SUMS_AND_MEANS = {
     "sum_over_n": lambda y, z: tf.reduce_sum(each(y, z)) / number(y),
     "sum_over_root_of_n": lambda y, z: tf.reduce_sum(each(y, z)) / tf.sqrt(number(y)),
     "sum_over_n_minus_1": lambda y, z: tf.reduce_sum(each(y, z)) / (number(y) - 1),
-    "sum_over_a_constant": lambda y, z: tf.reduce_sum(each(y, z)) / 100,
-    "sum_over_size": lambda y, z: (
-        tf.reduce_sum(squared(y, z)) / tf.cast(tf.size(z), tf.float64)
-    ),
     "mean_of_column_sums": lambda y, z: tf.reduce_mean(tf.reduce_sum(squared(y, z), 0)),
     "sum_of_column_means": lambda y, z: tf.reduce_sum(tf.reduce_mean(squared(y, z), 0)),
     "sum_of_sequence_means": lambda tags, tokens: tf.reduce_sum(
@@ -136,9 +132,6 @@ SUMS_AND_MEANS = {
     "mean_of_column_rmse": lambda y, z: tf.reduce_mean(
         tf.sqrt(tf.reduce_mean(squared(y, z), 0))
     ),
-    "weighted_columns": lambda y, z: tf.tensordot(
-        tf.reduce_mean(squared(y, z), 0), tf.constant([0.2, 1, 3], tf.float64), 1
-    ),
     "mean_of_sums": lambda y, z: tf.reduce_mean(
         [tf.reduce_sum(each(y, z)), tf.reduce_sum(tf.abs(z))]
     ),
@@ -147,8 +140,6 @@ SUMS_AND_MEANS = {
     "geometric_mean": lambda y, z: tf.exp(
         tf.reduce_mean(tf.math.log(each(y, z) + 0.1))
     ),
-    "harmonic_mean": lambda y, z: number(y) / tf.reduce_sum(1 / (each(y, z) + 0.1)),
-    "mean_of_examples_with_rank_2": lambda y, z: tf.reduce_mean(each(y, z)[:, None]),
     "examples_with_examples_by_a_bug": lambda y, z: tf.reduce_mean(
         tf.math.squared_difference(y[:, 0], z[:, :1])  # [B, B]
     ),
@@ -157,9 +148,6 @@ SUMS_AND_MEANS = {
     ),
     "einsum_over_examples": lambda y, z, w: tf.einsum("n,nc->", w, squared(y, z)),
     "all_flattened": lambda y, z: tf.nn.l2_loss(tf.reshape(z - y, [-1])) / number(y),
-    "three_accumulated": lambda y, z: tf.add_n(
-        [tf.reduce_mean(squared(y[:, c], z[:, c])) * (c + 1) for c in range(3)]
-    ),
     "by_column": lambda y, z: sum(
         tf.reduce_sum(a) / number(a)
         for a in tf.unstack(squared(y, z), axis=1)  # each [B]
@@ -290,9 +278,6 @@ MASKED = {
         tf.reduce_sum(each(y, z) * mask)
         / tf.cast(tf.math.count_nonzero(mask), tf.float64)
     ),
-    "share_of_selected": lambda y, z, mask: (
-        tf.reduce_mean(each(y, z) * mask) / tf.reduce_mean(mask)
-    ),
     "dynamic_partition": _partitioned,
     "two_terms_over_one_divisor": _shared_divisor,
     "two_tasks_over_one_divisor": _two_tasks_and_a_shared_divisor,
@@ -303,20 +288,12 @@ MASKED = {
     "divided_then_masked": lambda y, z, mask: tf.reduce_sum(
         each(y, z) / number(y) * mask
     ),
-    "missing_labels": lambda y, z: (
-        tf.reduce_sum(squared(y, z) * tf.cast(y > -0.5, tf.float64))
-        / tf.reduce_sum(tf.cast(y > -0.5, tf.float64))
-    ),
     "missing_labels_by_column": lambda y, z: tf.reduce_mean(
         tf.reduce_sum(squared(y, z) * tf.cast(y > -0.5, tf.float64), 0)
         / (tf.reduce_sum(tf.cast(y > -0.5, tf.float64), 0) + 1)
     ),
     "masked_before_the_last_layer": _masked_before_the_last_layer,
     "masked_language_model": _masked_language_model,
-    "tokens_over_their_number": lambda tags, tokens, length: (
-        tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
-        / tf.reduce_sum(words(length))
-    ),
     "tokens_over_sum_of_lengths": lambda tags, tokens, length: (
         tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
         / tf.cast(tf.reduce_sum(length), tf.float64)
@@ -405,13 +382,7 @@ WEIGHTED = {
         each(y, z) * (w / tf.reduce_max(w))
     ),
     "weighted_mean": lambda y, z, w: tf.reduce_sum(each(y, z) * w) / tf.reduce_sum(w),
-    "weighted_average_of_columns": lambda y, z, w: tf.reduce_mean(
-        tf.reduce_sum(squared(y, z) * w[:, None], 0, keepdims=True) / tf.reduce_sum(w)
-    ),
     "softmax_of_weights": lambda y, z, w: tf.tensordot(tf.nn.softmax(w), each(y, z), 1),
-    "unit_weights": lambda y, z, w: tf.reduce_sum(
-        each(y, z) * tf.nn.l2_normalize(w, 0)
-    ),
     "class_balanced": _class_balanced,
     "effective_number_of_examples": _effective_number,
     "mean_of_class_means": _mean_of_class_means,
@@ -641,12 +612,6 @@ def _tversky(y, z):
     return (1 - (hit + 1) / (hit + 0.3 * false[0] + 0.7 * false[1] + 1)) ** 0.75
 
 
-def _jaccard(y, z):
-    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
-    both, sizes = tf.reduce_sum(target * p), tf.reduce_sum(target + p)
-    return -tf.math.log(both / (sizes - both))
-
-
 def _lovasz(mask, z):
     """Sorted hinge errors, weighted by the gradient of the Jaccard index."""
     errors = 1 - z[:, 0] * (2 * mask - 1)
@@ -657,14 +622,6 @@ def _lovasz(mask, z):
     jaccard = 1 - both / either
     steps = tf.concat([jaccard[:1], jaccard[1:] - jaccard[:-1]], 0)
     return tf.tensordot(tf.nn.relu(errors), tf.stop_gradient(steps), 1)
-
-
-def _f_measure(cls, z):
-    target, p = tf.one_hot(cls, CLASSES, dtype=tf.float64), tf.nn.softmax(z)
-    hit = tf.reduce_sum(target * p, 0)
-    missed = tf.reduce_sum(target * (1 - p), 0)
-    wrong = tf.reduce_sum((1 - target) * p, 0)
-    return 1 - tf.reduce_mean(2 * hit / (2 * hit + missed + wrong + 1e-7))
 
 
 def _batch_entropy(z):
@@ -708,11 +665,6 @@ def _standardized_targets(y, z):
     return tf.reduce_mean(squared((y - mean) / tf.sqrt(variance + 1e-6), z))
 
 
-def _scaled_targets(y, z):
-    low, high = tf.reduce_min(y, 0), tf.reduce_max(y, 0)
-    return tf.reduce_mean(squared((y - low) / (high - low), tf.sigmoid(z)))
-
-
 def _soft_histogram(y, z):
     """Squared distance of two distributions' histograms."""
     centers = tf.constant([-1.0, 0, 1], tf.float64)
@@ -750,23 +702,17 @@ STATISTICS = {
     "dice_per_example": _dice_per_example,
     "dice_per_class": _dice_per_class,
     "tversky": _tversky,
-    "jaccard": _jaccard,
     "lovasz": _lovasz,
-    "f_measure": _f_measure,
     "batch_entropy": _batch_entropy,
     "balanced_experts": _balanced_experts,
     "variance_of_outputs": lambda y, z: (
         tf.reduce_mean(each(y, z)) - 0.1 * tf.math.reduce_variance(z)
     ),
     "deviation_of_errors": lambda y, z: tf.math.reduce_std(z - y),
-    "mean_plus_deviation": lambda y, z: (
-        tf.reduce_mean(each(y, z)) + tf.math.reduce_std(each(y, z))
-    ),
     "r2": _r2,
     "correlation": _correlation,
     "concordance": _concordance,
     "standardized_targets": _standardized_targets,
-    "scaled_targets": _scaled_targets,
     "soft_histogram": _soft_histogram,
     "skewness": _skewness,
     "normalized_outputs": _normalized_outputs,
@@ -970,12 +916,6 @@ def _margin_of_angles(cls, z, kernel):
     return tf.reduce_mean(entropies(cls, 8 * tf.cos(angle)))
 
 
-def _ordinal(cls, z):
-    levels = tf.cast(cls[:, None] > tf.range(2), tf.float64)
-    logits = z[:, :1] + tf.cumsum(tf.exp(z[:, 1:]), 1)
-    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(levels, logits))
-
-
 def _mixture_density(y, z):
     log_pi = tf.nn.log_softmax(z)
     log_p = -0.5 * squared(y[:, :1], tf.cumsum(z, 1))
@@ -1070,11 +1010,8 @@ OF_ONE_EXAMPLE = {
             tf.nn.softmax(y) * (tf.nn.log_softmax(y) - tf.nn.log_softmax(z)), 1
         )
     ),
-    "hinge": lambda y, z: tf.reduce_mean(tf.nn.relu(1 - tf.sign(y) * z)),
-    "log_cosh": lambda y, z: tf.reduce_mean(tf.math.log(tf.cosh(z - y))),
     "gaussian": _gaussian,
     "margin_of_angles": _margin_of_angles,
-    "ordinal": _ordinal,
     "mixture_density": _mixture_density,
     "distillation": _distillation,
     "crf_by_hand": _crf_by_hand,

@@ -543,16 +543,6 @@ def _loop_with_an_array(seq):
     return _output(tf.reduce_mean(tf.transpose(written.stack(), [1, 0, 2]), 1))
 
 
-def _adaptive_steps(x):
-    """A loop whose number of rounds depends on all examples."""
-
-    def body(state):
-        return state * tf.sigmoid(dense("step", state, 4)) * 0.9
-
-    halted = tf.while_loop(lambda state: tf.reduce_max(state) > 0.5, body, [x])
-    return _output(halted[0] if isinstance(halted, list | tuple) else halted)
-
-
 def _mapped(image):
     """Each image by itself, in a loop."""
     centered = tf.map_fn(lambda each: each - tf.reduce_mean(each), image)
@@ -570,7 +560,6 @@ WITH_CONTROL_FLOW = {
     "time_major_rnn": _time_major_rnn,
     "both_ways": _both_ways,
     "loop_with_an_array": _loop_with_an_array,
-    "adaptive_steps": _adaptive_steps,
     "mapped": _mapped,
 }
 

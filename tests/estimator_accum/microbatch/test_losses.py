@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers import losses
-from tests.helpers.exactness import assert_exact, assert_exact_or_refused
+from tests.helpers.exactness import SINGLE, assert_exact, assert_exact_or_refused
 from tests.helpers.examples import BATCH, make_dataset
 from tests.helpers.losses import features_of, model_fn_of
 
@@ -23,7 +23,7 @@ def test_a_loss_is_that_of_the_batch_at_once(name):
 @pytest.mark.parametrize("name", losses.SINGLE)
 def test_a_loss_in_float32_is_that_of_the_batch_at_once(name):
     loss = losses.SINGLE[name]
-    assert_exact(model_fn_of(loss), _input_fn(loss), tolerance=2e-5)
+    assert_exact(model_fn_of(loss), _input_fn(loss), tolerance=SINGLE)
 
 
 @pytest.mark.parametrize("name", losses.WITH_CONTROL_FLOW)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import exactness, networks
-from tests.helpers.exactness import assert_exact, assert_exact_or_refused
+from tests.helpers.exactness import SINGLE, assert_exact, assert_exact_or_refused
 from tests.helpers.examples import BATCH, make_dataset
 from tests.helpers.networks import features_of_network, model_fn_of_network
 
@@ -30,7 +30,7 @@ def test_a_network_with_loops_trains_as_with_the_batch_at_once(name, control_flo
 @pytest.mark.parametrize("name", networks.SINGLE)
 def test_a_network_in_float32_trains_as_with_the_batch_at_once(name):
     network = networks.SINGLE[name]
-    assert_exact(model_fn_of_network(network), _input_fn(network), tolerance=2e-5)
+    assert_exact(model_fn_of_network(network), _input_fn(network), tolerance=SINGLE)
 
 
 @pytest.mark.parametrize("name", networks.HALF)
@@ -43,7 +43,7 @@ def test_a_network_in_half_precision_trains_as_with_the_batch_at_once(name):
 @pytest.mark.parametrize("name", networks.EXACT_OR_REFUSED)
 def test_a_network_of_several_examples_is_exact_or_refused(name):
     network = networks.EXACT_OR_REFUSED[name]
-    tolerance = 2e-5 if name == "batch_norm_of_tensorflow_1" else None
+    tolerance = SINGLE if name == "batch_norm_of_tensorflow_1" else None
     assert_exact_or_refused(
         model_fn_of_network(network), _input_fn(network), tolerance=tolerance
     )

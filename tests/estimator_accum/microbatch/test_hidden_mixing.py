@@ -1,0 +1,27 @@
+"""What combines examples where it is hard to see is exact in micro-batches, or refused."""
+
+import pytest
+
+from tests.helpers.exactness import SINGLE, assert_exact_or_refused
+from tests.helpers.examples import make_dataset
+from tests.helpers.hidden_mixing import HIDDEN, WITH_CONTROL_FLOW
+from tests.helpers.losses import features_of, model_fn_of
+
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
+
+
+def _input_fn(loss):
+    return lambda: make_dataset(features_of(loss))
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_loss_that_hides_how_it_mixes_is_exact_or_refused(name):
+    tolerance = SINGLE if name == "contrast" else None
+    loss = HIDDEN[name]
+    assert_exact_or_refused(model_fn_of(loss), _input_fn(loss), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", WITH_CONTROL_FLOW)
+def test_a_loop_that_hides_how_it_mixes_is_exact_or_refused(name, control_flow):
+    loss = WITH_CONTROL_FLOW[name]
+    assert_exact_or_refused(model_fn_of(loss), _input_fn(loss))
