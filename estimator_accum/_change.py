@@ -165,6 +165,8 @@ def _terms(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
         return None
     if tensor.op.type == "ConcatV2":  # slices of several look-ups
         inputs.pop()
+    elif tensor.op.type == "UnsortedSegmentSum":  # slices that become dense
+        del inputs[1:]
     elif tensor.op.type not in _SUMS and not _is_precision(tensor.op):
         return None
     gradients, factors = [], []
@@ -178,9 +180,11 @@ def _terms(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
 
 
 def _is_precision(operation: tf.Operation) -> bool:
-    """Returns whether an operation changes between floating-point dtypes."""
-    tensors = [*operation.inputs, *operation.outputs]
-    return operation.type == "Cast" and all(each.dtype.is_floating for each in tensors)
+    """Returns whether an operation only changes the number of bits."""
+    if operation.type != "Cast":
+        return False
+    before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
+    return before.is_floating == after.is_floating
 
 
 def _varying(operations: Iterable[tf.Operation]) -> set[tf.Operation]:

@@ -462,6 +462,32 @@ def test_sums_and_constant_multiples_are_accumulated_as_they_are(fresh_graph):
     assert not [name for name in names if name.startswith("change")]
 
 
+@pytest.mark.parametrize("ids_dtype", [tf.int32, tf.int64])
+def test_what_tf_gradients_adds_up_is_its_own(ids_dtype, control_flow, fresh_graph):
+    """Of a table that is looked up twice, and one that is a weight too; of a loop."""
+    x = v1.placeholder(tf.float32, [None, 2])
+    ids = tf.cast(x[:, 0], tf.int64), tf.cast(x[:, 1], ids_dtype)
+    tables = [v1.get_variable(n, initializer=np.ones([3, 2], "f")) for n in "ab"]
+    twice, tied = [[tf.gather(table, i) for i in ids] for table in tables]
+    looped = tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: (i + 1, h @ (tables[1][:2])), [0, x]
+    )[1]
+    loss = tf.reduce_mean(twice[0] * twice[1] * looped)
+    loss += tf.reduce_mean(tf.matmul(tied[0], tables[1], transpose_b=True))
+    gradients = tf.gradients(loss, tables)
+    optimizer = AccumulatingOptimizer(sgd(), 2)
+    train_op = optimizer.apply_gradients(zip(gradients, tables, strict=True))
+    feeds = [{x: [[0.0, 1.0]]}, {x: [[2.0, 1.0]]}]
+    plain = sgd().compute_gradients(loss, tables)
+    with start_session() as session:
+        start = session.run(tables)
+        fetches = [tf.convert_to_tensor(g) for g, _ in plain]
+        mean = np.mean([session.run(fetches, feed) for feed in feeds], 0)
+        for feed in feeds:
+            session.run(train_op, feed)
+        np.testing.assert_allclose(session.run(tables), start - mean, rtol=1e-6)
+
+
 def test_a_change_by_the_micro_step_clock_is_warned_of(fresh_graph, caplog):
     _, _, loss = fed_gradients(1.0)
     optimizer = AccumulatingOptimizer(sgd(), 2)
