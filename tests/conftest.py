@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.helpers import programs
+from tests.helpers import programs, running
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported
@@ -100,6 +100,39 @@ def _nothing_outlives_the_suite():
     for process in left:
         process.kill()
     assert not described, f"tests must end what they start. Received: {described}."
+
+
+@pytest.fixture
+def call(capsys) -> Callable[..., running.Done]:
+    """Runs a script's `main` in this process."""
+
+    def run(main, *flags) -> running.Done:
+        try:
+            code = main([*map(str, flags)])
+        except SystemExit as left:
+            code = left.code
+        return running.Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refusal(call, tmp_path) -> Callable[..., str]:
+    """Runs `main`, which must refuse and write nothing; returns its error message."""
+
+    def content() -> dict[pathlib.Path, bytes | None]:
+        paths = tmp_path.rglob("*")
+        return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+    def run(main, *flags, code: int = 2) -> str:
+        before = content()
+        done = call(main, *flags)
+        assert done.returncode == code
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert content() == before
+        return done.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import pathlib
 
 import pytest
 
-from bert_finetune import report_plot
+from bert_finetune import receiving, report_plot
 from bert_finetune.settings import Settings
 from tests.helpers import tiny_bert
+from tests.helpers.local_server import running_server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,3 +55,12 @@ def trained_settings(bert_dir, cola_dir, tmp_path_factory) -> Settings:
 @pytest.fixture(scope="session")
 def trained(trained_settings) -> pathlib.Path:
     return pathlib.Path(trained_settings.output_dir)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A running LocalServer, which publishes its `files`; nobody waits to try again."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(receiving, "_PAUSES_SECS", (0, 0, 0))
+    with running_server() as server:
+        yield server

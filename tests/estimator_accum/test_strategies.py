@@ -5,27 +5,25 @@ import json
 import numpy as np
 import pytest
 
-from tests.helpers import running
+from tests.helpers import strategy_program
 
 pytestmark = pytest.mark.slow
 
-_PROGRAM = running.HELPERS / "strategy_program.py"
 _TRAINED = ("dense", "dense/Momentum", "table", "table/Momentum")
 
 
-def _run(folder, kind, batch, steps, micro_steps, *more):
-    """Runs the program's tasks to their end; returns the variables of the first."""
-    tasks = _end(folder, kind, batch, steps, micro_steps, *more)
-    assert [task.returncode for task in tasks] == [0] * len(tasks)
-    return json.loads(tasks[0].stdout.splitlines()[-1])
+def _run(folder, kind, batch, steps, micro_steps, *more) -> dict:
+    """Returns the variables after a run."""
+    sizes = f"batch={batch}", f"K={steps}", f"micro_steps={micro_steps}"
+    return strategy_program.result("estimator", kind, folder, *sizes, *more)
 
 
-def _end(folder, kind, batch, steps, micro_steps, *more) -> list[running.Done]:
-    command = (_PROGRAM, kind, batch, steps, micro_steps, folder, *more)
-    if kind != "multi_worker":
-        return [running.run(*command)]
-    with running.cluster(command, jobs=("worker", "worker")) as tasks:
-        return [task.wait() for task in tasks]
+def _refusal(folder, *more) -> str:
+    """Returns what the first process says, which must end with an error."""
+    sizes = "batch=2", "K=4", "micro_steps=4"
+    first, *_ = strategy_program.end("estimator", more[0], folder, *sizes, *more[1:])
+    assert first.returncode == 1
+    return first.stderr
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def test_two_replicas_with_recomputed_layers_train_as_one_device(
 @pytest.mark.parametrize(
     ("steps", "more"),
     [
-        (1, [2, "no_hooks"]),  # in micro-batches of 2 examples
+        (1, ["fits=2", "no_hooks"]),  # in micro-batches of 2 examples
         (4, ["two_devices"]),
     ],
 )
@@ -81,11 +79,9 @@ def test_cpus_whose_collectives_would_wait_for_ever_train_as_one_device(
 
 @pytest.mark.once
 def test_loss_scaling_whose_collectives_would_hang_is_refused(tmp_path, one_device):
-    (done,) = _end(tmp_path / "none", "collectives", 2, 4, 4, "loss_scaling")
-    assert done.returncode == 1
-    assert "must not reduce by collectives, which wait for ever" in done.stderr
-    remedy = "Pass it cross_device_ops=tf.distribute.ReductionToOneDevice()."
-    assert remedy in done.stderr
+    said = _refusal(tmp_path / "none", "collectives", "loss_scaling")
+    assert "must not reduce by collectives, which wait for ever" in said
+    assert "Pass it cross_device_ops=tf.distribute.ReductionToOneDevice()." in said
     more = ["loss_scaling", "one_device"]
     ours = _run(tmp_path / "ours", "collectives", 2, 4, 12, *more)
     _assert_close(ours, one_device)
@@ -95,15 +91,15 @@ def test_loss_scaling_whose_collectives_would_hang_is_refused(tmp_path, one_devi
 @pytest.mark.parametrize(
     ("kind", "fits", "counts"),
     [
-        ("mirrored", [2], {"": 4}),
-        ("multi_worker", [4, 1], {"-worker-0": 2, "-worker-1": 8}),
+        ("mirrored", "fits=2", {"": 4}),
+        ("multi_worker", "fits=4,1", {"-worker-0": 2, "-worker-1": 8}),
     ],
 )
 def test_each_replica_may_cut_its_batch_as_its_memory_asks_for(
     tmp_path, one_device, kind, fits, counts
 ):
     folder = tmp_path / "ours"
-    ours = _run(folder, kind, 8, 1, 3, *fits)
+    ours = _run(folder, kind, 8, 1, 3, fits)
     _assert_close(ours, one_device)
     for task, count in counts.items():
         file = folder / f"micro_batches{task}.json"
@@ -113,7 +109,5 @@ def test_each_replica_may_cut_its_batch_as_its_memory_asks_for(
 @pytest.mark.once
 def test_cluster_that_would_save_nothing_is_refused(tmp_path):
     # Without a SummarySaverHook TensorFlow creates no CheckpointSaverHook.
-    options = ("multi_worker", 2, 4, 4, "save_summary_steps=0")
-    chief, _ = _end(tmp_path / "none", *options)
-    sentence = "must write checkpoints. Received: none when it began, as with"
-    assert chief.returncode == 1 and sentence in chief.stderr
+    said = _refusal(tmp_path / "none", "multi_worker", "save_summary_steps=0")
+    assert "must write checkpoints. Received: none when it began, as with" in said

@@ -2,40 +2,29 @@
 
 import collections
 import json
-import os
-import sys
 
 import numpy as np
 import pytest
 
-from tests.helpers import running
+from tests.helpers import running, strategy_program
 from tests.helpers.keras_kinds import sparse_data
 
 pytestmark = pytest.mark.slow
 
-_PROGRAM = running.HELPERS / "keras_strategy_program.py"
+
+def _end(folder, kind, strategy, *options) -> list[running.Done]:
+    """Runs all tasks to their end."""
+    root, kind_name = kind.name
+    kinds = f"root={root}", f"kind={kind_name}"
+    return strategy_program.end("keras", strategy, folder, *kinds, *options)
 
 
 def _run(folder, kind, strategy, *options):
     """Runs all tasks to their end; returns the first one's (report, weights)."""
     tasks = _end(folder, kind, strategy, *options)
     assert [task.returncode for task in tasks] == [0] * len(tasks)
-    with np.load(folder / "0.npz") as weights:
+    with np.load(folder / "weights-0.npz") as weights:
         return json.loads(tasks[0].stdout.splitlines()[-1]), dict(weights)
-
-
-def _end(folder, kind, strategy, *options) -> list[running.Done]:
-    """Runs all tasks to their end."""
-    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    jobs = ("worker", "worker") if strategy == "workers" else ()
-    commands = [
-        (_PROGRAM, *kind.name, strategy, folder / f"{index}.npz", *options)
-        for index in range(len(jobs) or 1)
-    ]
-    if not jobs:
-        return [running.run(*commands[0], **variables)]
-    with running.cluster(*commands, jobs=jobs, **variables) as tasks:
-        return [task.wait() for task in tasks]
 
 
 def _assert_like_one_replica(kind, weights) -> float:
@@ -50,11 +39,11 @@ def _assert_like_one_replica(kind, weights) -> float:
     return float(loss)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "workers"])
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
 def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strategy):
-    if kind.is_legacy and strategy == "workers":
+    if kind.is_legacy and strategy == "multi_worker":
         pytest.skip("the reduction over workers is that of the newer optimizers")
-    options = ["loop"] if kind.is_3 and strategy == "workers" else []
+    options = ["loop"] if kind.is_3 and strategy == "multi_worker" else []
     report, weights = _run(tmp_path, kind, strategy, *options)
     loss = _assert_like_one_replica(kind, weights)
     assert report.get("window_loss", loss) == pytest.approx(loss, rel=1e-12)
@@ -84,7 +73,7 @@ def test_fit_of_keras_3_itself_fails_on_several_workers(tmp_path, kind):
     """With any optimizer, because it takes the mean of a batch that is a tuple."""
     if not kind.is_3:
         pytest.skip("Keras 2: the test above")
-    for task in _end(tmp_path, kind, "workers", "plain"):
+    for task in _end(tmp_path, kind, "multi_worker", "plain"):
         assert task.returncode == 1
         assert "Attempt to convert a value (PerReplica" in task.stderr
 

@@ -249,3 +249,8 @@ def test_half_a_pooler_and_quantized_tensors_are_refused(tmp_path, refused):
     del tensors["pooler.dense.bias"]
     sentence = refused(write_folder(tmp_path / "half", tensors))
     assert "must hold the tensor pooler.dense.bias." in sentence
+
+
+def test_a_missing_flag_is_refused(refusal):
+    said = refusal(import_hf_checkpoint.main, "--input_dir=x")
+    assert "required: --output_dir" in said

@@ -119,3 +119,20 @@ def test_unfit_metrics_file_is_refused(refusal, tmp_path, content, sentence):
     flags = [f"--output_dirs={tmp_path}", f"--plot={tmp_path / 'loss.png'}"]
     message = refusal(plot_loss.main, *flags)
     assert str(path) in message and re.search(sentence, message)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--output_dirs=a,b --plot=a.png --labels=one", "`--labels` must .*: 1 for 2"),
+        (
+            "--output_dirs=a --plot=a.jpeg2000",
+            "`--plot` must end in .png, .svg or .pdf",
+        ),
+        ("--output_dirs=a --plott=a.png", "--plot"),
+        ("--output_dirs=a, --plot=a.png", "names separated by single commas"),
+    ],
+)
+def test_an_unfit_flag_is_refused(refusal, tmp_path, monkeypatch, flags, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(sentence, refusal(plot_loss.main, *flags.split()))
