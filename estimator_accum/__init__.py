@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         microbatch_model_fn,
         whole_batch_loss,
     )
+    from estimator_accum.unedited import per_example
 
 __version__ = "0.2.0.dev0"
 
