@@ -159,7 +159,7 @@ class Interception:
         """Returns the gradients of the whole batch, read after `after` has run."""
         tops = [*ys, *(each for each in grad_ys or [] if each is not None)]
         tops = tf.nest.flatten(tops, expand_composites=True)
-        view = View(self._batch, tops)
+        view = self._view(tops)
         whole = self.early.take_losses(view, tops)
         border = self.early.border(view, tops)
         frontier = [each for each in border.frontier if _is_trainable(each)] + whole
@@ -172,7 +172,14 @@ class Interception:
             if gradient is not None
         ]
         made = set(self._graph.get_operations()) - before
-        arriving = self._arriving(view, pairs, made, border.draws())
+        # Loops of TensorFlow 1 hand values from one to the other: they are copied once.
+        flat = tf.nest.flatten(direct, expand_composites=True)
+        wanted = [gradient for _, gradient in pairs]
+        wanted += [each for each in flat if each is not None]
+        if border.draws():  # once: what is reported of the loss draws the same numbers
+            wanted += [t for t, _ in pairs if not _is_loss_of_all(t)]
+        self.early.make(view, wanted, frozenset(made))
+        arriving = self._arriving(view, pairs, made)
         if pairs:
             rows, _ = zip(*pairs, strict=True)
             gradients = compute(list(rows), xs, arriving, [])
@@ -184,16 +191,32 @@ class Interception:
             gradients = [None] * len(xs)
         return self._sum(view, xs, gradients, direct, made, after)
 
-    def _arriving(self, view: View, pairs, made: set, draws: bool) -> list[tf.Tensor]:
+    def _view(self, tops: list[tf.Tensor]) -> View:
+        """Returns what is known of the graph.
+
+        A loop that runs up to the longest example of the batch must do so in every
+        micro-batch: such numbers are computed from the whole batch there.
+        """
+        view = View(self._batch, tops)
+        bounds = [
+            (operation, i)
+            for operation, i in view.analysis.bounds
+            if view.is_pure(operation.inputs[i])
+        ]
+        if not bounds:
+            return view
+        for operation, i in bounds:
+            (whole,) = self.early.make(view, [operation.inputs[i]])
+            operation._update_input(i, whole)
+        return View(self._batch, tops)
+
+    def _arriving(self, view: View, pairs, made: set) -> list[tf.Tensor]:
         """Returns the micro-batch's rows of what arrives at the rows of the batch."""
         if not pairs:
             return []
         rows, gradients = map(list, zip(*pairs, strict=True))
         first = first_pass(self._batch, False)
-        wanted = list(gradients)
-        if draws:  # once: what is reported of the loss draws the same numbers
-            wanted += [tensor for tensor in rows if not _is_loss_of_all(tensor)]
-        copies = self.early.make(view, wanted, frozenset(made))[: len(rows)]
+        copies = self.early.make(view, gradients, frozenset(made))
         arriving = []
         for tensor, kept in zip(
             rows, keep(self._batch, first, "arriving", copies), strict=True

@@ -240,7 +240,8 @@ class Copies:
         self._found |= {
             tensor.ref(): copy
             for tensor, copy in zip(outputs, copies, strict=True)
-            if not is_in_loop(tensor.op)  # which stays whole
+            # A loop stays whole, with what its rounds keep.
+            if not is_in_loop(tensor.op) and tensor.dtype != tf.resource
         }
         return [self._value(view, tensor) for tensor in targets]
 

@@ -4,9 +4,9 @@
     gradients of 8 examples    = the sum of those of 1, 3 and 4
 
 with random gradients of the rows, and the same random numbers in both. They guard the
-rules of the analysis, decide what it has left to numbers, and see what no analysis of
-the forward pass can: a gradient of its own (tf.custom_gradient) that combines examples.
-They change no variable. Where they fail, training is refused.
+rules of the analysis, and see what no analysis of the forward pass can: a gradient of
+its own (tf.custom_gradient) that combines examples. They change no variable. Where they
+fail, training is refused.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _GROUPS = (1, 3)  # and the rest
 # Times the spacing of numbers of a dtype. What combines examples differs by far more.
 _ROUNDING, _ROUNDING_OF_HALVES = 1000, 16
 _OWN_GRADIENT = "_gradient_op_type"
-_SCALES = (1.0, 1e4)  # of arriving gradients; a large one shows where they are clipped
+_SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -57,10 +57,8 @@ class Keys:
         gradients = [g for each in derived for g in each.gradients]
         rows = {tensor.ref(): tensor for tensor, _ in collected}
         axes = {tensor.ref(): axis for tensor, axis in collected}
-        doubtful = dict(view.analysis.on_probation)
         self._arriving_rows, self._arriving = [], []
         for each in derived:
-            doubtful |= each.view.analysis.on_probation
             for tensor, arriving in zip(each.rows, each.arriving, strict=True):
                 axes[tensor.ref()] = each.view.state(tensor).axis
                 axes[arriving.ref()] = axes[tensor.ref()]
@@ -85,7 +83,7 @@ class Keys:
         ]
         # Numbers that cannot be fed: nothing can be compared.
         self._gradients = [] if drawing else gradients
-        self._axes, self._doubtful = axes, doubtful
+        self._axes = axes
         dtypes = {output.dtype for each in needed for output in each.outputs}
         precisions = [_tolerance(each) for each in dtypes if each.is_floating]
         self._tolerance = max(precisions, default=0.0)
@@ -156,13 +154,12 @@ class Keys:
             found, axis = [each[i] for each in apart], self._axes[tensor.ref()]
             if _are_joined(together[i], found, axis, self._tolerance):
                 continue
-            cause = self._doubtful.get(tensor.ref(), tensor.op)
             raise ValueError(
                 "What micro-batches compute must be the rows that the batch at once "
                 f"computes. Received: {tensor.name}, whose rows for {sum(groups)} "
                 f"examples are others than for {' and '.join(map(str, groups))} of "
-                f"them; look at {cause.name} of type {cause.type}. Train without "
-                "micro-batches."
+                "them. Declare no Python function per_example that is not, or train "
+                "without micro-batches."
             )
 
     def _check_sums(self, together: list, apart: list[list], number: int) -> None:

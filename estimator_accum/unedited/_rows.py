@@ -9,9 +9,8 @@
 
 The states of inputs decide the states of outputs, operation by operation, by the rules
 of estimator_accum/unedited/_rules.py; the bodies of branches, loops and functions are
-looked into. What no rule knows is mixed, which is always right. What shapes without
-numbers cannot decide is on probation: the keys (estimator_accum/unedited/_keys.py) look
-at it before the first update.
+looked into. What no rule knows, and what shapes without numbers cannot decide, is mixed,
+which is always right.
 
 n = number of examples in the micro-batch, which no static shape may contain.
 """
@@ -23,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
-from estimator_accum._graph import data_ancestors
 from estimator_accum.unedited import _rules
 from estimator_accum.unedited._sizes import ARITHMETIC, N, Size, Unknown, compute, sizes
 from estimator_accum.unedited._sizes import has_examples as _has_examples
@@ -34,7 +32,6 @@ from estimator_accum.unedited._states import (
     SIZES,
     Mixed,
     State,
-    Undecided,
     join,
 )
 
@@ -95,14 +92,14 @@ class Analysis:
         mixed: Other tensors of the micro-batch.
 
     Attributes:
-        on_probation: Operations by the tensors whose rows the keys must confirm.
-        guards: (places, rows per example, distance): rows of `places` are read from
-            their own example only if `places // distance` is its number.
+        guards: Rows that are looked up by number.
+        bounds: (operation, index of its input) of numbers of the batch that loops get,
+            such as the longest length.
         origins: The operations that mix examples, in the order of the graph.
     """
 
     def __init__(self, parts: Iterable[tf.Tensor], mixed: Iterable[tf.Tensor] = ()):
-        self.on_probation, self.guards, self.origins = {}, [], []
+        self.guards, self.bounds, self.origins = [], [], []
         self._states, self._values, self._dims = {}, {}, {}
         self._seen, self._known = set(), set()
         for part in parts:
@@ -192,7 +189,7 @@ class Analysis:
         return states.pop() if len(states) == 1 else None
 
     def _round(self, order: list[tf.Operation]) -> None:
-        self.on_probation, self.guards, self.origins = {}, [], []
+        self.guards, self.bounds, self.origins = [], [], []
         given = {*self._given, *self._known}
         for found in (self._values, self._dims):
             for key in [key for key in found if key not in given]:
@@ -214,6 +211,8 @@ class Analysis:
             if operation in self._seen:
                 self._put(operation, FIXED)
             return
+        if operation.type == "Enter":
+            self._note_bounds(operation)
         try:
             if operation.type in _CALLS:
                 name = operation.get_attr("f").name
@@ -258,26 +257,10 @@ class Analysis:
         rule = _rules.RULES.get(operation.type)
         if rule is None:
             raise Mixed("there is no rule for it")
-        doubtful = any(state.is_on_probation for state in states)
         try:
-            found = rule(self, operation, states)
+            return rule(self, operation, states)
         except Unknown as error:
             raise Mixed("a shape is not known before there are numbers") from error
-        except Undecided as undecided:
-            found, doubtful = undecided.guess, True
-        if isinstance(found, State):
-            found = [found] * len(operation.outputs)
-        if doubtful:
-            found = [self._doubt(s) for s in found]
-            for output, state in zip(operation.outputs, found, strict=True):
-                if state.is_on_probation:
-                    self.on_probation[output.ref()] = operation
-        return found
-
-    def _doubt(self, state: State) -> State:
-        if state.kind in ("rows", "list"):
-            return state._replace(is_on_probation=True)
-        return state
 
     def _of_shape(self, operation: tf.Operation, states: list[State]):
         """Shape, Size and Rank, also of a mixed tensor."""
@@ -349,8 +332,6 @@ class Analysis:
             raise Mixed("rows are looked up by number inside a function")
         self.origins += body.origins
         found = [body.state(output) for output in graph.outputs]
-        if body.on_probation:
-            found = [self._doubt(state) for state in found]
         return found, graph
 
     def _graph_of(self, operation, name: str, tensors) -> tf.Graph:
@@ -394,34 +375,19 @@ class Analysis:
             states = joined
         else:
             raise Mixed("a loop whose variables never settle")
-        name, before = operation.get_attr("cond").name, len(self.origins)
-        (predicate,), graph = self._body(operation, name, tensors, states, known)
-        if len(self.origins) > before:
+        name = operation.get_attr("cond").name
+        (predicate,), _ = self._body(operation, name, tensors, states, known)
+        self._note_bounds(operation)
+        if predicate.kind != "fixed":
             raise Mixed("the batch decides when a loop ends")
-        needed = data_ancestors([graph.outputs[0].op])
-        given = zip(graph.inputs, tensors, states, strict=True)
-        self._check_bounds(
-            (t, state) for inner, t, state in given if inner.op in needed
-        )
-        return [
-            self._after_loop(state, predicate, is_constant)
-            for state, is_constant in zip(states, known, strict=True)
-        ]
+        return states
 
-    def _check_bounds(self, given: Iterable[tuple[tf.Tensor, State]]) -> None:
-        """Raises Mixed unless numbers like the longest length alone bound a loop."""
-        for tensor, state in given:
+    def _note_bounds(self, operation: tf.Operation) -> None:
+        """Takes down which numbers of the batch enter a loop."""
+        for i, tensor in enumerate(operation.inputs):
             is_number = tensor.dtype.is_integer and tensor.shape.rank == 0
-            if state.kind == "mixed" and not is_number:
-                raise Mixed("the batch decides when a loop ends")
-
-    def _after_loop(self, state: State, predicate: State, is_constant: bool) -> State:
-        """Returns the state of a loop's result, whose bound may be of the batch."""
-        if predicate.kind == "fixed" or is_constant:
-            return state
-        if predicate.kind == "mixed" and state.kind in ("rows", "list"):
-            return self._doubt(state)  # the longest example may bound the loop
-        return MIXED
+            if is_number and self.state(tensor).kind == "mixed":
+                self.bounds.append((operation, i))
 
     def _control_flow_v1(self, operation: tf.Operation, states: list[State]):
         context = operation._get_control_flow_context()
@@ -434,10 +400,9 @@ class Analysis:
             switch = operation.inputs[0].op
             if switch.type != "Switch":
                 raise Mixed("a loop of another kind")
-            predicate = self.state(switch.inputs[1])
-            if predicate.kind == "mixed":
-                self._check_bounds(self._entered(switch.inputs[1].op))
-            return self._after_loop(states[0], predicate, False)
+            if self.state(switch.inputs[1]).kind != "fixed":
+                raise Mixed("the batch decides when a loop ends")
+            return states[0]
         second = operation.inputs[1].op
         if second.type == "NextIteration":
             first = states[0]
@@ -452,26 +417,6 @@ class Analysis:
             if predicate is None or self.state(predicate).kind != "fixed":
                 raise Mixed("the batch decides which branch is taken")
         return [self._joined(states), FIXED]
-
-    def _entered(self, predicate: tf.Operation) -> list[tuple[tf.Tensor, State]]:
-        """Returns what enters a loop of TensorFlow 1 and decides about its end.
-
-        Raises:
-            Mixed: If examples are combined in the loop to decide.
-        """
-        found, seen, waiting = [], set(), [predicate]
-        while waiting:
-            operation = waiting.pop()
-            if operation in seen:
-                continue
-            seen.add(operation)
-            if any(operation is origin.operation for origin in self.origins):
-                raise Mixed("the batch decides when a loop ends")
-            if operation.type == "Enter":
-                found.append((operation.inputs[0], self.state(operation.inputs[0])))
-            else:
-                waiting += [tensor.op for tensor in operation.inputs]
-        return found
 
 
 def _named(tensor: tf.Tensor) -> np.ndarray | None:

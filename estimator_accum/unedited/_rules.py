@@ -2,7 +2,7 @@
 
 Each rule is a function of the analysis, the operation and the states of its inputs, of
 which one has rows at least, and none is mixed. It raises Mixed where a result combines
-examples, and Undecided where only numbers can tell.
+examples, or may.
 
 n = number of examples, T = another size, W = a width.
 """
@@ -26,7 +26,6 @@ from estimator_accum.unedited._states import (
     FIXED,
     Mixed,
     State,
-    Undecided,
     join,
 )
 
@@ -382,10 +381,10 @@ def _look_up(analysis, operation, states):
 # Along axes.
 
 
-def _axes(analysis, tensor: tf.Tensor, rank: int, guess: State | None = None):
+def _axes(analysis, tensor: tf.Tensor, rank: int) -> set[int]:
     value = analysis.value(tensor)
     if value is None:
-        raise Undecided(guess) if guess else Mixed("its axis is not known")
+        raise Mixed("its axis is not known")
     return {int(axis) % rank for axis in value.flat}
 
 
@@ -661,7 +660,7 @@ def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
             target[place] = product(source) // rest
         except Unknown:
             target[place] = None
-            return _guessed(state, source, target, place)
+            return _apart(state, target)
     places = [i for i, size in enumerate(target) if size.power]
     if len(places) != 1 or target[places[0]].power != 1:
         raise Mixed("it reorders the examples")
@@ -669,13 +668,11 @@ def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
     if state.axis != 0 or place != 0:
         before = product(source[: state.axis]), product(target[:place])
         if before[0] != before[1]:
-            if before[0].symbols or before[1].symbols:
-                raise Undecided(state._replace(axis=place, each=target[place] // N))
             raise Mixed("it reorders the examples")
     return state._replace(axis=place, each=target[place] // N), target
 
 
-def _guessed(state: State, source: list[Size], target: list, place: int):
+def _apart(state: State, target: list):
     """`_reshaped` where the product of what is left is not known."""
     places = [i for i, size in enumerate(target) if size is not None and size.power]
     if places == [0] and state.axis == 0 and target[0].power == 1:
@@ -683,8 +680,7 @@ def _guessed(state: State, source: list[Size], target: list, place: int):
         return state._replace(axis=0, each=target[0] // N), target
     if places:
         raise Mixed("it reorders the examples")
-    symbol = "/".join(map(str, (*source, *target)))
-    raise Undecided(state._replace(axis=place, each=Size(symbols=(symbol,))))
+    raise Mixed("a shape that is not known before there are numbers")
 
 
 @rule("Reshape")
