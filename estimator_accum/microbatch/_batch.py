@@ -115,6 +115,7 @@ class WholeBatch(Kind):
             here are in no collection.
         handles: Handles of variables that micro-batches may write and that a retry does
             not restore.
+        own: Operations that compute for the whole batch, made for what a micro-batch has.
         keys: What is looked at before the first update; None if nothing.
     """
 
@@ -138,6 +139,7 @@ class WholeBatch(Kind):
         self.fetches = self.last_pass.fetches
         self.reported = {}
         self.parts = []
+        self.own = set()
         self.keys = None
         self._share = None
         self.discard_ops = []

@@ -134,6 +134,15 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         return False
     if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
         return bool(written_by([operation]))
+    functions = functions_of(operation)
+    if functions:
+        nodes = nodes_of(functions, library)
+        return any(
+            not _is_repeatable_node(node, library)
+            and node.op not in SHOWING | DRAWS
+            and not node.op.startswith("Rng")
+            for node in nodes
+        )
     return not _is_repeatable(operation, library)
 
 

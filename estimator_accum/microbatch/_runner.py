@@ -8,6 +8,7 @@ A run that fails may have executed in part, so a run that may be retried contain
 operations that can be rolled back.
 """
 
+import re
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,6 +21,11 @@ from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch._graph import Snapshot
 from estimator_accum.microbatch._memory import is_out_of_memory
 from estimator_accum.microbatch._staging import StagedBatch, describe_example, rows_of
+
+
+# What a micro-batch says if a row is looked up in another example.
+OWN_EXAMPLE = "A row must be looked up in its own example, for its batch to be cut."
+OF_ANOTHER_EXAMPLE = re.compile(re.escape(OWN_EXAMPLE) + r"[^\]\n]*")
 
 
 class ReplicaBatch(NamedTuple):
@@ -114,6 +120,9 @@ class BatchRunner:
             try:
                 result = self._run_passes(session, rows, place)
             except Exception as error:
+                refusal = OF_ANOTHER_EXAMPLE.search(str(error))
+                if refusal:
+                    raise ValueError(refusal[0]) from error
                 is_fixed = isinstance(self._count, FixedCount)
                 if is_fixed or not is_out_of_memory(error):
                     raise

@@ -42,7 +42,7 @@ from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
 from estimator_accum.microbatch._whole import first_pass, keep, rows_of_micro_batch
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
-from estimator_accum.unedited._head import Copies, View, of_batch
+from estimator_accum.unedited._head import Border, Copies, View, of_batch
 
 _HALVES = (tf.float16, tf.bfloat16)
 # What computes the same from slices of one row and from their sum.
@@ -57,6 +57,7 @@ _SUMMING = {
 }
 _PASSING = {"Cast", "Identity", "Neg"}
 _SCALING = {"Mul", "RealDiv"}
+_OWN_GRADIENT = "_gradient_op_type"
 
 _local = threading.local()  # replicas build their graphs in threads of their own
 _lock = threading.Lock()
@@ -109,7 +110,7 @@ class Interception:
     def __init__(self, batch: WholeBatch):
         self._batch = batch
         self._graph = tf.compat.v1.get_default_graph()
-        self._sparse = []
+        self._sparse, self._detaching = [], set()
         with tf.control_dependencies(None):
             self.early = Copies(batch, first_pass(batch, False))
         self.sums, self.losses, self.derived = {}, [], []
@@ -160,6 +161,11 @@ class Interception:
         tops = [*ys, *(each for each in grad_ys or [] if each is not None)]
         tops = tf.nest.flatten(tops, expand_composites=True)
         view = self._view(tops)
+        self.early.take_losses(view, tops)
+        ys = self._detached(self.early.border(view, tops), ys)
+        tops = [*ys, *(each for each in grad_ys or [] if each is not None)]
+        tops = tf.nest.flatten(tops, expand_composites=True)
+        view = View(self._batch, tops)
         whole = self.early.take_losses(view, tops)
         border = self.early.border(view, tops)
         frontier = [each for each in border.frontier if _is_trainable(each)] + whole
@@ -184,12 +190,31 @@ class Interception:
             rows, _ = zip(*pairs, strict=True)
             gradients = compute(list(rows), xs, arriving, [])
             known = [g for g in gradients if g is not None]
+            _check_own_gradients(self._batch, view, list(rows), arriving, known)
             self.derived.append(
                 Derived(view, list(rows), arriving, known, is_simple=not whole)
             )
         else:
             gradients = [None] * len(xs)
         return self._sum(view, xs, gradients, direct, made, after)
+
+    def _detached(self, border: Border, ys: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Puts an Identity behind each tensor with rows; returns `ys` behind it.
+
+        Gradients can be stopped at operations only, not at one of several results, and
+        not at the call of a function.
+        """
+        names = {}
+        for tensor in border.frontier:
+            if _is_trainable(tensor) and tensor.op not in self._detaching:
+                with self._graph.colocate_with(tensor.op):
+                    names[tensor.name] = tf.identity(tensor, "rows")
+                self._detaching.add(names[tensor.name].op)
+        for operation in border.operations:
+            for i, tensor in enumerate(operation.inputs):
+                if tensor.name in names:
+                    operation._update_input(i, names[tensor.name])
+        return [names.get(y.name, y) for y in ys]
 
     def _view(self, tops: list[tf.Tensor]) -> View:
         """Returns what is known of the graph.
@@ -507,10 +532,13 @@ def _patch() -> None:
             )
         ys = [tf.convert_to_tensor(y) for y in tf.nest.flatten(target)]
         xs = tf.nest.flatten(sources)
+        _check_watches_itself(tape)
         watched = {id(variable) for variable in tape.watched_variables()}
         not_recorded = _not_recorded(tape, ys)
         tape_gradient(tape, target, [])  # ends it, or refuses a second call
-        given = output_gradients and tf.nest.flatten(output_gradients)
+        given = None
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
 
         def compute_of_tape(ys, xs, grad_ys, stops):
             return compute(ys, xs, grad_ys, [*stops, *not_recorded])
@@ -524,15 +552,21 @@ def _patch() -> None:
                 found[i] = tf.zeros_like(x)
         return tf.nest.pack_sequence_as(sources, found)
 
-    _OWN["push"], _OWN["pop"] = push, pop = (
+    _OWN["push"], _OWN["pop"], _OWN["reset"] = push, pop, reset = (
         backprop.GradientTape._push_tape,
         backprop.GradientTape._pop_tape,
+        backprop.GradientTape.reset,
     )
 
     @functools.wraps(push)
     def push_tape(tape):
         push(tape)
         _recorded(tape).append([_version(), None])
+
+    @functools.wraps(reset)
+    def reset_tape(tape):
+        reset(tape)
+        del _recorded(tape)[:-1]
 
     @functools.wraps(pop)
     def pop_tape(tape):
@@ -543,6 +577,7 @@ def _patch() -> None:
     backprop.GradientTape.gradient = gradient
     backprop.GradientTape._push_tape = push_tape
     backprop.GradientTape._pop_tape = pop_tape
+    backprop.GradientTape.reset = reset_tape
 
 
 def _restore() -> None:
@@ -550,12 +585,50 @@ def _restore() -> None:
     backprop.GradientTape.gradient = _OWN["tape"]
     backprop.GradientTape._push_tape = _OWN["push"]
     backprop.GradientTape._pop_tape = _OWN["pop"]
+    backprop.GradientTape.reset = _OWN["reset"]
 
 
 def _version() -> int:
     """Returns the number of the last operation of the graph."""
     operations = tf.compat.v1.get_default_graph().get_operations()
     return operations[-1]._id if operations else -1
+
+
+def _check_watches_itself(tape: tf.GradientTape) -> None:
+    """Raises ValueError if uses of a variable may not count, for it was watched late."""
+    if not tape._watch_accessed_variables:
+        raise ValueError(
+            "A tf.GradientTape must watch variables by itself, for its gradients to be "
+            "those of the whole batch. Received: watch_accessed_variables=False, for "
+            f"the gradient of {tape!r}. Leave it out, or train without micro-batches."
+        )
+
+
+def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> None:
+    """Raises ValueError if a tf.custom_gradient combines the examples.
+
+    The gradient of what has rows is sums of rows, unless somebody wrote another one.
+    """
+    own = [
+        operation
+        for operation in data_ancestors([tensor.op for tensor in rows])
+        if operation.node_def.attr[_OWN_GRADIENT].s.startswith(b"CustomGradient")
+    ]
+    parts = tf.nest.flatten(gradients, expand_composites=True)
+    if not own or not parts:
+        return
+    scopes = [f"/{operation.name}_grad/" for operation in own]
+    states = {a.ref(): view.state(r) for r, a in zip(rows, arriving, strict=True)}
+    analysis = View(batch, parts, states).analysis
+    for operation in data_ancestors([part.op for part in parts]):
+        kinds = {analysis.state(tensor).kind for tensor in operation.inputs}
+        is_own = any(scope in f"/{operation.name}" for scope in scopes)
+        if is_own and {"mixed", "rows"} <= kinds:
+            raise ValueError(
+                "A tf.custom_gradient must be computed for each example by itself. "
+                f"Received: {operation.name} of type {operation.type}, which combines "
+                "examples. Train without micro-batches."
+            )
 
 
 def _recorded(tape: tf.GradientTape) -> list[list]:

@@ -36,16 +36,17 @@ class View:
     Args:
         batch: The batch.
         targets: Tensors to look at, with all that they are computed from.
+        states: Further tensors' states, by reference.
 
     Attributes:
         of_batch: The operations that are computed from the micro-batch.
     """
 
-    def __init__(self, batch: WholeBatch, targets: list[tf.Tensor]):
+    def __init__(self, batch: WholeBatch, targets: list[tf.Tensor], states=()):
         self._parts = {part.sliced.ref(): part for part in batch.parts}
         rows = [part.sliced for part in batch.parts if part.has_rows]
         mixed = [part.sliced for part in batch.parts if not part.has_rows]
-        self.analysis = Analysis(rows, mixed)
+        self.analysis = Analysis(rows, mixed, states)
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}
@@ -105,7 +106,7 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     found = {tensor.op for tensor in waiting}
     while waiting:
         for operation in waiting.pop().consumers():
-            if operation not in found:
+            if operation not in found and operation not in batch.own:
                 found.add(operation)
                 waiting += operation.outputs
     return found
@@ -216,6 +217,13 @@ class Copies:
             targets: Tensors of the micro-batch.
             made: Operations that were derived from others, and are copied.
         """
+        graph = tf.compat.v1.get_default_graph()
+        before = set(graph.get_operations())
+        found = self._make(view, targets, made)
+        self._batch.own |= set(graph.get_operations()) - before
+        return found
+
+    def _make(self, view: View, targets: list[tf.Tensor], made) -> list[tf.Tensor]:
         self.take_losses(view, targets)
         border = Border(view, targets, made, self._found)
         axes = [view.state(tensor).axis for tensor in border.frontier]

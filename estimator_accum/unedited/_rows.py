@@ -90,6 +90,7 @@ class Analysis:
     Args:
         parts: Tensors that have one row for each example along their first axis.
         mixed: Other tensors of the micro-batch.
+        states: States of further tensors, by reference.
 
     Attributes:
         guards: Rows that are looked up by number.
@@ -98,9 +99,14 @@ class Analysis:
         origins: The operations that mix examples, in the order of the graph.
     """
 
-    def __init__(self, parts: Iterable[tf.Tensor], mixed: Iterable[tf.Tensor] = ()):
+    def __init__(
+        self,
+        parts: Iterable[tf.Tensor],
+        mixed: Iterable[tf.Tensor] = (),
+        states: dict | tuple = (),
+    ):
         self.guards, self.bounds, self.origins = [], [], []
-        self._states, self._values, self._dims = {}, {}, {}
+        self._states, self._values, self._dims = dict(states), {}, {}
         self._seen, self._known = set(), set()
         for part in parts:
             self._states[part.ref()] = State("rows", 0)

@@ -141,15 +141,25 @@ def _elementwise(analysis, tensors: list, states: list[State], output) -> State:
     place, each = _aligned(analysis, tensors, states)
     rank = max(analysis.rank(tensor) for tensor in tensors)
     found = State("rows", rank - place, each)
-    dims = [None] * rank
-    for tensor, state in zip(tensors, states, strict=True):
-        if state.kind in ("rows", "fixed") and tensor.shape.rank == rank:
-            for axis, size in enumerate(analysis.dims(tensor)):
-                # One of two sizes may be 1, which only numbers tell.
-                if size != ONE:
-                    dims[axis] = size if dims[axis] in (None, size) else None
-    analysis.set_dims(output, found, dims)
+    analysis.set_dims(output, found, _broadcast_dims(analysis, tensors, rank))
     return found
+
+
+def _broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:
+    """Returns the shape of tensors that are broadcast, where it is known.
+
+    Of two lengths that are not known one may be 1.
+    """
+    dims = []
+    for axis in range(rank):
+        found = set()
+        for tensor in tensors:
+            own = axis - rank + analysis.rank(tensor)
+            if own >= 0:
+                found.add(analysis.dims(tensor)[own])
+        found = found - {ONE} or {ONE}
+        dims.append(found.pop() if len(found) == 1 else None)
+    return dims
 
 
 _UNARY = [
@@ -233,7 +243,7 @@ _UNARY = [
     "StaticRegexReplace",
     "StaticRegexFullMatch",
 ]
-_STRUCTURAL = "Identity StopGradient PlaceholderWithDefault EnsureShape DebugIdentityV2"
+_STRUCTURAL = "Identity StopGradient PlaceholderWithDefault DebugIdentityV2"
 _BINARY = [
     "AddN",
     "ApproximateEqual",
@@ -312,6 +322,14 @@ def _passing(analysis, operation, states):
             operation.outputs[0], state, analysis.dims(operation.inputs[0])
         )
     return state
+
+
+@rule("EnsureShape")
+def _ensure_shape(analysis, operation, states):
+    shape = tf.TensorShape(operation.get_attr("shape"))
+    if shape.rank is not None and shape[states[0].axis] is not None:
+        raise Mixed("it wants a number of examples")
+    return _passing(analysis, operation, states)
 
 
 @rule("IdentityN")
@@ -596,9 +614,13 @@ def _matrix_product(analysis, operation, states):
             _check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
     state = State("rows", max(ranks) - place, each)
     dims = [None] * max(ranks)
-    for i, (tensor, rank) in enumerate(zip(operation.inputs, ranks, strict=True)):
-        if rank == max(ranks) and states[i].kind == "rows":
-            dims[:-2] = analysis.dims(tensor)[:-2]
+    for axis in range(max(ranks) - 2):
+        found = {
+            analysis.dims(tensor)[axis - max(ranks) + rank]
+            for tensor, rank in zip(operation.inputs, ranks, strict=True)
+            if axis - max(ranks) + rank >= 0
+        }
+        dims[axis] = found.pop() if len(found) == 1 else None
     analysis.set_dims(operation.outputs[0], state, dims)
     return state
 
@@ -749,7 +771,7 @@ def _with_places(states: list[State], is_last: bool) -> State:
     if all(state.distance is None for state in states):
         return first
     are_values = all(state.distance is None for state in others)
-    if not (is_last and first.distance is not None and are_values):
+    if not (is_last and first.is_number and are_values):
         raise Mixed(_PLACE)
     return first._replace(is_number=False)
 
@@ -1025,8 +1047,8 @@ def _tile(analysis, operation, states):
         raise Mixed(_SIZE)
     (place,) = places
     own = place if is_tile else place - len(value) + rank
-    if own >= 0:
-        _check_length_1(analysis.dims(tensor)[own])
+    if own >= 0 and analysis.dims(tensor)[own] != ONE:
+        raise Mixed(_FIXED_BESIDE)
     found = State("rows", place, value[place] // N)
     dims = list(value)
     if is_tile:
@@ -1081,9 +1103,7 @@ def _gather(analysis, operation, states):
 
 def _from_own(analysis, operation, state: State, table: State) -> State:
     """Returns the state of rows that are looked up by the number of their example."""
-    if state.distance != table.each and not (
-        state.distance.symbols or table.each.symbols
-    ):
+    if state.distance != table.each:
         raise Mixed("rows are chosen by values")
     if not state.is_number:
         tensor, places = operation.inputs[:2]

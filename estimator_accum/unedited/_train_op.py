@@ -28,6 +28,7 @@ from estimator_accum.microbatch._repeatable import (
     draw_once_per_batch,
     make_repeatable,
 )
+from estimator_accum.microbatch._runner import OWN_EXAMPLE
 from estimator_accum.microbatch._whole import first_pass, keep
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
 from estimator_accum.unedited._gradients import Interception, intercepting
@@ -36,7 +37,6 @@ from estimator_accum.unedited._keys import Keys
 from estimator_accum.unedited._saving import report_saving
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
-_OWN = "A row must be looked up in its own example, for its batch to be cut."
 _TIMELESS = {"Const", "Placeholder", "VarHandleOp", "VariableV2"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -121,7 +121,7 @@ class _Once:
         self._sums = set(interception.sums)
         self._roots = roots
         self._fed, self._effects, self._with_sums = {}, {}, {}
-        self._forward = set()
+        self._forward, self._done = set(), set()
         self.moved = []
 
     def finish(self, losses: list[tf.Tensor]) -> None:
@@ -131,7 +131,9 @@ class _Once:
             losses: Tensors that hooks and summaries may read.
         """
         batch, early = self._batch, self._interception.early
-        self._move_out_of_forward()
+        for other in batch.earlier_passes:
+            self._done |= {each.op for each in other.done}
+        self._move_out_of_forward(losses)
         self._divide()
         losses = [tensor for tensor in losses if tensor.op in self._of_batch]
         view = View(batch, [*self._fed.values(), *losses])
@@ -146,6 +148,8 @@ class _Once:
             values = copies.make(view, tensors)
             if is_twice:
                 values = keep(batch, first_pass(batch, False), "reported", values)
+        self._handles = {handle.op for handle in batch.handles}
+        self._check_passes()
         batch.reported |= dict(zip(tensors, values, strict=True))
         batch.computed_twice += [tensor for tensor, _ in early.collected]
         batch.earlier_passes.sort(key=lambda each: not each.is_joint)
@@ -161,12 +165,29 @@ class _Once:
         roots = [*self._roots, *self.moved]
         _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
 
-    def _move_out_of_forward(self) -> None:
-        """Moves what the forward pass waits for, and what changes something, behind it."""
+    def _check_passes(self) -> None:
+        """Raises ValueError if something changes with every micro-batch."""
+        needed = ancestors([op for each in self._batch.passes for op in each.each])
+        for operation in needed:
+            if self._changes(operation):
+                raise ValueError(
+                    "What needs the micro-batch must not wait for what changes a "
+                    "variable: there are several micro-batches for one change. "
+                    f"Received: {path_to(needed, operation)}. Group it with the train "
+                    "op (tf.group) without a dependency."
+                )
+
+    def _move_out_of_forward(self, losses: list[tf.Tensor]) -> None:
+        """Moves what the forward pass waits for, and what changes something, behind it.
+
+        Args:
+            losses: Tensors that are fetched in training, with what they wait for.
+        """
         forward = ancestors(self._batch.micro_ops)
         for other in self._batch.earlier_passes:
             forward |= ancestors(other.each)
         self._forward = set(forward)
+        forward |= ancestors([tensor.op for tensor in losses])
         changes = {each for each in forward if self._changes(each)}
         if not changes:
             return
@@ -221,6 +242,8 @@ class _Once:
             if operation in seen:
                 continue
             seen.add(operation)
+            if operation in self._done:
+                continue  # it is fed, when its pass has run
             rest = [each for each in operation.control_inputs if self._stays(each)]
             if len(rest) < len(operation.control_inputs):
                 operation._remove_all_control_inputs()
@@ -299,7 +322,7 @@ def _check_places(batch: WholeBatch, views: list[View]) -> None:
                 tf.raw_ops.Assert(
                     condition=tf.reduce_all(fits),
                     data=[
-                        f"{_OWN} Received: {places.name}, which are places of others."
+                        f"{OWN_EXAMPLE} Received: {places.name}, which are places of others."
                     ],
                 )
             )

@@ -195,7 +195,7 @@ def _difference(ours, plain) -> float:
 def test_the_weights_are_those_of_the_same_code_on_the_big_batch(name, control_flow):
     batches = make_batches(UPDATES, BATCH)
     parts = [part for batch in batches for part in split(batch, K)]
-    make = OPTIMIZERS["momentum"]
+    make = OPTIMIZERS["Momentum"]
     plain = _train(make, CHANGES[name], batches)
     ours = _train(make, CHANGES[name], parts, _accumulating())
     assert ours["update_step"] == UPDATES
@@ -208,7 +208,7 @@ def test_the_weights_are_those_of_the_same_code_on_the_big_batch(name, control_f
 def test_loss_scales_by_hand_are_taken_off_the_mean():
     batches = make_batches(UPDATES, BATCH)
     parts = [part for batch in batches for part in split(batch, K)]
-    make = OPTIMIZERS["momentum"]
+    make = OPTIMIZERS["Momentum"]
     plain = _train(make, _clip_by_global_norm, batches)
     ours = _train(make, _clip_by_global_norm, parts, _accumulating(), scale=128.0)
     assert _difference(ours, plain) < 1e-12
@@ -217,8 +217,8 @@ def test_loss_scales_by_hand_are_taken_off_the_mean():
 @pytest.mark.parametrize("name", ["clip_by_global_norm", "noise"])
 def test_one_step_windows_are_the_plain_optimizer_bit_for_bit(name):
     batches = make_batches(UPDATES, BATCH)
-    plain = _train(OPTIMIZERS["adam"], CHANGES[name], batches)
-    ours = _train(OPTIMIZERS["adam"], CHANGES[name], batches, _accumulating(1))
+    plain = _train(OPTIMIZERS["Adam"], CHANGES[name], batches)
+    ours = _train(OPTIMIZERS["Adam"], CHANGES[name], batches, _accumulating(1))
     for key, value in plain.items():
         np.testing.assert_array_equal(ours[key], value, err_msg=key)
 
@@ -227,8 +227,8 @@ def test_windows_may_grow():
     batches = make_batches(3, BATCH)
     parts = [p for i, batch in enumerate(batches) for p in split(batch, i + 1)]
     steps = _accumulating(lambda updates: updates + 1)
-    plain = _train(OPTIMIZERS["momentum"], _clip_by_global_norm, batches)
-    ours = _train(OPTIMIZERS["momentum"], _clip_by_global_norm, parts, steps)
+    plain = _train(OPTIMIZERS["Momentum"], _clip_by_global_norm, batches)
+    ours = _train(OPTIMIZERS["Momentum"], _clip_by_global_norm, parts, steps)
     assert _difference(ours, plain) < 1e-12
 
 
@@ -242,9 +242,9 @@ def test_clip_norm_clips_what_is_changed():
 
     batches = make_batches(UPDATES, BATCH)
     parts = [part for batch in batches for part in split(batch, K)]
-    plain = _train(OPTIMIZERS["momentum"], and_clip, batches)
+    plain = _train(OPTIMIZERS["Momentum"], and_clip, batches)
     accumulate = _accumulating(clip_norm=0.3)
-    ours = _train(OPTIMIZERS["momentum"], CHANGES["weight_decay"], parts, accumulate)
+    ours = _train(OPTIMIZERS["Momentum"], CHANGES["weight_decay"], parts, accumulate)
     assert ours["accumulation/clipped_updates"] == UPDATES
     assert _difference(ours, plain) < 1e-12
 
@@ -501,7 +501,7 @@ def test_a_change_by_the_micro_step_clock_is_warned_of(fresh_graph, caplog):
     )
 
 
-def _by_change(change, optimizer="momentum", wrap=None):
+def _by_change(change, optimizer="Momentum", wrap=None):
     def make_train_op(loss):
         made = OPTIMIZERS[optimizer](tf.constant(0.1), None)
         made = wrap(made) if wrap else made
