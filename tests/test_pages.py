@@ -284,23 +284,9 @@ _INLINE = sorted(
         )
     }
 )
-# Programs that have left; their pages still have to say where they were measured.
-_STILL_NAMED = (
-    "scripts/benchmarks/whole_batch_loss_table.py",
-    "scripts/experiments/keras_table.py",
-)
-_MEASUREMENTS = [
-    pytest.param(
-        script,
-        flags,
-        marks=[pytest.mark.xfail(raises=ModuleNotFoundError)]
-        * (script in _STILL_NAMED),
-    )
-    for script, *flags in _INLINE
-]
 
 
-@pytest.mark.parametrize("script, flags", _MEASUREMENTS)
+@pytest.mark.parametrize("script, flags", [(each[0], each[1:]) for each in _INLINE])
 def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeypatch):
     def parse_and_stop(self, arguments=None):
         parse_args(self, arguments)

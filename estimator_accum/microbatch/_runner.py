@@ -22,7 +22,6 @@ from estimator_accum.microbatch._graph import Snapshot
 from estimator_accum.microbatch._memory import is_out_of_memory
 from estimator_accum.microbatch._staging import StagedBatch, describe_example, rows_of
 
-
 # What a micro-batch says if a row is looked up in another example.
 OWN_EXAMPLE = "A row must be looked up in its own example, for its batch to be cut."
 OF_ANOTHER_EXAMPLE = re.compile(re.escape(OWN_EXAMPLE) + r"[^\]\n]*")

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_finetune import model_fn, run_classifier
+from estimator_accum import per_example
 
 
 def limited(encode, examples: int, in_every_mode: bool = False):
@@ -34,7 +35,7 @@ def limited(encode, examples: int, in_every_mode: bool = False):
         if is_training or in_every_mode:
             zero = tf.numpy_function(check, [tf.shape(input_ids)[0]], tf.int32)
             zero.set_shape([])
-            input_ids += zero
+            input_ids = per_example(input_ids + zero)
         return encode(config, input_ids, *args, is_training=is_training, **options)
 
     return limited_encode

@@ -35,6 +35,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
     microbatch_model_fn,
+    per_example,
     recompute,
     whole_batch_loss,
 )
@@ -156,7 +157,7 @@ def _regress(kind: str, folder: str, options: dict) -> None:
             return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(labels))
         inputs = features["inputs"]
         if fits is not None:
-            inputs *= _in_memory(inputs, fits)
+            inputs = per_example(inputs * _in_memory(inputs, fits))
         predict = recompute(_predict) if "recompute" in options else _predict
         loss = tf.reduce_mean(tf.square(predict(inputs, features["ids"]) - labels))
         rate = 0.05 / (1.0 + tf.cast(get_or_create_update_step(), tf.float32))
