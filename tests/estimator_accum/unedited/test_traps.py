@@ -1,0 +1,145 @@
+"""Model_fns that a cut batch once trained with other weights, without a word.
+
+Batches of 16 examples and of one, cut in 4 and in 1.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import microbatch_model_fn
+
+v1 = tf.compat.v1
+_numbers = np.random.default_rng(0)
+_BATCHES = [
+    (_numbers.normal(size=(n, 3)), _numbers.normal(size=n)) for n in (16, 1, 16)
+]
+
+
+def _weights():
+    return v1.get_variable(
+        "weights", [3, 2], tf.float64, tf.random_normal_initializer(seed=1)
+    )
+
+
+def _predicted(x, weights):
+    return tf.reduce_sum(tf.tanh(tf.matmul(x, weights)), 1)
+
+
+def _mean(x, y, weights):
+    return tf.reduce_mean((_predicted(x, weights) - y) ** 2)
+
+
+def _counter():
+    return v1.get_variable(
+        "counter", [], tf.float64, tf.zeros_initializer(), trainable=False
+    )
+
+
+def _function_with_rows(x, y):
+    weights = _weights()
+    squares = tf.function(lambda x, y: (_predicted(x, weights) - y) ** 2)
+    return tf.reduce_mean(squares(x, y)), None
+
+
+def _one_of_several_results(x, y):
+    weights = _weights()
+    hidden, twice = tf.identity_n([tf.tanh(tf.matmul(x, weights)), weights * 2])
+    return tf.reduce_mean(hidden) ** 2 + tf.reduce_sum(twice**2) + 0 * tf.reduce_sum(
+        y
+    ), None
+
+
+def _direct_gradients(x, y):
+    """A variable of the head, beside a shape that is not known."""
+    weights, factor = _weights(), v1.get_variable("factor", initializer=np.float64(2))
+    hidden = tf.tanh(tf.matmul(x, weights))[:, : tf.cast(tf.size(y) * 0 + 2, tf.int32)]
+    mean = tf.reduce_sum(hidden) / tf.cast(tf.size(hidden), tf.float64)
+    return (factor * mean - tf.reduce_mean(y)) ** 2, None
+
+
+def _counted_before_the_loss(x, y):
+    loss = _mean(x, y, _weights())
+    with tf.control_dependencies([_counter().assign_add(1.0)]):
+        return tf.identity(loss), None
+
+
+def _averaged_before_the_loss(x, y):
+    weights, counter = _weights(), _counter()
+    loss, largest = _mean(x, y, weights), tf.reduce_max(_predicted(x, weights))
+    with tf.control_dependencies([counter.assign(0.9 * counter + 0.1 * largest)]):
+        return tf.identity(loss), None
+
+
+def _unknown_widths(x, y):
+    """One of two lengths that are not known is 1."""
+    weights, mask = _weights(), x[:, : tf.cast(tf.size(y) * 0 + 3, tf.int32)]
+    narrow = _predicted(x, weights)[:, None][:, : tf.cast(tf.size(y) * 0 + 1, tf.int32)]
+    chosen = tf.where(mask > 0, narrow, tf.zeros_like(narrow))
+    return tf.reduce_mean((chosen - y[:, None]) ** 2), None
+
+
+def _watched_by_a_tape_that_starts_anew(x, y):
+    weights = _weights()
+    with tf.GradientTape() as tape:
+        before = tf.reduce_mean(_predicted(x, weights)) ** 2
+        tape.reset()
+        loss = _mean(x, y, weights) + before
+    return loss, tape.gradient(loss, weights)
+
+
+def _slopes_of_rows(x, y):
+    weights = _weights()
+    found = _predicted(x, weights)
+    (gradient,) = tf.gradients(found, weights, grad_ys=found - y)
+    return tf.reduce_mean(found), gradient
+
+
+_TRAPS = {
+    each.__name__[1:]: each
+    for each in (
+        *(_function_with_rows, _one_of_several_results, _direct_gradients),
+        *(_counted_before_the_loss, _averaged_before_the_loss, _unknown_widths),
+        *(_watched_by_a_tape_that_starts_anew, _slopes_of_rows),
+    )
+}
+
+
+def _trained(make, cut) -> tuple[dict, list]:
+    def model_fn(features, labels, mode):
+        loss, gradient = make(features, labels)
+        sgd, step = v1.train.GradientDescentOptimizer(0.1), v1.train.get_global_step()
+        if gradient is None:
+            train_op = sgd.minimize(loss, step)
+        else:
+            pairs = [(gradient, v1.trainable_variables()[0])]
+            train_op = sgd.apply_gradients(pairs, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        sets = [tf.data.Dataset.from_tensors(batch) for batch in _BATCHES]
+        data = sets[0].concatenate(sets[1]).concatenate(sets[2])
+        batch = v1.data.make_one_shot_iterator(data).get_next()
+        spec = cut(model_fn)(*batch, mode=tf.estimator.ModeKeys.TRAIN)
+        losses = []
+        with v1.train.SingularMonitoredSession([*spec.training_hooks]) as session:
+            for _ in _BATCHES:
+                losses.append(session.run([spec.train_op, spec.loss])[1])
+            variables = {v.op.name: v for v in v1.global_variables()}
+            return session.raw_session().run(variables), losses
+
+
+@pytest.mark.usefixtures("graph_optimizer")
+@pytest.mark.parametrize("name", _TRAPS)
+def test_a_cut_batch_trains_as_the_batch_at_once(name):
+    values, losses = _trained(_TRAPS[name], lambda model_fn: model_fn)
+    for micro_batches in (4, 1):
+        ours, our_losses = _trained(
+            _TRAPS[name],
+            lambda model_fn: microbatch_model_fn(model_fn, micro_batches),  # noqa: B023
+        )
+        np.testing.assert_allclose(our_losses, losses, rtol=1e-9)
+        assert ours.keys() == values.keys()
+        for each, value in values.items():
+            np.testing.assert_allclose(ours[each], value, rtol=1e-9, atol=1e-12)
