@@ -79,7 +79,8 @@ class Keys:
         self._rows = [
             tensor
             for tensor in rows.values()
-            if not (drawing and drawing & data_ancestors([tensor.op]).keys())
+            if tensor.graph.is_fetchable(tensor)
+            and not (drawing and drawing & data_ancestors([tensor.op]).keys())
         ]
         # Numbers that cannot be fed: nothing can be compared.
         self._gradients = [] if drawing else gradients

@@ -93,7 +93,7 @@ _CHECKED = {
     "own_gradient": (
         _clipped_backwards,
         2,
-        r"^verdict: refused\. The gradient of a bat",
+        r"^verdict: refused\. A tf\.custom_gradient",
     ),
     "noise": (_noisy, 1, r"verdict: undecided, .*: random_normal/Ra"),
 }
