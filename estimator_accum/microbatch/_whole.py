@@ -47,9 +47,10 @@ def collect(
         batch: The batch.
         of: The pass.
         tensors: Tensors with as many rows for each example as for any other.
-        axes: The axis of each tensor that has the rows; None is the first.
+        axes: The axis of each tensor that has the rows; None is the first, which must
+            have one row for each example.
     """
-    slots, writes = [], []
+    slots, writes, is_one_row = [], [], axes is None
     axes = axes or [0] * len(tensors)
     with tf.device("/cpu:0"):
         for tensor, axis in zip(tensors, axes, strict=True):
@@ -59,7 +60,7 @@ def collect(
                 shape = tf.TensorShape([*dims[:axis], None, *dims[axis + 1 :]])
             slot = Slot("outputs", tensor.dtype, shape)
             slots.append(slot)
-            writes.append(_write_rows(slot, tensor, axis, batch))
+            writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             of.empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
         of.each += writes
@@ -98,11 +99,11 @@ def rows_of_micro_batch(batch: WholeBatch, whole: tf.Tensor, axis: int) -> tf.Te
 
 
 def _write_rows(
-    slot: Slot, tensor: tf.Tensor, axis: int, batch: WholeBatch
+    slot: Slot, tensor: tf.Tensor, axis: int, batch: WholeBatch, is_one_row: bool
 ) -> tf.Operation:
     """Stores a micro-batch's rows at their place in the batch."""
     shape = tf.shape(tensor, out_type=tf.int64)
-    each = shape[axis] // batch.size
+    each = tf.constant(1, tf.int64) if is_one_row else shape[axis] // batch.size
     whole = tf.concat([shape[:axis], [batch.rows * each], shape[axis + 1 :]], 0)
     begun = run_either(
         batch.is_first, lambda: [slot.write(tf.zeros(whole, tensor.dtype))], list

@@ -657,6 +657,11 @@ _NOT_OUTPUTS = [
         tf.errors.InvalidArgumentError,
         r"one row for each example, of one shape",
     ),
+    (
+        lambda towers: [*towers, tf.repeat(towers[0], 2, axis=0)],
+        tf.errors.InvalidArgumentError,
+        r"one row for each example",
+    ),
 ]
 
 
