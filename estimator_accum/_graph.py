@@ -11,16 +11,21 @@ FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 
 
 def ancestors(
-    operations: list[tf.Operation],
+    operations: Iterable[tf.Operation],
+    where: Callable[[tf.Operation], bool] = lambda operation: True,
 ) -> dict[tf.Operation, tf.Operation | None]:
-    """Maps `operations` to None, and what they need to an operation that needs it."""
-    return _walk(
-        operations,
-        lambda operation: [
-            *(tensor.op for tensor in operation.inputs),
-            *operation.control_inputs,
-        ],
-    )
+    """Maps `operations` to None, and what they need to an operation that needs it.
+
+    Args:
+        operations: Operations.
+        where: Condition on the others; the search stops at one that fails it.
+    """
+
+    def needed(operation: tf.Operation) -> list[tf.Operation]:
+        found = (*(t.op for t in operation.inputs), *operation.control_inputs)
+        return [each for each in found if where(each)]
+
+    return _walk(list(operations), needed)
 
 
 def data_ancestors(
@@ -91,7 +96,7 @@ def define(
 
     Args:
         operations: The operations to copy.
-        in_order: Those whose copies wait for what the originals wait for; the others
+        in_order: Operations whose copies wait for what the originals wait for; the others
             wait for each other only.
         first: Some of `operations`, for which the copies of `late` wait.
         late: Others.
@@ -127,8 +132,9 @@ def insert(
     """Copies operations into the default graph.
 
     Args:
-        definition: What `define` has returned.
-        inputs: What copies read, or wait for, in place of what is not copied, by name.
+        definition: Result of `define`.
+        inputs: Tensors and operations, by name, that copies read or wait for in place
+            of originals that are not copied.
         wanted: Results of copied operations, or tensors of `inputs`.
         name: Scope of the copies.
 

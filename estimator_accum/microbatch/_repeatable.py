@@ -35,8 +35,8 @@ _HARMLESS = {
     *("StatelessRandomGetAlg", "GuaranteeConst"),
 }
 _CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
-# What draws random numbers, with the names of its inputs for what takes its place.
-_DRAWS = {
+# What draws from a state of its own: what takes its place, and the names of its inputs.
+_STATELESS = {
     "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
     "RandomUniformInt": (tf.random.stateless_uniform, ["shape", "minval", "maxval"]),
     "RandomStandardNormal": (tf.random.stateless_normal, ["shape"]),
@@ -50,7 +50,7 @@ SHOWING = {
 }
 # What draws random numbers in a graph: from a state of its own, or from a seed.
 DRAWS = {
-    *_DRAWS,
+    *_STATELESS,
     *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
     *("StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessMultinomial"),
     *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
@@ -73,7 +73,10 @@ def make_repeatable(tensors: list[tf.Tensor]) -> None:
     needed = ancestors([tensor.op for tensor in tensors])
     library = library_of_functions()
     for operation in list(needed):
-        if operation.type in _DRAWS and operation._get_control_flow_context() is None:
+        if (
+            operation.type in _STATELESS
+            and operation._get_control_flow_context() is None
+        ):
             _draw_by(operation, micro_batch_seed)
         elif not _is_repeatable(operation, library):
             raise ValueError(
@@ -117,7 +120,7 @@ def draw_once_per_batch(
     """
     for operation in list(ancestors(operations)):
         is_outside = operation._get_control_flow_context() is None
-        if operation.type in _DRAWS and operation not in of_batch and is_outside:
+        if operation.type in _STATELESS and operation not in of_batch and is_outside:
             _draw_by(operation, batch_seed)
 
 
@@ -148,13 +151,13 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
 
 def is_draw(operation: tf.Operation) -> bool:
     """Returns whether `operation` draws random numbers with a state of its own."""
-    return operation.type in _DRAWS
+    return operation.type in _STATELESS
 
 
 def _draw_by(operation: tf.Operation, seed_of) -> None:
     (drawn,) = operation.outputs
     consumers = drawn.consumers()
-    draw, names = _DRAWS[operation.type]
+    draw, names = _STATELESS[operation.type]
     inputs = dict(zip(names, operation.inputs, strict=True))
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
     with tf.control_dependencies(None), tf.device(operation.device):

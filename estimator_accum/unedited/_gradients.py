@@ -57,7 +57,7 @@ _SUMMING = {
 }
 _PASSING = {"Cast", "Identity", "Neg"}
 _SCALING = {"Mul", "RealDiv"}
-_OWN_GRADIENT = "_gradient_op_type"
+OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
 
 _local = threading.local()  # replicas build their graphs in threads of their own
 _lock = threading.Lock()
@@ -101,7 +101,7 @@ class Interception:
         early: Copies that run before gradients flow, after the first pass.
         sums: Names of the variables by the operations that read their gradients' sums.
         losses: The tensors whose gradients were computed.
-        derived: What was derived, for the keys.
+        derived: Derived gradients, for the keys.
         waited_for: Operations of the micro-batch that the gradients waited for.
         clear: Operations that run after the sums are read.
         is_used: Whether a gradient with respect to a variable was computed.
@@ -139,10 +139,9 @@ class Interception:
             of_it = of_batch(self._batch)
             self._check_first_order(ys)
             fixed = [source not in of_it for source in sources]
-            given = [each for each in grad_ys or [] if each is not None]
-            tops = tf.nest.flatten([*ys, *given], expand_composites=True)
             self.is_used |= any(fixed)
-            if not any(y.op in of_it for y in tops) or not any(fixed):
+            is_of_it = any(top.op in of_it for top in _tensors(ys, grad_ys))
+            if not is_of_it or not any(fixed):
                 return compute(ys, xs, grad_ys, [])
             self.losses += ys
             after = self._dependencies(of_it)
@@ -158,13 +157,10 @@ class Interception:
 
     def _derive(self, ys, xs, grad_ys, compute: Callable, after: list) -> list:
         """Returns the gradients of the whole batch, read after `after` has run."""
-        tops = [*ys, *(each for each in grad_ys or [] if each is not None)]
-        tops = tf.nest.flatten(tops, expand_composites=True)
-        view = self._view(tops)
-        self.early.take_losses(view, tops)
-        ys = self._detached(self.early.border(view, tops), ys)
-        tops = [*ys, *(each for each in grad_ys or [] if each is not None)]
-        tops = tf.nest.flatten(tops, expand_composites=True)
+        view = self._view(_tensors(ys, grad_ys))
+        self.early.take_losses(view, _tensors(ys, grad_ys))
+        ys = self._detached(self.early.border(view, _tensors(ys, grad_ys)), ys)
+        tops = _tensors(ys, grad_ys)
         view = View(self._batch, tops)
         whole = self.early.take_losses(view, tops)
         border = self.early.border(view, tops)
@@ -177,26 +173,26 @@ class Interception:
             for tensor, gradient in zip(frontier, of_rows, strict=True)
             if gradient is not None
         ]
-        made = set(self._graph.get_operations()) - before
-        # Loops of TensorFlow 1 hand values from one to the other: they are copied once.
-        flat = tf.nest.flatten(direct, expand_composites=True)
+        rows = [tensor for tensor, _ in pairs]
         wanted = [gradient for _, gradient in pairs]
+        flat = tf.nest.flatten(direct, expand_composites=True)
         wanted += [each for each in flat if each is not None]
         if border.draws():  # once: what is reported of the loss draws the same numbers
-            wanted += [t for t, _ in pairs if not _is_loss_of_all(t)]
-        self.early.make(view, wanted, frozenset(made))
-        arriving = self._arriving(view, pairs, made)
-        if pairs:
-            rows, _ = zip(*pairs, strict=True)
-            gradients = compute(list(rows), xs, arriving, [])
+            wanted += [tensor for tensor in rows if not _is_loss_of_all(tensor)]
+        made = frozenset(self._graph.get_operations()) - before
+        # All at once: loops of TensorFlow 1 hand values from one to the other.
+        copies = iter(self.early.make(view, wanted, made))
+        arriving = self._arriving(view, rows, [next(copies) for _ in rows])
+        flat = [each if each is None else next(copies) for each in flat]
+        direct = tf.nest.pack_sequence_as(direct, flat, expand_composites=True)
+        gradients = [None] * len(xs)
+        if rows:
+            gradients = compute(rows, xs, arriving, [])
             known = [g for g in gradients if g is not None]
-            _check_own_gradients(self._batch, view, list(rows), arriving, known)
-            self.derived.append(
-                Derived(view, list(rows), arriving, known, is_simple=not whole)
-            )
-        else:
-            gradients = [None] * len(xs)
-        return self._sum(view, xs, gradients, direct, made, after)
+            _check_own_gradients(self._batch, view, rows, arriving, known)
+            is_simple = not whole
+            self.derived.append(Derived(view, rows, arriving, known, is_simple))
+        return self._sum(xs, gradients, direct, after)
 
     def _detached(self, border: Border, ys: list[tf.Tensor]) -> list[tf.Tensor]:
         """Puts an Identity behind each tensor with rows; returns `ys` behind it.
@@ -235,28 +231,30 @@ class Interception:
             operation._update_input(i, whole)
         return View(self._batch, tops)
 
-    def _arriving(self, view: View, pairs, made: set) -> list[tf.Tensor]:
-        """Returns the micro-batch's rows of what arrives at the rows of the batch."""
-        if not pairs:
-            return []
-        rows, gradients = map(list, zip(*pairs, strict=True))
-        first = first_pass(self._batch, False)
-        copies = self.early.make(view, gradients, frozenset(made))
+    def _arriving(self, view: View, rows: list, gradients: list) -> list[tf.Tensor]:
+        """Returns the micro-batch's rows of what arrives at the rows of the batch.
+
+        Args:
+            view: The graph.
+            rows: Tensors with rows, or results of whole_batch_loss.
+            gradients: Their gradients, of the whole batch.
+        """
+        kept = keep(self._batch, first_pass(self._batch, False), "arriving", gradients)
         arriving = []
-        for tensor, kept in zip(
-            rows, keep(self._batch, first, "arriving", copies), strict=True
-        ):
+        for tensor, gradient in zip(rows, kept, strict=True):
             if _is_loss_of_all(tensor):
-                arriving.append(kept * tf.cast(self._batch.share(), kept.dtype))
+                share = tf.cast(self._batch.share(), gradient.dtype)
+                arriving.append(gradient * share)
                 continue
-            part = rows_of_micro_batch(self._batch, kept, view.state(tensor).axis)
+            axis = view.state(tensor).axis
+            part = rows_of_micro_batch(self._batch, gradient, axis)
             part.set_shape(tensor.shape)
             arriving.append(part)
         return arriving
 
-    def _sum(self, view: View, xs, gradients: list, direct: list, made, after) -> list:
+    def _sum(self, xs: list, gradients: list, direct: list, after: list) -> list:
         """Returns the sums over micro-batches, with what the head derives itself."""
-        direct = self._kept(view, direct, made)
+        direct = self._kept(direct)
         gradients = [None if g is None else _wide(g) for g in gradients]
         places = [i for i, gradient in enumerate(gradients) if gradient is not None]
         sums = self._add([xs[i] for i in places], [gradients[i] for i in places], after)
@@ -267,21 +265,19 @@ class Interception:
             for i, gradient in enumerate(direct):
                 if gradient is not None:
                     found[i] = _added(found[i], self._read(xs[i], gradient))
-        dtypes = [getattr(x, "dtype", None) for x in xs]
         return [
-            total if total is None else cast(total, _dtype_of(x, dtype, total))
-            for total, x, dtype in zip(found, xs, dtypes, strict=True)
+            total if total is None else cast(total, _dtype_of(x, total))
+            for total, x in zip(found, xs, strict=True)
         ]
 
-    def _kept(self, view: View, direct: list, made: set) -> list:
-        """Returns gradients of variables that the head reads, of the whole batch."""
+    def _kept(self, direct: list) -> list:
+        """Stores gradients of variables that the head reads; returns them, for later."""
         parts = tf.nest.flatten(direct, expand_composites=True)
         known = [each for each in parts if each is not None]
-        copies = self.early.make(view, known, frozenset(made))
-        copies = keep(self._batch, first_pass(self._batch, False), "direct", copies)
-        if copies:  # with the micro-batch that is the whole batch
-            self._batch.micro_ops.append(tf.group(*copies))
-        kept = iter(copies)
+        kept = keep(self._batch, first_pass(self._batch, False), "direct", known)
+        if kept:  # with the micro-batch that is the whole batch
+            self._batch.micro_ops.append(tf.group(*kept))
+        kept = iter(kept)
         parts = [each if each is None else next(kept) for each in parts]
         return tf.nest.pack_sequence_as(direct, parts, expand_composites=True)
 
@@ -612,7 +608,7 @@ def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> 
     own = [
         operation
         for operation in data_ancestors([tensor.op for tensor in rows])
-        if operation.node_def.attr[_OWN_GRADIENT].s.startswith(b"CustomGradient")
+        if operation.node_def.attr[OWN_GRADIENT].s.startswith(b"CustomGradient")
     ]
     parts = tf.nest.flatten(gradients, expand_composites=True)
     if not own or not parts:
@@ -679,8 +675,15 @@ def _wide(gradient: Gradient) -> Gradient:
     return cast(gradient, tf.float32) if gradient.dtype in _HALVES else gradient
 
 
-def _dtype_of(x, dtype, total: Gradient) -> tf.DType:
+def _tensors(ys: list, grad_ys: list | None) -> list[tf.Tensor]:
+    """Returns all that gradients are computed from."""
+    given = [each for each in grad_ys or [] if each is not None]
+    return tf.nest.flatten([*ys, *given], expand_composites=True)
+
+
+def _dtype_of(x, total: Gradient) -> tf.DType:
     """Returns the dtype of the gradient of `x`, a tensor, variable or its handle."""
+    dtype = getattr(x, "dtype", None)
     if dtype is None or dtype == tf.resource:
         handle = getattr(x, "_handle_data", None)
         return tf.as_dtype(handle.shape_and_type[0].dtype) if handle else total.dtype

@@ -31,7 +31,7 @@ _LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}
 
 
 class View:
-    """What is known of the graph of one micro-batch, as it is now.
+    """Analysis of the graph of one micro-batch, as the graph is now.
 
     Args:
         batch: The batch.
@@ -118,13 +118,13 @@ def is_in_loop(operation: tf.Operation) -> bool:
 
 
 class Border:
-    """Where a copy begins.
+    """Boundary between copied operations and those that the copies read.
 
     Args:
         view: The graph.
         targets: Tensors to copy.
         made: Operations that were derived from others, and are copied.
-        values: What stands for tensors: they are not looked behind.
+        values: Replacements of tensors; the search stops at these tensors.
 
     Attributes:
         operations: The operations to copy.

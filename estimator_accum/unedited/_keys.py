@@ -24,13 +24,13 @@ from estimator_accum.microbatch._graph import (
 )
 from estimator_accum.microbatch._memory import is_out_of_memory
 from estimator_accum.microbatch._repeatable import DRAWS
+from estimator_accum.unedited._gradients import OWN_GRADIENT
 from estimator_accum.unedited._head import View
 
 _MOST_EXAMPLES = 8
 _GROUPS = (1, 3)  # and the rest
 # Times the spacing of numbers of a dtype. What combines examples differs by far more.
 _ROUNDING, _ROUNDING_OF_HALVES = 1000, 16
-_OWN_GRADIENT = "_gradient_op_type"
 _SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -88,7 +88,7 @@ class Keys:
         dtypes = {output.dtype for each in needed for output in each.outputs}
         precisions = [_tolerance(each) for each in dtypes if each.is_floating]
         self._tolerance = max(precisions, default=0.0)
-        has_own = any(_OWN_GRADIENT in each.node_def.attr for each in needed)
+        has_own = any(OWN_GRADIENT in each.node_def.attr for each in needed)
         self._scales = _SCALES if has_own else _SCALES[:1]
 
     def look(self, session: tf.compat.v1.Session, rows: int, feeds: dict) -> None:
@@ -229,9 +229,9 @@ def _are_joined(
 
     Args:
         together: The rows.
-        apart: Those of each group.
+        apart: The rows of each group.
         axis: The axis of the rows.
-        bound: How much rounding may differ, relative to the largest number.
+        bound: Largest difference by rounding, relative to the largest number.
     """
     if len({(*each.shape[:axis], *each.shape[axis + 1 :]) for each in apart}) > 1:
         return False

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum._graph import data_ancestors
 from estimator_accum.unedited._sizes import (
     ONE,
     N,
@@ -57,7 +58,7 @@ class Guard(NamedTuple):
     Attributes:
         places: The numbers.
         axis: Their axis of examples.
-        table: What they are looked up in; its first axis has the examples.
+        table: The tensor in which they are looked up; its first axis has the examples.
     """
 
     places: tf.Tensor
@@ -380,7 +381,6 @@ def _select(analysis, operation, states):
         )
     if any(state.kind != "rows" or state.axis for state in states):  # a vector of rows
         raise Mixed(_UNLIKE)
-
     if len({state.each for state in states}) > 1:
         raise Mixed(_UNLIKE)
     return states[1]
@@ -397,6 +397,37 @@ def _look_up(analysis, operation, states):
 
 
 # Along axes.
+
+
+def _with_axis(
+    analysis, operation, state: State, axis: int, size: Size | None
+) -> State:
+    """Returns the state of the output, which has one axis more than the first input.
+
+    Args:
+        analysis: The analysis.
+        operation: The operation.
+        state: The state of the first input.
+        axis: The new axis.
+        size: Its length; None if it is not known.
+    """
+    found = state._replace(axis=state.axis + (axis <= state.axis))
+    dims = list(analysis.dims(operation.inputs[0]))
+    dims.insert(axis, size)
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found
+
+
+def _without_axes(analysis, operation, state: State, axes: set[int]) -> State:
+    """Returns the state of the outputs, which lack axes of the first input."""
+    if state.axis in axes:
+        raise Mixed(_ALONG)
+    found = state._replace(axis=state.axis - sum(axis < state.axis for axis in axes))
+    dims = analysis.dims(operation.inputs[0])
+    known = [size for axis, size in enumerate(dims) if axis not in axes]
+    for output in operation.outputs:
+        analysis.set_dims(output, found, known)
+    return found
 
 
 def _axes(analysis, tensor: tf.Tensor, rank: int) -> set[int]:
@@ -421,26 +452,19 @@ def _reduce(analysis, operation, states):
     axes = _axes(analysis, operation.inputs[1], analysis.rank(tensor))
     if state.axis in axes:
         raise Mixed(_ALONG)
+    if not operation.get_attr("keep_dims"):
+        return _without_axes(analysis, operation, state, axes)
     dims = analysis.dims(tensor)
-    if operation.get_attr("keep_dims"):
-        known = [ONE if axis in axes else size for axis, size in enumerate(dims)]
-        found = state
-    else:
-        known = [size for axis, size in enumerate(dims) if axis not in axes]
-        found = state._replace(
-            axis=state.axis - sum(axis < state.axis for axis in axes)
-        )
-    analysis.set_dims(operation.outputs[0], found, known)
-    return found
+    known = [ONE if axis in axes else size for axis, size in enumerate(dims)]
+    analysis.set_dims(operation.outputs[0], state, known)
+    return state
 
 
 @rule("ArgMax", "ArgMin")
 def _reduce_one(analysis, operation, states):
     state, rank = _one(states), analysis.rank(operation.inputs[0])
-    (axis,) = _axes(analysis, operation.inputs[1], rank)
-    if axis == state.axis:
-        raise Mixed(_ALONG)
-    return state._replace(axis=state.axis - (axis < state.axis))
+    axes = _axes(analysis, operation.inputs[1], rank)
+    return _without_axes(analysis, operation, state, axes)
 
 
 def _keep_dims(analysis, operation, state: State, changed: set[int] | None) -> None:
@@ -734,11 +758,7 @@ def _transpose(analysis, operation, states):
 def _expand(analysis, operation, states):
     state, rank = states[0], analysis.rank(operation.inputs[0])
     (axis,) = _axes(analysis, operation.inputs[1], rank + 1)
-    found = state._replace(axis=state.axis + (axis <= state.axis))
-    dims = list(analysis.dims(operation.inputs[0]))
-    dims.insert(axis, ONE)
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    return _with_axis(analysis, operation, state, axis, ONE)
 
 
 @rule("Squeeze")
@@ -747,13 +767,7 @@ def _squeeze(analysis, operation, states):
     axes = {axis % rank for axis in operation.get_attr("squeeze_dims")}
     if not axes:
         raise Mixed("it drops every axis of length 1, the examples' too")
-    if state.axis in axes:
-        raise Mixed(_ALONG)
-    found = state._replace(axis=state.axis - sum(axis < state.axis for axis in axes))
-    dims = analysis.dims(operation.inputs[0])
-    known = [size for axis, size in enumerate(dims) if axis not in axes]
-    analysis.set_dims(operation.outputs[0], found, known)
-    return found
+    return _without_axes(analysis, operation, state, axes)
 
 
 def _all_alike(states: list[State]) -> State:
@@ -792,28 +806,17 @@ def _concat(analysis, operation, states):
 
 @rule("Pack")
 def _pack(analysis, operation, states):
-    state, rank = _all_alike(states), analysis.rank(operation.inputs[0])
+    _all_alike(states)
+    rank = analysis.rank(operation.inputs[0])
     axis = operation.get_attr("axis") % (rank + 1)
-    found = _with_places(states, axis == rank)
-    found = found._replace(axis=state.axis + (axis <= state.axis))
-    dims = list(analysis.dims(operation.inputs[0]))
-    dims.insert(axis, Size(len(states)))
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    state = _with_places(states, axis == rank)
+    return _with_axis(analysis, operation, state, axis, Size(len(states)))
 
 
 @rule("Unpack")
 def _unpack(analysis, operation, states):
-    state = _one(states)
     axis = operation.get_attr("axis") % analysis.rank(operation.inputs[0])
-    if axis == state.axis:
-        raise Mixed("it takes examples apart")
-    found = state._replace(axis=state.axis - (axis < state.axis))
-    dims = list(analysis.dims(operation.inputs[0]))
-    del dims[axis]
-    for output in operation.outputs:
-        analysis.set_dims(output, found, dims)
-    return found
+    return _without_axes(analysis, operation, _one(states), {axis})
 
 
 @rule("Split", "SplitV")
@@ -844,11 +847,7 @@ def _one_hot(analysis, operation, states):
     state, rank = _one(states), analysis.rank(operation.inputs[0])
     axis = operation.get_attr("axis")
     axis = rank if axis == -1 else axis
-    found = state._replace(axis=state.axis + (axis <= state.axis))
-    dims = list(analysis.dims(operation.inputs[0]))
-    dims.insert(axis, None)
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    return _with_axis(analysis, operation, state, axis, None)
 
 
 @rule("StridedSlice")
@@ -987,16 +986,8 @@ def _random(analysis, operation, states):
 
 def _is_of_micro_batch(operation: tf.Operation) -> bool:
     """Returns whether a seed is another one for each micro-batch or run."""
-    seen, waiting = set(), [tensor.op for tensor in operation.inputs[1:]]
-    while waiting:
-        each = waiting.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        if each.type == "Placeholder" or each.type.startswith("Rng"):
-            return True
-        waiting += [tensor.op for tensor in each.inputs]
-    return False
+    seeds = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+    return any(e.type == "Placeholder" or e.type.startswith("Rng") for e in seeds)
 
 
 @rule("RngReadAndSkip")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._graph import ancestors, data_ancestors
+from estimator_accum._graph import ancestors, data_ancestors, descendants
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._graph import (
     library_of_functions,
@@ -31,10 +31,10 @@ from estimator_accum.microbatch._repeatable import (
 from estimator_accum.microbatch._runner import OWN_EXAMPLE
 from estimator_accum.microbatch._whole import first_pass, keep
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
+from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._gradients import Interception, intercepting
 from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._keys import Keys
-from estimator_accum.unedited._saving import report_saving
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
 _TIMELESS = {"Const", "Placeholder", "VarHandleOp", "VariableV2"}
@@ -159,7 +159,7 @@ class _Once:
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
         batch.keys = Keys(batch, derived, copies.collected, view)
-        report_saving(view, losses)
+        report_activations(view, losses)
         self._report_summaries()
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
@@ -274,9 +274,10 @@ class _Once:
     def _has_effect(self, operation: tf.Operation) -> bool:
         """Returns whether something changes if an operation of the batch runs."""
         if operation not in self._effects:
-            needed = _ancestors_in(operation, self._of_batch) - self._forward
+            needed = ancestors([operation], self._of_batch.__contains__)
             self._effects[operation] = any(
-                each.type in SHOWING or self._changes(each) for each in needed
+                each.type in SHOWING or self._changes(each)
+                for each in needed.keys() - self._forward
             )
         return self._effects[operation]
 
@@ -328,18 +329,6 @@ def _check_places(batch: WholeBatch, views: list[View]) -> None:
             )
 
 
-def _ancestors_in(operation: tf.Operation, within: set) -> set[tf.Operation]:
-    """Returns `operation` and what it needs, as far as that is in `within`."""
-    found, waiting = {operation}, [operation]
-    while waiting:
-        each = waiting.pop()
-        for other in (*(t.op for t in each.inputs), *each.control_inputs):
-            if other not in found and other in within:
-                found.add(other)
-                waiting.append(other)
-    return found
-
-
 def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:
     """Returns the scalars between rows and losses, which summaries may show."""
     found = [output for op in border.operations for output in op.outputs]
@@ -387,20 +376,15 @@ def _update_last(cut: _Cut) -> None:
 
 
 def _order(cuts: list[_Cut]) -> None:
-    sums = [read for cut in cuts for read in cut.sums]
-    after, waiting = set(sums), list(sums)
-    while waiting:
-        operation = waiting.pop()
-        users = [user for out in operation.outputs for user in out.consumers()]
-        for user in (*users, *operation._control_outputs):
-            if user not in after:
-                after.add(user)
-                waiting.append(user)
+    sums = {read for cut in cuts for read in cut.sums}
+    after = descendants([tensor for read in sums for tensor in read.outputs])
     fed = {tensor.op for cut in cuts for tensor in cut.fed}
+    roots = [root for cut in cuts for root in cut.roots]
     before = [
         operation
-        for operation in _reachable([root for cut in cuts for root in cut.roots], fed)
+        for operation in ancestors(roots, lambda each: each not in fed)
         if operation not in after
+        and operation not in sums
         and operation.type not in _TIMELESS
         and operation._get_control_flow_context() is None
     ]
@@ -408,16 +392,3 @@ def _order(cuts: list[_Cut]) -> None:
         done = tf.group(*before, name="before_update")
     for operation in sums:
         operation._add_control_inputs([done])
-
-
-def _reachable(roots: list[tf.Operation], fed: set[tf.Operation]) -> list[tf.Operation]:
-    """Returns what runs with `roots` if the outputs of `fed` are fed."""
-    found, waiting = dict.fromkeys(roots), list(roots)
-    while waiting:
-        operation = waiting.pop()
-        needed = [*(each.op for each in operation.inputs), *operation.control_inputs]
-        for other in needed:
-            if other not in found and other not in fed:
-                found[other] = None
-                waiting.append(other)
-    return list(found)

@@ -1,4 +1,4 @@
-"""What cutting saves: how much of a model is computed on the whole batch at once."""
+"""Share of a model's activations that is computed on the whole batch at once."""
 
 import logging
 
@@ -15,7 +15,7 @@ _READS = {"ReadVariableOp", "ResourceGather", "VariableV2", "ResourceGatherNd"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def report_saving(view: View, losses: list[tf.Tensor]) -> None:
+def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     """Warns if much of the model is computed on the whole batch at once.
 
     Args:
