@@ -84,7 +84,7 @@ def find_change(
     """Returns what code does to gradients that it computed; None if nothing.
 
     Args:
-        gradients: What `apply_gradients` gets.
+        gradients: Gradients that `apply_gradients` gets.
         variables: Their variables.
 
     Raises:
@@ -232,17 +232,17 @@ class Change:
     """Operations that one replica's code puts between two lists of gradients.
 
     Args:
-        changed: What `apply_gradients` gets.
+        changed: Gradients that `apply_gradients` gets.
         variables: Their variables.
-        known: What is accumulated, by names of its tensors.
-        computed: The same by the name of its first tensor, in order.
+        known: Accumulated gradients, by names of their tensors.
+        computed: The same gradients by the name of their first tensor, in order.
         later: Operations that compute from these, or wait for them.
 
     Attributes:
         gradients: The gradients that are accumulated.
         read: The variables for which they were computed.
         variables: The variables that the optimizer gets.
-        with_norm: Those of the gradients that are sparse and have the norm of all slices
+        with_norm: The gradients that are sparse and have the norm of all slices
             taken.
         operations: The operations that are copied.
         waits: Operations for which they wait and that run with every micro-step.

@@ -181,7 +181,7 @@ def close_window(
         apply: Applies the replicas' gradients, which are already reduced; returns an
             observed value, a float32 scalar.
         gradients: The replicas' gradients and scalars, if nothing is accumulated.
-        change: What the replicas' code does to gradients; None if nothing.
+        change: The replicas' code that changes gradients; None if it changes nothing.
 
     Returns:
         (the window's results, the value from `apply`: NaN if it was not called). Both

@@ -237,7 +237,7 @@ def _needed(
     Args:
         operations: Operations that are wanted.
         inside: Operations to stay in.
-        with_order: Those of `inside` of which control inputs are needed too.
+        with_order: Operations of `inside` of which control inputs are needed too.
     """
     needed, given, waiting = set(), [], list(operations)
     while waiting:

@@ -35,8 +35,7 @@ class Computed(NamedTuple):
         scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
             micro-batch is the whole window and so its own mean.
         is_weighted: Whether `gradients` are already those of scale * loss.
-        change: What code does to the gradients before the optimizer gets them; None if
-            nothing.
+        change: Code between these gradients and the optimizer; None if there is none.
     """
 
     gradients: list[Gradient]

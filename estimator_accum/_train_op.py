@@ -213,7 +213,7 @@ def _finish(strategy, state: State, gradients, counted, mean_loss, steps, change
         counted: Per replica, 1 if the window counts its micro-batch, else 0.
         mean_loss: The replicas' mean losses of the window so far.
         steps: K [micro-steps per update].
-        change: What the replicas' code does to gradients; None if nothing.
+        change: The replicas' code that changes gradients; None if it changes nothing.
     """
     steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
     counted = flatten(strategy, counted)

@@ -72,7 +72,7 @@ class Pass:
             this one by itself, which it can with the whole batch as one micro-batch.
         is_joint: Whether `after` reads other replicas' results; it then runs on
             replicas without examples too, and the next pass cannot do its work.
-        exchange: What replicas of several processes do before `after`; else None.
+        exchange: Exchange of rows among processes before `after`; None within a process.
     """
 
     each: list[tf.Operation] = dataclasses.field(default_factory=list)
@@ -116,7 +116,7 @@ class WholeBatch(Kind):
         handles: Handles of variables that micro-batches may write and that a retry does
             not restore.
         own: Operations that compute for the whole batch, made for what a micro-batch has.
-        keys: What is looked at before the first update; None if nothing.
+        keys: Check before the first update; None if there is nothing to check.
     """
 
     def __init__(self, reduction: str, is_auto: bool = False):

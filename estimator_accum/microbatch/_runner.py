@@ -278,7 +278,7 @@ class BatchRunner:
             session: The session.
             i: Index of the micro-batch.
             passes: The pass, one for each replica.
-            wanted: What each replica fetches.
+            wanted: Fetches of each replica.
             cut: Examples, examples of a micro-batch, and its begins, of each replica.
             done: Feeds that tell which passes have run.
             fetched: What each replica has fetched so far; is added to.

@@ -369,7 +369,7 @@ def _check_loss_fn(
 
     Args:
         created: Operations of loss_fn that the loss needs.
-        registered: Those that its updates need, which would run with each micro-batch.
+        registered: Operations that its updates need, which would run with each micro-batch.
         is_joint: Whether all replicas compute the loss.
     """
     received = [variable.name for variable in written_by([*created, *registered])]

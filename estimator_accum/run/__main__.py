@@ -64,7 +64,7 @@ def add_script(name: str, description: str) -> OneSentenceParser:
 
     Args:
         name: Name of the command.
-        description: What it does.
+        description: Description of the command.
     """
     parser = OneSentenceParser(
         description,

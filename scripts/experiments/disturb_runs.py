@@ -66,7 +66,7 @@ _BERT = BertConfig(
 
 
 class _Program(NamedTuple):
-    """What trains: arguments of Python, and whether it starts other processes."""
+    """A training program: Python arguments, and whether it starts more processes."""
 
     arguments: list[str]
     has_tasks: bool = False

@@ -67,8 +67,8 @@ class Project(NamedTuple):
     """A public script.
 
     Attributes:
-        script: Where it is developed, and what of it trains.
-        package: What to fetch from PyPI.
+        script: Its repository, and the part of it that trains.
+        package: Name and version of the package on PyPI.
         sha256: Checksum of the package.
         optimizer: Its optimizer.
         left_out: Elements whose gradient is zero, by patterns of weights' names.

@@ -1,4 +1,4 @@
-"""What code does to gradients before apply_gradients is done to the window's mean.
+"""Code between gradients and apply_gradients runs on the mean of the window.
 
 The oracle is the plain optimizer, and the same code, on the big batch.
 """
@@ -464,7 +464,7 @@ def test_sums_and_constant_multiples_are_accumulated_as_they_are(fresh_graph):
 
 @pytest.mark.parametrize("ids_dtype", [tf.int32, tf.int64])
 def test_what_tf_gradients_adds_up_is_its_own(ids_dtype, control_flow, fresh_graph):
-    """Of a table that is looked up twice, and one that is a weight too; of a loop."""
+    """Sums over a table looked up twice, one that is a weight too, and a loop."""
     x = v1.placeholder(tf.float32, [None, 2])
     ids = tf.cast(x[:, 0], tf.int64), tf.cast(x[:, 1], ids_dtype)
     tables = [v1.get_variable(n, initializer=np.ones([3, 2], "f")) for n in "ab"]

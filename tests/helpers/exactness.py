@@ -32,7 +32,7 @@ class Refused(ValueError):
 
 
 class Trained(NamedTuple):
-    """What a training did.
+    """Values, losses and names of one training.
 
     Attributes:
         start: First values of all variables by name.

@@ -53,7 +53,7 @@ def make_dataset(names, drop_remainder: bool = False) -> tf.data.Dataset:
     """Returns batches of ({name: feature}, y), again and again.
 
     Args:
-        names: Of `FEATURES` and `COMPOSED`.
+        names: Keys of `FEATURES` or entries of `COMPOSED`.
         drop_remainder: Whether every batch has `BATCH` examples, statically.
     """
     parts = {name: FEATURES[name] for name in names if name in FEATURES}

@@ -1,4 +1,4 @@
-"""What combines examples where it is hard to see is exact in micro-batches, or refused."""
+"""Hidden combinations of examples are exact in micro-batches, or refused."""
 
 import pytest
 

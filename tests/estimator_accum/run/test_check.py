@@ -54,7 +54,7 @@ def _dropped(hidden, labels):
 
 
 def _clipped_backwards(hidden, labels):
-    """What tf.custom_gradient combines, no look at the forward pass can see."""
+    """Combines examples in a tf.custom_gradient, unseen in the forward pass."""
 
     @tf.custom_gradient
     def identity(x):

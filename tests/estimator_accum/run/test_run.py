@@ -386,7 +386,7 @@ def test_a_script_without_an_estimator_is_not_said_to_be_cut_or_checked(name, tm
 
 @pytest.mark.usefixtures("fresh_graph", "_loggers_as_before")
 class TestWritesBesideTheUpdate:
-    """What else a call of session.run writes, would be written K times per update."""
+    """Writes in the call of session.run that trains: K per update, if allowed."""
 
     @pytest.fixture(autouse=True)
     def _train_op(self, fresh_graph, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is declared, drawn, looked up and refused where a batch is cut."""
+"""Declarations, random numbers, look-ups and refusals where a batch is cut."""
 
 import numpy as np
 import pytest
