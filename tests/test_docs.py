@@ -11,7 +11,7 @@ import estimator_accum
 from bert_finetune import run_classifier
 from distributed import launch_local
 from estimator_accum import get_or_create_update_step
-from tests.helpers import documents, legacy_runs
+from tests.helpers.processes import documents, legacy_runs
 
 _CODE = [
     code

@@ -15,13 +15,20 @@ from bert_finetune.settings import Settings
 from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.cluster import Cluster
 from estimator_accum.runs.watchdog import ProgressHook
-from tests.helpers import running, tiny_bert
-from tests.helpers.other_machine import limited
-from tests.helpers.tiny_bert import copy_at_step, flags_of, metrics, run, variables
+from tests.helpers.models import tiny_bert
+from tests.helpers.models.tiny_bert import (
+    copy_at_step,
+    flags_of,
+    metrics,
+    run,
+    variables,
+)
+from tests.helpers.processes import running
+from tests.helpers.processes.other_machine import limited
 
 pytestmark = pytest.mark.slow
 
-_MACHINE = running.HELPERS / "other_machine.py"
+_MACHINE = running.PROGRAMS / "other_machine.py"
 _PLAN = "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
 _OTHER_TASKS = {"strategy": "multi_worker", "watchdog_secs": 10**6}  # never on a clock
 

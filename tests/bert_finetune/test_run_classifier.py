@@ -12,15 +12,20 @@ from absl.testing import flagsaver
 from bert_finetune import run_classifier
 from estimator_accum.runs.lock import locked
 from estimator_accum.runs.progress import read_progress
-from tests.helpers import running
-from tests.helpers.tiny_bert import all_variables, command_line, metrics, write_bert
+from tests.helpers.models.tiny_bert import (
+    all_variables,
+    command_line,
+    metrics,
+    write_bert,
+)
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("_loggers_as_before")
 
 _SCRIPT = pathlib.Path(run_classifier.__file__)
 _STEPS, _OLD_STEPS = "gradient_accumulation_steps", "gradient_accumulation_multiplier"
 _AUTO = {"micro_batch_size": "auto"}
-_MACHINE = running.HELPERS / "other_machine.py"
+_MACHINE = running.PROGRAMS / "other_machine.py"
 
 
 @pytest.fixture

@@ -8,8 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from tests.helpers import running, tiny_bert
-from tests.helpers.tiny_bert import copy_at_step, flags_of, metrics, run, variables
+from tests.helpers.models import tiny_bert
+from tests.helpers.models.tiny_bert import (
+    copy_at_step,
+    flags_of,
+    metrics,
+    run,
+    variables,
+)
+from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 

@@ -2,12 +2,17 @@
 
 import pytest
 
-from tests.helpers import running
-from tests.helpers.short_run import FLAGS, assert_same_weights, examples_seen, values
+from tests.helpers.models.short_run import (
+    FLAGS,
+    assert_same_weights,
+    examples_seen,
+    values,
+)
+from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-_PROGRAM = running.HELPERS / "short_of_memory.py"
+_PROGRAM = running.PROGRAMS / "short_of_memory.py"
 
 
 def test_memory_decides_and_the_evaluator_has_the_last_word(tmp_path, one_worker):

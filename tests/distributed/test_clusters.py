@@ -8,12 +8,17 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.helpers import running
-from tests.helpers.short_run import FLAGS, assert_same_weights, examples_seen, values
+from tests.helpers.models.short_run import (
+    FLAGS,
+    assert_same_weights,
+    examples_seen,
+    values,
+)
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.slow
 
-_PROGRAM = running.HELPERS / "short_of_memory.py"
+_PROGRAM = running.PROGRAMS / "short_of_memory.py"
 _SIZES = "effective batch 203 = at most 51 examples x 2 micro-steps x 2 replicas"
 
 

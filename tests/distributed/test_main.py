@@ -9,7 +9,8 @@ import tensorflow as tf
 from distributed import jobs
 from estimator_accum.reports import _display
 from estimator_accum.runs.watchdog import LostTaskError
-from tests.helpers import running, short_run
+from tests.helpers.models import short_run
+from tests.helpers.processes import running
 
 
 def _refused(run_main, *flags) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from housing_example import demo_data, input_pipeline, main, model_fn
 from housing_example.settings import Settings
-from tests.helpers import running
+from tests.helpers.processes import running
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,11 @@ from matplotlib import image
 
 from estimator_accum.reports import _display
 from housing_example import main
-from tests.helpers import programs, running
-from tests.helpers.short_run import values
+from tests.helpers.models.short_run import values
+from tests.helpers.processes import programs, running
 
 _SCRIPT = pathlib.Path(main.__file__)
-_PROGRAM = running.HELPERS / "housing_program.py"
+_PROGRAM = running.PROGRAMS / "housing_program.py"
 
 
 def _flags(csv, folder) -> dict:

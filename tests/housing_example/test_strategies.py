@@ -15,11 +15,11 @@ import tensorflow as tf
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.watchdog import ProgressHook
 from housing_example import demo_data, input_pipeline, jobs
-from tests.helpers import running
+from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-_PROGRAM = running.HELPERS / "housing_program.py"
+_PROGRAM = running.PROGRAMS / "housing_program.py"
 _UPDATES = 6
 _FLAGS = {"effective_batch_size": 13, "train_updates": _UPDATES}
 _FLAGS |= {"watchdog_secs": 1_000_000}  # never on a clock

@@ -9,8 +9,14 @@ import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import accumulate
-from tests.helpers import running
-from tests.helpers.keras_kinds import Kind, dense_data, difference, fit, sparse_data
+from tests.helpers.models.keras_kinds import (
+    Kind,
+    dense_data,
+    difference,
+    fit,
+    sparse_data,
+)
+from tests.helpers.processes import running
 
 _FORMATS = ["model.keras", "model.h5", "only.weights.h5", "checkpoint"]
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, microbatch_model_fn
-from tests.helpers.microbatch_runs import plain
+from tests.helpers.models.microbatch_runs import plain
 
 v1 = tf.compat.v1
 _Pair = collections.namedtuple("_Pair", ["left", "right"])

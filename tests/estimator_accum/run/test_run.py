@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from estimator_accum.run import __main__ as command
 from estimator_accum.run._estimators import cut_batches
-from tests.helpers import legacy_runs
-from tests.helpers.interception import relative_difference
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.interception import relative_difference
+from tests.helpers.models.microbatch_runs import (
     INPUT,
     make_model_fn,
     plain,
@@ -19,6 +18,7 @@ from tests.helpers.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
+from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
 

@@ -16,7 +16,7 @@ import pytest
 import tqdm
 
 from estimator_accum.runs import launch as launcher
-from tests.helpers import running
+from tests.helpers.processes import running
 
 # Each start of each task is a line in the file `starts`.
 _TASK = f"""
