@@ -181,19 +181,6 @@ def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
 
 
 @pytest.mark.once
-def test_a_folder_of_before_effective_batches_were_written_is_accepted(
-    trained, trained_settings, tmp_path
-):
-    folder = copy_at_step(trained, tmp_path / "output", 5)
-    path = folder / "run_settings.json"
-    values = json.loads(path.read_text())
-    for field in ("effective_batch_size", "replicas"):
-        del values[field]
-    path.write_text(json.dumps(values))
-    jobs.prepare(dataclasses.replace(trained_settings, output_dir=str(folder)))
-
-
-@pytest.mark.once
 def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
     _assert_close(mirrored, whole)
 
