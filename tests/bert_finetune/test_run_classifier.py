@@ -90,11 +90,11 @@ def _refused(flags, capsys) -> str:
         ({"tokens_per_micro_batch": 8}, "Received: 8, for examples of up to 13 tokens"),
         (
             {"tokens_per_micro_batch": 99, "pad_to_max_length": "true"},
-            "must alone say how an update is cut. Received: --pad_to_max_length too. L",
+            "cannot be combined with --pad_to_max_length. Received: both flags. L",
         ),
         (
             {"tokens_per_micro_batch": 99, **_AUTO, "effective_batch_size": 32},
-            "say how an update is cut. Received: --micro_batch_size=auto too. Leave one",
+            "cannot be combined with --micro_batch_size=auto. Received: both flags.",
         ),
         ({"strategy": "ps"}, "`--strategy` must be "),
         ({"watchdog_secs": 0}, "`--watchdog_secs` must be an integer >= 1. Received"),
@@ -229,7 +229,7 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
     killed = running.run(_MACHINE, f"dies_after={dies_after}", *_arguments(flags))
     assert killed.returncode == -9
     _main(*_arguments(flags))
-    assert f"going on after micro-step {saved}" in capsys.readouterr().err
+    assert f"resuming after micro-step {saved}" in capsys.readouterr().err
     folders = trained_settings.output_dir, flags["output_dir"]
     expected, ours = map(all_variables, folders)
     assert expected["global_step"] == 13 and expected["update_step"] == 7

@@ -63,7 +63,7 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_wor
     with running.cluster(lives, **options) as tasks:
         chief, worker = (task.wait() for task in tasks)
     assert chief.returncode == worker.returncode == 0
-    assert "going on after update 3" in chief.output
+    assert "resuming after update 3" in chief.output
     _assert_same(folder, two_workers)
 
 

@@ -210,7 +210,7 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
         killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
     assert killed.returncode == 9
     again = run_main(flags)
-    assert "going on after update 4" in again.stderr
+    assert "resuming after update 4" in again.stderr
     assert again.stdout.splitlines()[:-1] == done.stdout.splitlines()[:-1]
     for name in ("with_accumulation", "without_accumulation"):
         expected = values(whole["output_dir"] / name)

@@ -86,8 +86,11 @@ def test_memory_or_devices_move_no_weight(csv, killed, whole, run_main, limited_
     with limited_memory(3):
         done = run_main(flags | {"micro_batch_size": "auto"})
     assert done.returncode == 0
-    assert "13 examples in as many micro-batches as memory asks for x 1" in done.stderr
-    assert "going on after update 4" in done.stderr
+    assert (
+        "13 examples with the number of micro-batches chosen by memory x 1"
+        in done.stderr
+    )
+    assert "resuming after update 4" in done.stderr
     assert "micro-batches 2 -> 4: out of memory at update 5" in done.stderr
     assert "as memory allows (13)" in done.stdout and "without" not in done.output
     folder = killed / "with_accumulation"
