@@ -1,6 +1,6 @@
 """Real clusters on this machine: the same weights as one worker, and a lost task.
 
-For tasks that are killed and restarted see tests/scripts/test_kill_tasks.py.
+For tasks that are killed and restarted see tests/scripts/test_disturb_runs.py.
 """
 
 import pathlib
