@@ -28,7 +28,7 @@ v1 = tf.compat.v1
 K, UPDATES, BATCH = 3, 8, 6
 
 
-@pytest.mark.parametrize("name", ["adam", "momentum", "ftrl"])
+@pytest.mark.parametrize("name", ["Adam", "Momentum", "Ftrl"])
 def test_minimize_is_make_accumulating_train_op_bit_for_bit(name):
     batches = make_batches(UPDATES, BATCH)
 
@@ -55,7 +55,7 @@ def test_gradients_that_the_caller_computed_are_accumulated_likewise():
         return optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     ours = train(apply, [part for b in batches for part in split(b, K)])
-    plain = train_plain(OPTIMIZERS["gradient_descent"], batches)
+    plain = train_plain(OPTIMIZERS["GradientDescent"], batches)
     assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
     assert "global_step" not in ours  # not requested
 
@@ -82,7 +82,7 @@ def test_a_weight_may_be_a_callable():
 
     uneven = [type(batch)(*(f[part] for f in batch)) for part in ([0], range(1, 6))]
     ours = train(minimize, uneven)
-    plain = train_plain(OPTIMIZERS["gradient_descent"], [batch])
+    plain = train_plain(OPTIMIZERS["GradientDescent"], [batch])
     assert relative_difference(ours, plain, ["dense", "embedding"]) < 1e-6
 
 
