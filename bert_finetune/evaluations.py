@@ -81,7 +81,7 @@ class Evaluations:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the last rows are too many without a better one."""
+        """True if the metric has not improved for `patience` evaluations."""
         if self._patience is None or not self._rows:
             return False
         return len(self._rows) - 1 - self._best_index >= self._patience

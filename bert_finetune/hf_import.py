@@ -46,7 +46,7 @@ class ImportSummary(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about the checkpoint, for whoever fine-tunes it; may be empty."""
+        """Sentences about the checkpoint, for its user; may be empty."""
         sentences = []
         if self.is_pooler_new:
             sentences.append(

@@ -233,14 +233,14 @@ def _parser() -> argparse.ArgumentParser:
         type=_memory,
         required=True,
         metavar="SIZE",
-        help="of one replica, such as 11GB, 16GiB or 900MB",
+        help="memory of one replica's device, such as 11GB, 16GiB or 900MB",
     )
     parser.add_argument(
         "--link_speed",
         type=_speed,
         default="10Gbit/s",
         metavar="SPEED",
-        help="of the slowest link, such as 10Gbit/s or 1.2GB/s (default: %(default)s)",
+        help="speed of the slowest link, such as 10Gbit/s or 1.2GB/s (default: %(default)s)",
     )
     parser.add_argument(
         "--num_replicas",
@@ -253,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
         "--recompute",
         choices=_WAYS,
         default="auto",
-        help="activations of layers are recomputed, or where it pays "
+        help="recomputation of activations; auto: where it saves time or memory "
         "(default: %(default)s)",
     )
     return parser

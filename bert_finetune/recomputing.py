@@ -1,4 +1,4 @@
-"""Whether the encoder's layers are recomputed in the backward pass.
+"""Decides whether the encoder's layers are recomputed in the backward pass.
 
 none      never
 layers    always

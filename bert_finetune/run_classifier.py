@@ -47,9 +47,9 @@ flags.DEFINE_string("bert_config_file", None, "bert_config.json: the architectur
 flags.DEFINE_string("output_dir", None, "Folder for checkpoints and results.")
 
 ## What to do
-flags.DEFINE_bool("do_train", False, "Whether to train.")
-flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the dev set.")
-flags.DEFINE_bool("do_predict", False, "Whether to predict the test set.")
+flags.DEFINE_bool("do_train", False, "Train on the training set.")
+flags.DEFINE_bool("do_eval", False, "Evaluate on the dev set.")
+flags.DEFINE_bool("do_predict", False, "Predict the test set.")
 
 
 class _ExportParser(flags.BooleanParser):
@@ -65,7 +65,7 @@ flags.DEFINE_flag(
         None,
         "do_export",
         False,
-        f"Whether to export a SavedModel; {HUGGING_FACE}: a folder for Hugging Face's "
+        f"Export a SavedModel; {HUGGING_FACE}: a folder for Hugging Face's "
         "transformers instead.",
         boolean=True,
     )
@@ -83,7 +83,7 @@ flags.DEFINE_enum(
     "tanh, as google-research/bert computes what its files call gelu.",
 )
 flags.DEFINE_bool(
-    "do_lower_case", True, "Whether text is lower-cased: true for uncased models."
+    "do_lower_case", True, "Lower-case the text: true for uncased models."
 )
 flags.DEFINE_integer(
     "max_seq_length", 128, "Longest input [tokens]; longer ones are cut."
@@ -91,11 +91,11 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "pad_to_max_length",
     False,
-    "Whether every example is padded to --max_seq_length, and shapes never change. False: "
-    "examples of like length are padded together, to the longest of them, and layers "
-    "leave padding out where they can; the results are the same.",
+    "Pad every example to --max_seq_length, for shapes that never change. False: pad "
+    "examples of like length together, to the longest one, and leave padding out of "
+    "layers where possible; the results are the same.",
 )
-flags.DEFINE_bool("dropout", True, "Whether training uses BERT's dropout.")
+flags.DEFINE_bool("dropout", True, "Use BERT's dropout in training.")
 
 ## Training
 flags.DEFINE_integer(
@@ -114,14 +114,14 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "effective_batch_size",
     None,
-    "Examples of one update, over all micro-steps and replicas, however many there "
-    "are. None: train_batch_size x gradient_accumulation_steps x replicas.",
+    "Examples of one update, over all micro-steps and replicas of any number. "
+    "None: train_batch_size x gradient_accumulation_steps x replicas.",
 )
 flags.DEFINE_integer(
     "tokens_per_micro_batch",
     None,
-    "Most tokens of a micro-batch, padding included: an update is cut into as few "
-    "micro-batches of one replica as that allows, instead of by --train_batch_size.",
+    "Most tokens of a micro-batch, padding included. A replica's share of an update is "
+    "cut into as few micro-batches as possible; --train_batch_size does not cut it.",
 )
 flags.DEFINE_integer(
     "gradient_accumulation_steps",
@@ -149,7 +149,9 @@ flags.DEFINE_integer(
     "updates (not with --tokens_per_micro_batch); with --micro_batch_size=auto updates.",
 )
 flags.DEFINE_integer(
-    "seed", 0, "Of the order of the examples, dropout, the classifier."
+    "seed",
+    0,
+    "Random seed of the examples' order, dropout and the classifier's first weights.",
 )
 
 ## Several devices
@@ -157,24 +159,24 @@ flags.DEFINE_enum(
     "strategy",
     "none",
     STRATEGIES,
-    "Who trains: one device; a replica on each GPU of this machine; or the tasks of a "
-    "TF_CONFIG cluster or a Slurm step, each started with the same flags.",
+    "Devices that train. none: one; mirrored: each GPU of this machine; multi_worker: "
+    "the tasks of a TF_CONFIG cluster or a Slurm step, each started with the same flags.",
 )
 flags.DEFINE_integer(
     "watchdog_secs",
     300,
     "Seconds without a micro-step after which a task of a cluster ends itself, with "
-    "exit code 75. Tasks that have lost another one would wait for ever.",
+    "exit code 75. Without this end, a task that has lost another one waits for ever.",
 )
 
 flags.DEFINE_enum(
     "recompute",
     NONE,
     RECOMPUTE,
-    "layers: activations are recomputed in the backward pass, part by part: "
-    "less memory, more time, the same weights. none: they are kept. auto: with "
-    "--micro_batch_size=auto as memory and time ask for; else if the planner says that a "
-    "micro-batch would not fit.",
+    "Recomputation of activations in the backward pass: less memory, more time, the same "
+    "weights. none: keep the activations; layers: recompute each layer part by part; "
+    "auto: with --micro_batch_size=auto where memory runs out or time is saved, else "
+    "where a micro-batch would not fit by the planner.",
 )
 
 ## Evaluation and prediction
@@ -187,8 +189,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "early_stopping",
     None,
-    "Evaluations in a row without a better one after which training stops. None: it "
-    "does not stop early.",
+    "Evaluations in a row without a better metric after which training stops. None: "
+    "training does not stop early.",
 )
 flags.DEFINE_integer("eval_batch_size", 8, "Examples per evaluation batch.")
 flags.DEFINE_integer("predict_batch_size", 8, "Examples per prediction batch.")

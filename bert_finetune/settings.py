@@ -155,6 +155,6 @@ def _check_cut_by_tokens(settings: Settings) -> None:
     for flag, is_given in others.items():
         if is_given:
             raise ValueError(
-                "`--tokens_per_micro_batch` must alone say how an update is cut. "
-                f"Received: {flag} too. Leave one of them out."
+                f"`--tokens_per_micro_batch` cannot be combined with {flag}. "
+                "Received: both flags. Leave one out."
             )

@@ -107,7 +107,7 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
         _logger.info("%s is trained already", settings.output_dir)
         return False
     if progress.global_step:
-        _logger.info("going on after micro-step %s", f"{progress.global_step:,}")
+        _logger.info("resuming after micro-step %s", f"{progress.global_step:,}")
     elif not settings.init_checkpoint and run.cluster.is_chief:
         _logger.info("no --init_checkpoint: training starts from random weights")
     strategy = make_strategy(settings.strategy, run.cluster)

@@ -34,15 +34,15 @@ _integer(
 _string(
     "micro_batch_size",
     None,
-    "Examples of one forward and backward pass of one worker; what the effective batch "
-    "leaves to each if not given. auto: as many as its memory holds; a batch for which "
-    "there is too little is run again in smaller ones.",
+    "Examples of one forward and backward pass of one worker; by default each worker's "
+    "share of the effective batch / gradient_accumulation_steps. auto: as many as the "
+    "worker's memory holds; a batch that does not fit is retried in smaller ones.",
 )
 _integer(
     "gradient_accumulation_steps",
     None,
-    "Micro-batches of each worker that make one update; as many as --micro_batch_size "
-    "takes if not given, 1 without it.",
+    "Micro-batches of each worker that make one update; by default each worker's share "
+    "of the effective batch / micro_batch_size, or 1 without a --micro_batch_size.",
 )
 flags.DEFINE_alias(
     "gradient_accumulation_multiplier",
@@ -52,10 +52,14 @@ flags.DEFINE_alias(
 
 ## Training
 _integer("train_updates", 200, "Optimizer updates.")
-_float("learning_rate", 0.1, "Of gradient descent.")
-_integer("hidden_units", 64, "Of the layer that holds most of the parameters.")
-_bool("shuffle", True, "Whether each epoch has an order of its own, not the files'.")
-_integer("seed", 0, "Of the order of the examples and of the first weights.")
+_float("learning_rate", 0.1, "Learning rate of gradient descent.")
+_integer(
+    "hidden_units",
+    64,
+    "Number of units of the hidden layer, which holds most of the parameters.",
+)
+_bool("shuffle", True, "Shuffle the examples in each epoch; false: the files' order.")
+_integer("seed", 0, "Random seed of the examples' order and the first weights.")
 _integer(
     "save_checkpoints_updates",
     50,
@@ -65,15 +69,15 @@ _integer(
     "watchdog_secs",
     300,
     "Seconds without a micro-step after which a task ends itself, with exit code 75. "
-    "Tasks that have lost another one would wait for ever.",
+    "Without this end, a task that has lost another one waits for ever.",
 )
 _bool(
     "log_examples",
     False,
-    "Whether each worker appends the numbers of the examples that a micro-step uses to "
-    "the file examples-<rank>.log in --output_dir.",
+    "Append the numbers of each micro-step's examples to examples-<rank>.log in "
+    "--output_dir, on each worker.",
 )
-_integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
+_integer("verbosity", -1, "Level of log lines; 0 and more show TensorFlow's own.")
 define_config_flags(FLAGS)
 
 

@@ -110,7 +110,7 @@ def train(job: Job, watchdog: Watchdog) -> None:
         _logger.info("%s is trained already", model_dir)
         return
     if first_update and not job.cluster.is_evaluator:
-        _logger.info("going on after update %s", f"{first_update:,}")
+        _logger.info("resuming after update %s", f"{first_update:,}")
     updates_left = settings.train_updates - first_update
     # Estimator and strategy read TF_CONFIG, not an argument.
     enter(job.cluster)

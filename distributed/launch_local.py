@@ -30,7 +30,7 @@ flags.DEFINE_integer("workers", 2, "Tasks that train.", flag_values=FLAGS)
 flags.DEFINE_bool(
     "evaluator",
     False,
-    "Whether a task evaluates each checkpoint while the others train.",
+    "Add a task that evaluates each checkpoint while the others train.",
     flag_values=FLAGS,
 )
 flags.DEFINE_integer(

@@ -10,9 +10,10 @@ enable_estimator()  # for TensorFlow 2.16 and later; does nothing on 2.15
 
 
 def model_fn(features, labels, mode, params):
-    same_start = tf.keras.initializers.GlorotUniform(seed=0)
-    hidden = tf.keras.layers.Dense(16, "relu", True, same_start)(features)
-    predictions = tf.keras.layers.Dense(1, None, True, same_start)(hidden)
+    start = tf.keras.initializers.GlorotUniform(seed=0)
+    dense = tf.keras.layers.Dense
+    hidden = dense(16, activation="relu", kernel_initializer=start)(features)
+    predictions = dense(1, kernel_initializer=start)(hidden)
     loss = tf.reduce_mean((predictions - labels) ** 2)
     train_op = make_accumulating_train_op(  # was: optimizer.minimize(loss, ...)
         loss,

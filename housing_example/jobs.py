@@ -166,7 +166,7 @@ def train_and_test(
         watchdog: Watchdog that is told of progress in a cluster.
     """
     train(job, model_dir, batches, watchdog)
-    watchdog.stop()  # what follows needs no other task
+    watchdog.stop()  # the evaluation below needs no other task
     enter(Cluster())
     estimator = _make_estimator(job, model_dir, batches)
     test_input_fn = _test_input_fn(model_dir)
@@ -200,7 +200,7 @@ def train(
         _logger.info("%s is trained already", model_dir)
         return
     if update:
-        _logger.info("going on after update %s", f"{update:,}")
+        _logger.info("resuming after update %s", f"{update:,}")
     strategy, replicas, hooks = None, range(1), []
     enter(Cluster())  # hides from Estimator a TF_CONFIG that lists only this task
     if batches.num_replicas > 1:

@@ -74,8 +74,9 @@ flags.DEFINE_alias(
 _string(
     "strategy",
     "none",
-    "none: one device; mirrored: all of this machine; multi_worker: all tasks of the "
-    "cluster that TF_CONFIG or Slurm describes. What it is compared with trains on one.",
+    "Devices that train. none: one; mirrored: all of this machine; multi_worker: all "
+    "tasks of the cluster that TF_CONFIG or Slurm describes. The run without "
+    "accumulation, for the comparison, trains on one device.",
 )
 _integer("train_updates", 500, "Optimizer updates.")
 _float(
@@ -84,15 +85,15 @@ _float(
 _float(
     "clip_norm", 0.0, "Largest global norm of an update's gradient; 0 does not clip."
 )
-_bool("shuffle", True, "Whether each epoch has an order of its own, not the file's.")
-_integer("seed", 0, "Of the order of the examples and of the first weights.")
+_bool("shuffle", True, "Shuffle the examples in each epoch; false: the file's order.")
+_integer("seed", 0, "Random seed of the examples' order and the first weights.")
 _integer(
     "watchdog_secs",
     300,
     "Seconds without a micro-step after which a task of a cluster ends itself, with "
-    "exit code 75: it would wait for ever for one that is lost.",
+    "exit code 75. Without this end, a task that has lost another one waits for ever.",
 )
-_integer("verbosity", -1, "0 and more: TensorFlow's own log lines too.")
+_integer("verbosity", -1, "Level of log lines; 0 and more show TensorFlow's own.")
 define_config_flags(FLAGS)
 
 

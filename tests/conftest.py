@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.helpers import programs, running
+from tests.helpers.processes import programs, running
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported

@@ -7,7 +7,7 @@ import pytest
 
 import estimator_accum
 from estimator_accum import __main__ as command
-from tests.helpers import running
+from tests.helpers.processes import running
 
 _MODULES = {
     "train": "bert_finetune/run_classifier.py",

@@ -11,7 +11,7 @@ import estimator_accum
 from bert_finetune import run_classifier
 from distributed import launch_local
 from estimator_accum import get_or_create_update_step
-from tests.helpers import documents, legacy_runs
+from tests.helpers.processes import documents, legacy_runs
 
 _CODE = [
     code
@@ -124,6 +124,19 @@ def test_the_lines_for_an_estimator_train_like_the_big_batch(words, make, name):
     ours = train(code, 4)
     np.testing.assert_allclose(ours, train(_without_accumulation(code), 16), rtol=1e-5)
     assert np.all(ours != 0)
+
+
+def test_the_readmes_diff_is_a_train_op_and_its_hooks():
+    (diff,) = documents.blocks(documents.README, "diff")
+    added = [line[1:].strip() for line in diff.splitlines() if line.startswith("+")]
+    with tf.Graph().as_default():
+        loss = tf.square(tf.compat.v1.get_variable("w", initializer=1.0))
+        optimizer = tf.compat.v1.train.AdamOptimizer()
+        names = {n: getattr(estimator_accum, n) for n in estimator_accum.__all__}
+        names |= {"loss": loss, "optimizer": optimizer}
+        exec("\n".join(added), names)  # noqa: S102, as above
+        spec = {"train_op": names["train_op"], "training_hooks": names["hooks"]}
+        tf.estimator.EstimatorSpec("train", loss=loss, **spec)
 
 
 def test_the_migrated_script_has_two_more_lines():

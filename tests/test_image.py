@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from estimator_accum.__main__ import main as command
-from tests.helpers import documents, pages, running
-from tests.helpers.running import ROOT
+from tests.helpers.processes import documents, pages, running
+from tests.helpers.processes.running import ROOT
 
 pytestmark = pytest.mark.once
 _LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()

@@ -9,8 +9,8 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.helpers import programs
-from tests.helpers.running import DEADLINE_SECS, ROOT
+from tests.helpers.processes import programs
+from tests.helpers.processes.running import DEADLINE_SECS, ROOT
 
 pytestmark = pytest.mark.once
 _PATH = ROOT / "examples" / "bert_in_little_memory.ipynb"

@@ -13,8 +13,8 @@ import tqdm
 
 import estimator_accum
 from estimator_accum import reports
-from tests.helpers import running
-from tests.helpers.pages import write_wheel
+from tests.helpers.processes import running
+from tests.helpers.processes.pages import write_wheel
 
 _NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo", "site")
 
@@ -83,7 +83,7 @@ def test_the_wheel_trains_from_another_folder(installed, tmp_path):
 
 @pytest.mark.once
 def test_a_file_that_uses_every_public_name_is_typed(installed, tmp_path):
-    file = running.HELPERS / "every_public_name.py"
+    file = running.ROOT / "tests/helpers/oracles/every_public_name.py"
     names = [*estimator_accum.__all__, *reports.__all__]
     assert all(name in file.read_text() for name in names)
     options = [

@@ -21,10 +21,11 @@ import estimator_accum
 from distributed import digits
 from estimator_accum import __main__ as command
 from housing_example import demo_data
-from tests.helpers import documents, pages, tiny_bert
-from tests.helpers.hugging_face_folder import write_folder
-from tests.helpers.local_server import make_zip
-from tests.helpers.running import ROOT
+from tests.helpers.models import tiny_bert
+from tests.helpers.models.hugging_face_folder import write_folder
+from tests.helpers.processes import documents, pages
+from tests.helpers.processes.local_server import make_zip
+from tests.helpers.processes.running import ROOT
 
 _MNIST = [
     f"{part}-{kind}-ubyte.gz"
@@ -33,13 +34,13 @@ _MNIST = [
 ]
 _ONE_WORKER = "--workers=1 --train_updates=2"
 _SHORTER = {
-    "scripts/quickstart_demo.py": "tests/helpers/short_demo.py {}",
-    "estimator-accum fetch glue": "tests/helpers/made_up_archives.py glue {} "
+    "scripts/quickstart_demo.py": "tests/helpers/processes/short_demo.py {}",
+    "estimator-accum fetch glue": "tests/helpers/processes/made_up_archives.py glue {} "
     "--archive corpus.zip",
     "estimator-accum fetch bert": ".venv/bin/estimator-accum fetch bert {} "
     "--archive model.zip",
     "estimator-accum train": ".venv/bin/estimator-accum train {} --num_train_epochs=1",
-    "scripts/fetch_mnist.py": "tests/helpers/made_up_archives.py mnist {} --archive "
+    "scripts/fetch_mnist.py": "tests/helpers/processes/made_up_archives.py mnist {} --archive "
     + " ".join(f"archives/{name}" for name in _MNIST),
     "-m housing_example.main": "-m housing_example.main {} --train_updates=2 "
     "--gradient_accumulation_steps=1",  # trains once
@@ -52,7 +53,7 @@ _SHORTER = {
     "scripts/experiments/compare_batches.py": "scripts/experiments/"
     "compare_batches.py {} --updates=2",
 }
-_NOT_CODE = ("yaml", "text", "console", "{ .python }")  # a snippet of a file
+_NOT_CODE = ("yaml", "text", "console", "diff", "{ .python }")  # a snippet of a file
 _NOT_RUN = {
     "./scripts/test": "it runs this test",
     "./scripts/quickstart": "the session of first_five_minutes runs it",

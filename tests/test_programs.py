@@ -11,7 +11,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tests.helpers import programs, running
+from tests.helpers.processes import programs, running
 
 _FACTS = """
 import atexit, json, logging, os, signal, sys, threading, warnings

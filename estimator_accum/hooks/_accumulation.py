@@ -123,7 +123,7 @@ def make_accumulation_hooks(
     if total_updates is not None and total_updates < 1:
         raise ValueError(
             "`total_updates` must be an integer >= 1 or None. "
-            f"Received: {total_updates}. Pass None where nobody knows."
+            f"Received: {total_updates}. Pass None if the total is unknown."
         )
 
     def make_reports(name: str | None) -> list[Report]:

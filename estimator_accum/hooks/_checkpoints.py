@@ -79,7 +79,7 @@ class SaveWatch:
 
     @property
     def has_saved(self) -> bool:
-        """Whether anything was saved."""
+        """True once anything was saved."""
         return bool(self._latest)
 
     def has_saved_at(self, global_step: int) -> bool:

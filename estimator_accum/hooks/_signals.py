@@ -40,7 +40,7 @@ class _Watch:
 
     @property
     def is_started(self) -> bool:
-        """Whether the handlers are installed."""
+        """True while the handlers are installed."""
         return self._before is not None
 
     def start(self) -> None:
@@ -191,7 +191,7 @@ class SignalStop:
 
     @property
     def is_asked(self) -> bool:
-        """Whether this process has received a signal."""
+        """True once this process has received a signal."""
         return _watch.received is not None
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class Batches:
 
     @property
     def is_even(self) -> bool:
-        """Whether all shares have the same number of examples."""
+        """True if all shares have the same number of examples."""
         return self.effective_batch_size % self._num_shares == 0
 
     @property
@@ -66,7 +66,7 @@ class Batches:
     def __str__(self) -> str:
         how = f" x {self.gradient_accumulation_steps} micro-steps"
         if self.is_auto:
-            how = " in as many micro-batches as memory asks for"
+            how = " with the number of micro-batches chosen by memory"
         return (
             f"effective batch {self.effective_batch_size} = "
             f"{'' if self.is_even else 'at most '}{self.largest_share} examples{how}"

@@ -39,7 +39,7 @@ def define_config_flags(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "print_config",
         False,
-        "Whether to print the flags as such a file, and do nothing else.",
+        "Print the flags as a file for --config, and do nothing else.",
         flag_values=flag_values,
     )
 

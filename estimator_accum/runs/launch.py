@@ -280,10 +280,10 @@ def _keep_running(launch: Launch) -> int:
             restarts = 0 if latest != checkpoint else restarts
             checkpoint = latest
             if restarts == launch.max_restarts:
-                _say(f"gives up: {restarts} restarts without a new checkpoint")
+                _say(f"stopping: {restarts} restarts without a new checkpoint")
                 return _EXIT_GAVE_UP
             restarts += 1
-            _say(f"starts all tasks again, from {checkpoint or 'the beginning'}")
+            _say(f"restarting all tasks from {checkpoint or 'the beginning'}")
     finally:
         progress.bar.close()
 
@@ -336,13 +336,14 @@ def _watch(tasks: list[_Task], launch: Launch, progress: _Progress) -> int:
             if codes == [0] * len(tasks):
                 return 0
             if progress.has_stopped(launch.watchdog_secs + _GRACE_SECS):
-                _say("sees no progress, though all tasks are there")
+                secs = launch.watchdog_secs + _GRACE_SECS
+                _say(f"no progress for {secs} s, though all tasks run")
                 return _EXIT_GAVE_UP
 
 
 def _let_end(tasks: list[_Task], secs: float) -> None:
     """Tells the tasks to save after their next update and end, and waits for them."""
-    _say("lets all tasks save after their next update; a second signal ends them")
+    _say("letting all tasks save after their next update; a second signal ends them")
     until = time.monotonic() + secs
     for task in tasks:
         task.process.terminate()

@@ -13,7 +13,7 @@ def check_positive(settings: Any, fields: Iterable[str]) -> None:
 
     Args:
         settings: An object whose fields are flags of the same names.
-        fields: Names of fields; None and `AUTO` are values that nobody has to check.
+        fields: Names of fields; None and `AUTO` are values that are always valid.
     """
     for field in fields:
         value = getattr(settings, field)

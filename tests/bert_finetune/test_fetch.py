@@ -13,8 +13,8 @@ from bert_finetune import download, fetch_bert, fetch_glue, receiving
 from bert_finetune.tasks import TASKS, get_task, read_examples
 from estimator_accum.runs.command_line import FetchError
 from scripts import fetch_mnist
-from tests.helpers import running
-from tests.helpers.local_server import (
+from tests.helpers.processes import running
+from tests.helpers.processes.local_server import (
     LocalServer,
     content_of,
     forget_checksums,

@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from huggingface_hub.utils import reset_sessions
 
 from bert_finetune import fetch_bert
-from tests.helpers.hugging_face_folder import random_tensors, write_folder
-from tests.helpers.local_server import LocalServer, content_of, make_zip
+from tests.helpers.models.hugging_face_folder import random_tensors, write_folder
+from tests.helpers.processes.local_server import LocalServer, content_of, make_zip
 
 _MODEL = {"bert_config.json": "{}", "vocab.txt": "[PAD]\n"}
 _MODEL |= {f"bert_model.ckpt.{end}": end for end in ("index", "data-00000-of-00001")}

@@ -13,8 +13,13 @@ import tensorflow as tf
 from bert_finetune import hf_import, import_hf_checkpoint
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
-from tests.helpers import hugging_face_folder, running
-from tests.helpers.hugging_face_folder import CONFIG, random_tensors, write_folder
+from tests.helpers.models import hugging_face_folder
+from tests.helpers.models.hugging_face_folder import (
+    CONFIG,
+    random_tensors,
+    write_folder,
+)
+from tests.helpers.processes import running
 
 _CHECKPOINT = ["bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
 _MADE = ["bert_config.json", *_CHECKPOINT, "vocab.txt"]

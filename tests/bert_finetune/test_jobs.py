@@ -15,8 +15,14 @@ from bert_finetune import evaluations, jobs, model_fn, recomputing, training
 from estimator_accum import recompute
 from estimator_accum.runs.folder import make_run_folder
 from estimator_accum.runs.progress import read_progress
-from tests.helpers import tiny_bert
-from tests.helpers.tiny_bert import all_variables, metrics, results, run, variables
+from tests.helpers.models import tiny_bert
+from tests.helpers.models.tiny_bert import (
+    all_variables,
+    metrics,
+    results,
+    run,
+    variables,
+)
 
 
 @pytest.fixture(scope="module")

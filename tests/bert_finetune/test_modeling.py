@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_finetune.modeling import classifier_logits, encode
 from estimator_accum import make_accumulating_train_op, recompute
-from tests.helpers import tiny_bert
+from tests.helpers.models import tiny_bert
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 _SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from bert_finetune import optimization
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
-from tests.helpers import numpy_reference
+from tests.helpers.oracles import numpy_reference
 
 v1 = tf.compat.v1
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_finetune import modeling
-from tests.helpers import original_bert
+from tests.helpers.models import original_bert
 
 v1 = tf.compat.v1
 _SIZES = {"vocab_size": 100, "hidden_size": 128, "intermediate_size": 512}

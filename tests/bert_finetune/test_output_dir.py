@@ -14,7 +14,7 @@ from bert_finetune import jobs
 from bert_finetune.output_dir import check_output_dir
 from bert_finetune.settings import Settings
 from estimator_accum.runs.progress import latest_checkpoint
-from tests.helpers.tiny_bert import copy_at_step
+from tests.helpers.models.tiny_bert import copy_at_step
 
 
 @pytest.fixture

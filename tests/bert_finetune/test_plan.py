@@ -17,7 +17,8 @@ from bert_finetune.plan_memory import memory_of, parameter_bytes
 from bert_finetune.tasks import get_task
 from estimator_accum.runs import disk
 from estimator_accum.runs.batches import share_out
-from tests.helpers import documents, tiny_bert
+from tests.helpers.models import tiny_bert
+from tests.helpers.processes import documents
 
 _Usage = collections.namedtuple("_Usage", "free")
 _TINY = json.loads("""{

@@ -9,7 +9,7 @@ import tensorflow as tf
 from bert_finetune import recomputing
 from bert_finetune.plan import USABLE_SHARE
 from bert_finetune.plan_memory import memory_of
-from tests.helpers import tiny_bert
+from tests.helpers.models import tiny_bert
 
 
 def test_layers_are_recomputed_if_a_micro_batch_would_not_fit(monkeypatch):

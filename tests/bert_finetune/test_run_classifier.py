@@ -12,15 +12,20 @@ from absl.testing import flagsaver
 from bert_finetune import run_classifier
 from estimator_accum.runs.lock import locked
 from estimator_accum.runs.progress import read_progress
-from tests.helpers import running
-from tests.helpers.tiny_bert import all_variables, command_line, metrics, write_bert
+from tests.helpers.models.tiny_bert import (
+    all_variables,
+    command_line,
+    metrics,
+    write_bert,
+)
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("_loggers_as_before")
 
 _SCRIPT = pathlib.Path(run_classifier.__file__)
 _STEPS, _OLD_STEPS = "gradient_accumulation_steps", "gradient_accumulation_multiplier"
 _AUTO = {"micro_batch_size": "auto"}
-_MACHINE = running.HELPERS / "other_machine.py"
+_MACHINE = running.PROGRAMS / "other_machine.py"
 
 
 @pytest.fixture
@@ -85,11 +90,11 @@ def _refused(flags, capsys) -> str:
         ({"tokens_per_micro_batch": 8}, "Received: 8, for examples of up to 13 tokens"),
         (
             {"tokens_per_micro_batch": 99, "pad_to_max_length": "true"},
-            "must alone say how an update is cut. Received: --pad_to_max_length too. L",
+            "cannot be combined with --pad_to_max_length. Received: both flags. L",
         ),
         (
             {"tokens_per_micro_batch": 99, **_AUTO, "effective_batch_size": 32},
-            "say how an update is cut. Received: --micro_batch_size=auto too. Leave one",
+            "cannot be combined with --micro_batch_size=auto. Received: both flags.",
         ),
         ({"strategy": "ps"}, "`--strategy` must be "),
         ({"hidden_act": "swish"}, "`--hidden_act` must be "),
@@ -225,7 +230,7 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
     killed = running.run(_MACHINE, f"dies_after={dies_after}", *_arguments(flags))
     assert killed.returncode == -9
     _main(*_arguments(flags))
-    assert f"going on after micro-step {saved}" in capsys.readouterr().err
+    assert f"resuming after micro-step {saved}" in capsys.readouterr().err
     folders = trained_settings.output_dir, flags["output_dir"]
     expected, ours = map(all_variables, folders)
     assert expected["global_step"] == 13 and expected["update_step"] == 7

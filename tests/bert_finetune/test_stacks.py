@@ -8,8 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from tests.helpers import running, tiny_bert
-from tests.helpers.tiny_bert import copy_at_step, flags_of, metrics, run, variables
+from tests.helpers.models import tiny_bert
+from tests.helpers.models.tiny_bert import (
+    copy_at_step,
+    flags_of,
+    metrics,
+    run,
+    variables,
+)
+from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -65,7 +72,7 @@ def runs(tmp_path_factory, settings, other_python):
     script = ("-c", _TRAIN_EACH, json.dumps(commands))
     done = running.run(*script, python=other_python, PYTHONPATH=str(running.ROOT))
     assert done.returncode == 0
-    assert done.stderr.count("going on after micro-step 15") == 1
+    assert done.stderr.count("resuming after micro-step 15") == 1
     copy_at_step(folder / "other", folder / "moved_from_other", 15)
     run(settings, output_dir=str(folder / "moved_from_other"))
     return folder

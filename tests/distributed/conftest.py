@@ -9,7 +9,7 @@ import pytest
 
 from distributed import command_line, jobs, launch_local, main
 from estimator_accum.runs.cluster import Cluster
-from tests.helpers import short_run
+from tests.helpers.models import short_run
 
 
 @pytest.fixture

@@ -2,12 +2,17 @@
 
 import pytest
 
-from tests.helpers import running
-from tests.helpers.short_run import FLAGS, assert_same_weights, examples_seen, values
+from tests.helpers.models.short_run import (
+    FLAGS,
+    assert_same_weights,
+    examples_seen,
+    values,
+)
+from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-_PROGRAM = running.HELPERS / "short_of_memory.py"
+_PROGRAM = running.PROGRAMS / "short_of_memory.py"
 
 
 def test_memory_decides_and_the_evaluator_has_the_last_word(tmp_path, one_worker):
@@ -17,7 +22,9 @@ def test_memory_decides_and_the_evaluator_has_the_last_word(tmp_path, one_worker
     with running.cluster(command, jobs=("chief", "evaluator"), cwd=tmp_path) as tasks:
         chief, evaluator = (task.wait() for task in tasks)
     assert chief.returncode == evaluator.returncode == 0
-    assert "203 examples in as many micro-batches as memory asks for" in chief.output
+    assert (
+        "203 examples with the number of micro-batches chosen by memory" in chief.output
+    )
     for change in ("1 -> 2", "2 -> 4"):
         assert f"micro-batches {change}: out of memory at update 1" in chief.output
     assert values(folder)["global_step"] == 6

@@ -1,6 +1,6 @@
 """Real clusters on this machine: the same weights as one worker, and a lost task.
 
-For tasks that are killed and restarted see tests/scripts/test_kill_tasks.py.
+For tasks that are killed and restarted see tests/scripts/test_disturb_runs.py.
 """
 
 import pathlib
@@ -8,12 +8,17 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.helpers import running
-from tests.helpers.short_run import FLAGS, assert_same_weights, examples_seen, values
+from tests.helpers.models.short_run import (
+    FLAGS,
+    assert_same_weights,
+    examples_seen,
+    values,
+)
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.slow
 
-_PROGRAM = running.HELPERS / "short_of_memory.py"
+_PROGRAM = running.PROGRAMS / "short_of_memory.py"
 _SIZES = "effective batch 203 = at most 51 examples x 2 micro-steps x 2 replicas"
 
 
@@ -58,7 +63,7 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_wor
     with running.cluster(lives, **options) as tasks:
         chief, worker = (task.wait() for task in tasks)
     assert chief.returncode == worker.returncode == 0
-    assert "going on after update 3" in chief.output
+    assert "resuming after update 3" in chief.output
     _assert_same(folder, two_workers)
 
 

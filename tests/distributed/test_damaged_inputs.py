@@ -6,7 +6,7 @@ import pytest
 
 from distributed import jobs, main
 from estimator_accum.runs.cluster import read_cluster
-from tests.helpers import fuzzing
+from tests.helpers.oracles import fuzzing
 
 pytestmark = [
     pytest.mark.once,

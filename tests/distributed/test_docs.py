@@ -8,8 +8,8 @@ import yaml
 
 from distributed import launch_local
 from distributed.command_line import FLAGS
-from tests.helpers import documents
-from tests.helpers.running import ROOT
+from tests.helpers.processes import documents
+from tests.helpers.processes.running import ROOT
 
 pytestmark = pytest.mark.once
 

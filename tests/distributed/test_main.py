@@ -9,7 +9,8 @@ import tensorflow as tf
 from distributed import jobs
 from estimator_accum.reports import _display
 from estimator_accum.runs.watchdog import LostTaskError
-from tests.helpers import running, short_run
+from tests.helpers.models import short_run
+from tests.helpers.processes import running
 
 
 def _refused(run_main, *flags) -> str:
@@ -87,7 +88,7 @@ def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
     # As if it had been killed after update 3.
     (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-12"\n')
     code, output = run_main(*flags, "--micro_batch_size=102")
-    assert code == 0 and "going on after update 3" in output
+    assert code == 0 and "resuming after update 3" in output
     # The examples of each micro-step; those from 13 on are logged twice.
     lines = (folder / "examples-0.log").read_text().splitlines()
     assert [int(line.split()[0]) for line in lines] == [*range(1, 25), *range(13, 19)]

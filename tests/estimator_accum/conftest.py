@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.helpers.keras_kinds import kind
+from tests.helpers.models.keras_kinds import kind
 
 __all__ = ["kind"]
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
-from tests.helpers.interfaces import after_each, sgd
-from tests.helpers.toy_models import (
+from tests.helpers.models.interfaces import after_each, sgd
+from tests.helpers.models.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,

@@ -9,7 +9,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
 )
-from tests.helpers.interfaces import after_each, sgd
+from tests.helpers.models.interfaces import after_each, sgd
 
 pytestmark = pytest.mark.usefixtures("control_flow")
 v1 = tf.compat.v1

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum._graph import either, run_either
-from tests.helpers.interfaces import sgd, start_session
+from tests.helpers.models.interfaces import sgd, start_session
 
 v1 = tf.compat.v1
 

@@ -14,8 +14,13 @@ from estimator_accum import (
     get_or_create_update_step,
     get_windows,
 )
-from tests.helpers.interfaces import after_each, fed_gradients, sgd, start_session
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.interfaces import (
+    after_each,
+    fed_gradients,
+    sgd,
+    start_session,
+)
+from tests.helpers.models.microbatch_runs import (
     INPUT,
     difference,
     embedding_layer,
@@ -25,13 +30,13 @@ from tests.helpers.microbatch_runs import (
     train,
     train_in_micro_batches,
 )
-from tests.helpers.toy_models import (
+from tests.helpers.models.toy_models import (
     OPTIMIZERS,
     make_batches,
     relative_difference,
     split,
 )
-from tests.helpers.toy_models import train as train_session
+from tests.helpers.models.toy_models import train as train_session
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

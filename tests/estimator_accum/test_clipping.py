@@ -7,7 +7,7 @@ import tensorflow as tf
 from estimator_accum._accumulators import add, commit, create_accumulator, take_window
 from estimator_accum._gradients import half_squared_norms, scale_and_clip
 from estimator_accum._graph import ancestors
-from tests.helpers.interfaces import start_session
+from tests.helpers.models.interfaces import start_session
 
 pytestmark = pytest.mark.usefixtures("fresh_graph", "graph_optimizer")
 v1 = tf.compat.v1

@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import get_or_create_update_step, make_accumulating_train_op
-from tests.helpers import numpy_reference
-from tests.helpers.interfaces import after_each, sgd
-from tests.helpers.toy_models import (
+from tests.helpers.models.interfaces import after_each, sgd
+from tests.helpers.models.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,
@@ -15,6 +14,7 @@ from tests.helpers.toy_models import (
     train_accumulating,
     train_plain,
 )
+from tests.helpers.oracles import numpy_reference
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

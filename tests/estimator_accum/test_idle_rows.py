@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum._graph import idle_zeros
-from tests.helpers import running
+from tests.helpers.processes import running
 
 v1 = tf.compat.v1
 _ROWS, _WIDTH = 30_000, 1_024

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import get_windows, make_accumulating_train_op
-from tests.helpers.interfaces import (
+from tests.helpers.models.interfaces import (
     after_each,
     by_apply_gradients,
     by_minimize,

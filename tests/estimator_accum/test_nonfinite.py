@@ -10,7 +10,7 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 from estimator_accum._graph import ancestors
-from tests.helpers.interfaces import after_each, sgd, start_session
+from tests.helpers.models.interfaces import after_each, sgd, start_session
 
 pytestmark = pytest.mark.usefixtures("fresh_graph", "graph_optimizer")
 v1 = tf.compat.v1

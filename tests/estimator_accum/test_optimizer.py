@@ -10,9 +10,9 @@ from estimator_accum import (
     get_windows,
     make_accumulation_hooks,
 )
-from tests.helpers.interfaces import sgd, start_session
-from tests.helpers.microbatch_runs import variables_of
-from tests.helpers.toy_models import (
+from tests.helpers.models.interfaces import sgd, start_session
+from tests.helpers.models.microbatch_runs import variables_of
+from tests.helpers.models.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,

@@ -3,7 +3,7 @@
 import pytest
 
 import estimator_accum
-from tests.helpers import running
+from tests.helpers.processes import running
 
 
 @pytest.mark.parametrize("name", estimator_accum.__all__)

@@ -19,8 +19,8 @@ from estimator_accum import (
 )
 from estimator_accum._graph import ancestors
 from estimator_accum._recompute import _pack, _unpack
-from tests.helpers.interfaces import start_session
-from tests.helpers.microbatch_runs import INPUT, hidden_layer, output_layer
+from tests.helpers.models.interfaces import start_session
+from tests.helpers.models.microbatch_runs import INPUT, hidden_layer, output_layer
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

@@ -13,7 +13,7 @@ from estimator_accum import (
 from estimator_accum._rule import Rule, update_ops_of
 from estimator_accum._state import _scales_a_loss
 from estimator_accum.keras import accumulate
-from tests.helpers.interfaces import sgd, start_session
+from tests.helpers.models.interfaces import sgd, start_session
 
 v1 = tf.compat.v1
 NAN = float("nan")

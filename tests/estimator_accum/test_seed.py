@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from estimator_accum import micro_batch_seed
 from estimator_accum.microbatch._batch import WholeBatch
-from tests.helpers.interfaces import start_session
+from tests.helpers.models.interfaces import start_session
 
 v1 = tf.compat.v1
 

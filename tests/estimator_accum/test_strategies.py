@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.helpers import strategy_program
+from tests.helpers.processes import strategy_program
 
 pytestmark = pytest.mark.slow
 

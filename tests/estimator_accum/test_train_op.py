@@ -12,8 +12,8 @@ from estimator_accum import (
 )
 from estimator_accum._graph import ancestors
 from estimator_accum._window import get_windows
-from tests.helpers.interfaces import after_each, sgd, start_session
-from tests.helpers.toy_models import (
+from tests.helpers.models.interfaces import after_each, sgd, start_session
+from tests.helpers.models.toy_models import (
     OPTIMIZERS,
     make_batches,
     make_model,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import running
+from tests.helpers.processes import running
 
 _FOLDER = running.ROOT / "tests" / "estimator_accum"
 # A test for each part that is built differently: variables and their rows, the
@@ -29,6 +29,6 @@ def test_the_core_works_after_disable_v2_behavior():
     files = [_FOLDER / file for file in _TESTS]
     words = zip(files, _TESTS.values(), strict=True)
     names = " or ".join(f"({file.stem} and ({word}))" for file, word in words)
-    arguments = ["-q", "-p", "tests.helpers.v1_behavior", "-k", names]
+    arguments = ["-q", "-p", "tests.helpers.models.v1_behavior", "-k", names]
     done = running.run("-m", "pytest", *arguments, *files, cwd=running.ROOT)
     assert done.returncode == 0, done.output[-4000:]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from estimator_accum import per_example
 from housing_example import demo_data, input_pipeline, main, model_fn
 from housing_example.settings import Settings
-from tests.helpers import running
+from tests.helpers.processes import running
 
 
 @pytest.fixture(scope="session")

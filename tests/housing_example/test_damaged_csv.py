@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from housing_example import jobs, main
-from tests.helpers import fuzzing
+from tests.helpers.oracles import fuzzing
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
 

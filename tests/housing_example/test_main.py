@@ -13,11 +13,11 @@ from matplotlib import image
 
 from estimator_accum.reports import _display
 from housing_example import main
-from tests.helpers import programs, running
-from tests.helpers.short_run import values
+from tests.helpers.models.short_run import values
+from tests.helpers.processes import programs, running
 
 _SCRIPT = pathlib.Path(main.__file__)
-_PROGRAM = running.HELPERS / "housing_program.py"
+_PROGRAM = running.PROGRAMS / "housing_program.py"
 
 
 def _flags(csv, folder) -> dict:
@@ -210,7 +210,7 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
         killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
     assert killed.returncode == 9
     again = run_main(flags)
-    assert "going on after update 4" in again.stderr
+    assert "resuming after update 4" in again.stderr
     assert again.stdout.splitlines()[:-1] == done.stdout.splitlines()[:-1]
     for name in ("with_accumulation", "without_accumulation"):
         expected = values(whole["output_dir"] / name)

@@ -15,11 +15,11 @@ import tensorflow as tf
 from estimator_accum.runs.cluster import Cluster, enter
 from estimator_accum.runs.watchdog import ProgressHook
 from housing_example import demo_data, input_pipeline, jobs
-from tests.helpers import running
+from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-_PROGRAM = running.HELPERS / "housing_program.py"
+_PROGRAM = running.PROGRAMS / "housing_program.py"
 _UPDATES = 6
 _FLAGS = {"effective_batch_size": 13, "train_updates": _UPDATES}
 _FLAGS |= {"watchdog_secs": 1_000_000}  # never on a clock
@@ -86,8 +86,11 @@ def test_memory_or_devices_move_no_weight(csv, killed, whole, run_main, limited_
     with limited_memory(3):
         done = run_main(flags | {"micro_batch_size": "auto"})
     assert done.returncode == 0
-    assert "13 examples in as many micro-batches as memory asks for x 1" in done.stderr
-    assert "going on after update 4" in done.stderr
+    assert (
+        "13 examples with the number of micro-batches chosen by memory x 1"
+        in done.stderr
+    )
+    assert "resuming after update 4" in done.stderr
     assert "micro-batches 2 -> 4: out of memory at update 5" in done.stderr
     assert "as memory allows (13)" in done.stdout and "without" not in done.output
     folder = killed / "with_accumulation"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scripts.experiments import compare_batches
-from tests.helpers.tiny_bert import write_bert, write_cola
+from tests.helpers.models.tiny_bert import write_bert, write_cola
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_a_disturbed_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypa
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert f"2 signals, {disks} full disks, 0 faults" in printed
-    assert "starts all tasks again" in (folder / "cluster" / "log").read_text()
+    assert "restarting all tasks" in (folder / "cluster" / "log").read_text()
     quiet, disturbed = (folder / "housing" / name for name in ("quiet", "disturbed-1"))
     metrics = disturbed / "with_accumulation" / "train_metrics.csv"
     metrics.write_text(metrics.read_text().replace("\n3,", "\n4,"))

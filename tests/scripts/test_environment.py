@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.helpers.running import ROOT
+from tests.helpers.processes.running import ROOT
 
 pytestmark = pytest.mark.once
 # A Python that only notes what it is asked for; pip and pytest end as a test says.

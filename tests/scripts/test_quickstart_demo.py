@@ -11,7 +11,7 @@ import pytest
 
 from estimator_accum.runs.lock import locked
 from scripts import quickstart_demo
-from tests.helpers import running
+from tests.helpers.processes import running
 
 
 def test_folder_that_another_demo_writes_to_is_refused(refusal, tmp_path):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from estimator_accum import compat
 from estimator_accum.compat import _training
-from tests.helpers import legacy_runs
+from tests.helpers.processes import legacy_runs
 
 _IS_REFERENCE = tf.__version__.startswith("2.15.")
 later = pytest.mark.skipif(

@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from tests.helpers import legacy_runs
+from tests.helpers.processes import legacy_runs
 
 later = pytest.mark.skipif(
     tf.__version__.startswith("2.15."),

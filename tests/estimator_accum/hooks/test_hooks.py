@@ -17,8 +17,8 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from tests.helpers.interfaces import sgd
-from tests.helpers.microbatch_runs import variables_of
+from tests.helpers.models.interfaces import sgd
+from tests.helpers.models.microbatch_runs import variables_of
 
 v1 = tf.compat.v1
 EXAMPLES, BATCH = 88, 4  # 22 micro-steps

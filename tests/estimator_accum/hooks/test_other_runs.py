@@ -10,7 +10,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from tests.helpers.interfaces import sgd
+from tests.helpers.models.interfaces import sgd
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1

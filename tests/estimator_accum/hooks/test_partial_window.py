@@ -9,7 +9,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from tests.helpers.interfaces import sgd
+from tests.helpers.models.interfaces import sgd
 
 pytestmark = pytest.mark.usefixtures("control_flow")
 v1 = tf.compat.v1

@@ -17,7 +17,7 @@ from estimator_accum import (
 )
 from estimator_accum.compat import enable_estimator
 from estimator_accum.hooks import _signals as signals
-from tests.helpers import running
+from tests.helpers.processes import running
 
 enable_estimator()
 v1 = tf.compat.v1

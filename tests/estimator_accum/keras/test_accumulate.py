@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.keras import AccumulationCallback, accumulate
-from tests.helpers import running
-from tests.helpers.keras_kinds import (
+from tests.helpers.models.keras_kinds import (
     apply_each,
     dense_data,
     difference,
     fit,
     sparse_data,
 )
+from tests.helpers.processes import running
 
 
 @pytest.mark.parametrize(("name", "is_sparse"), [("SGD", False), ("Adam", True)])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.keras import accumulate
-from tests.helpers.keras_kinds import apply_each
+from tests.helpers.models.keras_kinds import apply_each
 
 
 def _loss(y_true, y_pred):

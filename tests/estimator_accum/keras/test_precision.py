@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.keras import accumulate
-from tests.helpers.keras_kinds import apply_each, dense_data, difference, fit
+from tests.helpers.models.keras_kinds import apply_each, dense_data, difference, fit
 
 
 def _loss_scaling(kind, optimizer, **options):

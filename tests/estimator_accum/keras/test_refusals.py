@@ -6,8 +6,8 @@ import tensorflow as tf
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.keras import accumulate
 from estimator_accum.keras._window import close_partial_window
-from tests.helpers import running
-from tests.helpers.keras_kinds import dense_data, fit
+from tests.helpers.models.keras_kinds import dense_data, fit
+from tests.helpers.processes import running
 
 _IN_A_GRAPH = """
 import numpy as np, tensorflow as tf

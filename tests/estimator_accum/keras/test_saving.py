@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import accumulate
-from tests.helpers import running
-from tests.helpers.keras_kinds import (
+from tests.helpers.models.keras_kinds import (
     KINDS,
     Kind,
     dense_data,
@@ -20,6 +19,7 @@ from tests.helpers.keras_kinds import (
     fit,
     sparse_data,
 )
+from tests.helpers.processes import running
 
 _EVERY_OPTIMIZER = [(pair, name) for pair in KINDS for name in Kind(*pair).names()]
 _FORMATS = ["model.keras", "model.h5", "only.weights.h5", "checkpoint"]

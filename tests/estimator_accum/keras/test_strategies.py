@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.helpers import running, strategy_program
-from tests.helpers.keras_kinds import sparse_data
+from tests.helpers.models.keras_kinds import sparse_data
+from tests.helpers.processes import running, strategy_program
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import exactness
-from tests.helpers.composed_losses import FEATURES as NAMES
-from tests.helpers.composed_losses import Composed, composed_losses
-from tests.helpers.examples import BATCH, FEATURES, make_dataset
+from tests.helpers.models.composed_losses import FEATURES as NAMES
+from tests.helpers.models.composed_losses import Composed, composed_losses
+from tests.helpers.models.examples import BATCH, FEATURES, make_dataset
+from tests.helpers.oracles import exactness
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, get_windows, microbatch_model_fn
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.microbatch_runs import (
     INPUT,
     OPTIMIZERS,
     Fetch,

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from estimator_accum import batch_mean, get_windows, microbatch_model_fn
 from estimator_accum.microbatch import _count
-from tests.helpers.little_memory import Memory
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.little_memory import Memory
+from tests.helpers.models.microbatch_runs import (
     INPUT,
     Fetch,
     by_train_op,

@@ -7,8 +7,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.microbatch._export import is_fed
-from tests.helpers.little_memory import Memory
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.little_memory import Memory
+from tests.helpers.models.microbatch_runs import (
     WIDTH,
     by_train_op,
     hidden_layer,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.helpers.exactness import SINGLE, assert_exact_or_refused
-from tests.helpers.examples import make_dataset
-from tests.helpers.hidden_mixing import HIDDEN, WITH_CONTROL_FLOW
-from tests.helpers.losses import features_of, model_fn_of
+from tests.helpers.models.examples import make_dataset
+from tests.helpers.models.hidden_mixing import HIDDEN, WITH_CONTROL_FLOW
+from tests.helpers.models.losses import features_of, model_fn_of
+from tests.helpers.oracles.exactness import SINGLE, assert_exact_or_refused
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 

@@ -14,7 +14,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.microbatch_runs import (
     INPUT,
     OPTIMIZERS,
     Fetch,

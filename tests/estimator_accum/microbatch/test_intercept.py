@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, batch_mean, per_example
-from tests.helpers.interception import (
+from tests.helpers.models.interception import (
     build,
     cut,
     relative_difference,
     short_of_memory,
     train,
 )
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.microbatch_runs import (
     embedding_layer,
     hidden_layer,
     input_fn_of,
@@ -29,7 +29,7 @@ from tests.helpers.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
-from tests.helpers.script_models import SCRIPTS
+from tests.helpers.models.script_models import SCRIPTS
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

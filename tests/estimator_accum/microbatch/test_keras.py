@@ -4,8 +4,12 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
-from tests.helpers import microbatch_runs
-from tests.helpers.microbatch_runs import variables_of, word_columns, words_input_fn
+from tests.helpers.models import microbatch_runs
+from tests.helpers.models.microbatch_runs import (
+    variables_of,
+    word_columns,
+    words_input_fn,
+)
 
 _BATCHES = 3  # the batches of words_input_fn
 

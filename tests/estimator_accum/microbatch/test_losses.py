@@ -2,10 +2,14 @@
 
 import pytest
 
-from tests.helpers import losses
-from tests.helpers.exactness import SINGLE, assert_exact, assert_exact_or_refused
-from tests.helpers.examples import BATCH, make_dataset
-from tests.helpers.losses import features_of, model_fn_of
+from tests.helpers.models import losses
+from tests.helpers.models.examples import BATCH, make_dataset
+from tests.helpers.models.losses import features_of, model_fn_of
+from tests.helpers.oracles.exactness import (
+    SINGLE,
+    assert_exact,
+    assert_exact_or_refused,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from estimator_accum import batch_mean, make_accumulating_train_op
 from estimator_accum.microbatch import _model_fn
 from estimator_accum.microbatch._memory import is_out_of_memory
-from tests.helpers import little_memory
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models import little_memory
+from tests.helpers.models.microbatch_runs import (
     by_train_op,
     difference,
     input_fn_of,

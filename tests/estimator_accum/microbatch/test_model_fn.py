@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.microbatch_runs import (
     by_optimizer,
     by_train_op,
     difference,

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
-from tests.helpers import exactness, networks
-from tests.helpers.exactness import SINGLE, assert_exact, assert_exact_or_refused
-from tests.helpers.examples import BATCH, make_dataset
-from tests.helpers.networks import features_of_network, model_fn_of_network
+from tests.helpers.models import networks
+from tests.helpers.models.examples import BATCH, make_dataset
+from tests.helpers.models.networks import features_of_network, model_fn_of_network
+from tests.helpers.oracles import exactness
+from tests.helpers.oracles.exactness import (
+    SINGLE,
+    assert_exact,
+    assert_exact_or_refused,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 

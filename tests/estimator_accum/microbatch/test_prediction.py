@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
-from tests.helpers.little_memory import Memory
-from tests.helpers.microbatch_runs import Fetch
+from tests.helpers.models.little_memory import Memory
+from tests.helpers.models.microbatch_runs import Fetch
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

@@ -11,7 +11,7 @@ import tensorflow as tf
 from estimator_accum import make_accumulating_train_op, recompute
 from estimator_accum._kinds import current_batch
 from estimator_accum.microbatch import _runner
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.microbatch_runs import (
     difference,
     hidden_layer,
     input_fn_of,

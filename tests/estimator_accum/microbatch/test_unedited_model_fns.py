@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from tests.helpers import model_fns
-from tests.helpers.exactness import assert_exact, assert_exact_or_refused
-from tests.helpers.examples import make_dataset
+from tests.helpers.models import model_fns
+from tests.helpers.models.examples import make_dataset
+from tests.helpers.oracles.exactness import assert_exact, assert_exact_or_refused
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph_optimizer")

@@ -18,8 +18,8 @@ from estimator_accum.microbatch._count import FixedCount
 from estimator_accum.microbatch._evaluation import UntrainedBatch
 from estimator_accum.microbatch._runner import BatchRunner, ReplicaBatch
 from estimator_accum.microbatch._staging import stage
-from tests.helpers.interception import AS_IT_IS
-from tests.helpers.microbatch_runs import spec_of
+from tests.helpers.models.interception import AS_IT_IS
+from tests.helpers.models.microbatch_runs import spec_of
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1

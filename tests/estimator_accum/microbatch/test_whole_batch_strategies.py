@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import strategy_program
+from tests.helpers.processes import strategy_program
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, get_or_create_update_step
-from tests.helpers.interfaces import (
+from tests.helpers.models.interfaces import (
     ALL,
     after_each,
     apply_partial_window,

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import get_or_create_update_step
-from tests.helpers.interfaces import (
+from tests.helpers.models.interfaces import (
     ALL,
     after_each,
     by_minimize,

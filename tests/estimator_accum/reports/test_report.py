@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.reports import CsvReport, Report, TensorBoardReport, Update
-from tests.helpers.interfaces import sgd
+from tests.helpers.models.interfaces import sgd
 
 v1 = tf.compat.v1
 

@@ -7,8 +7,13 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.run._check import _report, check_instead_of_training
-from tests.helpers import legacy_runs
-from tests.helpers.microbatch_runs import hidden_layer, make_data, output_layer, spec_of
+from tests.helpers.models.microbatch_runs import (
+    hidden_layer,
+    make_data,
+    output_layer,
+    spec_of,
+)
+from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
 

@@ -12,10 +12,9 @@ from estimator_accum import AccumulatingOptimizer
 from estimator_accum.run import __main__ as command
 from estimator_accum.run import _optimizers
 from estimator_accum.run._estimators import cut_batches
-from tests.helpers import legacy_runs
-from tests.helpers.interception import relative_difference
-from tests.helpers.interfaces import sgd
-from tests.helpers.microbatch_runs import (
+from tests.helpers.models.interception import relative_difference
+from tests.helpers.models.interfaces import sgd
+from tests.helpers.models.microbatch_runs import (
     INPUT,
     make_model_fn,
     plain,
@@ -24,6 +23,7 @@ from tests.helpers.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
+from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
 
@@ -194,7 +194,7 @@ def _train_own(folder) -> dict[str, np.ndarray]:
     return train(make_model_fn(plain("adam")), folder, INPUT)
 
 
-_HELPERS = "tests.helpers.microbatch_runs.make_model_fn.model_fn"
+_HELPERS = "tests.helpers.models.microbatch_runs.make_model_fn.model_fn"
 _ESTIMATORS = [  # with the name of the model_fn
     (_train_own, _HELPERS),
     (_train_canned, "tensorflow_estimator.python.estimator.canned.dnn."),

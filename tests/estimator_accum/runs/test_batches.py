@@ -65,7 +65,7 @@ def test_batches_describe_themselves():
     assert str(whole) == "effective batch 32 = 8 examples x 2 micro-steps x 2 replicas"
     sizes = "at most 4 examples x 2 micro-steps x 1 replica"
     assert str(uneven) == f"effective batch 7 = {sizes}"
-    said = "8 examples in as many micro-batches as memory asks for x 4"
+    said = "8 examples with the number of micro-batches chosen by memory x 4"
     assert said in str(auto)
 
 

@@ -13,7 +13,7 @@ from distributed import command_line
 from estimator_accum.runs.config import config_text, define_config_flags, flags_of
 from estimator_accum.runs.program import read_flags, sentence
 from housing_example import main as housing
-from tests.helpers import tiny_bert
+from tests.helpers.models import tiny_bert
 
 _ROOMS = {
     "bert_finetune": (

@@ -16,7 +16,7 @@ import pytest
 import tqdm
 
 from estimator_accum.runs import launch as launcher
-from tests.helpers import running
+from tests.helpers.processes import running
 
 # Each start of each task is a line in the file `starts`.
 _TASK = f"""
@@ -129,7 +129,7 @@ if starts == 1:
     code, output = launch(body)
     assert code == 0
     assert "[launcher] worker 0 ended with SIGKILL" in output
-    assert "[launcher] starts all tasks again, from model.ckpt-3" in output
+    assert "[launcher] restarting all tasks from model.ckpt-3" in output
     clusters = [json.dumps(cluster) for _, _, cluster in _starts(output_dir)]
     assert len(clusters) == 4 and len(set(clusters)) == 2
 
@@ -138,7 +138,7 @@ def test_launcher_gives_up_where_no_checkpoint_comes(launch, output_dir):
     code, output = launch("sys.exit(75)", "--workers=1", "--max_restarts=2")
     assert code == 1
     assert "chief 0 ended with exit code 75" in output
-    assert "gives up: 2 restarts without a new checkpoint" in output
+    assert "stopping: 2 restarts without a new checkpoint" in output
     assert len(_starts(output_dir)) == 3
 
 
@@ -177,7 +177,7 @@ def test_tasks_that_all_hang_start_again(launch, output_dir, monkeypatch):
     body = "if starts == 1: wait_for('what never comes')\nrows(6)"
     code, output = launch(body, "--workers=1", total_updates=6)
     assert code == 0
-    assert "[launcher] sees no progress, though all tasks are there" in output
+    assert "[launcher] no progress for 330 s, though all tasks run" in output
 
 
 @pytest.mark.parametrize("updates", [5, 6])

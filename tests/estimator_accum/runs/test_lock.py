@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from estimator_accum.runs.lock import LockedFolderError, locked
-from tests.helpers import running
+from tests.helpers.processes import running
 
 _HOLD = """
 import pathlib, sys, time

@@ -11,7 +11,7 @@ import pytest
 from matplotlib import image
 
 from estimator_accum.runs import loss_curves, plot_loss
-from tests.helpers import running
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.once
 _HEADER = (

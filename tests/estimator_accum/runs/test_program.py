@@ -8,7 +8,7 @@ from absl import flags
 
 from estimator_accum.runs.folder import make_run_folder
 from estimator_accum.runs.program import path_sentence, read_flags, sentence
-from tests.helpers import running
+from tests.helpers.processes import running
 
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
 _PROGRAM = f"""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from estimator_accum.runs import watchdog as watchdog_module
 from estimator_accum.runs.watchdog import LostTaskError, ProgressHook, Watchdog
-from tests.helpers import running
+from tests.helpers.processes import running
 
 _WAITER = """
 import time

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, per_example
-from tests.helpers.interception import build, cut, relative_difference, train
-from tests.helpers.microbatch_runs import spec_of
+from tests.helpers.models.interception import build, cut, relative_difference, train
+from tests.helpers.models.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
 _X = np.random.default_rng(0).normal(size=(18, 4)).astype(np.float32)

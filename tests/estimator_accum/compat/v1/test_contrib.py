@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.compat.v1 import _contrib, _framework, _layers
-from tests.helpers import legacy_runs
+from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("fresh_graph")

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.compat.v1 import _imports, compile_v1
-from tests.helpers import legacy_runs
+from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
 

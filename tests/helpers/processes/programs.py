@@ -416,5 +416,5 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     _preload()
     # Under its own name too, so that forked programs find the module again.
-    sys.modules["tests.helpers.programs"] = sys.modules["__main__"]
+    sys.modules["tests.helpers.processes.programs"] = sys.modules["__main__"]
     _serve(socket.socket(fileno=int(sys.argv[1])))

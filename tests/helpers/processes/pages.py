@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 
 import setuptools
 
-from tests.helpers import running
+from tests.helpers.processes import running
 
 _NOT_THE_REPOSITORYS = (".*", "build", "*.egg-info", "demo", "site", "*_output")
 _LONGEST_MESSAGE = 1 << 17  # bytes

@@ -1,7 +1,7 @@
 """Networks of scripts without this library, in front of a weighted mean.
 
 The arguments of a network are named after what it reads, as those of the losses in
-`tests.helpers.losses`; a network returns [B, 3].
+`tests.helpers.models.losses`; a network returns [B, 3].
 
 B = examples, T = tokens, H = hidden units.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tests.helpers.examples import TOKENS, WORDS
-from tests.helpers.losses import call, descend, features_of, variable, words
+from tests.helpers.models.examples import TOKENS, WORDS
+from tests.helpers.models.losses import call, descend, features_of, variable, words
 
 v1 = tf.compat.v1
 _WIDTH, _HEADS = 6, 2

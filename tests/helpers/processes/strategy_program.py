@@ -1,6 +1,6 @@
 """Trains a small model under a strategy, and prints its result as one JSON line.
 
-    python -m tests.helpers.strategy_program WAY STRATEGY FOLDER [OPTION[=VALUE] ...]
+    python -m tests.helpers.processes.strategy_program WAY STRATEGY FOLDER [OPTION[=VALUE] ...]
 
 WAY: "estimator", a regression in an Estimator; "whole_batch", a loss over the whole
 batch of both replicas plus that of each one's own examples; "keras", an optimizer in
@@ -41,8 +41,8 @@ from estimator_accum import (
 )
 from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import AccumulationCallback, accumulate
-from tests.helpers import running
-from tests.helpers.keras_kinds import Kind, sparse_data
+from tests.helpers.models.keras_kinds import Kind, sparse_data
+from tests.helpers.processes import running
 
 v1 = tf.compat.v1
 _EXAMPLES = 96
@@ -55,7 +55,7 @@ _SIZES = {
 
 def end(way: str, strategy: str, folder, *options: str) -> list[running.Done]:
     """Runs the program's processes to their end, for a test."""
-    program = ("-m", "tests.helpers.strategy_program")
+    program = ("-m", "tests.helpers.processes.strategy_program")
     command = (*program, way, strategy, folder, *options)
     if strategy != "multi_worker":
         return [running.run(*command)]

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tests.helpers.examples import BATCH
-from tests.helpers.losses import outputs, token_outputs, variable
+from tests.helpers.models.examples import BATCH
+from tests.helpers.models.losses import outputs, token_outputs, variable
 
 Dimensions = tuple[int | str, ...]
 FEATURES = ("x", "seq", "cls", "mask", "w")

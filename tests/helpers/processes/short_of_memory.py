@@ -15,7 +15,7 @@ import types
 
 import tensorflow as tf
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from distributed import model_fn
 from distributed.main import main

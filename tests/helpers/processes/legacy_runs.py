@@ -7,7 +7,7 @@ migrate a script, "unedited" through `python -m estimator_accum.compat`.
 import pathlib
 import sys
 
-from tests.helpers import running
+from tests.helpers.processes import running
 
 SCRIPTS = running.ROOT / "tests" / "legacy_scripts"
 TWO_LINES = """from estimator_accum.compat import enable_estimator

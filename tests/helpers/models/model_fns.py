@@ -9,9 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tests.helpers.exactness import SINGLE
-from tests.helpers.examples import CLASSES, WORDS
-from tests.helpers.losses import each, entropies, number, outputs, squared, variable
+from tests.helpers.models.examples import CLASSES, WORDS
+from tests.helpers.models.losses import (
+    each,
+    entropies,
+    number,
+    outputs,
+    squared,
+    variable,
+)
+from tests.helpers.oracles.exactness import SINGLE
 
 v1 = tf.compat.v1
 _SPEC = tf.estimator.EstimatorSpec

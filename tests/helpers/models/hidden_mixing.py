@@ -12,8 +12,8 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tests.helpers.examples import TOKENS, WORDS
-from tests.helpers.losses import (
+from tests.helpers.models.examples import TOKENS, WORDS
+from tests.helpers.models.losses import (
     each,
     entropies,
     number,

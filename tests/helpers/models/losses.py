@@ -1,6 +1,6 @@
 """Ordinary losses, as scripts without this library write them.
 
-The arguments of a loss are named after what it reads: features of `tests.helpers.examples`,
+The arguments of a loss are named after what it reads: features of `tests.helpers.models.examples`,
 `y` [B, 3] labels, `z` [B, 3] the network's outputs, `kernel` [4, 5] its first weights,
 `tokens` [B, T, 3] outputs for each token.
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tests.helpers.examples import BATCH, CLASSES, COMPOSED, FEATURES, TOKENS
+from tests.helpers.models.examples import BATCH, CLASSES, COMPOSED, FEATURES, TOKENS
 
 v1 = tf.compat.v1
 

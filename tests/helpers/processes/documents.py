@@ -4,7 +4,7 @@ import re
 import shlex
 import string
 
-from tests.helpers.running import ROOT
+from tests.helpers.processes.running import ROOT
 
 README = (ROOT / "README.md").read_text()
 PAGES = {path.stem: path.read_text() for path in sorted(ROOT.glob("docs/*.md"))}

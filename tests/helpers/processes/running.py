@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 
 DEADLINE_SECS = 1200  # for any event that a test waits for
-HELPERS = pathlib.Path(__file__).resolve().parent
-ROOT = HELPERS.parent.parent
+PROGRAMS = pathlib.Path(__file__).resolve().parent
+ROOT = PROGRAMS.parents[2]
 _SECS_BETWEEN_LOOKS = 0.01
 _PORTS = range(20_000, 32_000)  # below the kernel's ports for outgoing connections
 _locks = []  # open lock files of ports, until this process ends
