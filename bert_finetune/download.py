@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bert_finetune.receiving import receive
-from estimator_accum.runs.command_line import FetchError
+from estimator_accum.programs.command_line import FetchError
 
 _CHUNK_BYTES = 1 << 18
 _UNFINISHED = ".unfinished"  # suffix of a download that is not complete

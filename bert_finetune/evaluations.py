@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from estimator_accum.runs.folder import SETTINGS_FILE, whole_file, write_text
-from estimator_accum.runs.progress import Progress, latest_checkpoint
+from estimator_accum.programs.folder import SETTINGS_FILE, whole_file, write_text
+from estimator_accum.programs.progress import Progress, latest_checkpoint
 
 EVALUATIONS, BEST = "evaluations.csv", "best"
 _STEPS = ("update_step", "global_step")

@@ -17,12 +17,12 @@ import sys
 
 from bert_finetune import download, hf_names
 from bert_finetune.download import RemoteFile
-from estimator_accum.runs.command_line import (
+from estimator_accum.programs.command_line import (
     FetchError,
     OneSentenceParser,
     exit_code_of,
 )
-from estimator_accum.runs.program import quiet_import
+from estimator_accum.programs.program import quiet_import
 
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
 MINILM = "all-MiniLM-L6-v2"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from bert_finetune import download
 from bert_finetune.download import RemoteFile
 from bert_finetune.tasks import TASKS, Task, get_task
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 
 OFFICIAL_URL = "https://dl.fbaipublicfiles.com"
 _MRPC_COLUMNS = "#1 ID\t#2 ID\t#1 String\t#2 String\n"

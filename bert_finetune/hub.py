@@ -22,7 +22,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from bert_finetune.download import sha256_of
 from bert_finetune.hf_names import CONFIG, FILES, TENSORS, TOKENIZER_CONFIG
-from estimator_accum.runs.command_line import FetchError
+from estimator_accum.programs.command_line import FetchError
 
 _SHA256_DIGITS = 64
 # RuntimeError: the hub's own transfer protocol, which is not written in Python.

@@ -11,8 +11,8 @@ is invalid or the output folder is not empty.
 import pathlib
 import sys
 
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.runs.program import quiet_import
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.program import quiet_import
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -38,13 +38,13 @@ from bert_finetune.tokenization import (
 )
 from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
+from estimator_accum.programs.bars import BatchBar
+from estimator_accum.programs.cluster import Cluster, enter
+from estimator_accum.programs.config import AUTO
+from estimator_accum.programs.folder import SETTINGS_FILE
+from estimator_accum.programs.progress import latest_checkpoint
+from estimator_accum.programs.strategies import count_replicas
 from estimator_accum.reports import CsvReport
-from estimator_accum.runs.bars import BatchBar
-from estimator_accum.runs.cluster import Cluster, enter
-from estimator_accum.runs.config import AUTO
-from estimator_accum.runs.folder import SETTINGS_FILE
-from estimator_accum.runs.progress import latest_checkpoint
-from estimator_accum.runs.strategies import count_replicas
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 

@@ -20,8 +20,8 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 from estimator_accum._window import AccumulationSteps
-from estimator_accum.runs.batches import AUTO
-from estimator_accum.runs.saving import make_saver_hooks
+from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.saving import make_saver_hooks
 
 WEIGHT_UNIT = "examples"  # unit of a micro-batch's weight in its window's mean
 

@@ -17,10 +17,10 @@ import tensorflow as tf
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.settings import Settings, flags_of
 from bert_finetune.tokenization import WordPieceTokenizer
-from estimator_accum.runs.batches import AUTO, Batches
-from estimator_accum.runs.config import FLAGS
-from estimator_accum.runs.folder import SETTINGS_FILE, read_settings, write_settings
-from estimator_accum.runs.progress import latest_checkpoint, read_progress
+from estimator_accum.programs.batches import AUTO, Batches
+from estimator_accum.programs.config import FLAGS
+from estimator_accum.programs.folder import SETTINGS_FILE, read_settings, write_settings
+from estimator_accum.programs.progress import latest_checkpoint, read_progress
 
 # Settings that determine a trained model's weights, and settings needed to use one.
 _TRAINING_FIELDS = (

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
 from bert_finetune.network import reduction_secs
 from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, memory_of
-from estimator_accum.runs.batches import Batches
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 
 # Time of an update with recomputed layers, relative to kept activations, and what each
 # micro-step costs besides its tokens: it passes once over the accumulators.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from estimator_accum.runs.command_line import FetchError
+from estimator_accum.programs.command_line import FetchError
 
 _CHUNK_BYTES = 1 << 18
 _TIMEOUT_SECS = 60

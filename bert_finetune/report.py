@@ -14,9 +14,9 @@ import tensorflow as tf
 from bert_finetune import report_plot
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
-from estimator_accum.runs.disk import spoken
-from estimator_accum.runs.metrics_file import METRICS
-from estimator_accum.runs.progress import read_progress
+from estimator_accum.programs.disk import spoken
+from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.progress import read_progress
 
 _INDENT = "  "
 

@@ -11,8 +11,8 @@ import pathlib
 import numpy as np
 
 from bert_finetune.evaluations import read_evaluations
-from estimator_accum.runs.folder import whole_file
-from estimator_accum.runs.metrics_file import METRICS
+from estimator_accum.programs.folder import whole_file
+from estimator_accum.programs.metrics_file import METRICS
 
 PLOT = "training.png"
 

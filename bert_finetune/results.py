@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterable
 
 from bert_finetune.tasks import Example, Task
-from estimator_accum.runs.folder import write_text
+from estimator_accum.programs.folder import write_text
 
 EVAL_RESULTS = "eval_results.txt"
 

@@ -32,10 +32,10 @@ from bert_finetune.settings import (
     check_settings,
     flags_of,
 )
-from estimator_accum.runs.batches import micro_batch_size_of
-from estimator_accum.runs.cluster import STRATEGIES, Cluster, read_cluster_of
-from estimator_accum.runs.config import define_config_flags
-from estimator_accum.runs.program import Program
+from estimator_accum.programs.batches import micro_batch_size_of
+from estimator_accum.programs.cluster import STRATEGIES, Cluster, read_cluster_of
+from estimator_accum.programs.config import define_config_flags
+from estimator_accum.programs.program import Program
 
 FLAGS = flags.FLAGS
 

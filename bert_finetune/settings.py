@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from estimator_accum.runs.batches import AUTO, Batches, share_out
-from estimator_accum.runs.config import flags_of as _flags_of
-from estimator_accum.runs.settings import check_positive, check_seed
+from estimator_accum.programs.batches import AUTO, Batches, share_out
+from estimator_accum.programs.config import flags_of as _flags_of
+from estimator_accum.programs.settings import check_positive, check_seed
 
 HUGGING_FACE = "hf"  # value of --do_export
 

@@ -25,15 +25,15 @@ from bert_finetune.windows import Windows
 from estimator_accum import microbatch_model_fn
 from estimator_accum._window import AccumulationSteps
 from estimator_accum.hooks._signals import exits_between_trainings
-from estimator_accum.runs.batches import AUTO
-from estimator_accum.runs.cluster import Cluster
-from estimator_accum.runs.progress import Progress, latest_checkpoint, read_progress
-from estimator_accum.runs.strategies import (
+from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
+from estimator_accum.programs.strategies import (
     count_local_replicas,
     make_session_config,
     make_strategy,
 )
-from estimator_accum.runs.watchdog import ProgressHook, Watchdog
+from estimator_accum.programs.watchdog import ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 
 
 @dataclass(frozen=True, eq=False)

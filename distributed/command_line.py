@@ -6,8 +6,8 @@ import sys
 from absl import flags
 
 from distributed.settings import Settings
-from estimator_accum.runs.batches import micro_batch_size_of
-from estimator_accum.runs.config import define_config_flags
+from estimator_accum.programs.batches import micro_batch_size_of
+from estimator_accum.programs.config import define_config_flags
 
 # Not flags.FLAGS: other examples define flags of the same names.
 FLAGS = flags.FlagValues()

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from distributed import digits
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 
 _logger = logging.getLogger("tensorflow.distributed")
 

@@ -17,13 +17,13 @@ from distributed.settings import (
     remember_settings,
 )
 from estimator_accum import microbatch_model_fn
-from estimator_accum.runs.bars import BatchBar
-from estimator_accum.runs.batches import Batches
-from estimator_accum.runs.cluster import Cluster, enter
-from estimator_accum.runs.folder import write_text
-from estimator_accum.runs.metrics_file import METRICS
-from estimator_accum.runs.progress import read_progress
-from estimator_accum.runs.watchdog import EvaluationHook, ProgressHook, Watchdog
+from estimator_accum.programs.bars import BatchBar
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.cluster import Cluster, enter
+from estimator_accum.programs.folder import write_text
+from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.progress import read_progress
+from estimator_accum.programs.watchdog import EvaluationHook, ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.distributed")
 

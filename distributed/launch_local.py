@@ -21,9 +21,9 @@ from absl import flags
 
 from distributed import command_line
 from distributed.settings import Settings, batches_of, check_settings, flags_of
-from estimator_accum.runs import launch
-from estimator_accum.runs.config import config_text
-from estimator_accum.runs.program import asks_for_help, read_flags, sentence
+from estimator_accum.programs import launch
+from estimator_accum.programs.config import config_text
+from estimator_accum.programs.program import asks_for_help, read_flags, sentence
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", 2, "Tasks that train.", flag_values=FLAGS)

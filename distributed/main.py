@@ -19,8 +19,8 @@ if __name__ == "__main__":  # can be run from any folder
 from distributed import command_line
 from distributed.command_line import FLAGS
 from distributed.settings import Settings, check_settings, flags_of
-from estimator_accum.runs.cluster import Cluster, read_cluster
-from estimator_accum.runs.program import Program
+from estimator_accum.programs.cluster import Cluster, read_cluster
+from estimator_accum.programs.program import Program
 
 
 def main(argv: list[str]) -> None:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from distributed.input_pipeline import NUM_CLASSES
 from distributed.settings import Settings
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
-from estimator_accum.runs.batches import Batches
-from estimator_accum.runs.saving import make_saver_hooks
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.saving import make_saver_hooks
 
 
 def make_model_fn(settings: Settings, batches: Batches) -> Callable:

@@ -7,16 +7,16 @@ both the micro-batch and the micro-steps of an update are given.
 import dataclasses
 from typing import Any
 
-from estimator_accum.runs.batches import AUTO, Batches, share_out
-from estimator_accum.runs.config import FLAGS
-from estimator_accum.runs.config import flags_of as _flags_of
-from estimator_accum.runs.folder import (
+from estimator_accum.programs.batches import AUTO, Batches, share_out
+from estimator_accum.programs.config import FLAGS
+from estimator_accum.programs.config import flags_of as _flags_of
+from estimator_accum.programs.folder import (
     EXAMPLES_CHECKSUM,
     check_run_folder,
     make_run_folder,
     write_settings,
 )
-from estimator_accum.runs.settings import check_positive, check_seed
+from estimator_accum.programs.settings import check_positive, check_seed
 
 _DEFAULT_EFFECTIVE_BATCH = 200
 

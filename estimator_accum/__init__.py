@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         microbatch_model_fn,
         whole_batch_loss,
     )
-    from estimator_accum.unedited import per_example
+    from estimator_accum.unedited._rows import per_example
 
 __version__ = "0.2.0.dev0"
 
@@ -43,7 +43,7 @@ _MODULES = {
     "make_accumulation_hooks": "hooks",
     "micro_batch_seed": "_seed",
     "microbatch_model_fn": "microbatch",
-    "per_example": "unedited",
+    "per_example": "unedited._rows",
     "recompute": "_recompute",
     "watch_signals": "hooks",
     "whole_batch_loss": "microbatch",

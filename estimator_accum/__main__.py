@@ -28,11 +28,11 @@ _COMMANDS = {
     "plan": "bert_finetune.plan",
     "fetch": _FETCH,
     "import": "bert_finetune.import_hf_checkpoint",
-    "plot": "estimator_accum.runs.plot_loss",
-    "launch": "estimator_accum.runs.launch",
+    "plot": "estimator_accum.programs.plot_loss",
+    "launch": "estimator_accum.programs.launch",
     "compat": "estimator_accum.compat",
-    "run": "estimator_accum.run",
-    "check": "estimator_accum.check",
+    "run": "estimator_accum.unedited.run",
+    "check": "estimator_accum.unedited.check",
 }
 
 

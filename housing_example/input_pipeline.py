@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 from housing_example.features import CATEGORY, COLUMNS, TARGET
 
 _SPLIT_SEED = 0

@@ -11,18 +11,18 @@ import pandas as pd
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
-from estimator_accum.runs.bars import BatchBar
-from estimator_accum.runs.batches import Batches
-from estimator_accum.runs.cluster import Cluster, enter
-from estimator_accum.runs.folder import write_text
-from estimator_accum.runs.progress import read_progress
-from estimator_accum.runs.strategies import (
+from estimator_accum.programs.bars import BatchBar
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.cluster import Cluster, enter
+from estimator_accum.programs.folder import write_text
+from estimator_accum.programs.progress import read_progress
+from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
     make_session_config,
     make_strategy,
 )
-from estimator_accum.runs.watchdog import ProgressHook, Watchdog
+from estimator_accum.programs.watchdog import ProgressHook, Watchdog
 from housing_example import demo_data, input_pipeline
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn

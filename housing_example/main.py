@@ -23,10 +23,10 @@ if __name__ == "__main__":  # also runs from a clone that is not installed
 
 from absl import flags
 
-from estimator_accum.runs.batches import micro_batch_size_of
-from estimator_accum.runs.cluster import Cluster, read_cluster_of
-from estimator_accum.runs.config import define_config_flags
-from estimator_accum.runs.program import Program
+from estimator_accum.programs.batches import micro_batch_size_of
+from estimator_accum.programs.cluster import Cluster, read_cluster_of
+from estimator_accum.programs.config import define_config_flags
+from estimator_accum.programs.program import Program
 from housing_example.settings import Settings, check_settings, flags_of
 
 # Not flags.FLAGS: other examples define flags of the same names.

@@ -12,7 +12,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from estimator_accum.runs.saving import make_saver_hooks
+from estimator_accum.programs.saving import make_saver_hooks
 from housing_example.features import TARGET, Moments, feature_columns
 from housing_example.settings import Settings
 

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from estimator_accum.runs.folder import whole_file
-from estimator_accum.runs.loss_curves import centred_mean
+from estimator_accum.programs.folder import whole_file
+from estimator_accum.programs.loss_curves import centred_mean
 
 # Distinct for color-blind readers and in print; the second run is drawn over the first,
 # thin enough that both are visible where they coincide.

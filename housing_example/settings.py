@@ -8,16 +8,16 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from estimator_accum.runs.batches import Batches, share_out
-from estimator_accum.runs.config import FLAGS
-from estimator_accum.runs.config import flags_of as _flags_of
-from estimator_accum.runs.folder import (
+from estimator_accum.programs.batches import Batches, share_out
+from estimator_accum.programs.config import FLAGS
+from estimator_accum.programs.config import flags_of as _flags_of
+from estimator_accum.programs.folder import (
     EXAMPLES_CHECKSUM,
     SETTINGS_FILE,
     check_run_folder,
     write_settings,
 )
-from estimator_accum.runs.settings import check_positive, check_seed
+from estimator_accum.programs.settings import check_positive, check_seed
 
 _DEFAULT_TRAIN_BATCH_SIZE, _DEFAULT_STEPS = 59, 3
 

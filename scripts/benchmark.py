@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 from scripts.benchmarks import parts
 from scripts.benchmarks.base import as_text, write
 from scripts.benchmarks.keras_ways import KERAS_WAYS, why_not

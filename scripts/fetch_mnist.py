@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from bert_finetune import download
 from bert_finetune.download import RemoteFile
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 
 # The copy that tensorflow/datasets downloads.
 OFFICIAL_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"

@@ -14,8 +14,8 @@ import subprocess
 import sys
 
 from bert_finetune.demo_data import MAX_SEQ_LENGTH, write_demo_data
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.runs.lock import locked
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.lock import locked
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _PLOT, _DATA = "loss.png", "data"
@@ -113,7 +113,9 @@ def results_table(output_dir: pathlib.Path) -> str:
 
 
 def _draw(output_dir: pathlib.Path) -> None:
-    from estimator_accum.runs.loss_curves import plot_loss  # slow, and not for --help
+    from estimator_accum.programs.loss_curves import (
+        plot_loss,  # slow, and not for --help
+    )
 
     labels = [label for label, *_ in RUNS.values()]
     plot_loss([output_dir / folder for folder in RUNS], labels, output_dir / _PLOT)

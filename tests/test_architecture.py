@@ -26,10 +26,11 @@ _PACKAGES = {
     "unedited": {"microbatch", "unedited"},
     "keras": {"keras"},
     "compat": {"compat"},
-    "runs": {"runs"},
-    "run": {"run", "check", "microbatch", "compat", "runs", ""},  # "" is all public
+    "programs": {"programs", "compat", "reports", "_nonfinite", "microbatch", ""},
 }
-_PACKAGES["check"] = _PACKAGES["run"]  # the second command of that room
+# The commands of `unedited` know what a program knows; "" is all public names.
+_OF_COMMANDS = {"compat", "programs", ""}
+_COMMANDS = ("run", "check", "_command", "_comparison", "_estimators", "_session_loops")
 # The public names, and the command.
 _ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "__main__.py")]
 _MODULES = sorted(_LIBRARY.rglob("*.py"))
@@ -65,12 +66,10 @@ def test_a_module_of_the_library_imports_from_its_own_row_or_from_below(path):
     if own in _CORE:
         assert parts <= _CORE.keys()
         assert all(_CORE[part] <= _CORE[own] for part in parts)
-    elif own in ("compat", "reports"):
-        assert parts <= {own}
-    elif own == "runs":
-        # "" for the version
-        known = {"runs", "compat", "reports", "_nonfinite", "microbatch", ""}
-        assert parts <= known
+    elif own in ("compat", "reports", "programs"):
+        assert parts <= _PACKAGES[own]
+    elif own == "unedited" and path.stem in _COMMANDS:
+        assert parts <= _PACKAGES[own] | _OF_COMMANDS | _CORE.keys()
     else:
         assert parts <= _PACKAGES[own] | _CORE.keys()
 
@@ -79,7 +78,7 @@ def test_every_module_of_the_core_has_a_row():
     files = {path.stem for path in _LIBRARY.glob("_*.py")} - {"__init__", "__main__"}
     assert files == _CORE.keys()
     packages = {path.parent.name for path in _LIBRARY.glob("*/__init__.py")}
-    assert packages | {"check"} == _PACKAGES.keys()
+    assert packages == _PACKAGES.keys()
 
 
 @pytest.mark.parametrize("room", _PROGRAMS)
@@ -90,9 +89,10 @@ def test_a_program_imports_no_other_one(room):
 
 
 def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():
-    outside = {_LIBRARY / name for name in ("runs", "compat", "run")}
+    outside = {_LIBRARY / name for name in ("programs", "compat")}
+    commands = {_LIBRARY / "unedited" / f"{name}.py" for name in _COMMANDS}
     words = re.compile(r"os\.environ|getenv|\babsl\b|argparse|\bprint\(|[\"'`]--\w")
     for path in _MODULES:
-        is_entrance = path in (*_ENTRANCES, _LIBRARY / "check.py")
+        is_entrance = path in _ENTRANCES or path in commands
         if not is_entrance and not outside & set(path.parents):
             assert not words.search(path.read_text()), path

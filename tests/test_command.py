@@ -15,10 +15,10 @@ _MODULES = {
     "fetch bert": "bert_finetune/fetch_bert.py",
     "fetch glue": "bert_finetune/fetch_glue.py",
     "import": "bert_finetune/import_hf_checkpoint.py",
-    "plot": "estimator_accum/runs/plot_loss.py",
-    "launch": "estimator_accum/runs/launch.py",
-    "run": "estimator_accum/run/__main__.py",
-    "check": "estimator_accum/check.py",
+    "plot": "estimator_accum/programs/plot_loss.py",
+    "launch": "estimator_accum/programs/launch.py",
+    "run": "estimator_accum/unedited/run.py",
+    "check": "estimator_accum/unedited/check.py",
 }
 
 

@@ -184,8 +184,8 @@ def test_every_flag_in_the_pages_exists(flag):
     scripts = [
         *folder.parent.glob("scripts/**/*.py"),
         *folder.parent.glob("bert_finetune/*.py"),
-        folder / "runs/plot_loss.py",
-        folder / "run/__main__.py",
+        folder / "programs/plot_loss.py",
+        folder / "unedited/run.py",
     ]
     texts = [path.read_text() for path in scripts]
     rooms = (run_classifier.FLAGS, launch_local.FLAGS)

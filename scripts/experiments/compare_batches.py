@@ -25,12 +25,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_finetune.tasks import get_task, read_examples
-from estimator_accum.runs.command_line import (
+from estimator_accum.programs.command_line import (
     OneSentenceParser,
     check_counts,
     exit_code_of,
 )
-from estimator_accum.runs.program import quiet_import
+from estimator_accum.programs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf

@@ -38,8 +38,8 @@ if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 from bert_finetune.bert_config import BertConfig
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.runs.metrics_file import METRICS
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.metrics_file import METRICS
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _CODES = {

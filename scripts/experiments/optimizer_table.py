@@ -37,8 +37,8 @@ if __name__ == "__main__":  # a clone runs without installation
 
 import numpy as np
 
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.runs.program import quiet_import
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.program import quiet_import
 
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf

@@ -2,7 +2,7 @@
 
 Fetches ten training scripts of nine public repositories from PyPI, in pinned versions
 with pinned hashes, into --work_dir, and lets each train 20 updates, as TensorFlow 1
-code: with whole batches, with `estimator_accum.run --micro_batches=4`, and with whole
+code: with whole batches, with `estimator-accum run --micro_batches=4`, and with whole
 batches whose examples are in reverse order, which shows what rounding does. Their texts
 stay as they are. Each is started by a driver in scripts/experiments/public, with a
 small model and made-up data, without dropout. Prints a Markdown table; a difference is
@@ -38,7 +38,7 @@ if __name__ == "__main__":  # a clone runs without installation
 
 import numpy as np
 
-from estimator_accum.runs.command_line import (
+from estimator_accum.programs.command_line import (
     FetchError,
     OneSentenceParser,
     exit_code_of,
@@ -320,7 +320,7 @@ def _run(
         name: Name of the driver.
         folder: Folder for its output.
         run: Name of the run.
-        micro_batches: Flag of `estimator_accum.run`; None trains whole batches.
+        micro_batches: Flag of `estimator-accum run`; None trains whole batches.
         driver_flags: Flags of the driver.
 
     Returns:
@@ -331,7 +331,7 @@ def _run(
     if micro_batches is None:
         command += ["estimator_accum.compat", "--v1"]
     else:
-        command += ["estimator_accum.run", "--v1", micro_batches]
+        command += ["estimator_accum", "run", "--v1", micro_batches]
     command += [
         str(_DRIVERS / f"{name}.py"),
         f"--output_dir={folder / run}",

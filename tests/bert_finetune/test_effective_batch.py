@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from bert_finetune import jobs, modeling, training
 from bert_finetune.settings import Settings
-from estimator_accum.runs.batches import AUTO
-from estimator_accum.runs.cluster import Cluster
-from estimator_accum.runs.watchdog import ProgressHook
+from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.watchdog import ProgressHook
 from tests.helpers.models import tiny_bert
 from tests.helpers.models.tiny_bert import (
     copy_at_step,

@@ -16,9 +16,9 @@ from bert_finetune.evaluations import (
     read_evaluations,
 )
 from bert_finetune.windows import make_windows
-from estimator_accum.runs.batches import Batches
-from estimator_accum.runs.cluster import Cluster
-from estimator_accum.runs.progress import Progress
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.progress import Progress
 
 _METRIC = "f1"
 

@@ -11,7 +11,7 @@ import pytest
 
 from bert_finetune import download, fetch_bert, fetch_glue, receiving
 from bert_finetune.tasks import TASKS, get_task, read_examples
-from estimator_accum.runs.command_line import FetchError
+from estimator_accum.programs.command_line import FetchError
 from scripts import fetch_mnist
 from tests.helpers.processes import running
 from tests.helpers.processes.local_server import (

@@ -10,7 +10,7 @@ from bert_finetune.input_pipeline import eval_input_fn, order, predict_input_fn
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
 from bert_finetune.windows import epoch_order, make_windows
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 
 _LETTERS = "abcdefghij"
 _MAX_SEQ_LENGTH = 9

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from bert_finetune import evaluations, jobs, model_fn, recomputing, training
 from estimator_accum import recompute
-from estimator_accum.runs.folder import make_run_folder
-from estimator_accum.runs.progress import read_progress
+from estimator_accum.programs.folder import make_run_folder
+from estimator_accum.programs.progress import read_progress
 from tests.helpers.models import tiny_bert
 from tests.helpers.models.tiny_bert import (
     all_variables,

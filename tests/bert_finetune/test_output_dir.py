@@ -13,7 +13,7 @@ import tensorflow as tf
 from bert_finetune import jobs
 from bert_finetune.output_dir import check_output_dir
 from bert_finetune.settings import Settings
-from estimator_accum.runs.progress import latest_checkpoint
+from estimator_accum.programs.progress import latest_checkpoint
 from tests.helpers.models.tiny_bert import copy_at_step
 
 

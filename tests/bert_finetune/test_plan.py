@@ -15,8 +15,8 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.model_fn import make_model_fn
 from bert_finetune.plan_memory import memory_of, parameter_bytes
 from bert_finetune.tasks import get_task
-from estimator_accum.runs import disk
-from estimator_accum.runs.batches import share_out
+from estimator_accum.programs import disk
+from estimator_accum.programs.batches import share_out
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes import documents
 

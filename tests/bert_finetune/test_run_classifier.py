@@ -10,8 +10,8 @@ import tensorflow as tf
 from absl.testing import flagsaver
 
 from bert_finetune import run_classifier
-from estimator_accum.runs.lock import locked
-from estimator_accum.runs.progress import read_progress
+from estimator_accum.programs.lock import locked
+from estimator_accum.programs.progress import read_progress
 from tests.helpers.models.tiny_bert import (
     all_variables,
     command_line,

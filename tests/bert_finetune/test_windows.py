@@ -10,7 +10,7 @@ import pytest
 from bert_finetune import windows as windows_module
 from bert_finetune.tasks import get_task, read_examples
 from bert_finetune.windows import epoch_order, make_windows
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 
 _CUTS = [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5), (7, 3)]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from distributed import command_line, jobs, launch_local, main
-from estimator_accum.runs.cluster import Cluster
+from estimator_accum.programs.cluster import Cluster
 from tests.helpers.models import short_run
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from distributed import jobs, main
-from estimator_accum.runs.cluster import read_cluster
+from estimator_accum.programs.cluster import read_cluster
 from tests.helpers.oracles import fuzzing
 
 pytestmark = [

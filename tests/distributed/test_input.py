@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from distributed import digits, input_pipeline
 from distributed.input_pipeline import Examples, load_examples, places
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 
 
 def _idx(array: np.ndarray) -> bytes:

@@ -1,11 +1,11 @@
-"""Flags of the launcher; tests/estimator_accum/runs/test_launch.py starts tasks."""
+"""Flags of the launcher; tests/estimator_accum/programs/test_launch.py starts tasks."""
 
 import json
 
 import pytest
 
 from distributed import launch_local
-from estimator_accum.runs import launch
+from estimator_accum.programs import launch
 
 
 @pytest.fixture

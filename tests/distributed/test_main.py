@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from distributed import jobs
+from estimator_accum.programs.watchdog import LostTaskError
 from estimator_accum.reports import _display
-from estimator_accum.runs.watchdog import LostTaskError
 from tests.helpers.models import short_run
 from tests.helpers.processes import running
 

@@ -7,7 +7,7 @@ import pytest
 
 from distributed import settings as settings_module
 from distributed.settings import Settings, batches_of, check_settings
-from estimator_accum.runs.batches import AUTO, Batches
+from estimator_accum.programs.batches import AUTO, Batches
 from tests.helpers.models.short_run import settings
 
 pytestmark = pytest.mark.once

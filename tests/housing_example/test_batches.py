@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from estimator_accum.runs.batches import AUTO, Batches
+from estimator_accum.programs.batches import AUTO, Batches
 from housing_example.settings import batches_of, check_output_dir, remember_settings
 
 

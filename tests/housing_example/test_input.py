@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from estimator_accum.runs.batches import Batches
+from estimator_accum.programs.batches import Batches
 from housing_example import demo_data, input_pipeline
 from housing_example.features import COLUMNS, TARGET, feature_columns, measure
 

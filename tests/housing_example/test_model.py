@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.runs.batches import Batches
-from estimator_accum.runs.watchdog import Watchdog
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.watchdog import Watchdog
 from housing_example import input_pipeline, jobs, results
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from estimator_accum.runs.cluster import Cluster, enter
-from estimator_accum.runs.watchdog import ProgressHook
+from estimator_accum.programs.cluster import Cluster, enter
+from estimator_accum.programs.watchdog import ProgressHook
 from housing_example import demo_data, input_pipeline, jobs
 from tests.helpers.processes import running
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from estimator_accum.runs.lock import locked
+from estimator_accum.programs.lock import locked
 from scripts import quickstart_demo
 from tests.helpers.processes import running
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from distributed import command_line
 from distributed.settings import Settings
-from estimator_accum.runs.batches import micro_batch_size_of
+from estimator_accum.programs.batches import micro_batch_size_of
 
 _SETTINGS = {"train_updates": 6, "effective_batch_size": 203, "shuffle": False}
 # No test depends on the clock: a task that waits for a lost one ends by the deadline.

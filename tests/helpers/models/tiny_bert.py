@@ -14,7 +14,7 @@ from bert_finetune import settings as settings_module
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.settings import Settings
-from estimator_accum.runs.folder import make_run_folder
+from estimator_accum.programs.folder import make_run_folder
 
 WORDS = [f"w{number}" for number in range(20)]
 _SIZES = {"vocab_size": 5 + len(WORDS), "hidden_size": 16, "num_hidden_layers": 1}

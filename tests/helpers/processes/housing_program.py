@@ -13,7 +13,7 @@ import types
 
 import tensorflow as tf
 
-from estimator_accum.runs import watchdog
+from estimator_accum.programs import watchdog
 from housing_example import jobs, model_fn
 from housing_example.main import main
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from distributed import model_fn
 from distributed.main import main
-from estimator_accum.runs import watchdog
+from estimator_accum.programs import watchdog
 
 _training = model_fn._training
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from estimator_accum.runs.batches import AUTO
+from estimator_accum.programs.batches import AUTO
 
 _REMEDIES = {"gradient_accumulation_steps": "Use 1 to turn accumulation off."}
 

@@ -4,12 +4,12 @@ import socket
 
 import pytest
 
-from estimator_accum.runs.lock import LockedFolderError, locked
+from estimator_accum.programs.lock import LockedFolderError, locked
 from tests.helpers.processes import running
 
 _HOLD = """
 import pathlib, sys, time
-from estimator_accum.runs.lock import locked
+from estimator_accum.programs.lock import locked
 with locked(sys.argv[1]):
     pathlib.Path(sys.argv[1], "held").touch()
     time.sleep(10_000)

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from estimator_accum.runs import ending
+from estimator_accum.programs import ending
 
 _OOM = tf.errors.ResourceExhaustedError(
     None,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.run._check import _report, check_instead_of_training
+from estimator_accum.unedited._comparison import _report, check_instead_of_training
 from tests.helpers.models.microbatch_runs import (
     hidden_layer,
     make_data,

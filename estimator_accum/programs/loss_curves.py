@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from estimator_accum.runs.folder import whole_file
-from estimator_accum.runs.metrics_file import METRICS
+from estimator_accum.programs.folder import whole_file
+from estimator_accum.programs.metrics_file import METRICS
 
 _COLUMNS = ("update_step", "examples", "loss")
 _SMOOTHED_SHARE = 0.05  # of a run's updates are averaged for one point of the bold line

@@ -15,8 +15,8 @@ from typing import Any
 
 from absl import flags
 
-from estimator_accum.runs.batches import AUTO
-from estimator_accum.runs.folder import read_settings
+from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.folder import read_settings
 
 FLAGS = "flags"  # key of the flags in the file
 # Flags with two names: (another name, the name in the file).

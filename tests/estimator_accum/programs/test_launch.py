@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tqdm
 
-from estimator_accum.runs import launch as launcher
+from estimator_accum.programs import launch as launcher
 from tests.helpers.processes import running
 
 # Each start of each task is a line in the file `starts`.
@@ -103,7 +103,7 @@ def _start_launcher(folder: pathlib.Path, body: str = "") -> running.Program:
     task = folder.with_name("task.py")
     task.write_text(_TASK + body + "\nwait_for('what never comes')")
     command = [sys.executable, str(task), f"--output_dir={folder}"]
-    return running.start("-m", "estimator_accum.runs.launch", *command)
+    return running.start("-m", "estimator_accum.programs.launch", *command)
 
 
 def test_all_tasks_done_is_0_and_their_lines_have_their_names(launch, output_dir):

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 from absl import flags
 
 from estimator_accum import __version__
-from estimator_accum.runs.cluster import Cluster
-from estimator_accum.runs.config import config_text, read_config
-from estimator_accum.runs.folder import make_run_folder
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.config import config_text, read_config
+from estimator_accum.programs.folder import make_run_folder
 
 _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
 
@@ -72,8 +72,8 @@ class Program:
             return
         with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
             from estimator_accum.compat import enable_estimator
-            from estimator_accum.runs.ending import ended_in_words
-            from estimator_accum.runs.lock import locked
+            from estimator_accum.programs.ending import ended_in_words
+            from estimator_accum.programs.lock import locked
 
             jobs = importlib.import_module(self.jobs)
         folder = settings.output_dir

@@ -6,14 +6,14 @@ import sys
 import pytest
 from absl import flags
 
-from estimator_accum.runs.folder import make_run_folder
-from estimator_accum.runs.program import path_sentence, read_flags, sentence
+from estimator_accum.programs.folder import make_run_folder
+from estimator_accum.programs.program import path_sentence, read_flags, sentence
 from tests.helpers.processes import running
 
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
 _PROGRAM = f"""
 import sys
-from estimator_accum.runs.program import quiet_import
+from estimator_accum.programs.program import quiet_import
 with quiet_import(sys.argv[1:]):
     {_NOISE}
     {{end}}
@@ -68,7 +68,9 @@ def test_a_path_that_the_system_refuses_is_named(tmp_path):
 
 
 def test_a_reader_that_leaves_is_no_error():
-    program = "import sys; from estimator_accum.runs.command_line import exit_code_of\n"
+    program = (
+        "import sys; from estimator_accum.programs.command_line import exit_code_of\n"
+    )
     program += "sys.exit(exit_code_of(lambda: print('line\\n' * 100_000)))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", program]

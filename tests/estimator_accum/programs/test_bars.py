@@ -4,8 +4,8 @@ import logging
 
 import tensorflow as tf
 
+from estimator_accum.programs.bars import BatchBar
 from estimator_accum.reports import _display
-from estimator_accum.runs.bars import BatchBar
 
 
 def _evaluate(bar, num_batches):

@@ -10,8 +10,8 @@ from absl import flags
 
 from bert_finetune import run_classifier
 from distributed import command_line
-from estimator_accum.runs.config import config_text, define_config_flags, flags_of
-from estimator_accum.runs.program import read_flags, sentence
+from estimator_accum.programs.config import config_text, define_config_flags, flags_of
+from estimator_accum.programs.program import read_flags, sentence
 from housing_example import main as housing
 from tests.helpers.models import tiny_bert
 

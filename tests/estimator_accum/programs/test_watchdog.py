@@ -6,13 +6,13 @@ import types
 import pytest
 import tensorflow as tf
 
-from estimator_accum.runs import watchdog as watchdog_module
-from estimator_accum.runs.watchdog import LostTaskError, ProgressHook, Watchdog
+from estimator_accum.programs import watchdog as watchdog_module
+from estimator_accum.programs.watchdog import LostTaskError, ProgressHook, Watchdog
 from tests.helpers.processes import running
 
 _WAITER = """
 import time
-from estimator_accum.runs.watchdog import Watchdog
+from estimator_accum.programs.watchdog import Watchdog
 Watchdog(0.1, "worker 1").start()
 while True: time.sleep(1)
 """

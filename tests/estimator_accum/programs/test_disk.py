@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.compat import enable_estimator
-from estimator_accum.runs import disk, ending
+from estimator_accum.programs import disk, ending
 
 enable_estimator()
 v1 = tf.compat.v1

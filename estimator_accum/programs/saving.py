@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from estimator_accum.runs.disk import DiskSpaceHook
+from estimator_accum.programs.disk import DiskSpaceHook
 
 
 def make_saver_hooks(

@@ -12,8 +12,8 @@ import argparse
 import pathlib
 import sys
 
-from estimator_accum.runs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.runs.metrics_file import METRICS
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.metrics_file import METRICS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _plot(flags: argparse.Namespace) -> None:
     # Takes a second to import, so the flags are read first.
-    from estimator_accum.runs.loss_curves import plot_loss
+    from estimator_accum.programs.loss_curves import plot_loss
 
     folders = [pathlib.Path(folder) for folder in flags.output_dirs]
     plot_loss(folders, flags.labels, flags.plot)

@@ -9,7 +9,7 @@ multi_worker  a replica on each GPU of each task (or one per task) of the cluste
 
 import tensorflow as tf
 
-from estimator_accum.runs.cluster import Cluster, enter
+from estimator_accum.programs.cluster import Cluster, enter
 
 
 def count_replicas(strategy: str, cluster: Cluster) -> int:

@@ -2,7 +2,12 @@
 
 import pytest
 
-from estimator_accum.runs.batches import AUTO, Batches, micro_batch_size_of, share_out
+from estimator_accum.programs.batches import (
+    AUTO,
+    Batches,
+    micro_batch_size_of,
+    share_out,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from estimator_accum import __version__
-from estimator_accum.runs.program import path_sentence
+from estimator_accum.programs.program import path_sentence
 
 
 class FetchError(Exception):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from estimator_accum.runs.cluster import Cluster, read_cluster
+from estimator_accum.programs.cluster import Cluster, read_cluster
 
 _CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
 

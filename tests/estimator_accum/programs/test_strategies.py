@@ -6,8 +6,8 @@ import os
 import pytest
 import tensorflow as tf
 
-from estimator_accum.runs.cluster import Cluster, read_cluster_of
-from estimator_accum.runs.strategies import (
+from estimator_accum.programs.cluster import Cluster, read_cluster_of
+from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
     make_session_config,

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from estimator_accum.run.__main__ import add_script, count, enable_and_run
+from estimator_accum.unedited._command import add_script, count, enable_and_run
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _change_estimators(flags: argparse.Namespace) -> Callable[[], int]:
-    from estimator_accum.run._check import check_instead_of_training
+    from estimator_accum.unedited._comparison import check_instead_of_training
 
     return check_instead_of_training(flags.updates)
 

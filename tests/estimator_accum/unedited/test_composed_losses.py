@@ -2,7 +2,7 @@
 
 To compose more of them than the suite does:
 
-    python -m pytest tests/estimator_accum/microbatch/test_composed_losses.py \\
+    python -m pytest tests/estimator_accum/unedited/test_composed_losses.py \\
         --composed-losses=5000
 """
 

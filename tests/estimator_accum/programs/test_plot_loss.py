@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
-from estimator_accum.runs import loss_curves, plot_loss
+from estimator_accum.programs import loss_curves, plot_loss
 from tests.helpers.processes import running
 
 pytestmark = pytest.mark.once

@@ -1,0 +1,68 @@
+"""Runs a training script in little memory, without editing it.
+
+    estimator-accum run --micro_batches=auto script.py --its --flags
+
+The script runs as `python script.py --its --flags` would. Each batch of an Estimator's
+input_fn is cut into micro-batches, and what the script does with its gradients, it does
+once per batch. So its batch size, schedule, max_steps, hooks and checkpoints mean what
+they meant. A script with a session loop of its own, without an Estimator, accumulates K
+of its `session.run` calls with --gradient_accumulation_steps=K. In place of the script
+there may be -m and a module.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from estimator_accum.unedited._command import add_script, count, enable_and_run
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Reads the command line and runs the script.
+
+    Args:
+        arguments: The command line; None reads `sys.argv`.
+    """
+    parser = add_script("estimator-accum run", __doc__)
+    parser.add_argument(
+        "--micro_batches",
+        type=_micro_batches,
+        metavar="N",
+        help="micro-batches per batch, or auto: as few as memory allows (default: auto)",
+    )
+    parser.add_argument(
+        "--gradient_accumulation_steps",
+        type=count,
+        metavar="K",
+        help="session.run calls per update, for scripts without an Estimator",
+    )
+    flags = parser.parse_args(arguments)
+    if flags.gradient_accumulation_steps is not None and flags.micro_batches:
+        parser.error(
+            "`--gradient_accumulation_steps` is for scripts without an Estimator, "
+            "`--micro_batches` for those with one. Received: both. Leave one out"
+        )
+    enable_and_run(parser, flags, _change_training)
+
+
+def _change_training(flags: argparse.Namespace) -> Callable[[], int]:
+    if flags.gradient_accumulation_steps is not None:
+        from estimator_accum.unedited._session_loops import accumulate_runs
+
+        return accumulate_runs(flags.gradient_accumulation_steps)
+    from estimator_accum.unedited._estimators import cut_batches
+
+    return cut_batches(flags.micro_batches or "auto")
+
+
+def _micro_batches(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}. Or use auto") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
