@@ -328,7 +328,7 @@ def _passing(analysis, operation, states):
 @rule("EnsureShape")
 def _ensure_shape(analysis, operation, states):
     shape = tf.TensorShape(operation.get_attr("shape"))
-    if shape.rank is not None and shape[states[0].axis] is not None:
+    if shape.rank is not None and shape.as_list()[states[0].axis] is not None:
         raise Mixed("it wants a number of examples")
     return _passing(analysis, operation, states)
 
@@ -857,7 +857,7 @@ def _strided_slice(analysis, operation, states):
         raise Mixed("rows are chosen by values")
     tensor, rank = operation.inputs[0], analysis.rank(operation.inputs[0])
     begin, end, strides = (analysis.value(each) for each in operation.inputs[1:])
-    number = operation.inputs[1].shape[0]
+    number = operation.inputs[1].shape.num_elements()
     if number is None:
         raise Mixed("its axes are not known")
     masks = {

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum._accumulators import add, commit, create_accumulator, take_window
+from estimator_accum._accumulators import (
+    add_up as add,
+    commit,
+    create_accumulator,
+    take_window,
+)
 from estimator_accum._gradients import half_squared_norms, scale_and_clip
 from estimator_accum._graph import ancestors
 from tests.helpers.models.interfaces import start_session

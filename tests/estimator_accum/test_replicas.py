@@ -10,7 +10,7 @@ from estimator_accum import (
     get_windows,
     make_accumulating_train_op,
 )
-from estimator_accum._rule import Rule, update_ops_of
+from estimator_accum._options import Options as Rule, update_ops_of
 from estimator_accum._state import _scales_a_loss
 from estimator_accum.keras import accumulate
 from tests.helpers.models.interfaces import sgd, start_session
