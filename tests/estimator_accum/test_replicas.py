@@ -15,6 +15,7 @@ from estimator_accum.keras import accumulate
 from tests.helpers.models.interfaces import sgd, start_session
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 NAN = float("nan")
 
