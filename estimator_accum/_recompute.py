@@ -41,7 +41,7 @@ _SMALL = {"Const", "Shape", "ShapeN", "Size", "Rank"}
 _CONTROL_FLOW_V1 = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "Exit"}
 
 
-def recompute(layer: Callable, *, always: bool = False) -> Callable:
+def recompute(layer: Callable, *, always: bool | tf.Tensor = False) -> Callable:
     """Returns a layer whose activations are recomputed in the backward pass.
 
         hidden = recompute(transformer_block)(hidden, mask)
@@ -67,7 +67,8 @@ def recompute(layer: Callable, *, always: bool = False) -> Callable:
     Args:
         layer: Function of tensors, in any structure, and other arguments that returns
             tensors in any structure. It may create variables.
-        always: Whether the layer is also recomputed where "auto" would not do it.
+        always: Whether the layer is also recomputed where "auto" would not do it. A
+            scalar bool Tensor decides in each run, whatever "auto" would do.
 
     Returns:
         A function with the arguments and results of `layer`, to be called in a graph,
@@ -95,7 +96,10 @@ def recompute(layer: Callable, *, always: bool = False) -> Callable:
         if not tensors:
             return results
         batch = current_batch()
-        switch = None if always or batch is None else batch.recompute_switch()
+        if tf.is_tensor(always):
+            switch = always
+        else:
+            switch = None if always or batch is None else batch.recompute_switch()
         detached = iter(_detached(tensors, created, switch))
         flat = [next(detached) if tf.is_tensor(value) else value for value in flat]
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)

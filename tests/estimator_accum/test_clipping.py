@@ -4,68 +4,88 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum._accumulators import (
-    add_up as add,
-    commit,
-    create_accumulator,
-    take_window,
-)
-from estimator_accum._gradients import half_squared_norms, scale_and_clip
+from estimator_accum import get_windows, make_accumulating_train_op, microbatch_model_fn
 from estimator_accum._graph import ancestors
-from tests.helpers.models.interfaces import start_session
+from tests.helpers.models.interfaces import (
+    after_each,
+    fed_gradients,
+    sgd,
+    start_session,
+)
+from tests.helpers.models.microbatch_runs import spec_of
 
 pytestmark = pytest.mark.usefixtures("fresh_graph", "graph_optimizer")
 v1 = tf.compat.v1
 
 
-def _run(tensors):
-    with v1.Session() as session:
-        return session.run(tensors)
+def _norm_of(loss):
+    """Returns the norm that a window of one micro-step reports."""
+    train_op = make_accumulating_train_op(loss, sgd(), 1)
+    (window,) = get_windows()
+    with start_session() as session:
+        return session.run([window.gradient_norm, train_op])[0]
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_squares_may_leave_the_range_of_half_precision(dtype):
     """300 ** 2 is beyond float16's largest number."""
-    found = _run(half_squared_norms([tf.constant([300.0, 400.0], dtype)], tf.float32))
-    np.testing.assert_allclose(found, [125000.0], rtol=1e-2)
+    x = v1.get_variable("x", initializer=tf.zeros([2], dtype))
+    loss = tf.reduce_sum(x * tf.constant([300.0, 400.0], dtype))
+    np.testing.assert_allclose(_norm_of(loss), 500.0, rtol=1e-2)
 
 
 def test_a_row_that_is_looked_up_twice_counts_with_the_sum_of_its_slices():
-    slices = tf.IndexedSlices(tf.constant([[3.0], [1.0], [1.0]]), [2, 0, 2], [4, 1])
-    assert _run(half_squared_norms([slices], tf.float32)) == [(4**2 + 1**2) / 2]
+    table = v1.get_variable("table", [4, 1])
+    loss = tf.reduce_sum(tf.gather(table, [2, 0, 2])[:, 0] * [3.0, 1.0, 1.0])
+    assert _norm_of(loss) == pytest.approx((4**2 + 1**2) ** 0.5)
 
 
-@pytest.mark.parametrize("norm", [0.5, 2.0, 8.0, float("inf"), float("nan")])
-@pytest.mark.parametrize("factor", [None, 0.5])
-def test_clipping_is_tensorflows_own_to_the_bit(norm, factor):
-    """Any NaN or infinity makes all values NaN, not only its own."""
-    sums = [tf.constant([0.3, -0.7]), tf.constant(1.1)]
-    norm = tf.constant(norm)
-    scale = None if factor is None else tf.constant(factor)
-    ours, ours_norm = scale_and_clip(sums, scale, 1.5, norm)
-    mean = [value * (factor or 1.0) for value in sums]
-    theirs, theirs_norm = tf.clip_by_global_norm(mean, 1.5, norm * (factor or 1.0))
-    for one, other in zip(*_run([[*ours, ours_norm], [*theirs, theirs_norm]])):
-        if factor is None:
-            np.testing.assert_array_equal(one, other)
-        else:  # one product instead of two
-            np.testing.assert_allclose(one, other, rtol=1e-6)
+@pytest.mark.parametrize("size", [0.3, 1.0, 1e3, 1e25])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_clipping_is_tensorflows_own_to_the_bit(size, steps):
+    """Where the norm is infinite, all values are NaN."""
+    fed, variables, loss = fed_gradients([0.0, 0.0], 0.0)
+    train_op = make_accumulating_train_op(loss, sgd(), steps, clip_norm=1.5)
+    mean = [np.float32([0.3, -0.7]) * np.float32(size), np.float32(1.1 * size)]
+    clipped, _ = tf.clip_by_global_norm([tf.constant(value) for value in mean], 1.5)
+    feeds = [dict(zip(fed, mean, strict=True))] * steps
+    found = after_each(train_op, feeds, [*variables, *clipped])[-1]
+    for ours, theirs in zip(found[:2], found[2:], strict=True):
+        np.testing.assert_array_equal(ours, -theirs)
 
 
 def test_rows_are_cleared_after_they_were_read():
     """Checks the order in the graph, since a run would rarely show a race."""
-    accumulator = create_accumulator("table", tf.TensorShape([4, 1]), tf.float32, True)
-    slices = tf.IndexedSlices(tf.constant([[3.0]]), tf.constant([2]))
-    is_first = tf.constant(True)
-    sums = add([accumulator], [slices], is_first)
-    marked, added = commit([accumulator], sums, is_first)
-    assert marked in ancestors([added])  # a failure in between loses no row
-    with tf.control_dependencies([added]):
-        (taken,), cleared = take_window([accumulator])
-    assert taken.values.op.type == "ResourceGather"
-    assert all(taken.values.op in ancestors([each]) for each in cleared)
-    with start_session() as session:
-        values, rows, _ = session.run([taken.values, taken.indices, cleared])
-        assert (values.tolist(), rows.tolist()) == ([[3.0]], [2])
-        assert not np.any(session.run(accumulator.total))
-        assert not np.any(session.run(accumulator.touched))
+
+    def model_fn(features, mode):
+        table = v1.get_variable("table", [4, 1])
+        loss = tf.reduce_mean(tf.gather(table, features))
+        return spec_of(mode, loss, make_accumulating_train_op(loss, sgd(), 1))
+
+    rows = v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors([2, 1]))
+    v1.train.get_or_create_global_step()
+    spec = microbatch_model_fn(model_fn, 2)(
+        rows.get_next(), mode=tf.estimator.ModeKeys.TRAIN
+    )
+    operations = spec.train_op.graph.get_operations()
+
+    def users(handle, kind):
+        return [
+            operation
+            for operation in operations
+            if operation.type == kind and operation.inputs[0].op.name == handle
+        ]
+
+    (read,) = users("table/accumulator", "ResourceGather")
+    cleared = [
+        operation
+        for handle in ("table/accumulator", "table/accumulator_rows")
+        for operation in users(handle, "ResourceScatterUpdate")
+        if operation in ancestors([spec.train_op])
+    ]
+    assert len(cleared) == 2
+    assert all(read in ancestors([each]) for each in cleared)
+    (added,) = users("table/accumulator", "ResourceScatterAdd")
+    marked = users("table/accumulator_rows", "ResourceScatterUpdate")
+    # A failure in between loses no row.
+    assert any(each in ancestors([added]) for each in marked if each not in cleared)

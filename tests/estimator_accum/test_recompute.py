@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import types
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,14 +9,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from estimator_accum import (
-    _recompute,
     make_accumulating_train_op,
     micro_batch_seed,
     microbatch_model_fn,
     recompute,
 )
 from estimator_accum._graph import ancestors
-from estimator_accum._recompute import _pack, _unpack
 from tests.helpers.models.interfaces import start_session
 from tests.helpers.models.microbatch_runs import INPUT, hidden_layer, output_layer
 
@@ -167,14 +163,12 @@ def _as_it_is(layer):
 
 
 def _switched(should_recompute):
-    """Returns `recompute` as in a batch that chooses, by `should_recompute(step)`."""
+    """Returns `recompute` that each run switches on by `should_recompute(step)`."""
 
     def wrap(layer):
         def wrapped(*arguments):
             switch = should_recompute(v1.train.get_or_create_global_step())
-            batch = types.SimpleNamespace(recompute_switch=lambda: switch)
-            with mock.patch.object(_recompute, "current_batch", lambda: batch):
-                return recompute(layer)(*arguments)
+            return recompute(layer, always=switch)(*arguments)
 
         return wrapped
 
@@ -344,13 +338,13 @@ def test_a_switch_keeps_all_or_inputs_alone():
 
 
 @pytest.mark.parametrize("shape", [[], [1], [8], [3, 5], [2, 0], [4, 2, 8]])
-def test_masks_are_packed_to_bits_and_back(shape):
-    mask = np.random.default_rng(0).random(shape) < 0.5
+def test_a_mask_of_any_shape_is_the_same_in_the_second_pass(shape):
+    """Where a number was dropped, so is its gradient."""
     with tf.Graph().as_default(), v1.Session() as session:
-        bits = _pack(tf.constant(mask))
-        found, size = session.run([_unpack(bits, tf.constant(shape, tf.int32)), bits])
-    np.testing.assert_array_equal(found, mask)
-    assert size.nbytes == -(-mask.size // 8)
+        x = tf.ones(shape)
+        y = recompute(lambda x: tf.nn.dropout(x, 0.5, seed=3))(x)
+        found, slope = session.run([y, tf.gradients(y, x)[0]])
+    np.testing.assert_array_equal(found, slope)
 
 
 def test_a_second_pass_through_the_forward_pass_is_not_run_early():

@@ -10,11 +10,12 @@ from estimator_accum import (
     get_windows,
     make_accumulating_train_op,
 )
-from estimator_accum._options import Options as Rule, update_ops_of
-from estimator_accum._state import _scales_a_loss
+from estimator_accum._graph import ancestors
 from estimator_accum.keras import accumulate
 from tests.helpers.models.interfaces import sgd, start_session
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 NAN = float("nan")
 
@@ -23,11 +24,8 @@ class _TwoReplicas:
     """Two replicas of x, each with its own fed gradient."""
 
     def __init__(self, make_train_op, divides_the_loss=False):
-        with tf.Graph().as_default():  # eager creation needs two CPUs
-            strategy = tf.distribute.MirroredStrategy(
-                ["/cpu:0", "/cpu:1"],
-                cross_device_ops=tf.distribute.ReductionToOneDevice(),
-            )
+        with tf.Graph().as_default():
+            strategy = two_replicas()
             # Estimator sets it around its model_fn.
             strategy._scale_loss_for_estimator = divides_the_loss
             with strategy.scope():
@@ -48,9 +46,8 @@ class _TwoReplicas:
         self._x = [v.read_value() for v in strategy.experimental_local_results(x)]
         self._window = get_windows()[0]
         self._update_step = get_or_create_update_step().read_value()
-        config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
         self.saver = v1.train.Saver()
-        self.session = start_session(config)
+        self.session = start_session(TWO_CPUS)
 
     def __call__(self, *gradients):
         """Returns x after each micro-step; it is the same on both replicas."""
@@ -287,30 +284,41 @@ def test_an_optimizer_that_would_reduce_again_is_refused():
 
 def test_each_replica_runs_the_updates_that_it_has_made():
     """One of another replica would need the other's micro-batch."""
-    found = []
+    updates = []
 
-    def replica():
-        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, tf.no_op("update"))
+    def make_train_op(loss):
+        updates.append(tf.no_op("update"))
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, updates[-1])
         context = tf.distribute.get_replica_context()
         context.merge_call(lambda strategy: None)  # now all have made theirs
-        rule = Rule(v1.train.GradientDescentOptimizer(0.1), 2)
-        found.append([update.name for update in update_ops_of(rule)])
+        return _train_op(2)(loss)
 
-    with tf.Graph().as_default():  # eager creation needs two CPUs
-        strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-        with strategy.scope():
-            strategy.extended.call_for_each_replica(replica)
-        assert found == [["update"], ["replica_1/update"]]
-        both = update_ops_of(Rule(v1.train.GradientDescentOptimizer(0.1), 2))
-        assert len(both) == 2
+    graph = _TwoReplicas(make_train_op).session.graph
+    first, second = (
+        [each.name for each in graph.get_operations() if update in each.control_inputs]
+        for update in updates
+    )
+    assert first and not any(name.startswith("replica_1/") for name in first)
+    assert second and all(name.startswith("replica_1/") for name in second)
+
+
+def test_without_replicas_all_updates_run():
+    with tf.Graph().as_default():
+        updates = [tf.no_op("update"), tf.no_op("replica_1/update")]
+        for update in updates:
+            v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+        train_op = _train_op(2)(2.0 * v1.get_variable("x", initializer=0.0))
+        assert {*updates} <= {*ancestors([train_op])}
 
 
 def test_a_half_in_an_imported_graph_scales_no_loss():
     """As in the copies of a recomputed layer: they do not say who made them."""
     with tf.Graph().as_default() as graph:
-        tf.constant(0.5)
+        tf.constant(0.5, name="half")
     definition = graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(definition)
-    (half,) = graph.get_operations()
-    assert not _scales_a_loss(half, 2)
+
+    def make_train_op(loss):
+        (half,) = tf.graph_util.import_graph_def(definition, return_elements=["half:0"])
+        return _train_op(2)(2.0 * half * loss)
+
+    assert _TwoReplicas(make_train_op)((1, 2), (3, 6)) == [0, -3]

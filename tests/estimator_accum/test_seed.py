@@ -1,11 +1,13 @@
 """Seeds of micro-batches: what they depend on, and that no two are equal."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import micro_batch_seed
-from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum import micro_batch_seed, microbatch_model_fn
 from tests.helpers.models.interfaces import start_session
+from tests.helpers.models.microbatch_runs import by_train_op, input_fn_of, spec_of
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
 v1 = tf.compat.v1
 
@@ -33,34 +35,33 @@ def test_a_seed_depends_on_graph_seed_name_and_step_alone():
 
 
 def test_micro_batches_of_one_batch_have_seeds_of_their_own():
-    with tf.Graph().as_default():
-        step = v1.train.get_or_create_global_step()
-        batch = WholeBatch("mean")
-        with batch.as_current():
-            seed = micro_batch_seed("a")
-        with start_session() as session:
-            found = set()
-            for value in (0, 1, 2):
-                step.load(value, session)
-                for begin in (0, 1, 1000, 2**24 - 1):
-                    found.add(tuple(session.run(seed, {batch.begin: begin})))
+    found = set()
+
+    def note(seed):
+        found.add(tuple(seed))
+        return np.float32(1)
+
+    def model_fn(features, labels, mode):
+        one = tf.numpy_function(note, [micro_batch_seed("a")], tf.float32, False)
+        x = v1.get_variable("x", initializer=1.0)
+        loss = tf.reduce_mean(one * x * features["x"])
+        return spec_of(mode, loss, by_train_op("sgd")(loss))
+
+    estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4))
+    estimator.train(input_fn_of(3 * 1000, 1000))
     assert len(found) == 12
 
 
 def test_replicas_have_seeds_of_their_own():
     with tf.Graph().as_default():
-        strategy = tf.distribute.MirroredStrategy(
-            ["/cpu:0", "/cpu:1"],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
+        strategy = two_replicas()
         with strategy.scope():
             step = v1.train.get_or_create_global_step()
             seeds = strategy.extended.call_for_each_replica(
                 lambda: micro_batch_seed("a")
             )
             seeds = strategy.experimental_local_results(seeds)
-        config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
-        with start_session(config) as session:
+        with start_session(TWO_CPUS) as session:
             found = []
             for _ in range(3):
                 found += map(tuple, session.run(seeds))

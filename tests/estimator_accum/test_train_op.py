@@ -8,10 +8,10 @@ from tensorflow.python.autograph.core import ag_ctx
 from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
+    get_windows,
     make_accumulating_train_op,
 )
 from estimator_accum._graph import ancestors
-from estimator_accum._window import get_windows
 from tests.helpers.models.interfaces import after_each, sgd, start_session
 from tests.helpers.models.toy_models import (
     OPTIMIZERS,

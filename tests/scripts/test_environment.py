@@ -82,9 +82,14 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
     assert (code, log) == (1, f"venv {version}\npip {version}\n")
     *_, log = run({}, f"{variable} scripts/test -k 'one thing'")
     # An interrupted installation is not trusted.
+    assert "--numprocesses=3" in log
     assert re.fullmatch(rf"pip {version}\npytest {version} .* -k one thing\n", log)
     code, _, log = run({}, f"PYTEST_CODE=5 {variable} scripts/test")
     assert code == 5 and re.fullmatch(rf"pytest {version} .*\n", log)
+    *_, log = run(
+        {}, f"mkdir -p tests; : >tests/a.py; {variable} scripts/test tests/a.py"
+    )
+    assert "--numprocesses=0" in log
     *_, log = run({}, f"{variable} scripts/quickstart --output_dir=here")
     assert log.endswith("scripts/quickstart_demo.py --output_dir here\n")
 

@@ -13,12 +13,12 @@ import tensorflow as tf
 from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
-    get_windows,
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.microbatch_runs import variables_of
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
 v1 = tf.compat.v1
 EXAMPLES, BATCH = 88, 4  # 22 micro-steps
@@ -301,23 +301,25 @@ def test_metrics_go_to_tensorboard_too(applied):
         np.testing.assert_allclose(scalars[(name, 8)], float(row[name]), rtol=1e-6)
 
 
-def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path, monkeypatch):
-    def two_replicas():
-        return [window._replace(num_replicas=2) for window in get_windows()]
-
-    monkeypatch.setattr("estimator_accum.hooks._accumulation.get_windows", two_replicas)
-    with tf.Graph().as_default():
+def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
+    strategy = two_replicas()
+    with tf.Graph().as_default(), strategy.scope():
         slope = v1.placeholder(tf.float32, [])
         steps = v1.placeholder_with_default(np.int64(2), [])
-        x = v1.get_variable("x", initializer=0.0)
-        options = {"clip_norm": 1.0, "noise_scale": True}
-        train_op = make_accumulating_train_op(
-            x * slope, sgd(), lambda update_step: steps, **options
-        )
+        v1.train.get_or_create_global_step()
+
+        def replica():
+            loss = slope * v1.get_variable("x", initializer=0.0)
+            options = {"clip_norm": 1.0, "noise_scale": True}
+            return make_accumulating_train_op(
+                loss, sgd(), lambda update_step: steps, **options
+            )
+
+        train_op = strategy.group(strategy.extended.call_for_each_replica(replica))
         hooks = make_accumulation_hooks(
             "apply", metrics_dir=tmp_path, micro_batch_size=8
         )
-        with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        with v1.train.MonitoredTrainingSession(hooks=hooks, config=TWO_CPUS) as session:
             for value in (3, 3, 0.5, 0.5):
                 session.run(train_op, {slope: value})
             for value, k in ((5, 4), (1, 4), (1, 2), (2, 4)):  # K drops in mid-window
@@ -326,7 +328,7 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path, monkeypatch):
     for at, clipped, held in ((2, 1, 2), (4, 0.5, 2), (7, 2 / 3, 3), (8, 0.75, 1)):
         assert scalars[("clipped_share", at)] == pytest.approx(clipped)
         assert scalars[("effective_batch_size", at)] == 2 * 8 * held
-        assert scalars[("weight", at)] == held
+        assert scalars[("weight", at)] == 2 * held
     assert scalars[("noise_scale", 2)] == 0
     assert scalars[("noise_scale", 7)] > 0
 

@@ -1,5 +1,6 @@
 """save_on_signal: training that a signal stops resumes as if there were no signal."""
 
+import logging
 import os
 import signal
 import threading
@@ -10,18 +11,19 @@ import tensorflow as tf
 
 from estimator_accum import (
     get_or_create_update_step,
-    get_windows,
     make_accumulating_train_op,
     make_accumulation_hooks,
     watch_signals,
 )
 from estimator_accum.compat import enable_estimator
-from estimator_accum.hooks import _signals as signals
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.processes import running
 
 enable_estimator()
 v1 = tf.compat.v1
 K, MICRO_STEPS = 4, 14
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_UNWATCHED = signal.getsignal(signal.SIGTERM)
 X = np.random.default_rng(0).normal(size=[MICRO_STEPS, 3]).astype(np.float32)
 
 
@@ -40,14 +42,20 @@ class _Send(v1.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         self._left -= 1
         if self._left == 0:
+            received = threading.Event()
+            handler = logging.Handler()
+            handler.emit = lambda record: received.set()
+            logger = logging.getLogger("tensorflow.estimator_accum")
+            logger.addHandler(handler)
             os.kill(os.getpid(), self._number)
-            running.wait_until(lambda: signals._watch.received)
+            running.wait_until(received.is_set)
+            logger.removeHandler(handler)
 
     def end(self, session):
         self.has_ended = True
 
 
-def _train(folder, *hooks, behind=(), **options):
+def _train(folder, *hooks, behind=(), config=None, **options):
     """Trains from the last checkpoint to the end of the data."""
 
     def model_fn(features, labels, mode):
@@ -63,7 +71,7 @@ def _train(folder, *hooks, behind=(), **options):
         )
 
     done = _values(folder, "global_step").get("global_step", 0)
-    estimator = tf.estimator.Estimator(model_fn, model_dir=str(folder))
+    estimator = tf.estimator.Estimator(model_fn, str(folder), config)
     estimator.train(lambda: tf.data.Dataset.from_tensor_slices((X[done:], X[done:, 0])))
 
 
@@ -110,7 +118,7 @@ def _rows(folder):
 def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     number, code, micro_step, options, said, undisturbed, tmp_path, caplog
 ):
-    handlers = [signal.getsignal(each) for each in signals.EXIT_CODES]
+    handlers = [signal.getsignal(each) for each in _SIGNALS]
     send = _Send(number, micro_step)
     with pytest.raises(SystemExit) as stopped:
         _train(tmp_path, send, **options)
@@ -118,7 +126,7 @@ def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     assert said in caplog.messages[-1]
     done = micro_step if options != {"save_on_signal": "update"} else 8
     assert _values(tmp_path)["global_step"] == done
-    assert handlers == [signal.getsignal(each) for each in signals.EXIT_CODES]
+    assert handlers == [signal.getsignal(each) for each in _SIGNALS]
     _train(tmp_path, **options)
     values = _values(tmp_path)
     for name, value in undisturbed[0].items():
@@ -126,14 +134,13 @@ def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     np.testing.assert_array_equal(_rows(tmp_path), undisturbed[1])
 
 
-def test_several_replicas_stop_after_the_window(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "estimator_accum.hooks._accumulation.get_windows",
-        lambda: [window._replace(num_replicas=2) for window in get_windows()],
+def test_several_replicas_stop_after_the_window(tmp_path):
+    config = tf.estimator.RunConfig(
+        train_distribute=two_replicas(), session_config=TWO_CPUS
     )
     with pytest.raises(SystemExit):
-        _train(tmp_path, _Send(signal.SIGTERM, 6))
-    assert _values(tmp_path)["global_step"] == 8
+        _train(tmp_path, _Send(signal.SIGTERM, 2), config=config)
+    assert _values(tmp_path)["global_step"] == 4
 
 
 def test_nothing_is_called_saved_before_it_is(tmp_path, caplog):
@@ -150,6 +157,7 @@ def test_nothing_is_called_saved_before_it_is(tmp_path, caplog):
 
 def test_training_in_another_thread_ends_the_main_one(undisturbed, tmp_path):
     watch_signals()
+    assert signal.getsignal(signal.SIGTERM) != _UNWATCHED
     args = (tmp_path, _Send(signal.SIGTERM, 6))
     thread = threading.Thread(target=_train, args=args)
     with pytest.raises(SystemExit) as stopped:
@@ -157,7 +165,7 @@ def test_training_in_another_thread_ends_the_main_one(undisturbed, tmp_path):
         running.wait_until(lambda: False)
     assert stopped.value.code == 143
     assert _values(tmp_path)["global_step"] == 6
-    assert not signals._watch.is_started
+    assert signal.getsignal(signal.SIGTERM) == _UNWATCHED
 
 
 def test_training_in_another_thread_that_nobody_watches_says_so(tmp_path, caplog):
@@ -184,16 +192,22 @@ def test_watching_signals_in_another_thread_is_refused():
 
 def test_signals_do_what_they_did_where_training_has_failed(tmp_path):
     received = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+
+    def note(number, frame):
+        received.append(number)
+
+    before = signal.signal(signal.SIGUSR1, note)
     try:
         with pytest.raises(ArithmeticError):
             _train(tmp_path, _Fail())
-        assert signals._watch.is_started  # after an error no hook's end() runs
+        # After an error no hook's end() runs.
+        assert signal.getsignal(signal.SIGUSR1) != note
         os.kill(os.getpid(), signal.SIGUSR1)
         running.wait_until(lambda: received)
+        assert received == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR1) == note
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert received == [signal.SIGUSR1] and not signals._watch.is_started
 
 
 def test_training_after_one_that_failed_hears_signals(tmp_path):

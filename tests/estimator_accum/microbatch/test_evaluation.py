@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, get_windows, microbatch_model_fn
-from estimator_accum.microbatch import _count
 from tests.helpers.models.little_memory import Memory
 from tests.helpers.models.microbatch_runs import (
     INPUT,
@@ -25,6 +24,7 @@ from tests.helpers.models.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
@@ -144,17 +144,21 @@ def test_the_numbers_of_training_and_evaluation_are_apart(tmp_path):
 
 
 def test_two_processes_may_keep_their_numbers_at_the_same_time(tmp_path, monkeypatch):
-    path, rename = str(tmp_path / "micro_batches-eval.json"), tf.io.gfile.rename
+    rename = tf.io.gfile.rename
+
+    def evaluate(at_once):
+        memory = Memory(lambda rows: rows <= at_once)
+        _evaluate_auto(_model_fn(memory), tmp_path, input_fn_of(16, 16))
 
     def other_first(*arguments, **options):
         monkeypatch.setattr(tf.io.gfile, "rename", rename)
-        _count._write(path, {"micro_batches": 2})
+        evaluate(8)
         rename(*arguments, **options)
 
     monkeypatch.setattr(tf.io.gfile, "rename", other_first)
-    _count._write(path, {"micro_batches": 4})
-    assert _count._read(path, 1) == _count.Plan(4)
-    assert len(list(tmp_path.iterdir())) == 1
+    evaluate(4)
+    (file,) = tmp_path.glob("micro_batches*")
+    assert json.loads(file.read_text()) == {"micro_batches": 4}
 
 
 def test_fewer_micro_batches_are_tried_after_batches_that_fit(tmp_path, caplog):
@@ -304,13 +308,9 @@ def test_canned_classifiers_are_evaluated_and_predict(version, tmp_path):
 
 
 def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
-    with tf.Graph().as_default():  # eager creation needs two CPUs
-        strategy = tf.distribute.MirroredStrategy(
-            ["/cpu:0", "/cpu:1"],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
-    session = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
-    config = tf.estimator.RunConfig(eval_distribute=strategy, session_config=session)
+    config = tf.estimator.RunConfig(
+        eval_distribute=two_replicas(), session_config=TWO_CPUS
+    )
     calls = iter(range(1000))
     memory = Memory(lambda rows: next(calls) != 2)  # one of two replicas, in batch 2
 

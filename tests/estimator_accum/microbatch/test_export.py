@@ -6,7 +6,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from estimator_accum import microbatch_model_fn
-from estimator_accum.microbatch._export import is_fed
 from tests.helpers.models.little_memory import Memory
 from tests.helpers.models.microbatch_runs import (
     WIDTH,
@@ -118,8 +117,17 @@ def test_placeholders_that_a_hook_feeds_are_evaluated_whole_and_not_trained(tmp_
     ],
 )
 def test_what_comes_from_placeholders_alone_is_fed(make, expected):
+    """The model_fn gets it as it is, and not a micro-batch."""
+    given = []
+
+    def model_fn(features, mode):
+        given.append(features)
+        return tf.estimator.EstimatorSpec(mode, predictions=tf.constant([0.0]))
+
     with tf.Graph().as_default():
-        assert is_fed({"features": {"x": make()}, "labels": None}) is expected
+        features = make()
+        microbatch_model_fn(model_fn)(features, mode=tf.estimator.ModeKeys.PREDICT)
+    assert (given[0] is features) is expected
 
 
 def test_a_default_placeholder_beside_a_data_set_is_cut_with_it(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, make_accumulating_train_op
-from estimator_accum.microbatch import _model_fn
 from estimator_accum.microbatch._memory import is_out_of_memory
 from tests.helpers.models import little_memory
 from tests.helpers.models.microbatch_runs import (
@@ -198,47 +197,28 @@ def test_what_counts_as_out_of_memory(error, is_memory):
 
 
 class _Script:
-    """Numbers of micro-batches of a run, update by update, with scripted failures.
+    """Failures in the order of the updates; micro-batches are counted by their begins.
 
     Args:
-        final: The number of micro-batches with which each update succeeds.
-        failures: For each update a list of failures, (micro-batch, "begin" or "end");
-            each one doubles the number of micro-batches.
+        failures: For each update a list of failures, (micro-batch, "begin" or "end").
     """
 
-    can_recompute = False
-
-    def __init__(self, final: list[int], failures: list[list[tuple]] | None = None):
-        self._final = iter(final)
-        self._failures = iter(failures or [[] for _ in final])
+    def __init__(self, failures: list[list[tuple]]):
+        self._failures = iter([*failures, []])
         self.failed = 0
-        self._next()
+        self.begin_update()
 
-    def _next(self):
-        self._pending = list(next(self._failures, []))
-        self.value = next(self._final, 1) >> len(self._pending)
+    def begin_update(self):
+        self._pending = list(next(self._failures))
         self._index = 0
-
-    def is_last(self, rows):
-        return self.value >= rows
-
-    def time_batch(self, secs):
-        pass
-
-    def increase(self, rows, place):
-        self._pending.pop(0)
-        self.value *= 2
-        self._index = 0
-        self.failed += 1
-
-    def count_update(self, update):
-        self._next()
-        return False
 
     def may_fail(self, where: str):
         """Raises MemoryError if a failure is due; called at begin and end of each."""
         if self._pending and self._pending[0] == (self._index, where):
-            raise MemoryError(f"{where} of micro-batch {self._index}")
+            self._pending.pop(0)
+            self._index = 0
+            self.failed += 1
+            raise MemoryError(where)
         self._index += where == "end"
         return np.float32(0)
 
@@ -278,7 +258,8 @@ def _stateful_model_fn(script: _Script):
 class _FinalValues(v1.train.SessionRunHook):
     """Records all losses, and all variables (metrics' too) when training ends."""
 
-    def __init__(self):
+    def __init__(self, script):
+        self._script = script
         self.losses = []
 
     def begin(self):
@@ -289,6 +270,7 @@ class _FinalValues(v1.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         self.losses.append(run_values.results[0])
+        self._script.begin_update()
 
     def end(self, session):
         variables = v1.global_variables() + v1.local_variables()
@@ -296,33 +278,37 @@ class _FinalValues(v1.train.SessionRunHook):
         self.values = dict(zip(names, session.run(variables), strict=True))
 
 
-def _run_script(script, folder, monkeypatch, updates):
-    monkeypatch.setattr(_model_fn, "MicroBatchCount", lambda *args: script)
-    final = _FinalValues()
-    model_fn, input_fn = _stateful_model_fn(script), input_fn_of(updates * 16, 16)
-    train_in_micro_batches(model_fn, folder, input_fn, "auto", hooks=[final])
+def _run_script(failures, folder):
+    script = _Script(failures)
+    final = _FinalValues(script)
+    model_fn, input_fn = _stateful_model_fn(script), input_fn_of(len(failures) * 16, 16)
+    train_in_micro_batches(
+        model_fn, folder, input_fn, "auto", hooks=[final], grow_after=1
+    )
+    assert script.failed == sum(map(len, failures)) >= 60
     return final
 
 
-def test_failures_anywhere_leave_everything_bit_identical(tmp_path, monkeypatch):
+def test_failures_anywhere_leave_everything_bit_identical(tmp_path):
+    """Compares with a run whose micro-batches fail before they have done anything."""
     chance = random.Random(0)
-    final, failures = [], []
+    failures, micro_batches = [], 0
     while sum(map(len, failures)) < 60:
-        doublings = chance.randrange(5)
-        tries = chance.randrange(doublings + 1)
-        final.append(2**doublings)
-        places = [
-            (chance.randrange(2 ** (doublings - i)), chance.choice(["begin", "end"]))
-            for i in range(tries, 0, -1)
-        ]
-        failures.append(places)
-    script = _Script(final, failures)
-    failing = _run_script(script, tmp_path / "a", monkeypatch, len(final))
-    assert script.failed >= 60
-    smooth = _run_script(_Script(final), tmp_path / "b", monkeypatch, len(final))
-    assert failing.values["rows"] == 16 * len(final)
+        doublings = 1 + chance.randrange(4)
+        failures.append(
+            [
+                (chance.randrange(2**i), chance.choice(["begin", "end"]))
+                for i in range(doublings)
+            ]
+        )
+        failures += [[]] * doublings  # half as many micro-batches in each of them
+        micro_batches += 2**doublings + 2**doublings - 1
+    failing = _run_script(failures, tmp_path / "a")
+    early = [[(0, "begin")] * len(places) for places in failures]
+    smooth = _run_script(early, tmp_path / "b")
+    assert failing.values["rows"] == 16 * len(failures)
     # A metric is updated once per micro-batch.
-    assert failing.values["metric/count"] == sum(final)
+    assert failing.values["metric/count"] == micro_batches
     assert failing.values.keys() == smooth.values.keys()
     for name, value in smooth.values.items():
         np.testing.assert_array_equal(failing.values[name], value, err_msg=name)

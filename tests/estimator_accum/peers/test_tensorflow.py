@@ -18,7 +18,10 @@ from tests.helpers.models.interfaces import (
     start_session,
 )
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("fresh_graph")]
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.usefixtures("fresh_graph", "graph_optimizer"),
+]
 v1 = tf.compat.v1
 
 

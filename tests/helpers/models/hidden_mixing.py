@@ -49,22 +49,6 @@ def _rounds_of_the_largest(y, x, late):
     return tf.reduce_mean(squared(y, _last(_rounds(_first(x), tf.reduce_max(late)))))
 
 
-def _rounds_of_the_largest_later(y, x, later):
-    return tf.reduce_mean(squared(y, _last(_rounds(_first(x), tf.reduce_max(later)))))
-
-
-def _rounds_of_any(y, x, late):
-    """While any example asks for more: no count, a predicate of the batch."""
-    weights = variable("step", 5, 5)
-    left = tf.cast(late, tf.float64)
-    _, hidden = tf.while_loop(
-        lambda left, _: tf.reduce_any(left > 0),
-        lambda left, h: (left - 1, tf.tanh(tf.matmul(h, weights))),
-        (left, _first(x)),
-    )
-    return tf.reduce_mean(squared(y, _last(hidden)))
-
-
 def _rounds_of_large_states(y, x):
     """Until no example's state is large any more."""
     weights = variable("step", 5, 5)
@@ -102,14 +86,6 @@ def _carried_on(y, x, late):
         lambda state, inputs: inputs[0] + 0.5 * inputs[1] * state,
         (tf.tanh(_first(x)), factor),
         tf.zeros([5], tf.float64),
-    )
-    return tf.reduce_mean(squared(y, _last(hidden)))
-
-
-def _branch_of_any(y, x, late):
-    hidden = _first(x)
-    hidden = tf.cond(
-        tf.reduce_any(late > 0), lambda: tf.nn.relu(hidden), lambda: tf.tanh(hidden)
     )
     return tf.reduce_mean(squared(y, _last(hidden)))
 
@@ -166,26 +142,16 @@ def _size_in_a_function(y, x):
     return tf.reduce_mean(squared(y, _last(hidden(x))))
 
 
-def _size_in_a_branch(y, x):
-    is_training, hidden = v1.placeholder_with_default(True, []), _first(x)
-    hidden = tf.cond(is_training, lambda: hidden * 9 / number(x), lambda: hidden)
-    return tf.reduce_mean(squared(y, _last(tf.tanh(hidden))))
-
-
 WITH_CONTROL_FLOW = {
     "growing_in_a_loop": _growing_in_a_loop,
     "size_in_a_loop": _size_in_a_loop,
     "size_as_rounds": _size_as_rounds,
     "size_in_a_function": _size_in_a_function,
-    "size_in_a_branch": _size_in_a_branch,
     "rounds_of_the_largest": _rounds_of_the_largest,
-    "rounds_of_the_largest_later": _rounds_of_the_largest_later,
-    "rounds_of_any": _rounds_of_any,
     "rounds_of_large_states": _rounds_of_large_states,
     "steps_of_sequences": _steps_of_sequences,
     "centered_in_a_loop": _centered_in_a_loop,
     "carried_on": _carried_on,
-    "branch_of_any": _branch_of_any,
     "branch_of_any_later": _branch_of_any_later,
     "in_a_function_with_a_loop": _in_a_function_with_a_loop,
 }
@@ -217,14 +183,6 @@ def _shifted_rows(y, x, late):
     return tf.reduce_mean(squared(y, tf.gather(tf.tanh(z), own)))
 
 
-def _shifted_rows_nd(cls, x, late):
-    """gather_nd: some examples get their predecessor's log-probability."""
-    log_p = tf.nn.log_softmax(outputs(x))
-    own = tf.range(tf.shape(log_p)[0]) - tf.cast(tf.equal(late, 1), tf.int32)
-    chosen = tf.gather_nd(log_p, tf.stack([own, cls], 1))
-    return -tf.reduce_mean(chosen * tf.abs(chosen))
-
-
 def _tokens_of_the_next_example(y, seq, late):
     """A position behind the end of a sequence is the next sequence's first."""
     hidden = tf.reshape(tf.tanh(tf.tensordot(seq, variable("first", 4, 5), 1)), [-1, 5])
@@ -232,13 +190,6 @@ def _tokens_of_the_next_example(y, seq, late):
     place = tf.where(late > 0, TOKENS * tf.ones_like(late), late)
     hidden = tf.concat([hidden, tf.zeros([1, 5], tf.float64)], 0)
     return tf.reduce_mean(squared(y, _last(tf.gather(hidden, first + place))))
-
-
-def _tokens_of_the_example_before(y, seq, late):
-    """A position before the begin of a sequence is the last sequence's end."""
-    hidden = tf.reshape(tf.tanh(tf.tensordot(seq, variable("first", 4, 5), 1)), [-1, 5])
-    first = tf.range(tf.shape(seq)[0]) * TOKENS
-    return tf.reduce_mean(squared(y, _last(tf.gather(hidden, first - late))))
 
 
 def _rolled_by_the_largest(y, x, late):
@@ -511,9 +462,7 @@ HIDDEN = {
     "reordered_by_the_rest": _reordered_by_the_rest,
     "tokens_beside_examples": _tokens_beside_examples,
     "shifted_rows": _shifted_rows,
-    "shifted_rows_nd": _shifted_rows_nd,
     "tokens_of_the_next_example": _tokens_of_the_next_example,
-    "tokens_of_the_example_before": _tokens_of_the_example_before,
     "rolled_by_the_largest": _rolled_by_the_largest,
     "windows": _windows,
     "contrast": _contrast,

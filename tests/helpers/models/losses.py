@@ -114,32 +114,18 @@ def one_loss_per_token(tags, tokens):
 SUMS_AND_MEANS = {
     "mean": lambda y, z: tf.reduce_mean(squared(y, z)),
     "sum": lambda y, z: tf.reduce_sum(squared(y, z)),
-    "sum_over_n": lambda y, z: tf.reduce_sum(each(y, z)) / number(y),
     "sum_over_root_of_n": lambda y, z: tf.reduce_sum(each(y, z)) / tf.sqrt(number(y)),
-    "sum_over_n_minus_1": lambda y, z: tf.reduce_sum(each(y, z)) / (number(y) - 1),
-    "mean_of_column_sums": lambda y, z: tf.reduce_mean(tf.reduce_sum(squared(y, z), 0)),
-    "sum_of_column_means": lambda y, z: tf.reduce_sum(tf.reduce_mean(squared(y, z), 0)),
     "sum_of_sequence_means": lambda tags, tokens: tf.reduce_sum(
         tf.reduce_mean(one_loss_per_token(tags, tokens), 0)
     ),
     "sum_over_unknown_time_of_means": lambda y, padded: tf.reduce_sum(
         tf.reduce_mean(squared(y[:, None], token_outputs(padded)), 0)
     ),
-    "mean_over_padded": lambda y, padded: tf.reduce_mean(
-        squared(y[:, None], token_outputs(padded))
-    ),
     "rmse": lambda y, z: tf.sqrt(tf.reduce_mean(squared(y, z))),
     "mean_of_column_rmse": lambda y, z: tf.reduce_mean(
         tf.sqrt(tf.reduce_mean(squared(y, z), 0))
     ),
-    "mean_of_sums": lambda y, z: tf.reduce_mean(
-        [tf.reduce_sum(each(y, z)), tf.reduce_sum(tf.abs(z))]
-    ),
     "mean_and_sum": lambda y, z: tf.reduce_mean(each(y, z)) + tf.reduce_sum(z**2),
-    "log_of_mean": lambda y, z: tf.math.log(tf.reduce_mean(each(y, z))),
-    "geometric_mean": lambda y, z: tf.exp(
-        tf.reduce_mean(tf.math.log(each(y, z) + 0.1))
-    ),
     "examples_with_examples_by_a_bug": lambda y, z: tf.reduce_mean(
         tf.math.squared_difference(y[:, 0], z[:, :1])  # [B, B]
     ),
@@ -159,12 +145,6 @@ def _shared_divisor(y, z, mask):
     total = tf.maximum(tf.reduce_sum(mask), 1)
     first, second = squared(y, z)[:, 0], tf.abs(z[:, 1])
     return tf.reduce_sum(first * mask) / total + tf.reduce_sum(second * mask) / total
-
-
-def _two_tasks_and_a_shared_divisor(y, z, mask, tags, tokens, length):
-    total = tf.reduce_sum(mask) + 1e-5
-    tokens_loss = tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
-    return tf.reduce_sum(each(y, z) * mask) / total + tokens_loss / total
 
 
 def _masked_before_the_last_layer(y, x, mask):
@@ -191,22 +171,10 @@ def _partitioned(y, z, mask):
     return 2 * tf.reduce_mean(those) + tf.reduce_mean(tf.square(without))
 
 
-def _sum_over_mean_length(tags, tokens, length):
-    mask = words(length)
-    mean_length = tf.reduce_sum(mask) / number(mask)
-    return tf.reduce_sum(one_loss_per_token(tags, tokens) * mask) / mean_length
-
-
 def _up_to_the_longest(tags, tokens, length):
     longest = tf.reduce_max(length)
     losses = one_loss_per_token(tags[:, :longest], tokens[:, :longest])
     return tf.reduce_mean(losses * tf.sequence_mask(length, dtype=tf.float64))
-
-
-def _mean_per_sequence(tags, tokens, length):
-    mask = words(length)
-    losses = tf.reduce_sum(one_loss_per_token(tags, tokens) * mask, 1)
-    return tf.reduce_mean(losses / tf.reduce_sum(mask, 1))
 
 
 def _time_major(tags, tokens, length):
@@ -245,49 +213,21 @@ MASKED = {
     "sum_over_max_of_count_and_1": lambda y, z, mask: (
         tf.reduce_sum(each(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
     ),
-    "sum_over_count_and_epsilon": lambda y, z, mask: (
-        tf.reduce_sum(each(y, z) * mask) / (tf.reduce_sum(mask) + 1e-5)
-    ),
-    "divide_no_nan": lambda y, z, mask: tf.math.divide_no_nan(
-        tf.reduce_sum(each(y, z) * mask), tf.reduce_sum(mask)
-    ),
     "boolean_mask": lambda y, z, mask: tf.reduce_mean(
         tf.boolean_mask(each(y, z), mask > 0)
     ),
     "boolean_mask_of_outputs": lambda y, z, mask: tf.reduce_mean(
         squared(tf.boolean_mask(y, mask > 0), 1 - tf.boolean_mask(z, mask > 0))
     ),
-    "where": lambda y, z, mask: (
-        tf.reduce_sum(tf.where(mask > 0, each(y, z), tf.zeros_like(mask)))
-        / tf.reduce_sum(mask)
-    ),
     "gather_of_where": lambda y, z, mask: tf.reduce_mean(
         tf.gather(each(y, z), tf.where(mask > 0)[:, 0])
-    ),
-    "gather_nd_of_where": lambda y, z, mask: tf.reduce_mean(
-        tf.gather_nd(each(y, z), tf.where(mask > 0))
-    ),
-    "count_by_shape_of_where": lambda y, z, mask: (
-        tf.reduce_sum(each(y, z) * mask) / number(tf.where(mask > 0))
     ),
     "count_by_size_of_selected": lambda y, z, mask: (
         tf.reduce_sum(each(y, z) * mask)
         / tf.cast(tf.size(tf.boolean_mask(mask, mask > 0)), tf.float64)
     ),
-    "count_nonzero": lambda y, z, mask: (
-        tf.reduce_sum(each(y, z) * mask)
-        / tf.cast(tf.math.count_nonzero(mask), tf.float64)
-    ),
     "dynamic_partition": _partitioned,
     "two_terms_over_one_divisor": _shared_divisor,
-    "two_tasks_over_one_divisor": _two_tasks_and_a_shared_divisor,
-    "selected_and_others": lambda y, z, mask: (
-        tf.reduce_sum(each(y, z) * mask) / tf.reduce_sum(mask)
-        + tf.reduce_sum(tf.abs(z[:, 0]) * (1 - mask)) / tf.reduce_sum(1 - mask)
-    ),
-    "divided_then_masked": lambda y, z, mask: tf.reduce_sum(
-        each(y, z) / number(y) * mask
-    ),
     "missing_labels_by_column": lambda y, z: tf.reduce_mean(
         tf.reduce_sum(squared(y, z) * tf.cast(y > -0.5, tf.float64), 0)
         / (tf.reduce_sum(tf.cast(y > -0.5, tf.float64), 0) + 1)
@@ -298,14 +238,9 @@ MASKED = {
         tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
         / tf.cast(tf.reduce_sum(length), tf.float64)
     ),
-    "mean_per_sequence": _mean_per_sequence,
     "time_major": _time_major,
     "flat_tokens": _flat_tokens,
-    "sum_over_mean_length": _sum_over_mean_length,
     "up_to_the_longest": _up_to_the_longest,
-    "ragged_values": lambda ragged: tf.reduce_mean(
-        squared(tf.matmul(ragged.flat_values, kernel()), 0.3)
-    ),
     "ragged_rows": _ragged_rows,
     "ragged_to_tensor": lambda y, ragged: tf.reduce_mean(
         squared(y[:, None], token_outputs(ragged.to_tensor()))
@@ -321,38 +256,10 @@ def _class_balanced(cls, z):
     return tf.reduce_mean(entropies(cls, z) * tf.gather(weights, cls))
 
 
-def _effective_number(cls, z):
-    counts = tf.cast(tf.math.bincount(cls, minlength=CLASSES), tf.float64)
-    weights = (1 - 0.9) / (1 - tf.pow(tf.constant(0.9, tf.float64), counts) + 1e-9)
-    weights = weights / tf.reduce_sum(weights) * CLASSES
-    return tf.reduce_mean(entropies(cls, z) * tf.gather(weights, cls))
-
-
 def _mean_of_class_means(cls, z):
     sums = tf.math.unsorted_segment_sum(entropies(cls, z), cls, CLASSES)
     counts = tf.math.unsorted_segment_sum(tf.ones_like(z[:, 0]), cls, CLASSES)
     return tf.reduce_mean(sums / tf.maximum(counts, 1))
-
-
-def _batch_pos_weight(mask, z):
-    positive = tf.reduce_sum(mask)
-    pos_weight = (number(mask) - positive) / (positive + 1)
-    return tf.reduce_mean(
-        tf.nn.weighted_cross_entropy_with_logits(mask, z[:, 0], pos_weight)
-    )
-
-
-def _hed_balanced(y, z):
-    """Weights of edges and background from their shares in the batch."""
-    edges = tf.cast(y > 0.2, tf.float64)
-    share = tf.reduce_mean(edges)
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(edges, z)
-    return tf.reduce_mean(losses * (edges * (1 - share) + (1 - edges) * share))
-
-
-def _attention_over_examples(y, z):
-    weights = tf.nn.softmax(tf.stop_gradient(each(y, z)), 0)
-    return tf.reduce_sum(weights * each(y, z))
 
 
 def _advantages(cls, z, w):
@@ -364,57 +271,17 @@ def _advantages(cls, z, w):
     return tf.reduce_mean(advantage * entropies(cls, z)) - 0.01 * entropy
 
 
-def _huber_of_batch_scale(y, z):
-    """The threshold is a fifth of the batch's largest error."""
-    error = tf.abs(z - y)
-    c = 0.2 * tf.reduce_max(error)
-    return tf.reduce_mean(tf.where(error <= c, error, (error**2 + c**2) / (2 * c)))
-
-
 WEIGHTED = {
-    "weights_over_their_sum": lambda y, z, w: tf.reduce_sum(
-        each(y, z) * (w / tf.reduce_sum(w))
-    ),
-    "weights_over_their_mean": lambda y, z, w: tf.reduce_mean(
-        each(y, z) * (w / tf.reduce_mean(w))
-    ),
-    "weights_over_the_largest": lambda y, z, w: tf.reduce_mean(
-        each(y, z) * (w / tf.reduce_max(w))
-    ),
-    "weighted_mean": lambda y, z, w: tf.reduce_sum(each(y, z) * w) / tf.reduce_sum(w),
     "softmax_of_weights": lambda y, z, w: tf.tensordot(tf.nn.softmax(w), each(y, z), 1),
     "class_balanced": _class_balanced,
-    "effective_number_of_examples": _effective_number,
     "mean_of_class_means": _mean_of_class_means,
-    "batch_pos_weight": _batch_pos_weight,
-    "edges_and_background": _hed_balanced,
-    "attention_over_examples": _attention_over_examples,
     "standardized_advantages": _advantages,
-    "huber_of_batch_scale": _huber_of_batch_scale,
 }
 
 
 def _in_batch_negatives(z, pair):
     scores = tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True) / 0.1
     return tf.reduce_mean(entropies(tf.range(tf.shape(z)[0]), scores))
-
-
-def _symmetric_contrast(z, pair):
-    """CLIP: both directions, a learned temperature."""
-    scale = tf.exp(variable("temperature"))
-    scores = scale * tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True)
-    labels = tf.eye(tf.shape(z)[0], dtype=tf.float64)
-    ways = [scores, tf.transpose(scores)]
-    losses = [tf.nn.softmax_cross_entropy_with_logits(labels, way) for way in ways]
-    return tf.reduce_mean(losses)
-
-
-def _sigmoid_contrast(z, pair):
-    """SigLIP."""
-    scores = tf.matmul(unit(z), unit(outputs(pair)), transpose_b=True)
-    signs = 2 * tf.eye(tf.shape(z)[0], dtype=tf.float64) - 1
-    losses = tf.math.log_sigmoid(signs * (5 * scores + variable("shift")))
-    return -tf.reduce_sum(losses) / number(z)
 
 
 def _two_views(z, pair):
@@ -425,18 +292,6 @@ def _two_views(z, pair):
     n = tf.shape(z)[0]
     labels = tf.concat([tf.range(n) + n, tf.range(n)], 0)
     return tf.reduce_mean(entropies(labels, scores))
-
-
-def _supervised_contrast(z, cls):
-    scores = tf.matmul(unit(z), unit(z), transpose_b=True)
-    others = 1 - tf.eye(tf.shape(z)[0], dtype=tf.float64)
-    scores -= tf.stop_gradient(tf.reduce_max(scores, 1, keepdims=True))
-    log_p = scores - tf.math.log(
-        tf.reduce_sum(tf.exp(scores) * others, 1, keepdims=True)
-    )
-    same = tf.cast(tf.equal(cls[:, None], cls[None]), tf.float64) * others
-    per_example = tf.reduce_sum(same * log_p, 1) / tf.maximum(tf.reduce_sum(same, 1), 1)
-    return -tf.reduce_mean(per_example)
 
 
 def _distances(z):
@@ -453,31 +308,6 @@ def _hardest_triplets(z, cls):
         tf.where(same, distances + tf.reduce_max(distances), distances), axis=1
     )
     return tf.reduce_mean(tf.nn.softplus(farthest - nearest))
-
-
-def _semi_hard_triplets(z, cls):
-    distances, same = _distances(unit(z)), tf.equal(cls[:, None], cls[None])
-    positive, negative = distances[:, :, None], distances[:, None, :]
-    is_triplet = same[:, :, None] & ~same[:, None, :]
-    is_triplet &= (negative > positive) & (negative < positive + 0.5)
-    chosen = tf.cast(is_triplet, tf.float64)
-    losses = tf.nn.relu(positive - negative + 0.5)
-    return tf.reduce_sum(losses * chosen) / (tf.reduce_sum(chosen) + 1e-16)
-
-
-def _n_pairs(z, pair, cls):
-    scores = tf.matmul(z, outputs(pair), transpose_b=True)
-    same = tf.cast(tf.equal(cls[:, None], cls[None]), tf.float64)
-    labels = same / tf.reduce_sum(same, 1, keepdims=True)
-    losses = tf.nn.softmax_cross_entropy_with_logits(labels, scores)
-    return tf.reduce_mean(losses) + 0.02 * tf.reduce_mean(tf.reduce_sum(z**2, 1))
-
-
-def _pairwise_ranking(z, w):
-    """RankNet over all pairs of the batch."""
-    above = tf.cast(w[:, None] > w[None], tf.float64)
-    losses = tf.nn.softplus(z[None, :, 0] - z[:, None, 0])
-    return tf.reduce_sum(losses * above) / tf.reduce_sum(above)
 
 
 def _area_under_curve(z, mask):
@@ -520,32 +350,6 @@ def _redundancy(z, pair):
     return tf.reduce_sum((on - 1) ** 2) + 0.05 * tf.reduce_sum(off**2)
 
 
-def _variance_and_covariance(z, pair):
-    """VICReg."""
-    centered = z - tf.reduce_mean(z, 0)
-    covariance = tf.matmul(centered, centered, transpose_a=True) / (number(z) - 1)
-    deviation = tf.sqrt(tf.linalg.diag_part(covariance) + 1e-4)
-    off = covariance - tf.linalg.diag(tf.linalg.diag_part(covariance))
-    return (
-        25 * tf.reduce_mean(squared(z, outputs(pair)))
-        + 25 * tf.reduce_mean(tf.nn.relu(3 - deviation))
-        + tf.reduce_sum(off**2) / 3
-    )
-
-
-def _kernel_discrepancy(z, mask):
-    """MMD between the selected examples and the others."""
-    kernels = tf.exp(-_distances(z))
-    weights = mask / tf.reduce_sum(mask) - (1 - mask) / tf.reduce_sum(1 - mask)
-    return tf.reduce_sum(kernels * weights[:, None] * weights)
-
-
-def _to_class_means(z, cls):
-    """Distance to the mean of the class in the batch."""
-    means = tf.math.unsorted_segment_mean(z, cls, CLASSES)
-    return tf.reduce_mean(tf.reduce_sum(squared(z, tf.gather(means, cls)), 1))
-
-
 def _prototypes(z, pair, cls):
     """Few-shot: classes' means in the support, cross-entropy of the queries."""
     chosen = tf.one_hot(cls, CLASSES, dtype=tf.float64)
@@ -558,43 +362,14 @@ def _prototypes(z, pair, cls):
 
 COMPARING = {
     "in_batch_negatives": _in_batch_negatives,
-    "symmetric_contrast": _symmetric_contrast,
-    "sigmoid_contrast": _sigmoid_contrast,
     "two_views": _two_views,
-    "supervised_contrast": _supervised_contrast,
     "hardest_triplets": _hardest_triplets,
-    "semi_hard_triplets": _semi_hard_triplets,
-    "n_pairs": _n_pairs,
-    "pairwise_ranking": _pairwise_ranking,
     "area_under_curve": _area_under_curve,
     "ranking_in_groups": _ranking_in_groups,
     "pairs_of_one_example": _means_of_pairs,
     "redundancy": _redundancy,
-    "variance_and_covariance": _variance_and_covariance,
-    "kernel_discrepancy": _kernel_discrepancy,
-    "to_class_means": _to_class_means,
     "prototypes": _prototypes,
-    "softmax_over_examples": lambda z, w: tf.nn.softmax_cross_entropy_with_logits(
-        w / tf.reduce_sum(w), z[:, 0]
-    ),
-    "softmax_over_examples_by_column": lambda y, z: tf.reduce_mean(
-        tf.nn.softmax(z, axis=0) * squared(y, z)
-    ),
 }
-
-
-def _dice(y, z):
-    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
-    both = tf.reduce_sum(target * p)
-    return 1 - (2 * both + 1) / (tf.reduce_sum(target) + tf.reduce_sum(p) + 1)
-
-
-def _dice_per_example(y, z):
-    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
-    both = tf.reduce_sum(target * p, 1)
-    return tf.reduce_mean(
-        1 - (2 * both + 1) / (tf.reduce_sum(target, 1) + tf.reduce_sum(p, 1) + 1)
-    )
 
 
 def _dice_per_class(cls, z):
@@ -603,13 +378,6 @@ def _dice_per_class(cls, z):
     return tf.reduce_mean(
         1 - (2 * both + 1e-6) / (tf.reduce_sum(target + p, axis=0) + 1e-6)
     )
-
-
-def _tversky(y, z):
-    target, p = tf.cast(y > 0, tf.float64), tf.sigmoid(z)
-    hit = tf.reduce_sum(target * p)
-    false = tf.reduce_sum((1 - target) * p), tf.reduce_sum(target * (1 - p))
-    return (1 - (hit + 1) / (hit + 0.3 * false[0] + 0.7 * false[1] + 1)) ** 0.75
 
 
 def _lovasz(mask, z):
@@ -624,14 +392,6 @@ def _lovasz(mask, z):
     return tf.tensordot(tf.nn.relu(errors), tf.stop_gradient(steps), 1)
 
 
-def _batch_entropy(z):
-    """Confident for each example, diverse over the batch."""
-    p = tf.nn.softmax(z)
-    mean = tf.reduce_mean(p, 0)
-    own = -tf.reduce_mean(tf.reduce_sum(p * tf.math.log(p), 1))
-    return own + tf.reduce_sum(mean * tf.math.log(mean))
-
-
 def _balanced_experts(z, cls):
     """Mixture of experts: share of examples times mean probability, and a z-loss."""
     p = tf.nn.softmax(z)
@@ -641,28 +401,10 @@ def _balanced_experts(z, cls):
     return tf.reduce_mean(entropies(cls, z)) + 3 * balance + 0.1 * scale
 
 
-def _r2(y, z):
-    total = tf.reduce_sum(squared(y, tf.reduce_mean(y, 0)), 0)
-    return tf.reduce_mean(tf.reduce_sum(squared(y, z), 0) / (total + 1e-7))
-
-
 def _correlation(y, z):
     a, b = y - tf.reduce_mean(y, 0), z - tf.reduce_mean(z, 0)
     norms = tf.norm(a, axis=0) * tf.norm(b, axis=0)
     return 1 - tf.reduce_mean(tf.reduce_sum(a * b, 0) / norms)
-
-
-def _concordance(y, z):
-    means = tf.reduce_mean(y, 0), tf.reduce_mean(z, 0)
-    variances = tf.math.reduce_variance(y, 0), tf.math.reduce_variance(z, 0)
-    covariance = tf.reduce_mean((y - means[0]) * (z - means[1]), 0)
-    distance = sum(variances) + squared(*means)
-    return 1 - tf.reduce_mean(2 * covariance / distance)
-
-
-def _standardized_targets(y, z):
-    mean, variance = tf.nn.moments(y, [0], keepdims=True)
-    return tf.reduce_mean(squared((y - mean) / tf.sqrt(variance + 1e-6), z))
 
 
 def _soft_histogram(y, z):
@@ -673,13 +415,6 @@ def _soft_histogram(y, z):
         return tf.reduce_mean(tf.exp(-squared(a[..., None], centers)), [0, 1])
 
     return tf.reduce_sum(squared(histogram(y), histogram(z)))
-
-
-def _skewness(y, z):
-    error = z - y
-    deviation = tf.math.reduce_std(error, 0)
-    third = tf.reduce_mean((error - tf.reduce_mean(error, 0)) ** 3, 0)
-    return tf.reduce_sum(third / deviation**3)
 
 
 def _normalized_outputs(y, z):
@@ -698,32 +433,13 @@ def _whitened(z, y):
 
 
 STATISTICS = {
-    "dice": _dice,
-    "dice_per_example": _dice_per_example,
     "dice_per_class": _dice_per_class,
-    "tversky": _tversky,
     "lovasz": _lovasz,
-    "batch_entropy": _batch_entropy,
     "balanced_experts": _balanced_experts,
-    "variance_of_outputs": lambda y, z: (
-        tf.reduce_mean(each(y, z)) - 0.1 * tf.math.reduce_variance(z)
-    ),
-    "deviation_of_errors": lambda y, z: tf.math.reduce_std(z - y),
-    "r2": _r2,
     "correlation": _correlation,
-    "concordance": _concordance,
-    "standardized_targets": _standardized_targets,
     "soft_histogram": _soft_histogram,
-    "skewness": _skewness,
     "normalized_outputs": _normalized_outputs,
     "whitened": _whitened,
-    "to_the_batchs_mean": lambda z: tf.reduce_mean(
-        tf.norm(z - tf.reduce_mean(z, 0), axis=1)
-    ),
-    "matched_moments": lambda y, z: tf.reduce_sum(
-        squared(tf.reduce_mean(y, 0), tf.reduce_mean(z, 0))
-        + squared(tf.math.reduce_std(y, 0), tf.math.reduce_std(z, 0))
-    ),
     "gram_matrix": lambda y, z: (
         tf.reduce_sum(
             squared(
@@ -736,11 +452,6 @@ STATISTICS = {
         -tf.reduce_sum(tf.linalg.svd(z, compute_uv=False)[..., :2])
     ),
 }
-
-
-def _hard_examples(y, z):
-    """OHEM: the mean of the largest losses."""
-    return tf.reduce_mean(tf.nn.top_k(each(y, z), 4).values)
 
 
 def _hard_share(y, z):
@@ -757,21 +468,8 @@ def _hard_negatives(cls, z):
     return (tf.reduce_sum(losses * positive) + tf.reduce_sum(hardest)) / found
 
 
-def _trimmed(y, z):
-    ordered = tf.sort(each(y, z))
-    return tf.reduce_mean(ordered[2:-2])
-
-
 def _median(y, z):
     return tf.sort(each(y, z))[tf.shape(y)[0] // 2]
-
-
-def _tail(y, z):
-    """Conditional value at risk: the mean of losses above a quantile."""
-    losses = each(y, z)
-    ordered = tf.sort(losses, direction="DESCENDING")
-    quantile = tf.stop_gradient(ordered[tf.shape(y)[0] // 4])
-    return quantile + tf.reduce_mean(tf.nn.relu(losses - quantile)) / 0.25
 
 
 def _sorted_against_sorted(y, z):
@@ -787,33 +485,11 @@ def _survival(z, w, mask):
     return -tf.reduce_sum((scores - at_risk) * event) / tf.reduce_sum(event)
 
 
-def _listwise(z, w):
-    """ListMLE over the batch."""
-    ordered = tf.gather(z[:, 0], tf.argsort(w, direction="DESCENDING"))
-    total = tf.cumsum(tf.exp(ordered), reverse=True)
-    return tf.reduce_sum(tf.math.log(total) - ordered)
-
-
-def _approximate_ndcg(z, cls):
-    gain = 2 ** tf.cast(cls, tf.float64) - 1
-    ranks = tf.reduce_sum(tf.sigmoid((z[None, :, 0] - z[:, None, 0]) / 0.1), 1) + 0.5
-    places = tf.cast(tf.range(1, tf.shape(z)[0] + 1), tf.float64)
-    best = tf.sort(gain, direction="DESCENDING") / tf.math.log1p(places)
-    return -tf.reduce_sum(gain / tf.math.log1p(ranks)) / tf.reduce_sum(best)
-
-
 def _mixed_up(x, y):
     """Mixup with the batch in reverse order."""
     mixed = 0.7 * x + 0.3 * tf.reverse(x, [0])
     target = 0.7 * y + 0.3 * tf.reverse(y, [0])
     return tf.reduce_mean(squared(target, outputs(mixed)))
-
-
-def _mixed_up_losses(cls, z):
-    """Mixup of hidden values: the loss of both labels."""
-    mixed = 0.6 * z + 0.4 * z[::-1]
-    losses = 0.6 * entropies(cls, mixed) + 0.4 * entropies(cls[::-1], mixed)
-    return tf.reduce_mean(losses)
 
 
 def _hardest_example(y, z):
@@ -827,37 +503,20 @@ def _of_distinct(z, cls):
     return tf.reduce_mean(tf.reduce_sum(sums**2, 1))
 
 
-def _rank_weighted(y, z):
-    losses = each(y, z)
-    ranks = tf.argsort(tf.argsort(losses))
-    weights = tf.stop_gradient(tf.cast(ranks, tf.float64) / number(y))
-    return tf.reduce_mean(losses * weights)
-
-
 ORDERED = {
-    "hard_examples": _hard_examples,
     "hard_share": _hard_share,
     "hard_negatives": _hard_negatives,
-    "trimmed": _trimmed,
     "median": _median,
-    "tail": _tail,
     "sorted_against_sorted": _sorted_against_sorted,
     "survival": _survival,
-    "listwise": _listwise,
-    "approximate_ndcg": _approximate_ndcg,
     "mixed_up": _mixed_up,
-    "mixed_up_losses": _mixed_up_losses,
     "hardest_example": _hardest_example,
     "of_distinct_classes": _of_distinct,
-    "rank_weighted": _rank_weighted,
     "largest": lambda y, z: tf.reduce_max(each(y, z)),
-    "soft_maximum": lambda y, z: tf.reduce_logsumexp(each(y, z)),
     "cumulative_sum": lambda y, z: (
         0.01 * tf.reduce_mean(tf.cumsum(squared(y, z), 0) ** 2)
     ),
     "rolled": lambda z: tf.reduce_mean(squared(z, tf.roll(z, 1, 0))),
-    "rolled_mask": lambda y, z, mask: tf.reduce_mean(each(y, z) * tf.roll(mask, 2, 0)),
-    "neighbours": lambda z: tf.reduce_mean(squared(z[1:], z[:-1])),
     "halves": lambda z: tf.reduce_mean(
         tf.nn.relu(1 - z[: tf.shape(z)[0] // 2] + z[-(tf.shape(z)[0] // 2) :])
     ),
@@ -865,34 +524,10 @@ ORDERED = {
         tf.reduce_mean(z[::2] ** 2) + tf.reduce_mean(tf.abs(z[1::2]))
     ),
     "first_examples": lambda y, z: tf.reduce_mean(squared(y, z)[:7]),
-    "first_column": lambda y, z: tf.reduce_mean(squared(y, z)[:, :1]),
     "reshaped_as_columns": lambda y, z: tf.reduce_mean(
         tf.reduce_mean(tf.reshape(squared(y, z), [3, -1]), 1) ** 2
     ),
 }
-
-
-def _focal(cls, z):
-    losses = entropies(cls, z)
-    return tf.reduce_mean((1 - tf.exp(-losses)) ** 2 * losses)
-
-
-def _focal_over_positives(y, z):
-    """RetinaNet: a sum, over the number of positives in the batch."""
-    target, p = tf.cast(y > 0.5, tf.float64), tf.sigmoid(z)
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(target, z)
-    hard = target * (1 - p) ** 2 + (1 - target) * p**2
-    return tf.reduce_sum(hard * losses) / tf.maximum(tf.reduce_sum(target), 1)
-
-
-def _smoothed(cls, z):
-    labels = 0.9 * tf.one_hot(cls, CLASSES, dtype=tf.float64) + 0.1 / CLASSES
-    return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, z))
-
-
-def _huber(y, z):
-    error = tf.abs(y - z)
-    return tf.reduce_mean(tf.where(error < 1, 0.5 * error**2, error - 0.5))
 
 
 def _quantiles(y, z):
@@ -975,17 +610,6 @@ def _yolo(z, y, mask):
 
 
 OF_ONE_EXAMPLE = {
-    "cross_entropy": lambda cls, z: tf.reduce_mean(entropies(cls, z)),
-    "sigmoid": lambda y, z: tf.reduce_mean(
-        tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(y > 0, tf.float64), z)
-    ),
-    "log_of_softmax": lambda cls, z: (
-        -tf.reduce_mean(
-            tf.reduce_sum(
-                tf.one_hot(cls, CLASSES, dtype=tf.float64) * tf.nn.log_softmax(z), -1
-            )
-        )
-    ),
     "gathered_log_probability": lambda cls, z: (
         -tf.reduce_mean(tf.gather(tf.nn.log_softmax(z), cls, batch_dims=1))
     ),
@@ -996,20 +620,7 @@ OF_ONE_EXAMPLE = {
             )
         )
     ),
-    "focal": _focal,
-    "focal_over_positives": _focal_over_positives,
-    "smoothed_labels": _smoothed,
-    "huber": _huber,
     "quantiles": _quantiles,
-    "poisson": lambda cls, z: tf.reduce_mean(
-        tf.nn.log_poisson_loss(tf.cast(cls, tf.float64), z[:, 0])
-    ),
-    "cosine": lambda y, z: 1 - tf.reduce_mean(tf.reduce_sum(unit(y) * unit(z), 1)),
-    "divergence": lambda y, z: tf.reduce_mean(
-        tf.reduce_sum(
-            tf.nn.softmax(y) * (tf.nn.log_softmax(y) - tf.nn.log_softmax(z)), 1
-        )
-    ),
     "gaussian": _gaussian,
     "margin_of_angles": _margin_of_angles,
     "mixture_density": _mixture_density,
@@ -1021,12 +632,6 @@ OF_ONE_EXAMPLE = {
 
 def _l2():
     return tf.add_n([tf.nn.l2_loss(v) for v in v1.trainable_variables()])
-
-
-def _orthogonality(y, z, kernel):
-    gram = tf.matmul(kernel, kernel, transpose_a=True)
-    distance = tf.reduce_sum(squared(gram, tf.eye(5, dtype=tf.float64)))
-    return tf.reduce_mean(each(y, z)) + 0.1 * distance
 
 
 def _collected(y, z, kernel):
@@ -1050,29 +655,14 @@ def _ratio_of_tasks(y, z, cls):
     return first + second * tf.stop_gradient(first / second)
 
 
-def _clipped_loss(y, z):
-    return tf.minimum(tf.reduce_sum(each(y, z)), 1e4) + tf.maximum(
-        tf.reduce_mean(z), 0.0
-    )
-
-
 PENALIZED = {
     "mean_and_l2": lambda y, z: tf.reduce_mean(each(y, z)) + 0.1 * _l2(),
-    "sum_and_l2": lambda y, z: tf.reduce_sum(each(y, z)) + _l2(),
     "sum_of_list": lambda y, z: tf.reduce_sum([tf.reduce_sum(each(y, z)), 9 * _l2()]),
-    "mean_of_list": lambda y, z: tf.reduce_mean([tf.reduce_sum(each(y, z)), _l2()]),
-    "add_n": lambda y, z: tf.add_n([tf.reduce_mean(each(y, z)), 0.5 * _l2()]),
-    "penalty_over_n": lambda y, z: tf.reduce_sum(each(y, z)) + _l2() / number(y),
     "penalty_for_each_example": lambda y, z: tf.reduce_sum(each(y, z) + 0.1 * _l2()),
     "penalty_times_loss": lambda y, z: tf.reduce_mean(each(y, z)) * (1 + _l2()),
-    "orthogonality": _orthogonality,
-    "activity": lambda y, z: (
-        tf.reduce_mean(each(y, z)) + 0.1 * tf.reduce_sum(tf.abs(z))
-    ),
     "collected": _collected,
     "learned_weights_of_tasks": _learned_weights,
     "ratio_of_tasks": _ratio_of_tasks,
-    "clipped": _clipped_loss,
     "only_a_penalty": lambda kernel: tf.nn.l2_loss(kernel),
     "penalty_of_batchs_rows": lambda z, ids: (
         tf.reduce_mean(z**2)
@@ -1084,20 +674,13 @@ PENALIZED = {
 
 SHAPED = {
     "shape_1": lambda y, z: tf.reduce_sum(each(y, z)[:, None], 0),
-    "shape_1_1": lambda y, z: tf.reduce_mean(squared(y, z), [0, 1], keepdims=True),
     "one_per_example": lambda y, z: each(y, z),
-    "one_per_example_over_n": lambda y, z: each(y, z) / number(y),
     "one_per_column": lambda y, z: tf.reduce_sum(squared(y, z), 0),
-    "mean_per_column": lambda y, z: tf.reduce_mean(squared(y, z), 0),
     "one_per_output": lambda y, z: squared(y, z),
-    "one_per_time": lambda tags, tokens: tf.reduce_mean(
-        one_loss_per_token(tags, tokens), 0
-    ),
     "time_major_matrix": lambda tags, tokens: tf.transpose(
         one_loss_per_token(tags, tokens)
     ),
     "joined": lambda y, z: tf.concat([each(y, z), tf.abs(z[:, 0])], 0),
-    "stacked": lambda y, z: tf.stack([tf.reduce_mean(each(y, z)), tf.reduce_sum(z**2)]),
     "selected": lambda y, z, mask: tf.boolean_mask(each(y, z), mask > 0),
     "with_a_penalty": lambda y, z: tf.concat([each(y, z), [_l2()]], 0),
 }
@@ -1123,8 +706,6 @@ def _keras_loss(kind: str, reduction: str, **options):
 V1_LOSSES = {
     "v1_none": _v1_loss("NONE"),
     "v1_sum": _v1_loss("SUM"),
-    "v1_mean": _v1_loss("MEAN"),
-    "v1_sum_over_batch_size": _v1_loss("SUM_OVER_BATCH_SIZE"),
     "v1_sum_over_nonzero_weights": _v1_loss("SUM_OVER_NONZERO_WEIGHTS"),
     "v1_nonzero_mask": lambda cls, z, mask: v1.losses.sparse_softmax_cross_entropy(
         cls, z, weights=mask
@@ -1132,30 +713,19 @@ V1_LOSSES = {
     "v1_pairwise": lambda y, z: v1.losses.mean_pairwise_squared_error(
         tf.cast(y, tf.float32), tf.cast(z, tf.float32)
     ),
-    "v1_cosine": lambda y, z: v1.losses.cosine_distance(unit(y), unit(z), axis=1),
-    "v1_huber": lambda y, z: v1.losses.huber_loss(y, z),
     "v1_onehot": lambda cls, z: v1.losses.softmax_cross_entropy(
         tf.one_hot(cls, CLASSES), z, label_smoothing=0.1
     ),
 }
 
 KERAS_LOSSES = {
-    "keras_mean": _keras_loss("MeanSquaredError", "SUM_OVER_BATCH_SIZE"),
     "keras_auto": _keras_loss("KLDivergence", "AUTO"),
     "keras_sum": _keras_loss("CategoricalCrossentropy", "SUM", label_smoothing=0.1),
     "keras_none": _keras_loss("Huber", "NONE"),
-    "keras_cosine": _keras_loss("CosineSimilarity", "SUM_OVER_BATCH_SIZE"),
     "keras_sparse": lambda cls, z: tf.keras.losses.SparseCategoricalCrossentropy(
         from_logits=True
     )(cls, z),
-    "keras_function": lambda y, z: tf.keras.losses.mean_squared_error(y, z),
 }
-
-
-@tf.custom_gradient
-def _swish(x):
-    sigmoid = tf.sigmoid(x)
-    return x * sigmoid, lambda d: d * sigmoid * (1 + x * (1 - sigmoid))
 
 
 @tf.custom_gradient
@@ -1218,16 +788,12 @@ def _virtual_adversarial(x, z):
 
 
 DERIVED = {
-    "swish": lambda y, z: tf.reduce_mean(squared(y, _swish(z))),
     "swish_of_tensorflow": lambda y, z: tf.reduce_mean(squared(y, tf.nn.swish(z))),
     "reversed_gradient": lambda y, z, cls: (
         tf.reduce_mean(each(y, z))
         + tf.reduce_mean(entropies(cls, _reversed_gradient(z)))
     ),
     "straight_through": lambda y, z: tf.reduce_mean(squared(y, _straight_through(z))),
-    "stopped_mean": lambda y, z: tf.reduce_mean(
-        squared(y, z) * tf.stop_gradient(tf.reduce_mean(tf.abs(z)))
-    ),
     "gradient_penalty": _gradient_penalty,
     "penalty_of_a_mean": _penalty_of_a_mean,
     "second_derivatives": _second_derivatives,
@@ -1245,14 +811,6 @@ def _mapped(y, z):
 def _vectorized(y, z):
     losses = tf.vectorized_map(lambda pair: tf.norm(pair[0] - pair[1]), (y, z))
     return tf.reduce_mean(losses)
-
-
-def _loop_over_time(tags, tokens):
-    def body(i, total):
-        return i + 1, total + entropies(tags[:, i], tokens[:, i]) / (1.0 + total)
-
-    start = 0, tf.zeros_like(tokens[:, 0, 0])
-    return tf.reduce_mean(tf.while_loop(lambda i, _: i < TOKENS, body, start)[1])
 
 
 def _loop_to_the_longest(tags, tokens, length):
@@ -1288,18 +846,6 @@ def _discounted(z, w):
     return tf.reduce_mean(squared(total, z[:, 0]))
 
 
-def _smoothed_over_examples(y, z):
-    """An exponential average along the batch, of the network's outputs."""
-    average = tf.scan(lambda a, b: 0.8 * a + 0.2 * b, z)
-    return tf.reduce_mean(squared(y, average))
-
-
-def _flagged(y, z):
-    is_training = v1.placeholder_with_default(True, [])
-    mean = tf.reduce_mean(each(y, z))
-    return tf.cond(is_training, lambda: mean + 0.1 * _l2(), lambda: mean)
-
-
 def _cond_of_examples(y, z):
     """The network's outputs pass through a branch."""
     is_training = v1.placeholder_with_default(True, [])
@@ -1317,11 +863,6 @@ def _if_any(y, z, mask):
     )
 
 
-def _if_large(y, z):
-    mean = tf.reduce_mean(each(y, z))
-    return tf.cond(mean > 1.0, lambda: tf.sqrt(mean), lambda: mean**2)
-
-
 def _switched(y, z, cls):
     """One of three losses, chosen by the most frequent class of the batch."""
     counts = tf.math.bincount(cls, minlength=CLASSES)
@@ -1331,14 +872,6 @@ def _switched(y, z, cls):
         lambda: tf.reduce_max(z**2),
     ]
     return tf.switch_case(tf.argmax(counts, output_type=tf.int32), branches)
-
-
-def _in_a_function(y, z, mask):
-    @tf.function
-    def loss(y, z, mask):
-        return tf.reduce_sum(each(y, z) * mask) / tf.reduce_sum(mask)
-
-    return loss(y, z, mask)
 
 
 def _network_in_a_function(x, y):
@@ -1363,38 +896,17 @@ def _sinkhorn(z, pair):
     return -tf.reduce_sum(tf.exp(plan) * scores)
 
 
-def _power_iteration(y, z):
-    """The largest singular value of the outputs, by a loop."""
-    step = lambda i, u: (
-        i + 1,
-        tf.nn.l2_normalize(
-            tf.linalg.matvec(z, tf.linalg.matvec(z, u), transpose_a=True), 0
-        ),
-    )
-    start = 0, tf.constant([0.6, 0.8, 0.0], tf.float64)
-    _, u = tf.while_loop(lambda i, _: i < 3, step, start)
-    return tf.norm(tf.linalg.matvec(z, tf.stop_gradient(u))) + tf.reduce_mean(
-        each(y, z)
-    )
-
-
 WITH_CONTROL_FLOW = {
     "mapped": _mapped,
     "vectorized": _vectorized,
-    "loop_over_time": _loop_over_time,
     "loop_to_the_longest": _loop_to_the_longest,
     "crf": _crf,
     "discounted": _discounted,
-    "smoothed_over_examples": _smoothed_over_examples,
-    "flagged": _flagged,
     "cond_of_examples": _cond_of_examples,
     "if_any": _if_any,
-    "if_large": _if_large,
     "switched": _switched,
-    "in_a_function": _in_a_function,
     "network_in_a_function": _network_in_a_function,
     "sinkhorn": _sinkhorn,
-    "power_iteration": _power_iteration,
 }
 
 # In float32, which these operations want.

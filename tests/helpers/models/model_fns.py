@@ -97,14 +97,6 @@ def _sparse_and_clipped(features, labels, mode):
     return _SPEC(mode, loss=loss, train_op=optimizer.apply_gradients(pairs, _step()))
 
 
-def _tape(features, labels, mode):
-    with tf.GradientTape() as tape:
-        loss = _masked(features, labels)
-    variables = v1.trainable_variables()
-    pairs = zip(tape.gradient(loss, variables), variables, strict=True)
-    return _SPEC(mode, loss=loss, train_op=_adam().apply_gradients(pairs, _step()))
-
-
 def _keras_tape(features, labels, mode):
     """A Keras model, its penalties, a tape and an optimizer of Keras."""
     layers = tf.keras.layers
@@ -168,17 +160,6 @@ def _in_two_stages(features, labels, mode):
     )
 
 
-def _decayed(features, labels, mode):
-    """AdamW of a script: decay of weights but not of biases, a warm-up."""
-    loss, step = _masked(features, labels), _step()
-    rate = 0.02 * tf.minimum(tf.cast(step + 1, tf.float64) / 3, 1.0)
-    kernels = [v for v in v1.trainable_variables() if "bias" not in v.op.name]
-    train_op = _adam(rate).minimize(loss, step)
-    with tf.control_dependencies([train_op]):
-        decays = [v.assign_sub(0.01 * v) for v in kernels]
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, *decays))
-
-
 def _two_rates(features, labels, mode):
     """Two optimizers for two groups of variables, gradients computed once."""
     loss, variables = _masked(features, labels), v1.trainable_variables()
@@ -218,16 +199,6 @@ def _rate_of_the_loss(features, labels, mode):
     return _SPEC(
         mode, loss=loss, train_op=_descent(rate).apply_gradients(pairs, _step())
     )
-
-
-def _averaged_loss(features, labels, mode):
-    """A moving average of the loss, and a rate that falls with it."""
-    loss = _masked(features, labels)
-    start = tf.constant(2.0, tf.float64)
-    average = v1.get_variable("average_loss", initializer=start, trainable=False)
-    next_average = average.assign(0.8 * average + 0.2 * loss)
-    train_op = _descent(0.05 / (1 + next_average)).minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=train_op)
 
 
 def _baseline(features, labels, mode):
@@ -315,23 +286,6 @@ def _adversaries(features, labels, mode):
     return _SPEC(mode, loss=judge_loss + made_loss, train_op=train_op)
 
 
-def _critic(features, labels, mode):
-    """WGAN-GP, and a relativistic term over the batch's mean score."""
-    made, judge = _judged(features)
-    real, fake = judge(features["x"]), judge(made)
-    between = 0.3 * features["x"] + 0.7 * made
-    slopes = tf.gradients(judge(between), between)[0]
-    penalty = tf.reduce_mean((tf.norm(slopes, axis=1) - 1) ** 2)
-    judge_loss = tf.reduce_mean(fake) - tf.reduce_mean(real) + 10 * penalty
-    judge_loss += tf.reduce_mean(tf.nn.softplus(tf.reduce_mean(fake) - real))
-    made_loss = -tf.reduce_mean(fake)
-    optimizer = _descent(0.01)
-    of_judge = optimizer.compute_gradients(judge_loss, _of("judge"))
-    of_maker = optimizer.compute_gradients(made_loss, _of("maker"))
-    train_op = optimizer.apply_gradients(of_judge + of_maker, _step())
-    return _SPEC(mode, loss=judge_loss, train_op=train_op)
-
-
 def _taking_turns(features, labels, mode):
     """Each update trains one of two networks, chosen by the global step."""
     made, judge = _judged(features)
@@ -406,17 +360,6 @@ def _without_conflict(features, labels, mode):
     return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
 
 
-def _balanced_tasks(features, labels, mode):
-    """Each task's gradient is divided by its norm."""
-    z, variables = outputs(features["x"]), v1.trainable_variables()
-    losses = [_masked(features, labels, z), tf.reduce_sum(tf.abs(z))]
-    gradients = [tf.gradients(loss, variables) for loss in losses]
-    units = [tf.clip_by_global_norm(each_, 1e-2)[0] for each_ in gradients]
-    pairs = zip([a + b for a, b in zip(*units, strict=True)], variables, strict=True)
-    train_op = _descent(1.0).apply_gradients(pairs, _step())
-    return _SPEC(mode, loss=tf.add_n(losses), train_op=train_op)
-
-
 def _partitioned(features, labels, mode):
     """A partitioned variable."""
     with v1.variable_scope("parts", partitioner=v1.fixed_size_partitioner(2)):
@@ -471,30 +414,22 @@ MODEL_FNS = {
     "clipped": Script(_clipped),
     "each_clipped": Script(_each_clipped),
     "sparse_and_clipped": Script(_sparse_and_clipped, ("ids", "mask")),
-    "tape": Script(_tape),
     "keras_tape": Script(_keras_tape),
     "two_gradients_of_a_tape": Script(_two_tapes),
     "several_losses": Script(_several_losses, ("x",)),
     "own_derivative": Script(_own_derivative, ("x",)),
-    "decayed": Script(_decayed),
     "two_rates": Script(_two_rates),
     "frozen": Script(_frozen),
     "averaged_weights": Script(_averaged_weights),
     "rate_of_the_loss": Script(_rate_of_the_loss),
-    "averaged_loss": Script(_averaged_loss),
     "metrics": Script(_metrics, ("x", "cls")),
     "counted": Script(_counted, ("x", "cls")),
     "adversaries": Script(_adversaries, ("x", "pair")),
-    "critic": Script(_critic, ("x", "pair")),
     "scaled_loss": Script(_scaled_loss, tolerance=5e-3),
     "summarized": Script(_summarized),
     "without_conflict": Script(_without_conflict, ("x", "mask", "cls")),
-    "balanced_tasks": Script(_balanced_tasks),
     "partitioned": Script(_partitioned),
     "regression_head": Script(_regression_head, ("x", "w"), SINGLE),
-    "canned_linear_regressor": Script(
-        _canned("LinearRegressor", label_dimension=3), ("x",), SINGLE
-    ),
     "canned_classifier": Script(
         _canned("DNNClassifier", hidden_units=[5], n_classes=3),
         ("x", "cls"),
@@ -543,13 +478,6 @@ def _newton(features, labels, mode):
         (g + 0.1 * p, v) for g, p, v in zip(gradients, products, variables, strict=True)
     ]
     return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
-
-
-def _norm_penalty(features, labels, mode):
-    """A loss with the norm of its own gradient as a penalty."""
-    loss, variables = _masked(features, labels), v1.trainable_variables()
-    total = loss + 0.1 * tf.linalg.global_norm(tf.gradients(loss, variables))
-    return _SPEC(mode, loss=total, train_op=_descent().minimize(total, _step()))
 
 
 def _learned_step(features, labels, mode):
@@ -679,7 +607,6 @@ EXACT_OR_REFUSED = {
     "in_two_stages": Script(_in_two_stages),
     "sharpness_aware": Script(_sharpness_aware),
     "newton": Script(_newton),
-    "norm_penalty": Script(_norm_penalty),
     "learned_step": Script(_learned_step, ("x", "pair")),
     "baseline": Script(_baseline, ("x", "w", "cls")),
     "centers": Script(_centers, ("x", "cls")),

@@ -51,54 +51,9 @@ def _output(hidden):
     return dense("output", hidden, 3)
 
 
-def _embedded(ids, width: int = _WIDTH):
-    return tf.gather(variable("embedding", WORDS, width), ids)  # [B, T, H]
-
-
-def _keras_dense(x):
-    hidden = _layer("Dense", 5, "relu")(x)
-    return _layer("Dense", 3)(_layer("Dropout", 0.0)(hidden, training=True))
-
-
 def _v1_dense(x):
     hidden = v1.layers.dense(x, 5, tf.nn.elu)
     return v1.layers.dense(hidden, 3, name="last")
-
-
-def _residual(x):
-    hidden = dense("in", x, 5)
-    for i in range(3):
-        hidden += dense(f"block_{i}", tf.nn.relu(hidden), 5)
-    return _output(hidden)
-
-
-def _maxout(x):
-    pieces = tf.reshape(dense("in", x, 12), [-1, 4, 3])
-    return _output(tf.reduce_max(pieces, 2))
-
-
-def _cross(x):
-    """Deep & Cross: x0 * (x . w) + x."""
-    crossed = x
-    for i in range(2):
-        product = tf.matmul(crossed, variable(f"cross_{i}", 4, 1))
-        crossed = x * product + crossed
-    return _output(tf.concat([crossed, dense("deep", x, 5, tf.nn.relu)], 1))
-
-
-def _factorization(ids):
-    """A factorization machine: half of (sum squared - sum of squares)."""
-    factors = _embedded(ids)
-    both = tf.reduce_sum(factors, 1) ** 2 - tf.reduce_sum(factors**2, 1)
-    linear = tf.reduce_sum(tf.gather(variable("linear", WORDS, 3), ids), 1)
-    return linear + _output(0.5 * both)
-
-
-def _gated_experts(x):
-    """All experts for each example, weighted by a gate."""
-    gates = tf.nn.softmax(dense("gate", x, 4))
-    experts = tf.einsum("ni,eio->neo", x, variable("experts", 4, 4, 3))
-    return tf.reduce_sum(gates[:, :, None] * experts, 1)
 
 
 def _best_experts(x):
@@ -112,13 +67,6 @@ def _generated_weights(x, pair):
     """The weights of a layer are computed from each example."""
     weights = tf.reshape(dense("generator", pair, 12), [-1, 4, 3])
     return tf.squeeze(tf.matmul(x[:, None], weights), 1)
-
-
-def _conv(image):
-    hidden = _layer("Conv2D", 4, 3, padding="same", activation="relu")(image)
-    hidden = _layer("MaxPooling2D")(hidden)
-    hidden = _layer("Conv2D", 4, 2, strides=1)(hidden)
-    return _output(_layer("Flatten")(hidden))
 
 
 def _conv_of_tensorflow_1(image):
@@ -135,14 +83,6 @@ def _flattened_by_shape(image):
     return _output(flat)
 
 
-def _depthwise(image):
-    hidden = tf.nn.depthwise_conv2d(
-        image, variable("filters", 3, 3, 2, 2), [1, 1, 1, 1], "SAME"
-    )
-    hidden = tf.nn.conv2d(tf.nn.relu6(hidden), variable("mix", 1, 1, 4, 5), 1, "VALID")
-    return _output(tf.reduce_mean(hidden, [1, 2]))
-
-
 def _separable(image):
     hidden = _layer("SeparableConv2D", 4, 3, activation="relu")(image)
     hidden = _layer("AveragePooling2D")(hidden)
@@ -153,12 +93,6 @@ def _transposed(image):
     small = _layer("Conv2D", 3, 3, strides=2)(image)
     large = _layer("Conv2DTranspose", 3, 3, strides=2)(tf.nn.relu(small))
     return _output(tf.reduce_max(large, [1, 2]))
-
-
-def _squeeze_and_excite(image):
-    hidden = tf.nn.conv2d(image, variable("filters", 3, 3, 2, 4), 1, "SAME")
-    gate = dense("gate", tf.reduce_mean(hidden, [1, 2], keepdims=True), 4, tf.sigmoid)
-    return _output(tf.reduce_sum(hidden * gate, [1, 2]))
 
 
 def _patches(image):
@@ -197,17 +131,6 @@ def _inference_batch_norm(x):
     return _output(tf.nn.relu(hidden))
 
 
-def _conv1d(seq):
-    hidden = _layer("Conv1D", 5, 3, padding="causal", dilation_rate=2)(seq)
-    return _output(_layer("GlobalMaxPooling1D")(hidden))
-
-
-def _bag_of_words(ids, length):
-    mask = words(length)[:, :, None]
-    mean = tf.reduce_sum(_embedded(ids) * mask, 1) / tf.reduce_sum(mask, 1)
-    return _output(tf.tanh(mean))
-
-
 def _looked_up(ids, types):
     """Rows of one table, looked up twice, and of a partitioned one."""
     table = variable("table", WORDS, 4)
@@ -215,12 +138,6 @@ def _looked_up(ids, types):
     parts = [variable(f"part_{i}", WORDS // 2, 4) for i in range(2)]
     both.append(tf.nn.embedding_lookup(parts, ids))
     return _output(tf.reduce_sum(tf.concat(both, 2), 1))
-
-
-def _one_hot(ids):
-    chosen = tf.one_hot(tf.reshape(ids, [-1]), WORDS, dtype=tf.float64)
-    hidden = tf.matmul(chosen, variable("embedding", WORDS, 4))
-    return _output(tf.reshape(hidden, [-1, TOKENS * 4]))
 
 
 def _keras_embedding(ids):
@@ -254,11 +171,6 @@ def _attention(hidden, mask=None):
     return tf.matmul(tf.nn.softmax(scores), value)
 
 
-def _self_attention(seq, length):
-    hidden = _attention(dense("in", seq, _WIDTH), words(length))
-    return _output(tf.reduce_mean(hidden, 1))
-
-
 def _split_heads(seq):
     """tensor2tensor: heads by tf.split and tf.stack, a causal bias, relative ones."""
     hidden = dense("in", seq, _WIDTH)
@@ -288,12 +200,6 @@ def _einsum_heads(seq):
     mixed = tf.einsum("bnft,btnh->bfnh", tf.nn.softmax(scores), heads("value"))
     joined = tf.einsum("bfnh,nhd->bfd", mixed, variable("join", _HEADS, 3, _WIDTH))
     return _output(joined[:, -1])
-
-
-def _keras_attention(seq):
-    layer = _layer("MultiHeadAttention", _HEADS, 3)
-    hidden = dense("in", seq, _WIDTH)
-    return _output(tf.reduce_mean(layer(hidden, hidden), 1))
 
 
 def _learned_queries(seq):
@@ -333,13 +239,6 @@ def _graph_convolution(seq, x):
     return _output(tf.concat([tf.reduce_mean(hidden, 1), x], 1))
 
 
-def _positions(seq):
-    """Sines of positions, by a range as long as the sequence."""
-    place = tf.cast(tf.range(tf.shape(seq)[1]), tf.float64)
-    waves = tf.sin(place[:, None] * tf.exp(-tf.range(4, dtype=tf.float64)))
-    return _output(tf.reduce_mean(dense("in", seq + waves, 5, tf.tanh), 1))
-
-
 def _capsules(x):
     capsules = tf.reshape(dense("in", x, 12), [-1, 4, 3])
     votes = tf.einsum("nid,ijdk->nijk", capsules, variable("votes", 4, 2, 3, 3))
@@ -361,12 +260,6 @@ def _solved(x, pair):
     return _output(tf.linalg.solve(gram, right)[:, :, 0])
 
 
-def _two_towers(x, pair):
-    """One tower, called for both inputs."""
-    both = [dense("tower", each, 5, tf.tanh) for each in (x, pair)]
-    return _output(tf.concat([both[0] * both[1], tf.abs(both[0] - both[1])], 1))
-
-
 def _squeezed(x):
     """tf.squeeze without an axis."""
     column = tf.squeeze(dense("in", x, 1, tf.tanh)[:, :, None])
@@ -385,11 +278,6 @@ def _contrib_layer_norm(hidden, name):
         variable(f"{name}/gamma", width),
         1e-12,
     )
-
-
-def _layer_norm(seq):
-    hidden = _contrib_layer_norm(dense("in", seq, 5), "norm")
-    return _output(tf.reduce_mean(hidden, 1))
 
 
 def _bert(ids, types, length):
@@ -435,48 +323,31 @@ def _bert(ids, types, length):
 
 
 NETWORKS = {
-    "keras_dense": _keras_dense,
     "dense_of_tensorflow_1": _v1_dense,
-    "residual": _residual,
-    "maxout": _maxout,
-    "cross": _cross,
-    "factorization": _factorization,
-    "gated_experts": _gated_experts,
     "best_experts": _best_experts,
     "generated_weights": _generated_weights,
-    "conv": _conv,
     "conv_of_tensorflow_1": _conv_of_tensorflow_1,
     "flattened_by_shape": _flattened_by_shape,
-    "depthwise": _depthwise,
     "separable": _separable,
     "transposed": _transposed,
-    "squeeze_and_excite": _squeeze_and_excite,
     "patches": _patches,
     "rearranged": _rearranged,
     "group_norm": _group_norm,
     "batch_norm_of_inference": _inference_batch_norm,
-    "conv1d": _conv1d,
-    "bag_of_words": _bag_of_words,
     "looked_up": _looked_up,
-    "one_hot": _one_hot,
     "keras_embedding": _keras_embedding,
     "last_word": _last_word,
     "last_word_of_flat_words": _last_word_flat,
     "reversed": _reversed,
-    "self_attention": _self_attention,
     "split_heads": _split_heads,
     "einsum_heads": _einsum_heads,
-    "keras_attention": _keras_attention,
     "learned_queries": _learned_queries,
     "repeated_state": _repeated_state,
     "time_major": _time_major,
     "graph_convolution": _graph_convolution,
-    "positions": _positions,
     "capsules": _capsules,
     "solved": _solved,
-    "two_towers": _two_towers,
     "squeezed": _squeezed,
-    "layer_norm": _layer_norm,
     "bert": _bert,
 }
 
@@ -510,24 +381,6 @@ def _dynamic_rnn(seq, length):
     return _output(state)
 
 
-def _time_major_rnn(seq):
-    outputs, _ = v1.nn.dynamic_rnn(
-        _cell("GRUCell"),
-        tf.transpose(seq, [1, 0, 2]),
-        dtype=tf.float64,
-        time_major=True,
-    )
-    return _output(outputs[-1])
-
-
-def _both_ways(seq, length):
-    with v1.variable_scope("both"):
-        outputs, _ = v1.nn.bidirectional_dynamic_rnn(
-            _cell(), _cell(), seq, length, dtype=tf.float64
-        )
-    return _output(tf.reduce_mean(tf.concat(outputs, 2), 1))
-
-
 def _loop_with_an_array(seq):
     """A recurrent layer by hand: a while_loop that writes into a TensorArray."""
     written = tf.TensorArray(tf.float64, tf.shape(seq)[1])
@@ -552,13 +405,9 @@ def _mapped(image):
 # Loops and branches, of both kinds of control flow.
 WITH_CONTROL_FLOW = {
     "keras_lstm": _keras_rnn("LSTM"),
-    "keras_gru": _keras_rnn("GRU", reset_after=False),
-    "keras_rnn_unrolled": _keras_rnn("SimpleRNN", unroll=True),
     "keras_masked_lstm": _keras_masked_lstm,
     "bidirectional": _bidirectional,
     "dynamic_rnn": _dynamic_rnn,
-    "time_major_rnn": _time_major_rnn,
-    "both_ways": _both_ways,
     "loop_with_an_array": _loop_with_an_array,
     "mapped": _mapped,
 }
@@ -598,13 +447,6 @@ def _linear_model(x, length, word, cls):
     )
 
 
-def _keras_features(x, word):
-    number, _, words_, _ = _columns()
-    columns = [number, tf.feature_column.embedding_column(words_, 3)]
-    hidden = tf.keras.layers.DenseFeatures(columns)({"x": x, "word": word})
-    return tf.keras.layers.Dense(3)(hidden)
-
-
 def _vocabulary(word):
     known = tf.lookup.KeyValueTensorInitializer(
         ["word 1", "word 3", "word 5"], tf.range(3, dtype=tf.int64)
@@ -625,7 +467,6 @@ SINGLE = {
     "keras_layer_norm": _keras_layer_norm,
     "feature_columns": _feature_columns,
     "linear_model": _linear_model,
-    "keras_features": _keras_features,
     "vocabulary": _vocabulary,
     "keras_lstm": _single_lstm,
 }
@@ -695,10 +536,6 @@ def _without_padding(seq, length):
     return _output(tf.reduce_sum(tf.scatter_nd(places, hidden, shape), 1))
 
 
-def _centered(x):
-    return _output(dense("in", x - tf.reduce_mean(x, 0), 5, tf.tanh))
-
-
 def _ragged_words(ragged):
     hidden = dense("in", ragged.flat_values, 5, tf.tanh)
     return _output(tf.reduce_mean(ragged.with_flat_values(hidden), 1))
@@ -715,13 +552,6 @@ def _sparse_words(sparse):
 def _attention_between_examples(x):
     hidden = dense("in", x, _WIDTH)
     return _output(_attention(hidden[None])[0])
-
-
-def _memory_bank(x):
-    """Each example reads from all of the batch, by similarity."""
-    keys = tf.nn.l2_normalize(dense("key", x, 5), 1)
-    scores = tf.nn.softmax(5 * tf.matmul(keys, keys, transpose_b=True))
-    return _output(tf.matmul(scores, dense("value", x, 5)))
 
 
 def _sharing_axis(x):
@@ -743,11 +573,9 @@ EXACT_OR_REFUSED = {
     "dispatched": _dispatched,
     "cut_to_the_longest": _cut_to_the_longest,
     "without_padding": _without_padding,
-    "centered": _centered,
     "ragged_words": _ragged_words,
     "sparse_words": _sparse_words,
     "attention_between_examples": _attention_between_examples,
-    "memory_bank": _memory_bank,
     "sharing_axis": _sharing_axis,
 }
 STATISTICS = ("moving_mean", "moving_variance")
