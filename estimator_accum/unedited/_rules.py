@@ -825,6 +825,9 @@ def _split(analysis, operation, states):
     if operation.type == "Split":
         inputs, states = [inputs[1], inputs[0]], [states[1], states[0]]
     state = _one(states)
+    if len(operation.outputs) == 1:  # for one device, say
+        analysis.set_dims(operation.outputs[0], state, analysis.dims(inputs[0]))
+        return state
     axes = _axes(analysis, inputs[-1], analysis.rank(inputs[0]))
     if state.axis in axes:
         raise Mixed("it takes examples apart")
