@@ -30,9 +30,8 @@ from estimator_accum.microbatch._graph import (
 from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import (
     collect,
-    first_pass,
     keep,
-    rows_of_micro_batch,
+    keep_rows,
 )
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
@@ -128,7 +127,7 @@ def whole_batch_loss(
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
             value, *_ = tf.identity_n([value, *sources])
     setattr(value.op, WHOLE_BATCH_LOSS, made)
-    batch.computed_twice += tensors
+    batch.register(twice=tensors)
     return value
 
 
@@ -139,6 +138,7 @@ class _Loss:
         batch: The batch.
         first: Its first pass.
         loss: The loss, computed from `everything`.
+        value: The loss, read in a later run.
         everything: Outputs [N, ...] of all micro-batches that have gradients.
         is_own: bool [N], whether a row is this replica's; None if all are.
         captured: Other tensors with gradients that the loss is computed from.
@@ -150,16 +150,17 @@ class _Loss:
         batch: WholeBatch,
         first: Pass,
         loss: tf.Tensor,
+        value: tf.Tensor,
         everything: list[tf.Tensor],
         is_own: tf.Tensor | None,
         captured: list[tf.Tensor],
         total: tf.Tensor,
     ):
-        self._batch, self._first, self.loss = batch, first, loss
-        self.is_joint = first.is_joint
+        self._batch, self._first = batch, first
+        self.loss, self.value, self.is_joint = loss, value, first.is_joint
         self._everything, self._is_own = everything, is_own
         self._captured, self._total = captured, total
-        self._derived = self.value = None
+        self._derived = None
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Returns b / N; exactly 1 for a whole batch."""
@@ -205,10 +206,10 @@ class _Loss:
                 for g in derived[:number]
             ]
         known = [i for i, gradient in enumerate(derived) if gradient is not None]
-        kept = keep(self._batch, self._first, "gradient", [derived[i] for i in known])
+        axes = [0 if i < number else None for i in known]
+        wanted = [derived[i] for i in known]
+        kept = keep_rows(self._batch, self._first, "gradient", wanted, axes)
         for i, gradient in zip(known, kept, strict=True):
-            if i < number:
-                gradient = rows_of_micro_batch(self._batch, gradient, 0)
             derived[i] = gradient
         return derived
 
@@ -237,10 +238,12 @@ def _make(
         across: Whether all replicas' examples count, if there are several.
     """
     is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
-    first = first_pass(batch, is_joint)
+    first = batch.first_pass(is_joint)
     everything, is_own = collect(batch, first, tensors), None
     if is_joint:
-        everything, is_own = gather(batch, first.exchange, everything)
+        everything, is_own = gather(first.exchange, everything)
+        if first.exchange is not None:
+            batch.register(handles=first.exchange.handles)
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     set_current_batch(None)  # what loss_fn makes is of no micro-batch
@@ -258,20 +261,21 @@ def _make(
     _check_loss_fn(created, registered, is_joint)
     captured = [tensor for tensor in captured if _is_trained(tensor)]
     has_gradient = [tensor.dtype.is_floating for tensor in tensors]
-    (value, total), kept = (None, batch.rows), [loss]
     if is_joint:
-        kept.append(tf.size(is_own, out_type=tf.int64))
-    value, *total = keep(batch, first, "loss", kept)
+        number = tf.size(is_own, out_type=tf.int64)
+        value, total = keep(batch, first, "loss", [loss, number])
+    else:
+        (value,), total = keep(batch, first, "loss", [loss]), batch.rows
     made = _Loss(
         batch,
         first,
         loss,
+        value,
         [t for t, has in zip(everything, has_gradient, strict=True) if has],
         is_own,
         captured,
-        total[0] if is_joint else batch.rows,
+        total,
     )
-    made.value = value
     if batch.reduction == "sum":
         value *= made.share(value.dtype)
     sources = [t for t, has in zip(tensors, has_gradient, strict=True) if has]
@@ -332,8 +336,8 @@ def _checked(output, across: bool) -> tf.Tensor:
         )
     if not tensor.shape.rank:
         raise ValueError(
-            f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn use what belongs to "
-            "no example, or give the Tensor its shape (set_shape)."
+            f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn "
+            "use what belongs to no example, or give the Tensor its shape (set_shape)."
         )
     if across and not tensor.shape[1:].is_fully_defined():
         raise ValueError(

@@ -28,8 +28,7 @@ from estimator_accum.microbatch._repeatable import (
     draw_once_per_batch,
     make_repeatable,
 )
-from estimator_accum.microbatch._runner import OWN_EXAMPLE
-from estimator_accum.microbatch._whole import first_pass, keep
+from estimator_accum.microbatch._whole import keep
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
 from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._gradients import Interception, intercepting
@@ -139,7 +138,7 @@ class _Once:
         view = View(batch, [*self._fed.values(), *losses])
         # If the first pass runs the network anyway, the values are computed after it.
         is_twice = bool(early.collected)
-        copies = early if is_twice else Copies(batch, batch.last_pass)
+        copies = early if is_twice else Copies(batch, is_early=False)
         copies.take_losses(view, losses)
         for tensor in _scalars(copies.border(view, losses), losses, view):
             self._fed.setdefault(tensor.ref(), tensor)
@@ -147,20 +146,20 @@ class _Once:
         with tf.control_dependencies(None):
             values = copies.make(view, tensors)
             if is_twice:
-                values = keep(batch, first_pass(batch, False), "reported", values)
+                values = keep(batch, batch.first_pass(), "reported", values)
         self._handles = {handle.op for handle in batch.handles}
         self._check_passes()
-        batch.reported |= dict(zip(tensors, values, strict=True))
-        batch.computed_twice += [tensor for tensor, _ in early.collected]
-        batch.earlier_passes.sort(key=lambda each: not each.is_joint)
+        batch.register(reported=dict(zip(tensors, values, strict=True)))
         passes = [op for each in batch.passes for op in each.each]
         draw_once_per_batch(passes, self._of_batch)
         make_repeatable(batch.computed_twice)
+        rows = [tensor for tensor, _ in early.collected]
+        make_repeatable(rows, "Rows of examples that the loss combines")
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
-        batch.keys = Keys(batch, derived, copies.collected, view)
+        batch.register(keys=Keys(batch, derived, copies.collected, view))
         report_activations(view, losses)
-        self._report_summaries()
+        self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
         _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
@@ -287,9 +286,9 @@ class _Once:
             self._with_sums[operation] = not self._sums.isdisjoint(needed)
         return self._with_sums[operation]
 
-    def _report_summaries(self) -> None:
+    def _report_summaries(self, reported: list[tf.Tensor]) -> None:
         """Logs which summaries are not of the batch."""
-        fed = {tensor.name for tensor in self._batch.reported}
+        fed = {tensor.name for tensor in reported}
         last = []
         for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
             seen, waiting = set(), [summary]
@@ -319,14 +318,12 @@ def _check_places(batch: WholeBatch, views: list[View]) -> None:
             shape = [1] * axis + [-1] + [1] * (places.shape.rank - axis - 1)
             numbers = tf.reshape(tf.range(batch.size * each) // each, shape)
             fits = tf.equal(tf.cast(places, tf.int64) // distance, numbers)
-            batch.micro_ops.append(
-                tf.raw_ops.Assert(
-                    condition=tf.reduce_all(fits),
-                    data=[
-                        f"{OWN_EXAMPLE} Received: {places.name}, which are places of others."
-                    ],
-                )
+            guard = tf.raw_ops.Assert(condition=tf.reduce_all(fits), data=["row"])
+            sentence = (
+                "A row must be looked up in its own example, for its batch to be cut. "
+                f"Received: {places.name}, which are places of others."
             )
+            batch.register(each=[guard], refusals={guard: sentence})
 
 
 def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:

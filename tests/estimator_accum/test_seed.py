@@ -35,7 +35,7 @@ def test_a_seed_depends_on_graph_seed_name_and_step_alone():
 def test_micro_batches_of_one_batch_have_seeds_of_their_own():
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
-        batch = WholeBatch("mean")
+        batch = WholeBatch({"features": tf.zeros([4])}, "mean")
         with batch.as_current():
             seed = micro_batch_seed("a")
         with start_session() as session:

@@ -14,10 +14,9 @@ from estimator_accum import (
     whole_batch_loss,
 )
 from estimator_accum._kinds import current_batch
-from estimator_accum.microbatch._count import FixedCount
-from estimator_accum.microbatch._evaluation import UntrainedBatch
-from estimator_accum.microbatch._runner import BatchRunner, ReplicaBatch
-from estimator_accum.microbatch._staging import stage
+from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._count import MicroBatchCount
+from estimator_accum.microbatch._runner import BatchRunner
 from tests.helpers.models.interception import AS_IT_IS
 from tests.helpers.models.microbatch_runs import spec_of
 
@@ -512,7 +511,9 @@ def test_a_loss_that_alone_does_not_fit_is_named():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(reduction):
+def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(
+    reduction, tmp_path
+):
     """Where no gradient is asked for, none is computed."""
     passes = []
 
@@ -521,15 +522,17 @@ def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(redu
         passes.extend(current_batch().earlier_passes)
         return tf.estimator.EstimatorSpec(mode, loss=loss)
 
+    (tmp_path / "micro_batches-eval.json").write_text('{"micro_batches": 5}')
+    config = tf.estimator.RunConfig(str(tmp_path))
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
-        spec = microbatch_model_fn(
-            model_fn, "auto", initial_micro_batches=5, reduction=reduction
-        )(*_next_batch(_SIZES), tf.estimator.ModeKeys.EVAL)
+        spec = microbatch_model_fn(model_fn, "auto", reduction=reduction)(
+            *_next_batch(_SIZES), tf.estimator.ModeKeys.EVAL, config=config
+        )
         with v1.train.SingularMonitoredSession(spec.evaluation_hooks) as session:
             losses = [session.run(spec.loss) for _ in _SIZES]
     np.testing.assert_allclose(losses, _losses_at_the_start(), rtol=1e-6)
-    assert [len(each.after) for each in passes] == [1]
+    assert [len(each.once) for each in passes] == [1]
 
 
 def test_a_replica_that_has_never_had_examples_evaluates_none():
@@ -537,18 +540,16 @@ def test_a_replica_that_has_never_had_examples_evaluates_none():
         v1.train.get_or_create_global_step()
         replicas = []
         for sizes in ((4,), (0,)):
-            window = UntrainedBatch("mean")
-            with tf.device("/cpu:0"):
-                staged = stage({"features": _next_batch(sizes)[0]}, window)
+            data = {"features": _next_batch(sizes)[0]}
+            batch = WholeBatch(data, "mean", is_trained=False)
             with (
-                window.as_current(),
+                batch.as_current(),
                 v1.variable_scope("", reuse=tf.compat.v1.AUTO_REUSE),
             ):
-                loss = whole_batch_loss(_towers(staged.sliced["features"]), _info_nce)
-            window.micro_ops.append(loss.op)
-            window.empty_ops = window.micro_ops  # as in evaluations
-            replicas.append(ReplicaBatch(window, staged, None))
-        runner = BatchRunner(replicas, FixedCount(2), None)
+                loss = whole_batch_loss(_towers(batch.sliced["features"]), _info_nce)
+            batch.register(each=[loss.op], empty=[loss.op])  # as in evaluations
+            replicas.append(batch.finish())
+        runner = BatchRunner(replicas, MicroBatchCount(2), None)
         runner.begin()
         session.run(v1.global_variables_initializer())
         runner.initialize(session)
