@@ -138,12 +138,11 @@ def microbatch_model_fn(
         # Inside another model_fn that is wrapped, the batch is cut already.
         if mode not in cut or current_batch() is not None:
             return build(features, labels)
-        if is_fed({"features": features, "labels": labels}):
+        whole = {"features": features, "labels": labels}
+        if is_fed(whole):
             spec = build(features, labels)
             hooks = [RefuseTraining()] if mode == modes.TRAIN else []
             return spec._replace(training_hooks=hooks)
-
-        whole = {"features": features, "labels": labels}
         check_input_summaries(whole)
         is_trained = mode == modes.TRAIN
         batch = WholeBatch(whole, reduction, is_auto, is_trained)
@@ -171,11 +170,12 @@ def microbatch_model_fn(
 
 def _trained(batch: WholeBatch, build: Callable, count: MicroBatchCount, config):
     """Returns a spec whose train op is only the update."""
-    spec, is_declared = build_unedited(batch, build)
-    spec = _split_declared(batch, spec) if is_declared else spec
+    spec, keys = build_unedited(batch, build)
+    if keys is None:
+        spec = _split_declared(batch, spec)
     check_micro_ops(batch.micro_ops)
     hook = TrainingHook(
-        _replicas(batch.finish()),
+        _replicas(batch.finish(keys=keys)),
         count,
         spec.scaffold.saver if spec.scaffold else None,
         config.model_dir if config is not None and config.is_chief else None,

@@ -23,7 +23,7 @@ from estimator_accum._kinds import Added, Kind, set_current_batch
 from estimator_accum._micro_step import MicroBatch, Terms, accumulate, mean_loss
 from estimator_accum.microbatch._gather import Exchange, make_exchange
 from estimator_accum.microbatch._graph import snapshot
-from estimator_accum.microbatch._staging import stage
+from estimator_accum.microbatch._staging import Slot, stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,9 @@ class ReplicaBatch(NamedTuple):
     should_recompute: tf.Tensor | None
     names: list[str]
     stage: tuple[list[tf.Tensor], list[tf.Operation]]
-    take: list[tf.Operation]
-    take_back: list[tf.Operation]
-    initialize: list[tf.Operation]
+    take: tuple[tf.Operation, ...]
+    take_back: tuple[tf.Operation, ...]
+    initialize: tuple[tf.Operation, ...]
     passes: tuple[Pass, ...]
     reported: dict[tf.Tensor, tf.Tensor]
     refusals: dict[tf.Operation, str]
@@ -129,8 +129,6 @@ class WholeBatch(Kind):
         reduction, weight: As given for the first train op; before, `weight` is None.
         last_pass: The pass with gradients.
         computed_twice: Outputs of whole_batch_loss, which an earlier pass computes too.
-        own: Operations that compute for the whole batch, made from those of a
-            micro-batch.
     """
 
     def __init__(
@@ -156,8 +154,7 @@ class WholeBatch(Kind):
         self.last_pass, self._earlier_passes = Pass(), []
         self.micro_ops, self.empty_ops = self.last_pass.each, self.last_pass.empty
         self.initialize_ops, self.discard_ops, self.handles = [], [], []
-        self.computed_twice, self.own = [], set()
-        self._reported, self._refusals, self._keys = {}, {}, None
+        self.computed_twice, self._reported, self._refusals = [], {}, {}
         self._is_finished = False
 
     @contextlib.contextmanager
@@ -192,6 +189,12 @@ class WholeBatch(Kind):
         self._earlier_passes.append(Pass(is_joint=is_joint, exchange=exchange))
         return self._earlier_passes[-1]
 
+    def slot(self, name: str, dtype: tf.DType, shape=()) -> Slot:
+        """Returns a new slot, which micro-batches may write and no retry restores."""
+        slot = Slot(name, dtype, tf.TensorShape(shape))
+        self.register(handles=[slot.handle])
+        return slot
+
     def register(
         self,
         of: Pass | None = None,
@@ -204,10 +207,8 @@ class WholeBatch(Kind):
         undo: Iterable[tf.Operation] = (),
         handles: Iterable[tf.Tensor] = (),
         twice: Iterable[tf.Tensor] = (),
-        own: Iterable[tf.Operation] = (),
         reported: Mapping[tf.Tensor, tf.Tensor] | None = None,
         refusals: Mapping[tf.Operation, str] | None = None,
-        keys=None,
     ) -> None:
         """Adds what there is to run besides the train op.
 
@@ -219,13 +220,11 @@ class WholeBatch(Kind):
             done: Feeds of what comes after `once`.
             initialize: Operations that run once in a new session.
             undo: Operations that drop the micro-batches so far, before a retry.
-            handles: Handles of variables of the batch itself, which micro-batches may
-                write and which a retry does not restore.
+            handles: Handles of variables that micro-batches may write and that a retry
+                does not restore.
             twice: Outputs of whole_batch_loss.
-            own: Operations that compute for the whole batch.
             reported: Tensors of the micro-batch and their values for the batch.
             refusals: Operations that fail if a batch cannot be cut, and the sentences.
-            keys: Check before the first update.
         """
         assert not self._is_finished, "the batch is finished"
         of = of or self.last_pass
@@ -237,20 +236,19 @@ class WholeBatch(Kind):
         self.discard_ops.extend(undo)
         self.handles.extend(handles)
         self.computed_twice.extend(twice)
-        self.own.update(own)
         self._reported.update(reported or {})
         self._refusals.update(refusals or {})
-        self._keys = keys or self._keys
 
-    def finish(self, fetched: Iterable[tf.Tensor] = ()) -> ReplicaBatch:
+    def finish(self, fetched: Iterable[tf.Tensor] = (), keys=None) -> ReplicaBatch:
         """Returns what there is to run; nothing may be registered any more.
 
         Args:
             fetched: Tensors that may be fetched with each micro-batch.
+            keys: Check before the first update; None if there is nothing to check.
         """
         self._is_finished = True
         take, restore = [], []
-        if self._is_auto or not self._is_trained or self._keys is not None:
+        if self._is_auto or not self._is_trained or keys is not None:
             operations = [*self.micro_ops, *(tensor.op for tensor in fetched)]
             take, restore = snapshot(operations, self.handles)
         return ReplicaBatch(
@@ -261,13 +259,13 @@ class WholeBatch(Kind):
             should_recompute=self.should_recompute,
             names=self._names,
             stage=self._stage,
-            take=take,
-            take_back=[*restore, *self.discard_ops],
-            initialize=self.initialize_ops,
+            take=tuple(take),
+            take_back=(*restore, *self.discard_ops),
+            initialize=tuple(self.initialize_ops),
             passes=tuple(self.passes),
             reported=self._reported,
             refusals=self._refusals,
-            keys=self._keys,
+            keys=keys,
         )
 
     def share(self) -> tf.Tensor:

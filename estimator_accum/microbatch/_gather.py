@@ -7,13 +7,13 @@
 R = number of replicas, C = capacity of a piece.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from estimator_accum._gradients import sum_over_replicas
 from estimator_accum._graph import run_either
-from estimator_accum.microbatch._staging import Slot
 
 # What TensorFlow's collectives gather.
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
@@ -31,7 +31,6 @@ class Exchange(NamedTuple):
         begin: Placeholder, the first row of the piece.
         capacity: Placeholder, the capacity [rows].
         operations: Operations that exchange a piece.
-        handles: Handles of the variables that these write.
         has_failed: Placeholder, 1.0 if this process ran out of memory afterwards.
         failures: Sum of `has_failed` over all replicas.
     """
@@ -41,7 +40,6 @@ class Exchange(NamedTuple):
     begin: tf.Tensor
     capacity: tf.Tensor
     operations: list[tf.Operation]
-    handles: list[tf.Tensor]
     has_failed: tf.Tensor
     failures: tf.Tensor
 
@@ -67,26 +65,26 @@ def make_exchange(rows: tf.Tensor) -> Exchange | None:
         begin=tf.compat.v1.placeholder(tf.int64, [], "begin"),
         capacity=tf.compat.v1.placeholder(tf.int64, [], "capacity"),
         operations=[],
-        handles=[],
         has_failed=has_failed,
         failures=sum_over_replicas([has_failed])[0],
     )
 
 
 def gather(
-    exchange: Exchange | None, tensors: list[tf.Tensor]
+    exchange: Exchange | None, tensors: list[tf.Tensor], make_slot: Callable
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the rows of all replicas, and which of them are this replica's.
 
     Args:
         exchange: The exchange, whose operations run before; None within a process.
         tensors: Tensors [rows, ...], all with the same number of rows.
+        make_slot: As `WholeBatch.slot`.
 
     Raises:
         TypeError: If processes cannot exchange a tensor.
     """
     if exchange is not None:
-        *everything, owners = _exchanged(exchange, tensors)
+        *everything, owners = _exchanged(exchange, tensors, make_slot)
     else:  # not by collectives: see are_cpus_of_one_process
         owner = tf.fill(tf.shape(tensors[0])[:1], _number())
         replica = tf.distribute.get_replica_context()
@@ -106,7 +104,9 @@ def _concatenate(strategy, tensors: list) -> list[tf.Tensor]:
     return [tf.concat(strategy.experimental_local_results(each), 0) for each in tensors]
 
 
-def _exchanged(exchange: Exchange, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+def _exchanged(
+    exchange: Exchange, tensors: list[tf.Tensor], make_slot: Callable
+) -> list[tf.Tensor]:
     """Returns the rows of all processes, then the number of the replica of each row."""
     for tensor in tensors:
         if tensor.dtype not in _DTYPES:
@@ -127,7 +127,7 @@ def _exchanged(exchange: Exchange, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         for tensor in tensors
     ]
     pieces.append(tf.boolean_mask(tf.repeat(numbers, exchange.capacity), is_row))
-    return [_joined(exchange, piece) for piece in pieces]
+    return [_joined(exchange, piece, make_slot) for piece in pieces]
 
 
 def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
@@ -138,11 +138,11 @@ def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     return tf.pad(piece, [[0, missing], *rest])
 
 
-def _joined(exchange: Exchange, piece: tf.Tensor) -> tf.Tensor:
+def _joined(exchange: Exchange, piece: tf.Tensor, make_slot: Callable) -> tf.Tensor:
     """Stores pieces one behind the other; returns all of them, in a later run."""
     shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
     with tf.device("/cpu:0"):
-        slot = Slot("gathered", piece.dtype, shape)
+        slot = make_slot("gathered", piece.dtype, shape)
         exchange.operations.append(
             run_either(
                 tf.equal(exchange.begin, 0),
@@ -150,7 +150,6 @@ def _joined(exchange: Exchange, piece: tf.Tensor) -> tf.Tensor:
                 lambda: [slot.write(tf.concat([slot.read(), piece], 0))],
             )
         )
-        exchange.handles.append(slot.handle)
         everything = slot.read()
     everything.set_shape(shape)
     return everything

@@ -47,13 +47,12 @@ def collect(
             if shape.rank is not None:
                 dims = shape.as_list()
                 shape = tf.TensorShape([*dims[:axis], None, *dims[axis + 1 :]])
-            slot = Slot("outputs", tensor.dtype, shape)
+            slot = batch.slot("outputs", tensor.dtype, shape)
             slots.append(slot)
             writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
-        handles = [slot.handle for slot in slots]
-        batch.register(of, each=writes, empty=empty, handles=handles)
+        batch.register(of, each=writes, empty=empty)
         with _when_done(batch, of, writes):
             return [slot.read() for slot in slots]
 
@@ -63,7 +62,7 @@ def keep(
 ) -> list[tf.Tensor]:
     """Stores values after a pass; returns them, for a later run."""
     with tf.device("/cpu:0"):
-        slots = [Slot(name, value.dtype, value.shape) for value in values]
+        slots = [batch.slot(name, value.dtype, value.shape) for value in values]
         writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
         # An evaluation reads the loss also on a replica that has never had examples.
         zeros = [
@@ -71,8 +70,7 @@ def keep(
             for slot, value in zip(slots, values, strict=True)
             if value.shape.rank == 0
         ]
-        handles = [slot.handle for slot in slots]
-        batch.register(of, once=writes, initialize=zeros, handles=handles)
+        batch.register(of, once=writes, initialize=zeros)
         with _when_done(batch, of, writes):
             kept = [slot.read() for slot in slots]
     for read, value in zip(kept, values, strict=True):
@@ -143,12 +141,12 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
     sums = []
     for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
-        total, zero = Slot("batch_mean", value.dtype, value.shape), tf.zeros_like(value)
+        total, zero = batch.slot("batch_mean", value.dtype), tf.zeros_like(value)
         add = total.write(value + tf.where(batch.is_first, zero, total.read()))
         with tf.control_dependencies(None):
             initialize = total.write(tf.zeros([], value.dtype))
             sums.append(total.read())
-        batch.register(each=[add], initialize=[initialize], handles=[total.handle])
+        batch.register(each=[add], initialize=[initialize])
     with tf.control_dependencies(None):
         total, weight = sums
         if reduction == "sum":
@@ -206,6 +204,5 @@ def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
     # A feed takes the place of a tensor, not of its operation: to wait for that, or for
     # what the graph's optimizer makes a part of it, would run `operations` again.
     with tf.device("/cpu:0"):
-        waiting = Slot("done", tf.bool, tf.TensorShape([]))
-        batch.register(of, done={done: True}, handles=[waiting.handle])
-        return tf.control_dependencies([waiting.write(done)])
+        batch.register(of, done={done: True})
+        return tf.control_dependencies([batch.slot("done", tf.bool).write(done)])

@@ -241,9 +241,7 @@ def _make(
     first = batch.first_pass(is_joint)
     everything, is_own = collect(batch, first, tensors), None
     if is_joint:
-        everything, is_own = gather(first.exchange, everything)
-        if first.exchange is not None:
-            batch.register(handles=first.exchange.handles)
+        everything, is_own = gather(first.exchange, everything, batch.slot)
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     set_current_batch(None)  # what loss_fn makes is of no micro-batch

@@ -400,7 +400,7 @@ class Interception:
     def _replace_norms(self, sparse: _Sparse, norms: list[tf.Operation]) -> None:
         """Replaces L2Loss of the sum by the sum of L2Loss of the slices."""
         values = cast(sparse.gradient, sparse.total.values.dtype).values
-        half = Slot("half_squared_slices", values.dtype, tf.TensorShape([]))
+        half = self._batch.slot("half_squared_slices", values.dtype)
         with tf.control_dependencies(None):
             zero = tf.zeros([], values.dtype)
             total = half.read()
@@ -422,7 +422,7 @@ class Interception:
         pairs = [(total.values, gradient.values), (total.indices, gradient.indices)]
         for total, part in pairs:
             part = tf.cast(part, total.dtype)
-            slot = Slot("slices", total.dtype, total.shape)
+            slot = self._batch.slot("slices", total.dtype, total.shape)
             with tf.control_dependencies(None):
                 self._register(slot, tf.zeros([0, *total.shape[1:]], total.dtype))
                 total.op._update_input(0, slot.read())
@@ -436,7 +436,6 @@ class Interception:
             self._batch.register(
                 initialize=[slot.write(zero)],
                 empty=[slot.write(zero)],
-                handles=[slot.handle],
             )
 
 

@@ -27,6 +27,7 @@ _CONTROL_FLOW = {
     *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
     *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
 }
+_OF_WHOLE_BATCH = "_estimator_accum_whole_batch"  # attribute of copies
 _LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}
 
 
@@ -106,7 +107,7 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     found = {tensor.op for tensor in waiting}
     while waiting:
         for operation in waiting.pop().consumers():
-            if operation not in found and operation not in batch.own:
+            if operation not in found and not hasattr(operation, _OF_WHOLE_BATCH):
                 found.add(operation)
                 waiting += operation.outputs
     return found
@@ -220,7 +221,8 @@ class Copies:
         graph = tf.compat.v1.get_default_graph()
         before = set(graph.get_operations())
         found = self._make(view, targets, made)
-        self._batch.register(own=set(graph.get_operations()) - before)
+        for operation in set(graph.get_operations()) - before:
+            setattr(operation, _OF_WHOLE_BATCH, True)
         return found
 
     def _make(self, view: View, targets: list[tf.Tensor], made) -> list[tf.Tensor]:

@@ -41,9 +41,10 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def build_unedited(batch: WholeBatch, build: Callable):
-    """Returns the EstimatorSpec of a model_fn, and whether it trains by this library.
+    """Returns the EstimatorSpec of a model_fn, and the keys of its gradients.
 
-    If it has a train op of its own, that needs no micro-batch any more.
+    If it trains by this library, there are no keys, None. If it has a train op of its
+    own, that needs no micro-batch any more.
 
     Args:
         batch: The batch; the operations of its micro-batches are added to it.
@@ -59,17 +60,17 @@ def build_unedited(batch: WholeBatch, build: Callable):
     if batch.weight is not None and not interception.is_used:
         with batch.as_current():
             make_repeatable(batch.computed_twice)
-        return spec, True
+        return spec, None
     train_op = getattr(spec.train_op, "op", spec.train_op)
     _check_trains(batch, interception, train_op)
     interception.finish()
     once = _Once(batch, interception, [train_op, *interception.waited_for])
     with batch.as_current():
-        once.finish(_losses(spec, interception))
+        keys = once.finish(_losses(spec, interception))
     with tf.control_dependencies(None):
         clear = interception.clear
         train_op = tf.group(train_op, *once.moved, *clear, name="train_batch")
-    return spec._replace(train_op=train_op), False
+    return spec._replace(train_op=train_op), keys
 
 
 def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
@@ -123,7 +124,7 @@ class _Once:
         self._forward, self._done = set(), set()
         self.moved = []
 
-    def finish(self, losses: list[tf.Tensor]) -> None:
+    def finish(self, losses: list[tf.Tensor]) -> Keys:
         """Divides the graph, and finds the values for the batch that are needed.
 
         Args:
@@ -157,12 +158,13 @@ class _Once:
         make_repeatable(rows, "Rows of examples that the loss combines")
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
-        batch.register(keys=Keys(batch, derived, copies.collected, view))
+        keys = Keys(batch, derived, copies.collected, view)
         report_activations(view, losses)
         self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
         _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
+        return keys
 
     def _check_passes(self) -> None:
         """Raises ValueError if something changes with every micro-batch."""
