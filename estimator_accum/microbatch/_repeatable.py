@@ -7,6 +7,8 @@
 What an operation calls, such as the branches of a tf.cond, is looked into.
 """
 
+from collections.abc import Iterator
+
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
@@ -75,7 +77,9 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
             and operation._get_control_flow_context() is None
         ):
             _draw_by(operation, micro_batch_seed)
-        elif not _is_repeatable(operation, library):
+        elif not all(
+            _is_repeatable(node, library) for node in _all_nodes(operation, library)
+        ):
             raise ValueError(
                 f"{name} are computed twice, so what they need must give one result and "
                 f"change nothing. Received: {path_to(needed, operation)}, of type "
@@ -128,22 +132,14 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         operation: The operation.
         library: Definitions of functions by name.
     """
-    if operation.type in SHOWING or is_draw(operation):
-        return False
-    if moves_generator(operation.type):
-        return False
     if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
         return bool(written_by([operation]))
-    functions = functions_of(operation)
-    if functions:
-        nodes = nodes_of(functions, library)
-        return any(
-            not _is_repeatable_node(node, library)
-            and node.op not in SHOWING | DRAWS
-            and not moves_generator(node.op)
-            for node in nodes
-        )
-    return not _is_repeatable(operation, library)
+    return any(
+        not _is_repeatable(node, library)
+        and node.op not in SHOWING | DRAWS
+        and not moves_generator(node.op)
+        for node in _all_nodes(operation, library)
+    )
 
 
 def is_draw(operation: tf.Operation) -> bool:
@@ -167,19 +163,16 @@ def _draw_by(operation: tf.Operation, seed_of) -> None:
                 consumer._update_input(index, replacement)
 
 
-def _is_repeatable(operation: tf.Operation, library: dict) -> bool:
-    if operation.type in _HARMLESS:
-        return True
-    functions = functions_of(operation)
-    if operation.type in library:  # a function of TensorFlow 1, called by its name
-        functions = [*functions, operation.type]
-    if functions:
-        nodes = nodes_of(functions, library)
-        return all(_is_repeatable_node(node, library) for node in nodes)
-    return not operation.op_def.is_stateful
+def _all_nodes(operation: tf.Operation, library: dict) -> Iterator:
+    """Yields an operation's own node, and those of the functions that it calls."""
+    node = operation.node_def
+    yield node
+    # A function of TensorFlow 1 is called by its name.
+    yield from nodes_of([*functions_of(node), node.op], library)
 
 
-def _is_repeatable_node(node, library: dict) -> bool:
+def _is_repeatable(node, library: dict) -> bool:
+    """Returns whether a node has no state, but for what the functions do that it calls."""
     if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
         return True
     definition = op_def_registry.get(node.op)

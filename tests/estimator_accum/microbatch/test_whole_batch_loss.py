@@ -284,7 +284,7 @@ def test_several_losses_and_train_ops_share_the_passes():
     _assert_same(_Run(model_fn, 4), theirs)
     assert len(sizes) == 2 * (4 + 4 + 3)
     (first,) = passes[-1]
-    assert len(first.after) == 2 + 3  # losses, and gradients of outputs
+    assert len(first.once) == 2 + 3  # losses, and gradients of outputs
     _assert_same(_Run(model_fn, 1), theirs)
 
 
