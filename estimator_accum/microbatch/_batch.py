@@ -268,10 +268,6 @@ class WholeBatch(Kind):
             keys=keys,
         )
 
-    def share(self) -> tf.Tensor:
-        """Returns the micro-batch's share of the batch's examples, a float64 scalar."""
-        return tf.cast(self.size, tf.float64) / tf.cast(self.rows, tf.float64)
-
     def default_weight(self, reduction: str) -> tf.Tensor:
         """Returns the default weight: the micro-batch's examples; 1 for a sum."""
         if reduction == "sum":

@@ -181,8 +181,17 @@ class _Loss:
         """Returns b / N; exactly 1 for a whole batch."""
         return tf.cast(self._batch.size, dtype) / tf.cast(self._total, dtype)
 
+    def part(self, arrived: tf.Tensor) -> tf.Tensor:
+        """Returns what arrives at the micro-batch, of what arrives at the whole loss."""
+        if self._batch.reduction == "sum":
+            return arrived
+        share = tf.cast(self._batch.size, tf.float64) / tf.cast(
+            self._batch.rows, tf.float64
+        )
+        return arrived * tf.cast(share, arrived.dtype)
+
     def gradients(self, arrived: tf.Tensor) -> list[tf.Tensor | None]:
-        """Returns the micro-batch's gradients of the outputs, then of `captured`.
+        """Returns the micro-batch's gradients of `sources`.
 
         Args:
             arrived: The gradient of the loss, a scalar.

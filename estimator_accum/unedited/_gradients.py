@@ -246,7 +246,7 @@ class Interception:
         arriving = keep_rows(self._batch, first, "arriving", gradients, axes)
         for i, tensor in enumerate(rows):
             if axes[i] is None:
-                arriving[i] *= tf.cast(self._batch.share(), arriving[i].dtype)
+                arriving[i] = getattr(tensor.op, WHOLE_BATCH_LOSS).part(arriving[i])
             else:
                 arriving[i].set_shape(tensor.shape)
         return arriving

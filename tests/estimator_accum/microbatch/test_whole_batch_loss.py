@@ -226,6 +226,19 @@ def test_a_loss_that_sums_over_examples_is_shared_out():
     np.testing.assert_allclose(seen, totals * sizes / batches, rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_optimizer_of_the_model_fn_ignores_the_reduction(reduction):
+    def loss_fn(outputs):
+        return v1.get_variable("scale", initializer=1.0) * _info_nce(outputs)
+
+    def train_op(loss):
+        descent = v1.train.GradientDescentOptimizer(0.5)
+        return descent.minimize(loss, v1.train.get_global_step())
+
+    model_fn = _model(loss_fn, train_op=train_op)
+    _assert_same(_Run(model_fn, 4, reduction=reduction), _Run(model_fn))
+
+
 def _towers_again(features):
     with v1.variable_scope("", reuse=True):
         return _towers(features)
