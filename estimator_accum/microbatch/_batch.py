@@ -35,8 +35,9 @@ class Pass:
         empty: Operations that run in their place on a replica without examples.
         once: Operations that run once, after the last micro-batch of every replica
             that has examples.
-        done: Feeds from `once` on. If they are not fed, the last pass does the work of
-            this one by itself, which it can with the whole batch as one micro-batch.
+        done: Bool placeholders, fed with True from `once` on. If they are not fed, the
+            last pass does the work of this one by itself, which it can with the whole
+            batch as one micro-batch.
         is_joint: Whether `once` reads other replicas' results; it then runs on
             replicas without examples too, and no other pass can do its work.
         exchange: Exchange of rows among processes before `once`; None within a process.
@@ -45,7 +46,7 @@ class Pass:
     each: list[tf.Operation] = dataclasses.field(default_factory=list)
     empty: list[tf.Operation] = dataclasses.field(default_factory=list)
     once: list[tf.Operation] = dataclasses.field(default_factory=list)
-    done: dict[tf.Tensor, bool] = dataclasses.field(default_factory=dict)
+    done: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_joint: bool = False
     exchange: Exchange | None = None
 
@@ -151,7 +152,7 @@ class WholeBatch(Kind):
         self.reduction, self.weight = reduction, None
         self.should_recompute = None
         self._is_auto, self._is_trained = is_auto and is_trained, is_trained
-        self.last_pass, self._earlier_passes = Pass(), []
+        self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
         self.micro_ops, self.empty_ops = self.last_pass.each, self.last_pass.empty
         self.initialize_ops, self.discard_ops, self.handles = [], [], []
         self.computed_twice, self._reported, self._refusals = [], {}, {}
@@ -173,8 +174,9 @@ class WholeBatch(Kind):
 
     @property
     def earlier_passes(self) -> list[Pass]:
-        """The passes before the last one."""
-        return sorted(self._earlier_passes, key=lambda each: not each.is_joint)
+        """The passes before the last one, of which the second may need the first."""
+        found = map(self._first_passes.get, (True, False))
+        return [each for each in found if each is not None]
 
     def first_pass(self, is_joint: bool = False) -> Pass:
         """Returns the pass that collects rows; all that is collected shares it.
@@ -182,12 +184,10 @@ class WholeBatch(Kind):
         Args:
             is_joint: Whether rows of all replicas are collected.
         """
-        for each in self._earlier_passes:
-            if each.is_joint == is_joint:
-                return each
-        exchange = make_exchange(self.rows) if is_joint else None
-        self._earlier_passes.append(Pass(is_joint=is_joint, exchange=exchange))
-        return self._earlier_passes[-1]
+        if is_joint not in self._first_passes:
+            exchange = make_exchange(self.rows) if is_joint else None
+            self._first_passes[is_joint] = Pass(is_joint=is_joint, exchange=exchange)
+        return self._first_passes[is_joint]
 
     def slot(self, name: str, dtype: tf.DType, shape=()) -> Slot:
         """Returns a new slot, which micro-batches may write and no retry restores."""
@@ -202,7 +202,7 @@ class WholeBatch(Kind):
         each: Iterable[tf.Operation] = (),
         empty: Iterable[tf.Operation] = (),
         once: Iterable[tf.Operation] = (),
-        done: Mapping[tf.Tensor, bool] | None = None,
+        done: Iterable[tf.Tensor] = (),
         initialize: Iterable[tf.Operation] = (),
         undo: Iterable[tf.Operation] = (),
         handles: Iterable[tf.Tensor] = (),
@@ -217,7 +217,7 @@ class WholeBatch(Kind):
             each: Operations that run with every micro-batch.
             empty: Operations that run in their place on a replica without examples.
             once: Operations that run once, after the micro-batches.
-            done: Feeds of what comes after `once`.
+            done: Placeholders that are fed from `once` on.
             initialize: Operations that run once in a new session.
             undo: Operations that drop the micro-batches so far, before a retry.
             handles: Handles of variables that micro-batches may write and that a retry
@@ -225,13 +225,21 @@ class WholeBatch(Kind):
             twice: Outputs of whole_batch_loss.
             reported: Tensors of the micro-batch and their values for the batch.
             refusals: Operations that fail if a batch cannot be cut, and the sentences.
+
+        Raises:
+            ValueError: If the batch is finished.
         """
-        assert not self._is_finished, "the batch is finished"
+        if self._is_finished:
+            raise ValueError(
+                "What runs with every batch must be made in the model_fn. Received: a "
+                "gradient of whole_batch_loss, first taken after the model_fn has "
+                "returned. Take it in the model_fn."
+            )
         of = of or self.last_pass
         of.each.extend(each)
         of.empty.extend(empty)
         of.once.extend(once)
-        of.done.update(done or {})
+        of.done.extend(done)
         self.initialize_ops.extend(initialize)
         self.discard_ops.extend(undo)
         self.handles.extend(handles)

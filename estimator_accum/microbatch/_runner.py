@@ -148,7 +148,7 @@ class BatchRunner:
         self._look_at_keys(session, rows)
         last, done, later, fetched = {}, {}, {}, [[] for _ in rows]
         for passes in self._passes:
-            own = {key: value for each in passes for key, value in each.done.items()}
+            own = dict.fromkeys([p for each in passes for p in each.done], True)
             if is_whole and own:
                 later |= own  # the last pass does the work of this one
                 continue

@@ -204,5 +204,5 @@ def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
     # A feed takes the place of a tensor, not of its operation: to wait for that, or for
     # what the graph's optimizer makes a part of it, would run `operations` again.
     with tf.device("/cpu:0"):
-        batch.register(of, done={done: True})
+        batch.register(of, done=[done])
         return tf.control_dependencies([batch.slot("done", tf.bool).write(done)])

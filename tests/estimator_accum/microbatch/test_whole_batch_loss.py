@@ -548,6 +548,21 @@ def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(
     assert [len(each.once) for each in passes] == [1]
 
 
+def test_a_gradient_that_is_first_taken_after_the_model_fn_is_refused():
+    losses = []
+
+    def model_fn(features, labels, mode):
+        losses.append(whole_batch_loss(_towers(features), _info_nce))
+        return tf.estimator.EstimatorSpec(mode, loss=losses[0])
+
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        mode = tf.estimator.ModeKeys.EVAL
+        microbatch_model_fn(model_fn, "auto")(*_next_batch(_SIZES), mode)
+        with pytest.raises(ValueError, match="must be made in the model_fn. Received:"):
+            tf.gradients(losses, v1.trainable_variables())
+
+
 def test_a_replica_that_has_never_had_examples_evaluates_none():
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
