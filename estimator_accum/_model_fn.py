@@ -150,15 +150,14 @@ def microbatch_model_fn(
         def build_on_slice():
             return build(batch.sliced["features"], batch.sliced["labels"])
 
-        def make_count(of: str = "", units: str = "batches"):
+        def make_count(of: str = ""):
             if not is_auto:
                 return MicroBatchCount(int(micro_batches))
             path = None if config is None else _count_path(config, of)
-            return MicroBatchCount(None, grow_after, path, units)
+            return MicroBatchCount(None, grow_after, path)
 
         if is_trained:
-            count = make_count(units="updates")
-            return _trained(batch, build_on_slice, count, config)
+            return _trained(batch, build_on_slice, make_count(), config)
         with batch.as_current():
             spec = build_on_slice()
         if mode == modes.EVAL:

@@ -76,7 +76,6 @@ class MicroBatchCount:
         grow_after: Batches without an out-of-memory error after which half as many
             micro-batches are tried; None never tries.
         path: JSON file that keeps the plan; None keeps it in memory only.
-        units: Name of several batches in messages, such as "updates".
 
     Attributes:
         is_fixed: Whether the number never changes.
@@ -88,10 +87,9 @@ class MicroBatchCount:
         fixed: int | None = None,
         grow_after: int | None = None,
         path: str | None = None,
-        units: str = "updates",
     ):
         self.is_fixed = fixed is not None
-        self._grow_after, self._path, self._units = grow_after, path, units
+        self._grow_after, self._path = grow_after, path
         self.can_recompute = False
         self._plan = _read(path) if path is not None else Plan(fixed or 1)
         self._before = None  # the plan before this one, which is on trial
@@ -158,7 +156,7 @@ class MicroBatchCount:
             or self.value == 1
         ):
             return False
-        reason = f"{self._updates} {self._units} until {place} fitted in memory"
+        reason = f"fitted in memory {self._updates} times, until {place}"
         self._try(self._plan.halved(), reason)
         return True
 

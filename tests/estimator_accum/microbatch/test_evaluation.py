@@ -175,7 +175,7 @@ def test_fewer_micro_batches_are_tried_after_batches_that_fit(tmp_path, caplog):
         _evaluate_auto(_model_fn(memory), tmp_path, begun_with=4, grow_after=2)
     assert memory.sizes == [4] * 8 + [8] * 4 + [16] + [8] * 2 + [4, 3]
     assert (
-        "micro-batches 4 -> 2: 2 batches until batch 2 of the evaluation fitted in m"
+        "micro-batches 4 -> 2: fitted in memory 2 times, until batch 2 of the evaluat"
         in ("\n".join(_messages(caplog)))
     )
 

@@ -116,11 +116,11 @@ def test_fewer_micro_batches_are_tried_after_updates_that_fit(tmp_path, caplog):
     # Two updates each in 8, 4 and 2; then 1 fails, and the wait doubles to 4 updates.
     assert memory.sizes == [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
     assert _messages(caplog) == [
-        "micro-batches 8 -> 4: 2 updates until update 2 fitted in memory",
-        "micro-batches 4 -> 2: 2 updates until update 4 fitted in memory",
-        "micro-batches 2 -> 1: 2 updates until update 6 fitted in memory",
+        "micro-batches 8 -> 4: fitted in memory 2 times, until update 2",
+        "micro-batches 4 -> 2: fitted in memory 2 times, until update 4",
+        "micro-batches 2 -> 1: fitted in memory 2 times, until update 6",
         "micro-batches 1 -> 2: out of memory at update 7; the batch is retried",
-        "micro-batches 2 -> 1: 4 updates until update 10 fitted in memory",
+        "micro-batches 2 -> 1: fitted in memory 4 times, until update 10",
     ]
 
 
