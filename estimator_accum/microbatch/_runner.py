@@ -146,7 +146,7 @@ class BatchRunner:
             cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
         is_whole = max(len(cut.begins) for cut in cuts) == 1
         self._look_at_keys(session, rows)
-        last, done, later, fetched = {}, {}, {}, [[] for _ in rows]
+        last, done, later, fetched = {}, {}, {}, []
         for passes in self._passes:
             own = dict.fromkeys([p for each in passes for p in each.done], True)
             if is_whole and own:
@@ -155,15 +155,13 @@ class BatchRunner:
             is_last = passes is self._passes[-1]
             wanted = [[] for _ in passes]
             if is_last:
-                reported = [
-                    replica.reported if is_whole else () for replica in self._replicas
-                ]
+                reported = [r.reported if is_whole else () for r in self._replicas]
                 wanted = [[*fetches, *each] for each in reported]
             if is_last or any(each.each for each in passes):
-                for i in range(max(len(cut.begins) for cut in cuts)):
-                    last |= self._run_micro_batch(
-                        session, i, passes, wanted, cuts, done, fetched
-                    )
+                feeds, fetched = self._run_micro_batches(
+                    session, passes, wanted, cuts, done
+                )
+                last |= feeds
             done |= own
             once = [
                 each.once if n or each.is_joint else []
@@ -256,39 +254,37 @@ class BatchRunner:
                 feeds[each.capacity] = self._capacity
             session.run([each.operations for each in exchanges], feeds)
 
-    def _run_micro_batch(
-        self,
-        session,
-        i: int,
-        passes: tuple[Pass, ...],
-        wanted: list[list[tf.Tensor]],
-        cuts: list[_Cut],
-        done: dict,
-        fetched: list,
-    ) -> dict:
-        """Runs micro-batch number `i` of each replica that has one; returns its feeds.
+    def _run_micro_batches(
+        self, session, passes: tuple[Pass, ...], wanted: list, cuts: list, done: dict
+    ) -> tuple[dict, list]:
+        """Runs one micro-batch after the other, each on all replicas that have one.
 
         Args:
             session: The session.
-            i: Index of the micro-batch.
             passes: The pass, one for each replica.
             wanted: Fetches of each replica.
             cuts: The cut batch of each replica.
             done: Feeds that tell which passes have run.
-            fetched: What each replica has fetched so far; is added to.
+
+        Returns:
+            (feeds of the last micro-batch of each replica; values of `wanted`, for each
+            replica one list for each micro-batch).
         """
-        feeds = self._feeds(i, cuts)
-        # A replica may have fewer examples than the others.
-        running = [k for k, cut in enumerate(cuts) if i < len(cut.begins)]
-        operations = [
-            (passes[k].each, wanted[k]) if cuts[k].rows else (passes[k].empty, [])
-            for k in running
-        ]
-        results = session.run(operations, feeds | done)
-        for k, (_, values) in zip(running, results, strict=True):
-            if values:
-                fetched[k].append(values)
-        return feeds
+        last, fetched = {}, [[] for _ in cuts]
+        for i in range(max(len(cut.begins) for cut in cuts)):
+            feeds = self._feeds(i, cuts)
+            # A replica may have fewer examples than the others.
+            running = [k for k, cut in enumerate(cuts) if i < len(cut.begins)]
+            operations = [
+                (passes[k].each, wanted[k]) if cuts[k].rows else (passes[k].empty, [])
+                for k in running
+            ]
+            results = session.run(operations, feeds | done)
+            for k, (_, values) in zip(running, results, strict=True):
+                if values:
+                    fetched[k].append(values)
+            last |= feeds
+        return last, fetched
 
     def _cut_finer(self, session, rows, shapes, place: str, error: Exception) -> None:
         if self._count.is_last(max(rows)):
