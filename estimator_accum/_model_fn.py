@@ -125,8 +125,8 @@ def microbatch_model_fn(
             "`model_fn` must be a function of features, labels, mode. "
             f"Received: {model_fn!r}. Pass the one that your Estimator has."
         )
-    _check_count("micro_batches", micro_batches, "auto")
-    _check_count("grow_after", grow_after, None)
+    _check_count("micro_batches", micro_batches, "auto", "Use 1 to cut no batch.")
+    _check_count("grow_after", grow_after, None, "Use None to never try fewer.")
     check_reduction(reduction)
     is_auto = micro_batches == "auto"
 
@@ -309,12 +309,11 @@ def _count_path(config, of: str) -> str:
     return os.path.join(config.model_dir, f"micro_batches{of}{task}.json")
 
 
-def _check_count(argument: str, value, other: str | None) -> None:
+def _check_count(argument: str, value, other: str | None, remedy: str) -> None:
     """Raises unless `value` is an integer >= 1 or `other`."""
     if isinstance(value, str | None) and value == other:
         return
     expected = f"`{argument}` must be an integer >= 1 or {other!r}. "
-    remedy = "Use 1 for the whole batch at once."
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{expected}Received: {value!r}. {remedy}")
     if value < 1:

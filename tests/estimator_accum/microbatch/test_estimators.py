@@ -166,11 +166,11 @@ def test_accumulators_are_in_no_collection(tmp_path):
     ("error", "arguments", "message"),
     [
         (ValueError, {"micro_batches": 0}, "`micro_batches` must be .* Received: 0"),
-        (TypeError, {"micro_batches": 2.0}, "or 'auto'. Received: 2.0. Use 1 for"),
+        (TypeError, {"micro_batches": 2.0}, "or 'auto'. Received: 2.0. Use 1 to"),
         (TypeError, {"micro_batches": "4"}, "or 'auto'. Received: '4'"),
         (TypeError, {"micro_batches": True}, "`micro_batches` .* Received: True"),
         (TypeError, {"micro_batches": None}, "`micro_batches` .* Received: None"),
-        (TypeError, {"grow_after": "auto"}, "or None. Received: 'auto'"),
+        (TypeError, {"grow_after": "auto"}, "or None. Received: 'auto'. Use None"),
         (ValueError, {"grow_after": 0}, "`grow_after` must be an integer >= 1 or None"),
         (ValueError, {"reduction": "max"}, "`reduction` must be .* Received: 'max'"),
     ],
