@@ -4,17 +4,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from estimator_accum._model_fn import microbatch_model_fn
     from estimator_accum._optimizer import AccumulatingOptimizer
     from estimator_accum._recompute import recompute
     from estimator_accum._seed import micro_batch_seed
     from estimator_accum._train_op import make_accumulating_train_op
     from estimator_accum._window import get_or_create_update_step, get_windows
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
-    from estimator_accum.microbatch import (
-        batch_mean,
-        microbatch_model_fn,
-        whole_batch_loss,
-    )
+    from estimator_accum.microbatch import batch_mean, whole_batch_loss
     from estimator_accum.unedited._rows import per_example
 
 __version__ = "0.2.0.dev0"
@@ -42,7 +39,7 @@ _MODULES = {
     "make_accumulating_train_op": "_train_op",
     "make_accumulation_hooks": "hooks",
     "micro_batch_seed": "_seed",
-    "microbatch_model_fn": "microbatch",
+    "microbatch_model_fn": "_model_fn",
     "per_example": "unedited._rows",
     "recompute": "_recompute",
     "watch_signals": "hooks",

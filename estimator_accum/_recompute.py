@@ -317,10 +317,10 @@ def _moved(derived: list, layer: _Layer, backward: list[tf.Operation], arrived) 
     arrived = {tensor.name: tensor for tensor in arrived if tensor is not None}
 
     needed, given = _needed([each.op for each in wanted], inside, order)
-    gates = _Gates(arrived, layer.drawn, layer.switch)
+    gates = {each.name: _gated(each, arrived, layer) for each in given}
     early = _early(needed, [each for each in backward if each in order], arrived)
     definition, waits = define(needed, order, *early)
-    moved = insert(definition, {**gates.of(given), **waits}, wanted, "recompute")
+    moved = insert(definition, {**gates, **waits}, wanted, "recompute")
     if layer.switch is not None:
         unmoved, given = _needed([each.op for each in wanted], created, created)
         given += [each for each in wanted if each.op not in created]
@@ -410,45 +410,25 @@ def _is_of_forward(operation: tf.Operation, backward: frozenset) -> bool:
     return bool(is_shape) and not any(t.op in backward for t in operation.inputs)
 
 
-class _Gates:
-    """Passes kept tensors on when the gradients of the layer's outputs are there."""
-
-    def __init__(
-        self,
-        arrived: dict[str, tf.Tensor],
-        drawn: set[tf.Operation],
-        switch: tf.Tensor | None,
-    ):
-        self._arrived, self._drawn, self._switch = arrived, drawn, switch
-
-    def of(self, tensors: list[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns what the copies read, by the name of what it stands for."""
-        return {tensor.name: self._gate(tensor) for tensor in tensors}
-
-    def _gate(self, tensor: tf.Tensor) -> tf.Tensor:
-        if _is_setting(tensor) or _is_weight(tensor):
-            return tensor
-        wanted = tensor
-        if self._switch is not None:
-            wanted = _switched(tensor, self._switch)[1]
-        if tensor.name in self._arrived:
-            return wanted
-        if tensor.dtype == tf.bool and tensor.op in self._drawn:
-            return self._mask(wanted)
-        with self._waiting():
-            return tf.identity(wanted)
-
-    def _waiting(self):
-        return tf.control_dependencies([each.op for each in self._arrived.values()])
-
-    def _mask(self, mask: tf.Tensor) -> tf.Tensor:
-        """Returns a mask of which one bit per element is kept."""
-        bits, shape = _pack(mask), tf.shape(mask)
-        with self._waiting():
-            bits = tf.identity(bits)
-        unpacked = _unpack(bits, shape)
-        unpacked.set_shape(mask.shape)
-        return unpacked
+def _gated(
+    tensor: tf.Tensor, arrived: dict[str, tf.Tensor], layer: _Layer
+) -> tf.Tensor:
+    """Returns a kept tensor for copies, which get it when `arrived` is there."""
+    if _is_setting(tensor) or _is_weight(tensor):
+        return tensor
+    kept = tensor if layer.switch is None else _switched(tensor, layer.switch)[1]
+    if tensor.name in arrived:
+        return kept
+    waiting = [each.op for each in arrived.values()]
+    if tensor.dtype != tf.bool or tensor.op not in layer.drawn:
+        with tf.control_dependencies(waiting):
+            return tf.identity(kept)
+    bits, shape = _pack(kept), tf.shape(kept)
+    with tf.control_dependencies(waiting):
+        bits = tf.identity(bits)
+    mask = _unpack(bits, shape)
+    mask.set_shape(tensor.shape)
+    return mask
 
 
 def _pack(mask: tf.Tensor) -> tf.Tensor:

@@ -1,8 +1,13 @@
-"""The kind of window that is one batch, of which the graph sees one micro-batch."""
+"""The kind of window that is one batch, of which the graph sees one micro-batch.
+
+WholeBatch      is made, then `register` gets what there is to run besides the train op
+ReplicaBatch    is what `finish` returns: all that a runner feeds, fetches and runs
+"""
 
 import contextlib
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -15,76 +20,100 @@ from estimator_accum._accumulators import (
 )
 from estimator_accum._clock import Clock, set_current_batch
 from estimator_accum._graph import read
+from estimator_accum.microbatch._gather import Exchange, make_exchange
+from estimator_accum.microbatch._graph import snapshot
+from estimator_accum.microbatch._staging import Slot, stage
 
 
-class Exchange(NamedTuple):
-    """Operations by which replicas of several processes get each other's rows.
-
-    A collective must have the same shape at every run. So batches are exchanged in
-    pieces of one capacity: number of rows of each replica, where shorter ones are padded.
-
-    Attributes:
-        counted: int64 [replicas, 2], each replica's number and its rows, to fetch.
-        counts: Placeholder for what was fetched.
-        begin: Placeholder, the first row of the piece.
-        capacity: Placeholder, the capacity [rows].
-        operations: Operations that exchange a piece.
-        has_failed: Placeholder, 1.0 if this process ran out of memory afterwards.
-        failures: Sum of `has_failed` over all replicas.
-    """
-
-    counted: tf.Tensor
-    counts: tf.Tensor
-    begin: tf.Tensor
-    capacity: tf.Tensor
-    operations: list[tf.Operation]
-    has_failed: tf.Tensor
-    failures: tf.Tensor
-
-
-class Part(NamedTuple):
-    """One component of a part of the batch.
-
-    Attributes:
-        sliced: The micro-batch's.
-        whole: The batch's, in a run after it is staged.
-        has_rows: Whether it has one row for each example; else the examples of a sparse
-            or ragged tensor have any number of entries.
-    """
-
-    sliced: tf.Tensor
-    whole: tf.Tensor
-    has_rows: bool
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Pass:
-    """Operations of one run through a batch's micro-batches.
+    """Operations of one run through a batch's micro-batches; `register` fills the lists.
 
     Attributes:
         each: Operations that run with every micro-batch.
         empty: Operations that run in their place on a replica without examples.
-        fetches: Tensors to fetch with every micro-batch.
-        after: Operations that run once, after the last micro-batch of every replica
+        once: Operations that run once, after the last micro-batch of every replica
             that has examples.
-        done: Feeds from `after` on. If they are not fed, the next pass does the work of
-            this one by itself, which it can with the whole batch as one micro-batch.
-        is_joint: Whether `after` reads other replicas' results; it then runs on
-            replicas without examples too, and the next pass cannot do its work.
-        exchange: Exchange of rows among processes before `after`; None within a process.
+        done: Bool placeholders, fed with True from `once` on. If they are not fed, the
+            last pass does the work of this one by itself, which it can with the whole
+            batch as one micro-batch.
+        is_joint: Whether `once` reads other replicas' results; it then runs on
+            replicas without examples too, and no other pass can do its work.
+        exchange: Exchange of rows among processes before `once`; None within a process.
     """
 
     each: list[tf.Operation] = dataclasses.field(default_factory=list)
     empty: list[tf.Operation] = dataclasses.field(default_factory=list)
-    fetches: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    after: list[tf.Operation] = dataclasses.field(default_factory=list)
-    done: dict[tf.Tensor, bool] = dataclasses.field(default_factory=dict)
+    once: list[tf.Operation] = dataclasses.field(default_factory=list)
+    done: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_joint: bool = False
     exchange: Exchange | None = None
 
 
+class ReplicaBatch(NamedTuple):
+    """One replica's part of the graph, complete.
+
+    Attributes:
+        begin, size, rows, num_micro_batches, should_recompute: As of `WholeBatch`.
+        names: Names of the features and labels, such as `features['x']`.
+        stage: Fetches that take the next batch: the shape of each feature and label,
+            and the operations that store them.
+        take: Operations that copy the variables that micro-batches write.
+        take_back: Operations that undo the micro-batches so far, before a retry.
+        initialize: Operations that run once in a new session, because the variables
+            here are in no collection.
+        passes: The passes, in their order.
+        reported: Tensors of the micro-batch with whose values for the batch the train
+            op is fed, and what computes these after the last pass. If one micro-batch
+            is the batch, its own are fetched with it.
+        refusals: Operations that fail if a batch cannot be cut, and the sentences.
+        keys: Check before the first update; None if there is nothing to check.
+    """
+
+    begin: tf.Tensor
+    size: tf.Tensor
+    rows: tf.Tensor
+    num_micro_batches: tf.Tensor
+    should_recompute: tf.Tensor | None
+    names: list[str]
+    stage: tuple[list[tf.Tensor], list[tf.Operation]]
+    take: tuple[tf.Operation, ...]
+    take_back: tuple[tf.Operation, ...]
+    initialize: tuple[tf.Operation, ...]
+    passes: tuple[Pass, ...]
+    reported: dict[tf.Tensor, tf.Tensor]
+    refusals: dict[tf.Operation, str]
+    keys: Any
+
+    def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
+        """Returns the feeds of one micro-batch.
+
+        Args:
+            begin: Its first example.
+            size: Its number of examples.
+            rows: Number of examples in the batch.
+            number: Number of micro-batches in the batch.
+            recompute: Whether layers that can be are recomputed.
+        """
+        feeds = {
+            self.begin: begin,
+            self.size: size,
+            self.rows: rows,
+            self.num_micro_batches: number,
+        }
+        if self.should_recompute is not None:
+            feeds[self.should_recompute] = recompute
+        return feeds
+
+
 class WholeBatch(Clock):
     """One replica's batch; the graph sees one micro-batch of it at a time.
+
+    Args:
+        data: "features" and "labels" from input_fn, in any structure.
+        reduction: "mean" or "sum", how the loss reduces its examples.
+        is_auto: Whether a batch that runs out of memory is cut finer and retried.
+        is_trained: Whether train ops run, which they do not in an evaluation.
 
     Attributes:
         begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is the
@@ -93,35 +122,22 @@ class WholeBatch(Clock):
             batch.
         is_first: Scalar bool, whether this is the batch's first micro-batch.
         is_whole: Scalar bool, whether this micro-batch is the whole batch.
-        reduction: "mean" or "sum", how the loss reduces its examples.
+        sliced: The current micro-batch, in the structure of `data`.
+        parts: The components of `data`, sliced and whole.
         should_recompute: Scalar bool placeholder, whether layers are recomputed; None
             if the model has none, or always recomputes.
-        weight: Scalar, the micro-batch's weight in the loss; set when the first train
-            op is made.
-        earlier_passes: Passes before the one of `micro_ops`, in their order.
-        computed_twice: Tensors that an earlier pass computes too.
-        last_pass: The pass of `micro_ops`, `empty_ops` and `fetches`.
-        micro_ops: Operations that run with every micro-batch.
-        fetches: Tensors that are fetched with every micro-batch.
-        reported: Tensors of the micro-batch with whose values for the batch the train
-            op is fed, and what computes these after the last pass. If one micro-batch
-            is the batch, its own are fetched with it.
-        parts: The batch's parts: what is sliced, and what is whole.
-        discard_ops: Operations that drop the micro-batches so far, before a retry.
-        empty_ops: Operations that run instead of micro-batches on a replica without
-            examples.
-        initialize_ops: Operations that run once in a new session, because the variables
-            here are in no collection.
-        handles: Handles of variables that micro-batches may write and that a retry does
-            not restore.
-        own: Operations that compute for the whole batch, made for what a micro-batch has.
-        keys: Check before the first update; None if there is nothing to check.
+        reduction, weight: As given for the first train op; before, `weight` is None.
+        last_pass: The pass with gradients.
+        computed_twice: Outputs of whole_batch_loss, which an earlier pass computes too.
     """
 
-    def __init__(self, reduction: str, is_auto: bool = False):
-        self.reduction = reduction
-        self._is_auto = is_auto
-        self.should_recompute = None
+    def __init__(
+        self,
+        data: dict,
+        reduction: str,
+        is_auto: bool = False,
+        is_trained: bool = True,
+    ):
         with tf.name_scope("micro_batch"):
             self.begin, self.size, self.rows, self.num_micro_batches = (
                 tf.compat.v1.placeholder(tf.int64, [], name)
@@ -129,21 +145,17 @@ class WholeBatch(Clock):
             )
             self.is_first = tf.equal(self.begin, 0)
             self.is_whole = tf.equal(self.size, self.rows)
-        self.weight = None
-        self.earlier_passes = []
-        self.computed_twice = []
-        self.last_pass = Pass()
-        self.micro_ops = self.last_pass.each
-        self.empty_ops = self.last_pass.empty
-        self.fetches = self.last_pass.fetches
-        self.reported = {}
-        self.parts = []
-        self.own = set()
-        self.keys = None
-        self._share = None
-        self.discard_ops = []
-        self.initialize_ops = []
-        self.handles = []
+        with tf.device("/cpu:0"):
+            staged = stage(data, self.begin, self.size)
+        self._names, self._stage, self.parts, self.sliced = staged
+        self.reduction, self.weight = reduction, None
+        self.should_recompute = None
+        self._is_auto, self._is_trained = is_auto and is_trained, is_trained
+        self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
+        self.micro_ops, self.empty_ops = self.last_pass.each, self.last_pass.empty
+        self.initialize_ops, self.discard_ops, self.handles = [], [], []
+        self.computed_twice, self._reported, self._refusals = [], {}, {}
+        self._is_finished = False
 
     @contextlib.contextmanager
     def as_current(self):
@@ -156,27 +168,129 @@ class WholeBatch(Clock):
 
     @property
     def passes(self) -> list[Pass]:
-        """The passes through the batch; the last one is that of `micro_ops`."""
+        """The passes through the batch in their order; the last one is `last_pass`."""
         return [*self.earlier_passes, self.last_pass]
 
-    def share(self) -> tf.Tensor:
-        """Returns the micro-batch's share of the batch's examples, a float64 scalar."""
-        if self._share is None:
-            with tf.control_dependencies(None):
-                rows = tf.cast(self.rows, tf.float64)
-                self._share = tf.cast(self.size, tf.float64) / rows
-        return self._share
+    @property
+    def earlier_passes(self) -> list[Pass]:
+        """The passes before the last one, of which the second may need the first."""
+        found = map(self._first_passes.get, (True, False))
+        return [each for each in found if each is not None]
 
-    def steps(self, update_step: tf.Variable) -> tf.Tensor:
-        """Returns K, here the number of micro-batches in the batch."""
-        del update_step
-        return tf.identity(self.num_micro_batches)
+    def first_pass(self, is_joint: bool = False) -> Pass:
+        """Returns the pass that collects rows; all that is collected shares it.
+
+        Args:
+            is_joint: Whether rows of all replicas are collected.
+        """
+        if is_joint not in self._first_passes:
+            exchange = make_exchange(self.rows) if is_joint else None
+            self._first_passes[is_joint] = Pass(is_joint=is_joint, exchange=exchange)
+        return self._first_passes[is_joint]
+
+    def slot(self, name: str, dtype: tf.DType, shape=()) -> Slot:
+        """Returns a new slot, which micro-batches may write and no retry restores."""
+        slot = Slot(name, dtype, tf.TensorShape(shape))
+        self.register(handles=[slot.handle])
+        return slot
+
+    def register(
+        self,
+        of: Pass | None = None,
+        *,
+        each: Iterable[tf.Operation] = (),
+        empty: Iterable[tf.Operation] = (),
+        once: Iterable[tf.Operation] = (),
+        done: Iterable[tf.Tensor] = (),
+        initialize: Iterable[tf.Operation] = (),
+        undo: Iterable[tf.Operation] = (),
+        handles: Iterable[tf.Tensor] = (),
+        twice: Iterable[tf.Tensor] = (),
+        reported: Mapping[tf.Tensor, tf.Tensor] | None = None,
+        refusals: Mapping[tf.Operation, str] | None = None,
+    ) -> None:
+        """Adds what there is to run besides the train op.
+
+        Args:
+            of: The pass of `each`, `empty`, `once` and `done`; None is the last one.
+            each: Operations that run with every micro-batch.
+            empty: Operations that run in their place on a replica without examples.
+            once: Operations that run once, after the micro-batches.
+            done: Placeholders that are fed from `once` on.
+            initialize: Operations that run once in a new session.
+            undo: Operations that drop the micro-batches so far, before a retry.
+            handles: Handles of variables that micro-batches may write and that a retry
+                does not restore.
+            twice: Outputs of whole_batch_loss.
+            reported: Tensors of the micro-batch and their values for the batch.
+            refusals: Operations that fail if a batch cannot be cut, and the sentences.
+
+        Raises:
+            ValueError: If the batch is finished.
+        """
+        if self._is_finished:
+            raise ValueError(
+                "What runs with every batch must be made in the model_fn. Received: a "
+                "gradient of whole_batch_loss, first taken after the model_fn has "
+                "returned. Take it in the model_fn."
+            )
+        of = of or self.last_pass
+        of.each.extend(each)
+        of.empty.extend(empty)
+        of.once.extend(once)
+        of.done.extend(done)
+        self.initialize_ops.extend(initialize)
+        self.discard_ops.extend(undo)
+        self.handles.extend(handles)
+        self.computed_twice.extend(twice)
+        self._reported.update(reported or {})
+        self._refusals.update(refusals or {})
+
+    def finish(self, fetched: Iterable[tf.Tensor] = (), keys=None) -> ReplicaBatch:
+        """Returns what there is to run; nothing may be registered any more.
+
+        Args:
+            fetched: Tensors that may be fetched with each micro-batch.
+            keys: Check before the first update; None if there is nothing to check.
+        """
+        self._is_finished = True
+        take, restore = [], []
+        if self._is_auto or not self._is_trained or keys is not None:
+            operations = [*self.micro_ops, *(tensor.op for tensor in fetched)]
+            take, restore = snapshot(operations, self.handles)
+        return ReplicaBatch(
+            begin=self.begin,
+            size=self.size,
+            rows=self.rows,
+            num_micro_batches=self.num_micro_batches,
+            should_recompute=self.should_recompute,
+            names=self._names,
+            stage=self._stage,
+            take=tuple(take),
+            take_back=(*restore, *self.discard_ops),
+            initialize=tuple(self.initialize_ops),
+            passes=tuple(self.passes),
+            reported=self._reported,
+            refusals=self._refusals,
+            keys=keys,
+        )
 
     def default_weight(self, reduction: str) -> tf.Tensor:
         """Returns the default weight: the micro-batch's examples; 1 for a sum."""
         if reduction == "sum":
             return tf.constant(1.0)
         return tf.cast(self.size, tf.float32)
+
+    def scale(self, weight: tf.Tensor) -> tf.Tensor:
+        """Returns a micro-batch's factor in the sum; exactly 1 for a whole batch."""
+        return tf.where(self.is_whole, tf.ones_like(weight), weight)
+
+    # What a window asks of its clock, `Clock`:
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns K, here the number of micro-batches in the batch."""
+        del update_step
+        return tf.identity(self.num_micro_batches)
 
     def weigh(self, weight: tf.Tensor | None, reduction: str):
         """Returns (weight, weight); for a whole batch on one replica, (weight, 1).
@@ -201,10 +315,6 @@ class WholeBatch(Clock):
         has_more = replicas > 1 or reduction == "sum"
         return weight, weight if has_more else self.scale(weight)
 
-    def scale(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns a micro-batch's factor in the sum; exactly 1 for a whole batch."""
-        return tf.where(self.is_whole, tf.ones_like(weight), weight)
-
     def recompute_switch(self) -> tf.Tensor | None:
         """Returns whether layers are recomputed, a scalar; None means always."""
         if self._is_auto and self.should_recompute is None:
@@ -213,6 +323,11 @@ class WholeBatch(Clock):
                     tf.bool, [], "micro_batch/should_recompute"
                 )
         return self.should_recompute
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Whether train ops run: one that is made in an evaluation never does."""
+        return self._is_trained
 
     def at_the_boundary(self):
         """Returns a context without the caller's dependencies on the micro-batch."""
@@ -225,13 +340,16 @@ class WholeBatch(Clock):
 
     def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
         """Registers the operations that the hook runs before the train op."""
-        self.micro_ops.append(counted.op)
         with tf.control_dependencies(None):
-            for variable in variables_of(accumulators):
-                self.initialize_ops.append(variable.initializer)
-                self.handles.append(variable.handle)
-            self.discard_ops += _clear(accumulators)
-            self.empty_ops += assign_zeros(accumulators)
+            if self._is_trained:
+                variables = variables_of(accumulators)
+                self.register(
+                    each=[counted.op],
+                    empty=assign_zeros(accumulators),
+                    initialize=[variable.initializer for variable in variables],
+                    undo=_clear(accumulators),
+                    handles=[variable.handle for variable in variables],
+                )
             return tf.constant(1, tf.int64)
 
 

@@ -18,6 +18,34 @@ import tensorflow as tf
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 _TIMED_UPDATES = 5  # of each plan that is compared, after one that is not timed
+# On a GPU not all errors of memory are ResourceExhaustedError: libraries with their own
+# allocators report their own codes, and a copy whose target could not be allocated says
+# "Dst tensor is not initialized" (https://github.com/tensorflow/tensorflow/issues/7025).
+_TEXTS = (
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
+    "hipErrorOutOfMemory",
+    "Dst tensor is not initialized",
+    "OOM when allocating",
+    "out of memory",  # CUDA's runtime
+)
+# gRPC's error, which a smaller batch may not fix.
+_MESSAGE_TOO_LARGE = "message larger than max"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns whether `error`, from a `session.run`, says that memory ran out."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return _MESSAGE_TOO_LARGE not in str(error)
+    # Unavailable and Aborted mean a lost peer, not lack of memory.
+    kinds = (tf.errors.InternalError, tf.errors.UnknownError)
+    return isinstance(error, kinds) and any(text in str(error) for text in _TEXTS)
 
 
 class Plan(NamedTuple):
@@ -43,34 +71,27 @@ class MicroBatchCount:
     """Number of micro-batches, adapted to memory and kept in the output folder.
 
     Args:
-        initial: First number, >= 1, if there is no file at `path`.
-        maximum: Largest number; None sets no limit.
+        fixed: Number that the user has chosen, which never changes; None for one that
+            is adapted.
         grow_after: Batches without an out-of-memory error after which half as many
             micro-batches are tried; None never tries.
         path: JSON file that keeps the plan; None keeps it in memory only.
-        units: Name of several batches in messages, such as "updates".
 
     Attributes:
+        is_fixed: Whether the number never changes.
         can_recompute: Whether the model has layers to recompute.
     """
 
-    may_cut = True
-
     def __init__(
         self,
-        initial: int,
-        maximum: int | None,
-        grow_after: int | None,
-        path: str | None,
-        units: str = "updates",
+        fixed: int | None = None,
+        grow_after: int | None = None,
+        path: str | None = None,
     ):
-        self._maximum, self._grow_after, self._path = maximum, grow_after, path
-        self._units = units
-        plan = Plan(initial) if path is None else _read(path, initial)
-        if maximum is not None:
-            plan = plan._replace(micro_batches=min(plan.micro_batches, maximum))
+        self.is_fixed = fixed is not None
+        self._grow_after, self._path = grow_after, path
         self.can_recompute = False
-        self._plan = plan
+        self._plan = _read(path) if path is not None else Plan(fixed or 1)
         self._before = None  # the plan before this one, which is on trial
         self._is_comparing = False  # whether recomputed layers may save time
         self._updates = 0
@@ -98,9 +119,6 @@ class MicroBatchCount:
         Args:
             rows: Number of examples in the batch, the upper limit of micro-batches.
             place: Name of the batch in messages, such as "update 7".
-
-        Raises:
-            ValueError: If `maximum` allows no more.
         """
         reason = f"out of memory at {place}; the batch is retried"
         if self._before is not None:
@@ -109,23 +127,16 @@ class MicroBatchCount:
             self._is_comparing = False
             self._change(self._before, reason, logging.WARNING)
             return
-        more = min(2 * self.value, rows, self._maximum or rows)
+        more = min(2 * self.value, rows)
         if more > self.value:
             plan = self._plan._replace(micro_batches=more)
-        elif self.can_recompute and not self.recompute:
-            plan = self._plan._replace(recompute=True)
         else:
-            raise ValueError(
-                "`max_micro_batches` must allow micro-batches that fit in memory. "
-                f"Received: {self._maximum}, and memory ran out at {place} "
-                f"with {-(-rows // self.value)} of {rows} examples at once. Allow more, "
-                "or use smaller batches."
-            )
+            plan = self._plan._replace(recompute=True)
         self._is_comparing = self.can_recompute
         self._change(plan, reason, logging.WARNING)
 
     def time_batch(self, secs_per_example: float) -> None:
-        """Takes down how long the micro-batches of an update took [secs]."""
+        """Records how long the micro-batches of an update took [secs]."""
         self._times.append(secs_per_example)
 
     def count_update(self, place: str) -> bool:
@@ -145,7 +156,7 @@ class MicroBatchCount:
             or self.value == 1
         ):
             return False
-        reason = f"{self._updates} {self._units} until {place} fitted in memory"
+        reason = f"fitted in memory {self._updates} times, until {place}"
         self._try(self._plan.halved(), reason)
         return True
 
@@ -158,11 +169,11 @@ class MicroBatchCount:
             ratio = time / self._time_before
             if ratio >= 1:
                 self._is_comparing = False
-                reason = f"the other way took {ratio:.2f} times as long"
+                reason = f"the trial took {ratio:.2f} times as long"
                 self._change(self._before, reason, logging.INFO)
                 return True
             _logger.info(
-                "micro-batches %s: they took %.2f times as long as %s",
+                "micro-batches %s: took %.2f times as long as %s",
                 self._plan,
                 ratio,
                 self._before,
@@ -173,7 +184,7 @@ class MicroBatchCount:
             self._is_comparing = False
             return False
         self._time_before = time
-        self._try(plan, "tried, for it may be faster")
+        self._try(plan, "trying recomputed layers")
         return True
 
     def _try(self, plan: Plan, reason: str) -> None:
@@ -203,27 +214,9 @@ def _last_times() -> collections.deque:
     return collections.deque(maxlen=_TIMED_UPDATES)
 
 
-class FixedCount:
-    """Fixed number of micro-batches, chosen by the user."""
-
-    recompute = can_recompute = False  # layers are as the model_fn has them
-
-    def __init__(self, value: int):
-        self.value = value
-        self.may_cut = value > 1
-
-    def time_batch(self, secs_per_example: float) -> None:
-        """Does nothing: no time changes the number."""
-
-    def count_update(self, place: str) -> bool:
-        """Returns False: the number never changes."""
-        del place
-        return False
-
-
-def _read(path: str, initial: int) -> Plan:
+def _read(path: str) -> Plan:
     if not tf.io.gfile.exists(path):
-        return Plan(initial)
+        return Plan(1)
     try:
         with tf.io.gfile.GFile(path) as file:
             content = json.loads(file.read())

@@ -7,27 +7,56 @@
 R = number of replicas, C = capacity of a piece.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from estimator_accum._gradients import sum_over_replicas
 from estimator_accum._graph import run_either
-from estimator_accum.microbatch._batch import Exchange, WholeBatch
-from estimator_accum.microbatch._staging import Slot
 
 # What TensorFlow's collectives gather.
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
 
 
-def make_exchange(batch: WholeBatch) -> Exchange | None:
-    """Returns the exchange of a batch's rows; None if one process has all replicas.
+class Exchange(NamedTuple):
+    """Operations by which replicas of several processes get each other's rows.
+
+    A collective must have the same shape at every run. So batches are exchanged in
+    pieces of one capacity: number of rows of each replica, where shorter ones are padded.
+
+    Attributes:
+        counted: int64 [replicas, 2], each replica's number and its rows, to fetch.
+        counts: Placeholder for what was fetched.
+        begin: Placeholder, the first row of the piece.
+        capacity: Placeholder, the capacity [rows].
+        operations: Operations that exchange a piece.
+        has_failed: Placeholder, 1.0 if this process ran out of memory afterwards.
+        failures: Sum of `has_failed` over all replicas.
+    """
+
+    counted: tf.Tensor
+    counts: tf.Tensor
+    begin: tf.Tensor
+    capacity: tf.Tensor
+    operations: list[tf.Operation]
+    has_failed: tf.Tensor
+    failures: tf.Tensor
+
+
+def make_exchange(rows: tf.Tensor) -> Exchange | None:
+    """Returns an exchange of a batch's rows; None if one process has all replicas.
 
     Call it in replica context, and without control dependencies.
+
+    Args:
+        rows: Scalar int64, the number of this replica's examples.
     """
     replica = tf.distribute.get_replica_context()
     if not replica.strategy.extended._in_multi_worker_mode():
         return None
     counted = replica.all_gather(
-        tf.stack([_number(), batch.rows])[tf.newaxis], axis=0
+        tf.stack([_number(), rows])[tf.newaxis], axis=0
     )  # [R, 2]
     has_failed = tf.compat.v1.placeholder(tf.float32, [], "has_failed")
     return Exchange(
@@ -42,20 +71,20 @@ def make_exchange(batch: WholeBatch) -> Exchange | None:
 
 
 def gather(
-    batch: WholeBatch, exchange: Exchange | None, tensors: list[tf.Tensor]
+    exchange: Exchange | None, tensors: list[tf.Tensor], make_slot: Callable
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the rows of all replicas, and which of them are this replica's.
 
     Args:
-        batch: The batch.
         exchange: The exchange, whose operations run before; None within a process.
         tensors: Tensors [rows, ...], all with the same number of rows.
+        make_slot: As `WholeBatch.slot`.
 
     Raises:
         TypeError: If processes cannot exchange a tensor.
     """
     if exchange is not None:
-        *everything, owners = _exchanged(batch, exchange, tensors)
+        *everything, owners = _exchanged(exchange, tensors, make_slot)
     else:  # not by collectives: see are_cpus_of_one_process
         owner = tf.fill(tf.shape(tensors[0])[:1], _number())
         replica = tf.distribute.get_replica_context()
@@ -76,7 +105,7 @@ def _concatenate(strategy, tensors: list) -> list[tf.Tensor]:
 
 
 def _exchanged(
-    batch: WholeBatch, exchange: Exchange, tensors: list[tf.Tensor]
+    exchange: Exchange, tensors: list[tf.Tensor], make_slot: Callable
 ) -> list[tf.Tensor]:
     """Returns the rows of all processes, then the number of the replica of each row."""
     for tensor in tensors:
@@ -98,7 +127,7 @@ def _exchanged(
         for tensor in tensors
     ]
     pieces.append(tf.boolean_mask(tf.repeat(numbers, exchange.capacity), is_row))
-    return [_joined(batch, exchange, piece) for piece in pieces]
+    return [_joined(exchange, piece, make_slot) for piece in pieces]
 
 
 def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
@@ -109,11 +138,11 @@ def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     return tf.pad(piece, [[0, missing], *rest])
 
 
-def _joined(batch: WholeBatch, exchange: Exchange, piece: tf.Tensor) -> tf.Tensor:
+def _joined(exchange: Exchange, piece: tf.Tensor, make_slot: Callable) -> tf.Tensor:
     """Stores pieces one behind the other; returns all of them, in a later run."""
     shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
     with tf.device("/cpu:0"):
-        slot = Slot("gathered", piece.dtype, shape)
+        slot = make_slot("gathered", piece.dtype, shape)
         exchange.operations.append(
             run_either(
                 tf.equal(exchange.begin, 0),
@@ -121,7 +150,6 @@ def _joined(batch: WholeBatch, exchange: Exchange, piece: tf.Tensor) -> tf.Tenso
                 lambda: [slot.write(tf.concat([slot.read(), piece], 0))],
             )
         )
-        batch.handles.append(slot.handle)
         everything = slot.read()
     everything.set_shape(shape)
     return everything

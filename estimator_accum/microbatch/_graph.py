@@ -127,39 +127,32 @@ def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str
     return ", which needs ".join(names)
 
 
-class Snapshot:
-    """Copies of the variables that micro-batches write.
+def snapshot(
+    operations: list[tf.Operation], without: list[tf.Tensor]
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Returns operations that copy the variables that others write, and restore them.
 
     Args:
-        micro_ops: Operations that run with every micro-batch.
+        operations: Operations that may write variables.
         without: Handles of variables that need no copy.
     """
-
-    def __init__(self, micro_ops: list[tf.Operation], without: list[tf.Tensor]):
-        self.take, self.restore, self.names = [], [], []
-        handles = {handle.op for handle in without}
-        for variable in written_by(ancestors(micro_ops), handles):
-            self.names.append(variable.name)
-            with tf.control_dependencies(None), tf.device(variable.device):
-                self._copy(variable)
-
-    def _copy(self, variable: tf.Operation) -> None:
+    take, restore = [], []
+    for variable in written_by(ancestors(operations), {each.op for each in without}):
         dtype, handle = _dtype_of(variable), variable.outputs[0]
-        name = f"snapshot_{len(self.names)}"
-        slot = Slot(name, dtype, tf.TensorShape(variable.get_attr("shape")))
-        if handle.dtype == tf.resource:
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            self.take.append(slot.write(value))
-            self.restore.append(
-                tf.raw_ops.AssignVariableOp(resource=handle, value=slot.read())
-            )
-        else:  # a reference variable, whose value is overwritten in place
-            self.take.append(slot.write(tf.raw_ops.DeepCopy(x=handle)))
-            self.restore.append(
-                tf.raw_ops.Assign(
+        with tf.control_dependencies(None), tf.device(variable.device):
+            shape = tf.TensorShape(variable.get_attr("shape"))
+            slot = Slot("snapshot", dtype, shape)
+            if handle.dtype == tf.resource:
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+                back = tf.raw_ops.AssignVariableOp(resource=handle, value=slot.read())
+            else:  # a reference variable, whose value is overwritten in place
+                value = tf.raw_ops.DeepCopy(x=handle)
+                back = tf.raw_ops.Assign(
                     ref=handle, value=slot.read(), validate_shape=False
                 ).op
-            )
+            take.append(slot.write(value))
+            restore.append(back)
+    return take, restore
 
 
 def _dtype_of(variable: tf.Operation) -> tf.DType:

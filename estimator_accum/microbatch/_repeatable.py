@@ -1,16 +1,18 @@
 """Operations that run twice in a batch must give the same result both times.
 
     random numbers       drawn by a stateless operation instead, seeded by micro-batch
-    variables, tables    read; whoever writes to them in between is refused
+    variables, tables    read; an operation that writes to them in between is an error
     others with state    refused
 
 What an operation calls, such as the branches of a tf.cond, is looked into.
 """
 
+from collections.abc import Iterator
+
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import DRAWS, ancestors, moves_generator
 from estimator_accum._seed import batch_seed, micro_batch_seed
 from estimator_accum.microbatch._graph import (
     functions_of,
@@ -43,27 +45,24 @@ _STATELESS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
+OUTPUTS = "`outputs` of whole_batch_loss"
 # What shows or checks values, and what calls Python; it has no state in the graph.
 SHOWING = {
     *("Assert", "Print", "PrintV2", "LogMessage"),
     *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
 }
-# What draws random numbers in a graph: from a state of its own, or from a seed.
-DRAWS = {
-    *_STATELESS,
-    *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
-    *("StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessMultinomial"),
-    *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
-    "StatelessRandomUniformIntV2",
-}
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
-def make_repeatable(tensors: list[tf.Tensor]) -> None:
+def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
     """Makes `tensors` the same whenever they are computed from one micro-batch.
 
     Every consumer of a random number that they need gets one of a stateless operation
     instead; so call it when the graph is complete, gradients included.
+
+    Args:
+        tensors: Tensors of a micro-batch.
+        name: Name of the tensors in messages, a plural.
 
     Raises:
         ValueError: If they need an operation that must not run twice.
@@ -78,34 +77,36 @@ def make_repeatable(tensors: list[tf.Tensor]) -> None:
             and operation._get_control_flow_context() is None
         ):
             _draw_by(operation, micro_batch_seed)
-        elif not _is_repeatable(operation, library):
+        elif not all(
+            _is_repeatable(node, library) for node in _all_nodes(operation, library)
+        ):
             raise ValueError(
-                "`outputs` of whole_batch_loss are computed twice, so what they need "
-                "must give one result and change nothing. Received: "
-                f"{path_to(needed, operation)}, of type {operation.type}. Leave it out, "
-                "do it behind whole_batch_loss, or make it stateless; for random "
-                "numbers in branches and loops there is micro_batch_seed."
+                f"{name} are computed twice, so what they need must give one result and "
+                f"change nothing. Received: {path_to(needed, operation)}, of type "
+                f"{operation.type}. Leave it out, do it behind what combines the "
+                "examples, or make it stateless; for random numbers in branches and "
+                "loops there is micro_batch_seed."
             )
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
-def check_not_written(tensors: list[tf.Tensor], micro_ops: list[tf.Operation]) -> None:
-    """Raises ValueError if `micro_ops` write to variables that `tensors` need."""
-    if not tensors:
+def check_not_written(outputs: list[tf.Tensor], micro_ops: list[tf.Operation]) -> None:
+    """Raises ValueError if `micro_ops` write to variables that `outputs` need."""
+    if not outputs:
         return
     read = {
         variable_of(tensor)
-        for operation in ancestors([tensor.op for tensor in tensors])
+        for operation in ancestors([tensor.op for tensor in outputs])
         for tensor in operation.inputs
         if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
     }
     for variable in written_by(ancestors(micro_ops)):
         if variable in read:
             raise ValueError(
-                "`outputs` of whole_batch_loss are computed twice, so no micro-batch "
-                "must change a variable that they are computed from. Received: "
-                f"{variable.name}, which is read and written. Write to it once a "
-                "batch, after the update (after_update_ops)."
+                f"{OUTPUTS} are computed twice, so no micro-batch must change a "
+                f"variable that they are computed from. Received: {variable.name}, "
+                "which is read and written. Write to it once a batch, after the update "
+                "(after_update_ops)."
             )
 
 
@@ -131,22 +132,14 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         operation: The operation.
         library: Definitions of functions by name.
     """
-    if operation.type in SHOWING or operation.type.startswith("Rng"):
-        return False
-    if is_draw(operation):
-        return False
     if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
         return bool(written_by([operation]))
-    functions = functions_of(operation)
-    if functions:
-        nodes = nodes_of(functions, library)
-        return any(
-            not _is_repeatable_node(node, library)
-            and node.op not in SHOWING | DRAWS
-            and not node.op.startswith("Rng")
-            for node in nodes
-        )
-    return not _is_repeatable(operation, library)
+    return any(
+        not _is_repeatable(node, library)
+        and node.op not in SHOWING | DRAWS
+        and not moves_generator(node.op)
+        for node in _all_nodes(operation, library)
+    )
 
 
 def is_draw(operation: tf.Operation) -> bool:
@@ -170,19 +163,16 @@ def _draw_by(operation: tf.Operation, seed_of) -> None:
                 consumer._update_input(index, replacement)
 
 
-def _is_repeatable(operation: tf.Operation, library: dict) -> bool:
-    if operation.type in _HARMLESS:
-        return True
-    functions = functions_of(operation)
-    if operation.type in library:  # a function of TensorFlow 1, called by its name
-        functions = [*functions, operation.type]
-    if functions:
-        nodes = nodes_of(functions, library)
-        return all(_is_repeatable_node(node, library) for node in nodes)
-    return not operation.op_def.is_stateful
+def _all_nodes(operation: tf.Operation, library: dict) -> Iterator:
+    """Yields an operation's own node, and those of the functions that it calls."""
+    node = operation.node_def
+    yield node
+    # A function of TensorFlow 1 is called by its name.
+    yield from nodes_of([*functions_of(node), node.op], library)
 
 
-def _is_repeatable_node(node, library: dict) -> bool:
+def _is_repeatable(node, library: dict) -> bool:
+    """Returns whether a node has no state, but for what the functions do that it calls."""
     if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
         return True
     definition = op_def_registry.get(node.op)

@@ -8,45 +8,39 @@ A run that fails may have executed in part, so a run that may be retried contain
 operations that can be rolled back.
 """
 
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.microbatch._batch import Exchange, Pass, WholeBatch
-from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
-from estimator_accum.microbatch._graph import Snapshot
-from estimator_accum.microbatch._memory import is_out_of_memory
-from estimator_accum.microbatch._staging import StagedBatch, describe_example, rows_of
-
-# What a micro-batch says if a row is looked up in another example.
-OWN_EXAMPLE = "A row must be looked up in its own example, for its batch to be cut."
-OF_ANOTHER_EXAMPLE = re.compile(re.escape(OWN_EXAMPLE) + r"[^\]\n]*")
+from estimator_accum.microbatch._batch import Pass, ReplicaBatch
+from estimator_accum.microbatch._count import MicroBatchCount, is_out_of_memory
+from estimator_accum.microbatch._gather import Exchange
+from estimator_accum.microbatch._staging import describe_example, rows_of
 
 
-class ReplicaBatch(NamedTuple):
-    """One replica's part of the graph.
+class _Cut(NamedTuple):
+    """One replica's batch, cut into micro-batches.
 
     Attributes:
-        window: Placeholders to feed and operations to run.
-        staged: The staged batch.
-        snapshot: Copies of the variables that micro-batches write; None if they are
-            never retried.
+        rows: Number of examples in the batch.
+        size: Number of examples in a micro-batch; the last one may have fewer.
+        begins: First example of each micro-batch. Without examples it is [0], for what
+            runs in place of a micro-batch.
     """
 
-    window: WholeBatch
-    staged: StagedBatch
-    snapshot: Snapshot | None
+    rows: int
+    size: int
+    begins: range
 
 
 class BatchRunner:
     """Runs one batch after the other in micro-batches, on all replicas of a process.
 
     Args:
-        replicas: The replicas; the list is complete when `initialize` is called.
+        replicas: The replicas; the list is complete when `begin` is called.
         count: The number of micro-batches.
         on_change: Called when `count` has changed.
     """
@@ -54,7 +48,7 @@ class BatchRunner:
     def __init__(
         self,
         replicas: list[ReplicaBatch],
-        count: MicroBatchCount | FixedCount,
+        count: MicroBatchCount,
         on_change: Callable[[], None],
     ):
         self._replicas = replicas
@@ -65,49 +59,43 @@ class BatchRunner:
 
     def begin(self) -> None:
         """Gathers what there is to run, before the session is made."""
-        windows = [replica.window for replica in self._replicas]
-        snapshots = [r.snapshot for r in self._replicas if r.snapshot is not None]
-        self._initialize = [window.initialize_ops for window in windows]
-        self._stage = [
-            [r.staged.stage for r in self._replicas],
-            [snapshot.take for snapshot in snapshots],
-        ]
-        self._take_back = [
-            [snapshot.restore for snapshot in snapshots],
-            [window.discard_ops for window in windows],
-        ]
-        if isinstance(self._count, MicroBatchCount):
-            switches = [window.should_recompute for window in windows]
-            self._count.can_recompute = any(each is not None for each in switches)
-        self._passes = list(zip(*(window.passes for window in windows), strict=True))
+        replicas = self._replicas
+        switches = [replica.should_recompute for replica in replicas]
+        self._count.can_recompute = any(each is not None for each in switches)
+        self._take_back = [replica.take_back for replica in replicas]
+        self._passes = list(zip(*(each.passes for each in replicas), strict=True))
+        self._keys = [replica.keys for replica in replicas]
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Initializes, in a new session, the variables that are in no collection."""
-        session.run(self._initialize)
+        session.run([replica.initialize for replica in self._replicas])
 
-    def run(self, session: tf.compat.v1.Session, place: str) -> tuple[dict, list]:
+    def run(
+        self, session: tf.compat.v1.Session, place: str, fetches: Iterable = ()
+    ) -> tuple[dict, list]:
         """Runs the next batch.
 
         Args:
             session: The session itself, without hooks.
             place: Name of the batch in messages, such as "update 7".
+            fetches: Tensors to fetch with every micro-batch, of a single replica.
 
         Returns:
             The feeds of the train op: the last micro-batch's, and the values for the
-            batch of `WholeBatch.reported`; and for each replica the values of
-            `WholeBatch.fetches`, one list for each micro-batch.
+            batch of `ReplicaBatch.reported`; and for each replica the values of
+            `fetches`, one list for each micro-batch.
 
         Raises:
-            ValueError: If the batch has no examples, or one example does not fit in
-                memory.
+            ValueError: If the batch has no examples, one example does not fit in
+                memory, or the batch cannot be cut.
             tf.errors.OutOfRangeError: At the end of the data.
         """
-        staged, _ = session.run(self._stage)
+        replicas = self._replicas
+        staged, _ = session.run(
+            [[each.stage for each in replicas], [each.take for each in replicas]]
+        )
         shapes = [shapes for shapes, _ in staged]
-        rows = [
-            rows_of(r.staged.names, s)
-            for r, s in zip(self._replicas, shapes, strict=True)
-        ]
+        rows = [rows_of(r.names, s) for r, s in zip(replicas, shapes, strict=True)]
         if not any(rows):
             raise ValueError(
                 "A batch must have at least one example. Received: none at "
@@ -117,13 +105,10 @@ class BatchRunner:
             begin = time.monotonic()
             self._exchanges = []
             try:
-                result = self._run_passes(session, rows, place)
+                result = self._run_passes(session, rows, place, list(fetches))
             except Exception as error:
-                refusal = OF_ANOTHER_EXAMPLE.search(str(error))
-                if refusal:
-                    raise ValueError(refusal[0]) from error
-                is_fixed = isinstance(self._count, FixedCount)
-                if is_fixed or not is_out_of_memory(error):
+                self._check_refusals(error)
+                if self._count.is_fixed or not is_out_of_memory(error):
                     raise
                 self._has_failed_anywhere(session, True)  # tells the others
                 self._cut_finer(session, rows, shapes, place, error)
@@ -135,6 +120,13 @@ class BatchRunner:
             self._count.time_batch(secs / max(rows))
             return result
 
+    def _check_refusals(self, error: Exception) -> None:
+        """Raises ValueError if an operation failed that says that nothing can be cut."""
+        for replica in self._replicas:
+            for operation, sentence in replica.refusals.items():
+                if f"{{{{node {operation.name}}}}}" in str(error):
+                    raise ValueError(sentence) from error
+
     def _has_failed_anywhere(self, session, has_failed: bool) -> bool:
         """Returns whether a process that this one has waited for ran out of memory.
 
@@ -145,105 +137,105 @@ class BatchRunner:
         flags = {each.has_failed: float(has_failed) for each in self._exchanges}
         return any(session.run([each.failures for each in self._exchanges], flags))
 
-    def _run_passes(self, session, rows: list[int], place: str) -> tuple[dict, list]:
-        sizes = [-(-n // self._count.value) for n in rows]  # ceil
-        starts = [
-            range(0, n, size) if n else range(1)
-            for n, size in zip(rows, sizes, strict=True)
-        ]
-        cut, is_whole = (rows, sizes, starts), max(map(len, starts)) == 1
+    def _run_passes(
+        self, session, rows: list[int], place: str, fetches: list
+    ) -> tuple[dict, list]:
+        cuts = []
+        for n in rows:
+            size = -(-n // self._count.value)  # ceil
+            cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
+        is_whole = max(len(cut.begins) for cut in cuts) == 1
         self._look_at_keys(session, rows)
-        last, done, later, fetched = {}, {}, {}, [[] for _ in rows]
+        last, done, later, fetched = {}, {}, {}, []
         for passes in self._passes:
-            own = {key: value for each in passes for key, value in each.done.items()}
+            own = dict.fromkeys([p for each in passes for p in each.done], True)
             if is_whole and own:
                 later |= own  # the last pass does the work of this one
                 continue
             is_last = passes is self._passes[-1]
-            wanted = [each.fetches for each in passes]
-            if is_whole and is_last:
-                windows = [replica.window for replica in self._replicas]
-                wanted = [[*f, *w.reported] for f, w in zip(wanted, windows)]
+            wanted = [[] for _ in passes]
+            if is_last:
+                reported = [r.reported if is_whole else () for r in self._replicas]
+                wanted = [[*fetches, *each] for each in reported]
             if is_last or any(each.each for each in passes):
-                for i in range(max(map(len, starts))):
-                    last |= self._run_micro_batch(
-                        session, i, passes, wanted, cut, done, fetched
-                    )
+                feeds, fetched = self._run_micro_batches(
+                    session, passes, wanted, cuts, done
+                )
+                last |= feeds
             done |= own
-            after = [
-                each.after if n or each.is_joint else []
+            once = [
+                each.once if n or each.is_joint else []
                 for each, n in zip(passes, rows, strict=True)
             ]
-            last = last or self._feeds(0, cut)
-            self._run_after(session, passes, after, rows, last | done, place)
+            last = last or self._feeds(0, cuts)
+            self._run_once(session, passes, once, rows, last | done, place)
         feeds = last | done | later
-        return feeds | self._reported(session, rows, fetched, feeds, place), fetched
+        feeds |= self._reported(session, rows, fetched, len(fetches), feeds, place)
+        return feeds, fetched
 
-    def _feeds(self, i: int, cut: tuple) -> dict:
-        """Returns the feeds of micro-batch number `i` of each replica that has one.
-
-        Args:
-            i: Index of the micro-batch.
-            cut: Examples, examples of a micro-batch, and its begins, of each replica.
-        """
-        feeds = {}
-        for replica, n, size, start in zip(self._replicas, *cut, strict=True):
-            window = replica.window
-            if i < len(start):
-                feeds |= {
-                    window.begin: start[i],
-                    window.size: min(size, n - start[i]),
-                    window.rows: n,
-                    window.num_micro_batches: len(start),
-                }
-                if window.should_recompute is not None:
-                    feeds[window.should_recompute] = self._count.recompute
+    def _feeds(self, i: int, cuts: list[_Cut]) -> dict:
+        """Returns the feeds of micro-batch number `i` of each replica that has one."""
+        feeds, recompute = {}, self._count.recompute
+        for replica, (rows, size, begins) in zip(self._replicas, cuts, strict=True):
+            if i < len(begins):
+                own = min(size, rows - begins[i])
+                feeds |= replica.feeds(begins[i], own, rows, len(begins), recompute)
         return feeds
 
     def _look_at_keys(self, session, rows: list[int]) -> None:
-        """Has the keys of each replica looked at, once."""
-        for replica, n in zip(self._replicas, rows, strict=True):
-            window = replica.window
-            if window.keys is not None and n > 1 and self._count.may_cut:
-                switch = window.should_recompute
+        """Has the keys of each replica looked at, once, if its batch may be cut."""
+        if self._count.is_fixed and self._count.value == 1:
+            return
+        for i, (keys, n) in enumerate(zip(self._keys, rows, strict=True)):
+            if keys is not None and n > 1:
+                switch = self._replicas[i].should_recompute
                 feeds = {} if switch is None else {switch: self._count.recompute}
-                window.keys.look(session, n, feeds)
+                keys.look(session, n, feeds)
                 session.run(self._take_back)
-                window.keys = None
+                self._keys[i] = None
 
-    def _reported(self, session, rows, fetched, feeds: dict, place: str) -> dict:
-        """Returns the values for the batch of what the train op is fed with."""
+    def _reported(
+        self, session, rows, fetched, own: int, feeds: dict, place: str
+    ) -> dict:
+        """Returns the values for the batch of what the train op is fed with.
+
+        Args:
+            session: The session.
+            rows: Number of examples of each replica.
+            fetched: What each replica has fetched.
+            own: Number of fetches of a micro-batch that are not reported.
+            feeds: Feeds.
+            place: Name of the batch in messages.
+        """
         result, waiting = {}, []
         for replica, n, values in zip(self._replicas, rows, fetched, strict=True):
-            reported = replica.window.reported
-            own = len(replica.window.fetches)
             if not n:  # a replica without examples
-                result |= {tensor: _zeros(tensor) for tensor in reported}
+                result |= {tensor: _zeros(tensor) for tensor in replica.reported}
             elif values and len(values[0]) > own:  # one micro-batch was the batch
-                result |= dict(zip(reported, values[0][own:], strict=True))
+                result |= dict(zip(replica.reported, values[0][own:], strict=True))
             else:
-                waiting.append(reported)
+                waiting.append(replica.reported)
         wanted = [list(reported.values()) for reported in waiting]
-        values = self._run_after(session, (), wanted, rows, feeds, place)
-        for reported, found in zip(waiting, values or [], strict=True):
+        values = self._run_once(session, (), wanted, rows, feeds, place)
+        for reported, found in zip(waiting, values, strict=True):
             result |= dict(zip(reported, found, strict=True))
         return result
 
-    def _run_after(
-        self, session, passes: tuple[Pass, ...], after: list, rows, feeds, place
-    ) -> list | None:
+    def _run_once(
+        self, session, passes: tuple[Pass, ...], once: list, rows, feeds, place
+    ) -> list:
         """Runs what is computed from the whole batch; returns its results."""
-        if not any(after):
-            return [[] for _ in after]
+        if not any(once):
+            return [[] for _ in once]
         exchanges = [each.exchange for each in passes if each.exchange]
-        if isinstance(self._count, MicroBatchCount):
+        if not self._count.is_fixed:
             self._exchanges += exchanges
         try:
             if exchanges:
                 self._exchange(session, exchanges, feeds)
-            return session.run(after, feeds)
+            return session.run(once, feeds)
         except Exception as error:
-            if isinstance(self._count, FixedCount) or not is_out_of_memory(error):
+            if self._count.is_fixed or not is_out_of_memory(error):
                 raise
             raise ValueError(
                 "The loss of the whole batch, of which no micro-batches are made, must "
@@ -262,54 +254,48 @@ class BatchRunner:
                 feeds[each.capacity] = self._capacity
             session.run([each.operations for each in exchanges], feeds)
 
-    def _run_micro_batch(
-        self,
-        session,
-        i: int,
-        passes: tuple[Pass, ...],
-        wanted: list[list[tf.Tensor]],
-        cut: tuple,
-        done: dict,
-        fetched: list,
-    ) -> dict:
-        """Runs micro-batch number `i` of each replica that has one; returns its feeds.
+    def _run_micro_batches(
+        self, session, passes: tuple[Pass, ...], wanted: list, cuts: list, done: dict
+    ) -> tuple[dict, list]:
+        """Runs one micro-batch after the other, each on all replicas that have one.
 
         Args:
             session: The session.
-            i: Index of the micro-batch.
             passes: The pass, one for each replica.
             wanted: Fetches of each replica.
-            cut: Examples, examples of a micro-batch, and its begins, of each replica.
+            cuts: The cut batch of each replica.
             done: Feeds that tell which passes have run.
-            fetched: What each replica has fetched so far; is added to.
+
+        Returns:
+            (feeds of the last micro-batch of each replica; values of `wanted`, for each
+            replica one list for each micro-batch).
         """
-        feeds = self._feeds(i, cut)
-        rows, _, starts = cut
-        # A replica may have fewer examples than the others.
-        running = [k for k, start in enumerate(starts) if i < len(start)]
-        operations = [
-            (passes[k].each, wanted[k]) if rows[k] else (passes[k].empty, [])
-            for k in running
-        ]
-        results = session.run(operations, feeds | done)
-        for k, (_, values) in zip(running, results, strict=True):
-            if values:
-                fetched[k].append(values)
-        return feeds
+        last, fetched = {}, [[] for _ in cuts]
+        for i in range(max(len(cut.begins) for cut in cuts)):
+            feeds = self._feeds(i, cuts)
+            # A replica may have fewer examples than the others.
+            running = [k for k, cut in enumerate(cuts) if i < len(cut.begins)]
+            operations = [
+                (passes[k].each, wanted[k]) if cuts[k].rows else (passes[k].empty, [])
+                for k in running
+            ]
+            results = session.run(operations, feeds | done)
+            for k, (_, values) in zip(running, results, strict=True):
+                if values:
+                    fetched[k].append(values)
+            last |= feeds
+        return last, fetched
 
     def _cut_finer(self, session, rows, shapes, place: str, error: Exception) -> None:
         if self._count.is_last(max(rows)):
-            names, shape = self._replicas[0].staged.names, shapes[0]
+            names, shape = self._replicas[0].names, shapes[0]
             raise ValueError(
                 "One example must fit in memory. Received: an example of "
                 f"{describe_example(names, shape)} at {place}, which "
                 "alone ran out of memory. Use shorter examples, a smaller model, or a "
                 "device with more memory."
             ) from error
-        try:
-            self._count.increase(max(rows), place)
-        except ValueError as refusal:
-            raise refusal from error
+        self._count.increase(max(rows), place)
         session.run(self._take_back)
         self._on_change()
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.microbatch._batch import Part, WholeBatch
-
 
 class Slot:
     """Holds one tensor of any dtype between runs of a session."""
@@ -37,39 +35,47 @@ class Slot:
         return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
 
 
-class StagedBatch(NamedTuple):
-    """One replica's batch, staged and sliced.
+class Part(NamedTuple):
+    """One component of a part of the batch.
 
     Attributes:
-        names: Names of the batch's parts, such as `features['x']`.
-        stage: Fetches that take the next batch: the shape of each part, int64 vectors,
-            and the operations that fill the slots.
-        sliced: The current micro-batch, in the batch's structure.
+        sliced: The micro-batch's.
+        whole: The batch's, in a run after it is staged.
+        has_rows: Whether it has one row for each example; else the examples of a sparse
+            or ragged tensor have any number of entries.
     """
 
-    names: list[str]
-    stage: tuple[list[tf.Tensor], list[tf.Operation]]
-    sliced: Any
+    sliced: tf.Tensor
+    whole: tf.Tensor
+    has_rows: bool
 
 
-def stage(batch: dict, window: WholeBatch) -> StagedBatch:
-    """Stages `batch` and slices the micro-batches out of it.
+def stage(
+    data: dict, begin: tf.Tensor, size: tf.Tensor
+) -> tuple[list[str], tuple, list[Part], Any]:
+    """Stages a batch and slices the micro-batches out of it.
 
     Args:
-        batch: "features" and "labels": Tensors, SparseTensors and RaggedTensors of N
+        data: "features" and "labels": Tensors, SparseTensors and RaggedTensors of N
             examples, and scalars, which every micro-batch gets; in any structure.
-        window: Its placeholders select the slice; its `parts` are set.
+        begin, size: Scalars int64 [examples], the micro-batch's range.
+
+    Returns:
+        (names of the features and labels, such as `features['x']`; fetches that take the
+        next batch, which are the shape of each of them, int64 [rank], and the operations
+        that fill the slots; the components that are sliced; the current micro-batch, in
+        the structure of `data`).
 
     Raises:
-        TypeError: If a part has another type.
+        TypeError: If a feature or label has another type.
     """
-    parts = [
+    named = [
         (name, _as_tensor(name, value))
-        for key, structure in batch.items()
+        for key, structure in data.items()
         for name, value in _named(key, structure)
     ]
-    shapes, writes, sliced = [], [], []
-    for name, value in parts:
+    shapes, writes, parts, sliced = [], [], [], []
+    for name, value in named:
         components = tf.nest.flatten(value, expand_composites=True)
         slots = [
             Slot(f"component_{len(writes) + i}", c.dtype, _any_batch(value, c))
@@ -78,27 +84,27 @@ def stage(batch: dict, window: WholeBatch) -> StagedBatch:
         writes += [s.write(c) for s, c in zip(slots, components, strict=True)]
         shapes.append(_shape_of(value))
         held = tf.nest.pack_sequence_as(
-            _without_static_rows(value), [s.read() for s in slots], True
+            without_static_rows(value), [s.read() for s in slots], True
         )
-        sliced.append(_slice(held, window))
+        sliced.append(_slice(held, begin, size))
         pairs = [
             tf.nest.flatten(each, expand_composites=True) for each in (sliced[-1], held)
         ]
         if held.shape.rank != 0:
             has_rows = isinstance(held, tf.Tensor)
-            window.parts += [Part(*pair, has_rows) for pair in zip(*pairs, strict=True)]
+            parts += [Part(*pair, has_rows) for pair in zip(*pairs, strict=True)]
     leaves = iter(sliced)
     structure = {
         key: tf.nest.map_structure(
             lambda value: None if value is None else next(leaves), value
         )
-        for key, value in batch.items()
+        for key, value in data.items()
     }
-    return StagedBatch([name for name, _ in parts], (shapes, writes), structure)
+    return [name for name, _ in named], (shapes, writes), parts, structure
 
 
 def rows_of(names: list[str], shapes: list) -> int:
-    """Returns N for the shapes from a run of `StagedBatch.stage`.
+    """Returns N for the shapes from a run of the fetches of `stage`.
 
     Raises:
         ValueError: If the parts have different N, or all are scalars.
@@ -173,7 +179,7 @@ def _any_batch(value, component: tf.Tensor) -> tf.TensorShape:
     return tf.TensorShape([None]).concatenate(component.shape[1:])
 
 
-def _without_static_rows(value):
+def without_static_rows(value):
     """Returns the structure for `tf.nest` to pack: `value` for any number of rows."""
     if not isinstance(value, tf.RaggedTensor):
         return value
@@ -194,19 +200,12 @@ def _shape_of(value) -> tf.Tensor:
     return tf.shape(value, out_type=tf.int64)
 
 
-def _slice(value, window: WholeBatch):
-    """Returns the micro-batch's examples of one part."""
-    end = window.begin + window.size
+def _slice(value, begin: tf.Tensor, size: tf.Tensor):
+    """Returns the micro-batch's examples of one feature or label."""
     if isinstance(value, tf.SparseTensor):
-        return _slice_sparse(value, window)
-    if isinstance(value, tf.RaggedTensor):
-        return value[window.begin : end]
+        rest = value.dense_shape[1:]
+        first = tf.concat([[begin], tf.zeros_like(rest)], 0)
+        return tf.sparse.slice(value, first, tf.concat([[size], rest], 0))
     if value.shape.rank == 0:
         return value
-    return value[window.begin : end]
-
-
-def _slice_sparse(value: tf.SparseTensor, window: WholeBatch) -> tf.SparseTensor:
-    rest = value.dense_shape[1:]
-    begin = tf.concat([[window.begin], tf.zeros_like(rest)], 0)
-    return tf.sparse.slice(value, begin, tf.concat([[window.size], rest], 0))
+    return value[begin : begin + size]

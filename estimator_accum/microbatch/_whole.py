@@ -12,27 +12,16 @@ N = number of examples in the batch, b = in the micro-batch.
 
 import tensorflow as tf
 
-from estimator_accum._graph import run_either
+from estimator_accum._clock import current_batch
+from estimator_accum._graph import ancestors, run_either
+from estimator_accum._options import check_scalar
 from estimator_accum.microbatch._batch import Pass, WholeBatch
-from estimator_accum.microbatch._gather import make_exchange
 from estimator_accum.microbatch._staging import Slot
 
 _ONE_ROW = (
     "What is collected for the whole batch must have one row for each example, of one "
     "shape."
 )
-
-
-def first_pass(batch: WholeBatch, is_joint: bool) -> Pass:
-    """Returns the pass that collects rows; all that is collected shares it."""
-    for each in batch.earlier_passes:
-        if each.is_joint == is_joint:
-            return each
-    first = Pass(is_joint=is_joint)
-    if is_joint:
-        first.exchange = make_exchange(batch)
-    batch.earlier_passes.append(first)
-    return first
 
 
 def collect(
@@ -50,7 +39,7 @@ def collect(
         axes: The axis of each tensor that has the rows; None is the first, which must
             have one row for each example.
     """
-    slots, writes, is_one_row = [], [], axes is None
+    slots, writes, empty, is_one_row = [], [], [], axes is None
     axes = axes or [0] * len(tensors)
     with tf.device("/cpu:0"):
         for tensor, axis in zip(tensors, axes, strict=True):
@@ -58,13 +47,12 @@ def collect(
             if shape.rank is not None:
                 dims = shape.as_list()
                 shape = tf.TensorShape([*dims[:axis], None, *dims[axis + 1 :]])
-            slot = Slot("outputs", tensor.dtype, shape)
+            slot = batch.slot("outputs", tensor.dtype, shape)
             slots.append(slot)
             writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
-            of.empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
-        of.each += writes
-        batch.handles += [slot.handle for slot in slots]
+            empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
+        batch.register(of, each=writes, empty=empty)
         with _when_done(batch, of, writes):
             return [slot.read() for slot in slots]
 
@@ -74,16 +62,15 @@ def keep(
 ) -> list[tf.Tensor]:
     """Stores values after a pass; returns them, for a later run."""
     with tf.device("/cpu:0"):
-        slots = [Slot(name, value.dtype, value.shape) for value in values]
+        slots = [batch.slot(name, value.dtype, value.shape) for value in values]
         writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
-        of.after += writes
-        batch.handles += [slot.handle for slot in slots]
         # An evaluation reads the loss also on a replica that has never had examples.
-        batch.initialize_ops += [
+        zeros = [
             slot.write(tf.zeros([], value.dtype))
             for slot, value in zip(slots, values, strict=True)
             if value.shape.rank == 0
         ]
+        batch.register(of, once=writes, initialize=zeros)
         with _when_done(batch, of, writes):
             kept = [slot.read() for slot in slots]
     for read, value in zip(kept, values, strict=True):
@@ -91,11 +78,81 @@ def keep(
     return kept
 
 
-def rows_of_micro_batch(batch: WholeBatch, whole: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns the micro-batch's rows of a tensor of the whole batch."""
-    each = tf.shape(whole, out_type=tf.int64)[axis] // batch.rows
-    begin, end = batch.begin * each, (batch.begin + batch.size) * each
-    return whole[(*[slice(None)] * axis, slice(begin, end))]
+def keep_rows(
+    batch: WholeBatch,
+    of: Pass,
+    name: str,
+    values: list[tf.Tensor],
+    axes: list[int | None],
+) -> list[tf.Tensor]:
+    """Stores values of the whole batch; returns the micro-batch's rows, in a later run.
+
+    Args:
+        batch: The batch.
+        of: The pass after which they are stored.
+        name: Name of the variables.
+        values: The values.
+        axes: The axis of each value that has the rows; None for no rows, the value itself.
+    """
+    kept = keep(batch, of, name, values)
+    for i, axis in enumerate(axes):
+        if axis is not None:
+            each = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
+            begin, end = batch.begin * each, (batch.begin + batch.size) * each
+            kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
+    return kept
+
+
+def batch_mean(
+    tensor: tf.Tensor, weight: tf.Tensor | None = None, reduction: str = "mean"
+) -> tf.Tensor:
+    """Returns the mean over the batch's micro-batches, for summaries and hooks.
+
+        sum_i w_i * tensor_i / sum_i w_i
+
+    Returns `tensor` itself outside `microbatch_model_fn`, in evaluation and prediction
+    with a fixed number, and if `tensor` does not depend on the micro-batch.
+
+    Args:
+        tensor: Floating-point scalar, the mean over the micro-batch.
+        weight: Scalar, the micro-batch's weight; None is its number of examples.
+        reduction: "mean", or "sum" to add up without weights.
+
+    Raises:
+        TypeError: If `tensor` or `weight` is not a number.
+        ValueError: If `tensor` or `weight` is not a scalar.
+    """
+    batch = current_batch()
+    if batch is None:
+        return tensor
+    tensor = check_scalar("tensor", tensor)
+    weight = (
+        batch.default_weight(reduction)
+        if weight is None
+        else check_scalar("weight", weight)
+    )
+    return mean_over_batch(batch, tensor, weight, reduction)
+
+
+def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Tensor:
+    """Returns `batch_mean`, of checked arguments."""
+    if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
+        return tensor  # e.g. a window's loss: the same for every micro-batch
+    scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
+    sums = []
+    for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
+        total, zero = batch.slot("batch_mean", value.dtype), tf.zeros_like(value)
+        add = total.write(value + tf.where(batch.is_first, zero, total.read()))
+        with tf.control_dependencies(None):
+            initialize = total.write(tf.zeros([], value.dtype))
+            sums.append(total.read())
+        batch.register(each=[add], initialize=[initialize])
+    with tf.control_dependencies(None):
+        total, weight = sums
+        if reduction == "sum":
+            return total
+        mean = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+        return tf.where(batch.is_whole, total, mean)
 
 
 def _write_rows(
@@ -144,10 +201,8 @@ def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
     with tf.control_dependencies(operations):
         default = tf.constant(True)
     done = tf.compat.v1.placeholder_with_default(default, [], "done")
-    of.done[done] = True
     # A feed takes the place of a tensor, not of its operation: to wait for that, or for
     # what the graph's optimizer makes a part of it, would run `operations` again.
     with tf.device("/cpu:0"):
-        waiting = Slot("done", tf.bool, tf.TensorShape([]))
-        batch.handles.append(waiting.handle)
-        return tf.control_dependencies([waiting.write(done)])
+        batch.register(of, done=[done])
+        return tf.control_dependencies([batch.slot("done", tf.bool).write(done)])

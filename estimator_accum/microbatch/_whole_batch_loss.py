@@ -23,7 +23,7 @@ from estimator_accum._clock import (
 )
 from estimator_accum._graph import ancestors
 from estimator_accum._options import check_loss
-from estimator_accum.microbatch._batch import Pass, WholeBatch
+from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._gather import gather
 from estimator_accum.microbatch._graph import (
     needed_by_updates,
@@ -34,9 +34,8 @@ from estimator_accum.microbatch._graph import (
 from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import (
     collect,
-    first_pass,
     keep,
-    rows_of_micro_batch,
+    keep_rows,
 )
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
@@ -128,49 +127,75 @@ def whole_batch_loss(
 
     with tf.name_scope("whole_batch_loss"):
         with tf.control_dependencies(None):
-            value, sources, made = _make(batch, tensors, loss_of, across_replicas)
+            made = _Loss(batch, tensors, loss_of, across_replicas)
+            value = made.value
+            if batch.reduction == "sum":
+                value *= made.share(value.dtype)
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
-            value, *_ = tf.identity_n([value, *sources])
+            value, *_ = tf.identity_n([value, *made.sources])
     setattr(value.op, WHOLE_BATCH_LOSS, made)
-    batch.computed_twice += tensors
+    batch.register(twice=tensors)
     return value
 
 
 class _Loss:
-    """A loss over all rows, whose gradient is made when somebody asks for it.
+    """A loss over all rows; its gradient is built on first use.
 
     Args:
         batch: The batch.
-        first: Its first pass.
-        loss: The loss, computed from `everything`.
-        everything: Outputs [N, ...] of all micro-batches that have gradients.
-        is_own: bool [N], whether a row is this replica's; None if all are.
-        captured: Other tensors with gradients that the loss is computed from.
-        total: N.
+        outputs: Outputs of the micro-batch.
+        loss_of: Function of a list of Tensors.
+        across: Whether all replicas' examples count, if there are several.
+
+    Attributes:
+        loss: The loss, computed once after the first pass.
+        value: The loss, read in a later run.
+        is_joint: Whether it is computed from the rows of all replicas.
+        sources: The micro-batch's tensors that get gradients: outputs, then tensors
+            that are of no micro-batch, such as variables.
     """
 
     def __init__(
         self,
         batch: WholeBatch,
-        first: Pass,
-        loss: tf.Tensor,
-        everything: list[tf.Tensor],
-        is_own: tf.Tensor | None,
-        captured: list[tf.Tensor],
-        total: tf.Tensor,
+        outputs: list[tf.Tensor],
+        loss_of: Callable[[list[tf.Tensor]], tf.Tensor],
+        across: bool,
     ):
-        self._batch, self._first, self.loss = batch, first, loss
-        self.is_joint = first.is_joint
-        self._everything, self._is_own = everything, is_own
-        self._captured, self._total = captured, total
-        self._derived = self.value = None
+        self.is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
+        self._batch, self._first = batch, batch.first_pass(self.is_joint)
+        everything, self._is_own = collect(batch, self._first, outputs), None
+        if self.is_joint:  # the rows of this replica are those where `_is_own`
+            exchange = self._first.exchange
+            everything, self._is_own = gather(exchange, everything, batch.slot)
+        self.loss, self._captured = _computed(batch, loss_of, everything, self.is_joint)
+        kept = [self.loss]
+        if self.is_joint:
+            kept.append(tf.size(self._is_own, out_type=tf.int64))
+        self.value, *total = keep(batch, self._first, "loss", kept)
+        self._total = total[0] if self.is_joint else batch.rows  # N
+        pairs = zip(outputs, everything, strict=True)
+        pairs = [pair for pair in pairs if pair[0].dtype.is_floating]
+        self._everything = [rows for _, rows in pairs]
+        self.sources = [output for output, _ in pairs]
+        self.sources += map(_value_of, self._captured)
+        self._derived = None
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Returns b / N; exactly 1 for a whole batch."""
         return tf.cast(self._batch.size, dtype) / tf.cast(self._total, dtype)
 
+    def part(self, arrived: tf.Tensor) -> tf.Tensor:
+        """Returns what arrives at the micro-batch, of what arrives at the whole loss."""
+        if self._batch.reduction == "sum":
+            return arrived
+        share = tf.cast(self._batch.size, tf.float64) / tf.cast(
+            self._batch.rows, tf.float64
+        )
+        return arrived * tf.cast(share, arrived.dtype)
+
     def gradients(self, arrived: tf.Tensor) -> list[tf.Tensor | None]:
-        """Returns the micro-batch's gradients of the outputs, then of `captured`.
+        """Returns the micro-batch's gradients of `sources`.
 
         Args:
             arrived: The gradient of the loss, a scalar.
@@ -209,10 +234,10 @@ class _Loss:
                 for g in derived[:number]
             ]
         known = [i for i, gradient in enumerate(derived) if gradient is not None]
-        kept = keep(self._batch, self._first, "gradient", [derived[i] for i in known])
+        axes = [0 if i < number else None for i in known]
+        wanted = [derived[i] for i in known]
+        kept = keep_rows(self._batch, self._first, "gradient", wanted, axes)
         for i, gradient in zip(known, kept, strict=True):
-            if i < number:
-                gradient = rows_of_micro_batch(self._batch, gradient, 0)
             derived[i] = gradient
         return derived
 
@@ -229,22 +254,10 @@ def _gradient(operation: tf.Operation, arrived: tf.Tensor, *_):
     return [None, *made.gradients(arrived)]
 
 
-def _make(
-    batch: WholeBatch, tensors: list[tf.Tensor], loss_of: Callable, across: bool
-) -> tuple[tf.Tensor, list[tf.Tensor], _Loss]:
-    """Returns the loss, read from its slot, the tensors that get gradients, and more.
-
-    Args:
-        batch: The batch.
-        tensors: Outputs of the micro-batch.
-        loss_of: Function of a list of Tensors.
-        across: Whether all replicas' examples count, if there are several.
-    """
-    is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
-    first = first_pass(batch, is_joint)
-    everything, is_own = collect(batch, first, tensors), None
-    if is_joint:
-        everything, is_own = gather(batch, first.exchange, everything)
+def _computed(
+    batch: WholeBatch, loss_of: Callable, everything: list[tf.Tensor], is_joint: bool
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns the loss, and the tensors with gradients that it uses beside `everything`."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     set_current_batch(None)  # what loss_fn makes is of no micro-batch
@@ -260,26 +273,7 @@ def _make(
     updates = needed_by_updates()
     registered = [each for each in after if each in updates]
     _check_loss_fn(created, registered, is_joint)
-    captured = [tensor for tensor in captured if _is_trained(tensor)]
-    has_gradient = [tensor.dtype.is_floating for tensor in tensors]
-    (value, total), kept = (None, batch.rows), [loss]
-    if is_joint:
-        kept.append(tf.size(is_own, out_type=tf.int64))
-    value, *total = keep(batch, first, "loss", kept)
-    made = _Loss(
-        batch,
-        first,
-        loss,
-        [t for t, has in zip(everything, has_gradient, strict=True) if has],
-        is_own,
-        captured,
-        total[0] if is_joint else batch.rows,
-    )
-    made.value = value
-    if batch.reduction == "sum":
-        value *= made.share(value.dtype)
-    sources = [t for t, has in zip(tensors, has_gradient, strict=True) if has]
-    return value, [*sources, *map(_value_of, captured)], made
+    return loss, [tensor for tensor in captured if _is_trained(tensor)]
 
 
 def _captured(
@@ -336,8 +330,8 @@ def _checked(output, across: bool) -> tf.Tensor:
         )
     if not tensor.shape.rank:
         raise ValueError(
-            f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn use what belongs to "
-            "no example, or give the Tensor its shape (set_shape)."
+            f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn "
+            "use what belongs to no example, or give the Tensor its shape (set_shape)."
         )
     if across and not tensor.shape[1:].is_fully_defined():
         raise ValueError(

@@ -21,7 +21,8 @@ from tensorflow.python.ops import nn_ops
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum._graph import ancestors
-from estimator_accum.microbatch._staging import _without_static_rows
+from estimator_accum.microbatch._hooks import TrainingHook
+from estimator_accum.microbatch._staging import without_static_rows
 
 _COUNTS = (2, 4, 8)
 _TOLERANCE = 1e-4
@@ -64,7 +65,7 @@ class Batches(NamedTuple):
 
         def pack(batch):
             flat = [tf.constant(array) for array in batch]
-            structure = tf.nest.map_structure(_without_static_rows, self.structure)
+            structure = tf.nest.map_structure(without_static_rows, self.structure)
             return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
 
         sets = [tf.data.Dataset.from_tensors(pack(batch)) for batch in self.arrays]
@@ -171,7 +172,7 @@ def _train(
         spec = model_fn(features=features, labels=labels, mode=mode)
         if estimator._warm_start_settings:
             tf.compat.v1.train.warm_start(*estimator._warm_start_settings)
-        own = [h for h in spec.training_hooks if type(h).__name__ == "MicroBatchHook"]
+        own = [h for h in spec.training_hooks if isinstance(h, TrainingHook)]
         variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
         drawn = _random_operations(spec.loss)
         with tf.compat.v1.train.SingularMonitoredSession(

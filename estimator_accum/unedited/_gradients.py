@@ -40,7 +40,7 @@ from estimator_accum._graph import data_ancestors, read
 from estimator_accum._options import check_own_job
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
-from estimator_accum.microbatch._whole import first_pass, keep, rows_of_micro_batch
+from estimator_accum.microbatch._whole import keep, keep_rows
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
 from estimator_accum.unedited._head import Border, Copies, View, of_batch
 
@@ -111,8 +111,7 @@ class Interception:
         self._batch = batch
         self._graph = tf.compat.v1.get_default_graph()
         self._sparse, self._detaching = [], set()
-        with tf.control_dependencies(None):
-            self.early = Copies(batch, first_pass(batch, False))
+        self.early = Copies(batch, is_early=True)
         self.sums, self.losses, self.derived = {}, [], []
         self.waited_for, self.clear, self.is_used = [], [], False
 
@@ -239,17 +238,17 @@ class Interception:
             rows: Tensors with rows, or results of whole_batch_loss.
             gradients: Their gradients, of the whole batch.
         """
-        kept = keep(self._batch, first_pass(self._batch, False), "arriving", gradients)
-        arriving = []
-        for tensor, gradient in zip(rows, kept, strict=True):
-            if _is_loss_of_all(tensor):
-                share = tf.cast(self._batch.share(), gradient.dtype)
-                arriving.append(gradient * share)
-                continue
-            axis = view.state(tensor).axis
-            part = rows_of_micro_batch(self._batch, gradient, axis)
-            part.set_shape(tensor.shape)
-            arriving.append(part)
+        axes = [
+            None if _is_loss_of_all(tensor) else view.state(tensor).axis
+            for tensor in rows
+        ]
+        first = self._batch.first_pass()
+        arriving = keep_rows(self._batch, first, "arriving", gradients, axes)
+        for i, tensor in enumerate(rows):
+            if axes[i] is None:
+                arriving[i] = getattr(tensor.op, WHOLE_BATCH_LOSS).part(arriving[i])
+            else:
+                arriving[i].set_shape(tensor.shape)
         return arriving
 
     def _sum(self, xs: list, gradients: list, direct: list, after: list) -> list:
@@ -274,9 +273,11 @@ class Interception:
         """Stores gradients of variables that the head reads; returns them, for later."""
         parts = tf.nest.flatten(direct, expand_composites=True)
         known = [each for each in parts if each is not None]
-        kept = keep(self._batch, first_pass(self._batch, False), "direct", known)
-        if kept:  # with the micro-batch that is the whole batch
-            self._batch.micro_ops.append(tf.group(*kept))
+        if not known:
+            return direct
+        kept = keep(self._batch, self._batch.first_pass(), "direct", known)
+        # With the micro-batch that is the whole batch.
+        self._batch.register(each=[tf.group(*kept)])
         kept = iter(kept)
         parts = [each if each is None else next(kept) for each in parts]
         return tf.nest.pack_sequence_as(direct, parts, expand_composites=True)
@@ -380,29 +381,33 @@ class Interception:
     def _commit(self, accumulators: list, gradients: list[Gradient]) -> None:
         batch = self._batch
         sums = add_up(accumulators, gradients, batch.is_first)
-        batch.micro_ops += commit(accumulators, sums, batch.is_first)
+        each = commit(accumulators, sums, batch.is_first)
+        variables = variables_of(accumulators)
         with tf.control_dependencies(None):
-            for variable in variables_of(accumulators):
-                batch.initialize_ops.append(variable.initializer)
-                batch.handles.append(variable.handle)
-            batch.empty_ops += assign_zeros(accumulators)
+            batch.register(
+                each=each,
+                empty=assign_zeros(accumulators),
+                initialize=[variable.initializer for variable in variables],
+                handles=[variable.handle for variable in variables],
+            )
 
     def _add_rows(self, sparse: _Sparse) -> None:
         gradient = cast(sparse.gradient, sparse.accumulator.total.dtype)
         self._commit([sparse.accumulator], [gradient])
         self.clear += sparse.clear
-        self._batch.discard_ops += sparse.clear
+        self._batch.register(undo=sparse.clear)
 
     def _replace_norms(self, sparse: _Sparse, norms: list[tf.Operation]) -> None:
         """Replaces L2Loss of the sum by the sum of L2Loss of the slices."""
         values = cast(sparse.gradient, sparse.total.values.dtype).values
-        half = Slot("half_squared_slices", values.dtype, tf.TensorShape([]))
+        half = self._batch.slot("half_squared_slices", values.dtype)
         with tf.control_dependencies(None):
             zero = tf.zeros([], values.dtype)
             total = half.read()
         self._register(half, zero)
         before = tf.where(self._batch.is_first, zero, half.read())
-        self._batch.micro_ops.append(half.write(before + tf.nn.l2_loss(values)))
+        add = half.write(before + tf.nn.l2_loss(values))
+        self._batch.register(each=[add])
         for norm in norms:
             for consumer in norm.outputs[0].consumers():
                 for i, tensor in enumerate(consumer.inputs):
@@ -417,20 +422,21 @@ class Interception:
         pairs = [(total.values, gradient.values), (total.indices, gradient.indices)]
         for total, part in pairs:
             part = tf.cast(part, total.dtype)
-            slot = Slot("slices", total.dtype, total.shape)
+            slot = self._batch.slot("slices", total.dtype, total.shape)
             with tf.control_dependencies(None):
                 self._register(slot, tf.zeros([0, *total.shape[1:]], total.dtype))
                 total.op._update_input(0, slot.read())
             before = slot.read()
             kept = tf.where(self._batch.is_first, 0, tf.shape(before)[0])
             written.append(slot.write(tf.concat([before[:kept], part], 0)))
-        self._batch.micro_ops += written
+        self._batch.register(each=written)
 
     def _register(self, slot: Slot, zero: tf.Tensor) -> None:
-        self._batch.handles.append(slot.handle)
         with tf.control_dependencies(None):
-            self._batch.initialize_ops.append(slot.write(zero))
-            self._batch.empty_ops.append(slot.write(zero))
+            self._batch.register(
+                initialize=[slot.write(zero)],
+                empty=[slot.write(zero)],
+            )
 
 
 def _read_rows(

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from estimator_accum._graph import define, insert
-from estimator_accum.microbatch._batch import Pass, WholeBatch
+from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import collect
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
@@ -27,6 +27,7 @@ _CONTROL_FLOW = {
     *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
     *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
 }
+_OF_WHOLE_BATCH = "_estimator_accum_whole_batch"  # attribute of copies
 _LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}
 
 
@@ -106,7 +107,7 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     found = {tensor.op for tensor in waiting}
     while waiting:
         for operation in waiting.pop().consumers():
-            if operation not in found and operation not in batch.own:
+            if operation not in found and not hasattr(operation, _OF_WHOLE_BATCH):
                 found.add(operation)
                 waiting += operation.outputs
     return found
@@ -176,14 +177,14 @@ class Copies:
 
     Args:
         batch: The batch.
-        of: The pass that collects the rows.
+        is_early: Whether the first pass collects the rows, not the last one.
 
     Attributes:
         collected: Tensors whose rows the pass collects, and the axis of these.
     """
 
-    def __init__(self, batch: WholeBatch, of: Pass):
-        self._batch, self._pass = batch, of
+    def __init__(self, batch: WholeBatch, is_early: bool):
+        self._batch, self._is_early = batch, is_early
         self.collected = []
         self._found = {}  # copies by the tensors that they are of
 
@@ -202,7 +203,7 @@ class Copies:
             if loss is not None:
                 found.append(operation.outputs[0])
                 # In the run in which it is computed, or in a later one.
-                is_now = not loss.is_joint and self._pass is not self._batch.last_pass
+                is_now = self._is_early and not loss.is_joint
                 value = loss.loss if is_now else loss.value
                 self._found[found[-1].ref()] = value
         return found
@@ -220,17 +221,21 @@ class Copies:
         graph = tf.compat.v1.get_default_graph()
         before = set(graph.get_operations())
         found = self._make(view, targets, made)
-        self._batch.own |= set(graph.get_operations()) - before
+        for operation in set(graph.get_operations()) - before:
+            setattr(operation, _OF_WHOLE_BATCH, True)
         return found
 
     def _make(self, view: View, targets: list[tf.Tensor], made) -> list[tf.Tensor]:
         self.take_losses(view, targets)
         border = Border(view, targets, made, self._found)
         axes = [view.state(tensor).axis for tensor in border.frontier]
-        rows = collect(self._batch, self._pass, border.frontier, axes)
-        self.collected += zip(border.frontier, axes, strict=True)
-        for tensor, whole in zip(border.frontier, rows, strict=True):
-            self._found[tensor.ref()] = whole
+        if border.frontier:
+            batch = self._batch
+            of = batch.first_pass() if self._is_early else batch.last_pass
+            rows = collect(batch, of, border.frontier, axes)
+            self.collected += zip(border.frontier, axes, strict=True)
+            for tensor, whole in zip(border.frontier, rows, strict=True):
+                self._found[tensor.ref()] = whole
         for operation in border.shapes:
             self._make_shapes(view, operation)
         inputs = {}

@@ -15,15 +15,14 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import data_ancestors
+from estimator_accum._graph import DRAWS, data_ancestors
 from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._count import is_out_of_memory
 from estimator_accum.microbatch._graph import (
     functions_of,
     library_of_functions,
     nodes_of,
 )
-from estimator_accum.microbatch._memory import is_out_of_memory
-from estimator_accum.microbatch._repeatable import DRAWS
 from estimator_accum.unedited._gradients import OWN_GRADIENT
 from estimator_accum.unedited._head import View
 

@@ -20,7 +20,8 @@ def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
     if loss.op not in of_batch(batch):
         return loss
     with tf.control_dependencies(None):
-        (value,) = Copies(batch, batch.last_pass).make(View(batch, [loss]), [loss])
+        copies = Copies(batch, is_early=False)
+        (value,) = copies.make(View(batch, [loss]), [loss])
     value.set_shape(loss.shape)
     return value
 

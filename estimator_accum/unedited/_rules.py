@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import data_ancestors
+from estimator_accum._graph import SHAPED_DRAWS, data_ancestors
 from estimator_accum.unedited._sizes import (
     ONE,
     N,
@@ -35,15 +35,8 @@ RULES: dict[str, Callable] = {}
 # Their values are known of a mixed tensor, too.
 OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs"}
 LISTS_BEGIN = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3"}
-_RANDOM = (
-    *("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"),
-    *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
-    *("StatelessRandomNormalV2", "StatelessTruncatedNormal"),
-    *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
-    "StatelessRandomUniformIntV2",
-)
 # A size says how many rows they make.
-FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip", *_RANDOM}
+FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip", *SHAPED_DRAWS}
 
 _ALONG = "it combines the examples"
 _UNLIKE = "examples stand beside other examples"
@@ -976,7 +969,7 @@ def _fill(analysis, operation, states):
     return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
 
 
-@rule(*_RANDOM)
+@rule(*SHAPED_DRAWS)
 def _random(analysis, operation, states):
     if states[0].kind != "sizes" or any(state.kind != "fixed" for state in states[1:]):
         raise Mixed(_SIZE)

@@ -14,7 +14,6 @@ Keras optimizers update by themselves with every call, and are refused.
 import contextlib
 import functools
 import logging
-import re
 import sys
 import threading
 import weakref
@@ -26,14 +25,13 @@ from tensorflow.python.ops import gradients_util
 
 from estimator_accum import AccumulatingOptimizer, get_windows
 from estimator_accum._change import remember
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import ancestors, moves_generator
 from estimator_accum.microbatch._graph import (
     functions_of,
     needed_by_updates,
     writers_of,
 )
 
-_DRAWS = re.compile(r"Rng|Stateful(?!Partitioned)")
 _logger = logging.getLogger("tensorflow.estimator_accum")
 _refused = []  # sentences
 
@@ -293,7 +291,7 @@ class _Runs:
             for writer in writers:
                 is_restored = any(each.op.type == "RestoreV2" for each in writer.inputs)
                 is_known = writer in initializers or is_restored or self._is_own(writer)
-                if not is_known and not _DRAWS.match(writer.type):
+                if not is_known and not moves_generator(writer.type):
                     written[variable.name] = writer
         return {name: w for name, w in written.items() if name not in local}
 

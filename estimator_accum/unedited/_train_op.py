@@ -28,8 +28,7 @@ from estimator_accum.microbatch._repeatable import (
     draw_once_per_batch,
     make_repeatable,
 )
-from estimator_accum.microbatch._runner import OWN_EXAMPLE
-from estimator_accum.microbatch._whole import first_pass, keep
+from estimator_accum.microbatch._whole import keep
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
 from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._gradients import Interception, intercepting
@@ -42,9 +41,10 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def build_unedited(batch: WholeBatch, build: Callable):
-    """Returns the EstimatorSpec of a model_fn, and whether it trains by this library.
+    """Returns the EstimatorSpec of a model_fn, and the keys of its gradients.
 
-    If it has a train op of its own, that needs no micro-batch any more.
+    If it trains by this library, there are no keys, None. If it has a train op of its
+    own, that needs no micro-batch any more.
 
     Args:
         batch: The batch; the operations of its micro-batches are added to it.
@@ -60,17 +60,17 @@ def build_unedited(batch: WholeBatch, build: Callable):
     if batch.weight is not None and not interception.is_used:
         with batch.as_current():
             make_repeatable(batch.computed_twice)
-        return spec, True
+        return spec, None
     train_op = getattr(spec.train_op, "op", spec.train_op)
     _check_trains(batch, interception, train_op)
     interception.finish()
     once = _Once(batch, interception, [train_op, *interception.waited_for])
     with batch.as_current():
-        once.finish(_losses(spec, interception))
+        keys = once.finish(_losses(spec, interception))
     with tf.control_dependencies(None):
         clear = interception.clear
         train_op = tf.group(train_op, *once.moved, *clear, name="train_batch")
-    return spec._replace(train_op=train_op), False
+    return spec._replace(train_op=train_op), keys
 
 
 def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
@@ -124,7 +124,7 @@ class _Once:
         self._forward, self._done = set(), set()
         self.moved = []
 
-    def finish(self, losses: list[tf.Tensor]) -> None:
+    def finish(self, losses: list[tf.Tensor]) -> Keys:
         """Divides the graph, and finds the values for the batch that are needed.
 
         Args:
@@ -139,7 +139,7 @@ class _Once:
         view = View(batch, [*self._fed.values(), *losses])
         # If the first pass runs the network anyway, the values are computed after it.
         is_twice = bool(early.collected)
-        copies = early if is_twice else Copies(batch, batch.last_pass)
+        copies = early if is_twice else Copies(batch, is_early=False)
         copies.take_losses(view, losses)
         for tensor in _scalars(copies.border(view, losses), losses, view):
             self._fed.setdefault(tensor.ref(), tensor)
@@ -147,23 +147,24 @@ class _Once:
         with tf.control_dependencies(None):
             values = copies.make(view, tensors)
             if is_twice:
-                values = keep(batch, first_pass(batch, False), "reported", values)
+                values = keep(batch, batch.first_pass(), "reported", values)
         self._handles = {handle.op for handle in batch.handles}
         self._check_passes()
-        batch.reported |= dict(zip(tensors, values, strict=True))
-        batch.computed_twice += [tensor for tensor, _ in early.collected]
-        batch.earlier_passes.sort(key=lambda each: not each.is_joint)
+        batch.register(reported=dict(zip(tensors, values, strict=True)))
         passes = [op for each in batch.passes for op in each.each]
         draw_once_per_batch(passes, self._of_batch)
         make_repeatable(batch.computed_twice)
+        rows = [tensor for tensor, _ in early.collected]
+        make_repeatable(rows, "Rows of examples that the loss combines")
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
-        batch.keys = Keys(batch, derived, copies.collected, view)
+        keys = Keys(batch, derived, copies.collected, view)
         report_activations(view, losses)
-        self._report_summaries()
+        self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
         _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
+        return keys
 
     def _check_passes(self) -> None:
         """Raises ValueError if something changes with every micro-batch."""
@@ -287,9 +288,9 @@ class _Once:
             self._with_sums[operation] = not self._sums.isdisjoint(needed)
         return self._with_sums[operation]
 
-    def _report_summaries(self) -> None:
+    def _report_summaries(self, reported: list[tf.Tensor]) -> None:
         """Logs which summaries are not of the batch."""
-        fed = {tensor.name for tensor in self._batch.reported}
+        fed = {tensor.name for tensor in reported}
         last = []
         for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
             seen, waiting = set(), [summary]
@@ -319,14 +320,12 @@ def _check_places(batch: WholeBatch, views: list[View]) -> None:
             shape = [1] * axis + [-1] + [1] * (places.shape.rank - axis - 1)
             numbers = tf.reshape(tf.range(batch.size * each) // each, shape)
             fits = tf.equal(tf.cast(places, tf.int64) // distance, numbers)
-            batch.micro_ops.append(
-                tf.raw_ops.Assert(
-                    condition=tf.reduce_all(fits),
-                    data=[
-                        f"{OWN_EXAMPLE} Received: {places.name}, which are places of others."
-                    ],
-                )
+            guard = tf.raw_ops.Assert(condition=tf.reduce_all(fits), data=["row"])
+            sentence = (
+                "A row must be looked up in its own example, for its batch to be cut. "
+                f"Received: {places.name}, which are places of others."
             )
+            batch.register(each=[guard], refusals={guard: sentence})
 
 
 def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.util import function_utils
 
+from estimator_accum import _model_fn
 from estimator_accum.compat._script import run_script
-from estimator_accum.microbatch import _model_fn
 
 v1 = tf.compat.v1
 
@@ -116,7 +116,7 @@ class Memory:
         has_errors: Whether they happen.
     """
 
-    can_recompute = recompute = False
+    is_fixed = can_recompute = recompute = False
 
     def __init__(self, errors: int, has_errors: bool):
         chance = random.Random(errors)

@@ -80,9 +80,21 @@ def _evaluate(model_fn, folder, input_fn=INPUT, config=None, **options):
     return tf.estimator.Estimator(model_fn, config=config).evaluate(input_fn, **options)
 
 
-def _evaluate_auto(model_fn, folder, input_fn=INPUT, config=None, steps=None, **more):
+def _evaluate_auto(
+    model_fn, folder, input_fn=INPUT, config=None, steps=None, begun_with=None, **more
+):
+    """Evaluates as after an earlier run that needed `begun_with` micro-batches."""
+    _keep_number(folder, begun_with)
     model_fn = microbatch_model_fn(model_fn, "auto", **more)
     return _evaluate(model_fn, folder, input_fn, config, steps=steps)
+
+
+def _keep_number(folder, number, *jobs):
+    for job in jobs or ("eval",):
+        if number is not None:
+            folder.mkdir(exist_ok=True)
+            file = folder / f"micro_batches-{job}.json"
+            file.write_text(json.dumps({"micro_batches": number}))
 
 
 def _assert_same(ours, theirs):
@@ -163,12 +175,11 @@ def test_two_processes_may_keep_their_numbers_at_the_same_time(tmp_path, monkeyp
 
 def test_fewer_micro_batches_are_tried_after_batches_that_fit(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 8)
-    more = {"initial_micro_batches": 4, "grow_after": 2}
     with caplog.at_level(logging.INFO):
-        _evaluate_auto(_model_fn(memory), tmp_path, **more)
+        _evaluate_auto(_model_fn(memory), tmp_path, begun_with=4, grow_after=2)
     assert memory.sizes == [4] * 8 + [8] * 4 + [16] + [8] * 2 + [4, 3]
     assert (
-        "micro-batches 4 -> 2: 2 batches until batch 2 of the evaluation fitted in m"
+        "micro-batches 4 -> 2: fitted in memory 2 times, until batch 2 of the evaluat"
         in ("\n".join(_messages(caplog)))
     )
 
@@ -194,7 +205,7 @@ def test_a_loss_that_sums_over_examples_is_summed(tmp_path):
         predicted = output_layer(hidden_layer(features["x"]))
         return spec_of(mode, tf.reduce_sum(tf.square(predicted - labels)), None)
 
-    more = {"reduction": "sum", "initial_micro_batches": 4}
+    more = {"reduction": "sum", "begun_with": 4}
     ours = _evaluate_auto(model_fn, tmp_path / "ours", **more)
     _assert_same(ours, _evaluate(model_fn, tmp_path / "plain"))
 
@@ -213,7 +224,7 @@ def test_batch_mean_weights_what_is_no_mean_over_examples(tmp_path):
 
     theirs = _evaluate(model_fn, tmp_path / "plain")
     for reduction in ("mean", "sum"):
-        more = {"reduction": reduction, "initial_micro_batches": 4}
+        more = {"reduction": reduction, "begun_with": 4}
         _assert_same(_evaluate_auto(model_fn, tmp_path / reduction, **more), theirs)
 
 
@@ -226,8 +237,7 @@ def test_updates_that_do_not_need_the_batch_run_once_a_batch(tmp_path):
         both = batches.read_value(), tf.group(tf.group(once), each)
         return {"batches": both, "micro": (micro_batches.read_value(), tf.no_op())}
 
-    more = {"initial_micro_batches": 4}
-    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, **more)
+    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, begun_with=4)
     assert (found["batches"], found["micro"]) == (6, 24)
 
 
@@ -235,8 +245,7 @@ def test_a_number_of_the_micro_batch_counts_once_a_micro_batch(tmp_path):
     def metrics(labels, predicted):
         return {"highest": v1.metrics.mean(tf.reduce_max(labels))}
 
-    more = {"initial_micro_batches": 4}
-    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, **more)
+    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, begun_with=4)
     _, labels = make_data(5 * 16 + 7)
     parts = [*np.split(labels[:80], 20), *np.split(labels[80:], [2, 4, 6])]
     expected = np.mean([part.max() for part in parts])
@@ -278,8 +287,7 @@ def test_a_train_op_that_is_made_in_every_mode_does_not_run(tmp_path):
 
         return model_fn
 
-    more = {"initial_micro_batches": 4}
-    ours = _evaluate_auto(make(by_train_op("adam")), tmp_path / "ours", **more)
+    ours = _evaluate_auto(make(by_train_op("adam")), tmp_path / "ours", begun_with=4)
     _assert_same(ours, _evaluate(make(plain("adam")), tmp_path / "plain"))
     assert not backward
 
@@ -292,8 +300,8 @@ def test_canned_classifiers_are_evaluated_and_predict(version, tmp_path):
     canned = home.DNNClassifier([4], [numeric, embedded], config=config)
     reduction = "sum" if version == 1 else "mean"
     canned.train(words_input_fn)
-    more = {"reduction": reduction, "initial_micro_batches": 4}
-    model_fn = microbatch_model_fn(canned.model_fn, "auto", **more)
+    _keep_number(tmp_path, 4, "eval", "predict")
+    model_fn = microbatch_model_fn(canned.model_fn, "auto", reduction=reduction)
     ours = tf.estimator.Estimator(model_fn, config=config)
     _assert_same(ours.evaluate(words_input_fn), canned.evaluate(words_input_fn))
     predictions = [
@@ -360,9 +368,8 @@ def test_hooks_get_the_last_micro_batch(tmp_path):
         v1.add_to_collection("size", tf.shape(predicted)[0])
 
     sizes = Fetch("size")
-    model_fn = microbatch_model_fn(
-        _model_fn(metrics=metrics), "auto", initial_micro_batches=4
-    )
+    _keep_number(tmp_path, 4)
+    model_fn = microbatch_model_fn(_model_fn(metrics=metrics), "auto")
     _evaluate(model_fn, tmp_path, hooks=[sizes])
     assert sizes.values == [4] * 5 + [1]
 

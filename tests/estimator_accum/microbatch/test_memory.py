@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, make_accumulating_train_op
-from estimator_accum.microbatch._memory import is_out_of_memory
+from estimator_accum.microbatch._count import is_out_of_memory
 from tests.helpers.models import little_memory
 from tests.helpers.models.microbatch_runs import (
     by_train_op,
@@ -108,25 +108,19 @@ def test_an_unreadable_number_of_micro_batches_names_its_file(text, tmp_path):
         _train_auto(Memory(lambda rows: True), tmp_path)
 
 
-def test_training_begins_with_the_initial_number(tmp_path):
-    memory = Memory(lambda rows: True)
-    _train_auto(memory, tmp_path, initial_micro_batches=8)
-    assert memory.sizes == [2] * 80
-    assert not (tmp_path / "micro_batches.json").exists()
-
-
 def test_fewer_micro_batches_are_tried_after_updates_that_fit(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 8)
+    (tmp_path / "micro_batches.json").write_text('{"micro_batches": 8}')
     with caplog.at_level(logging.INFO):
-        _train_auto(memory, tmp_path, initial_micro_batches=8, grow_after=2)
+        _train_auto(memory, tmp_path, grow_after=2)
     # Two updates each in 8, 4 and 2; then 1 fails, and the wait doubles to 4 updates.
     assert memory.sizes == [2] * 16 + [4] * 8 + [8] * 4 + [16] + [8] * 8
     assert _messages(caplog) == [
-        "micro-batches 8 -> 4: 2 updates until update 2 fitted in memory",
-        "micro-batches 4 -> 2: 2 updates until update 4 fitted in memory",
-        "micro-batches 2 -> 1: 2 updates until update 6 fitted in memory",
+        "micro-batches 8 -> 4: fitted in memory 2 times, until update 2",
+        "micro-batches 4 -> 2: fitted in memory 2 times, until update 4",
+        "micro-batches 2 -> 1: fitted in memory 2 times, until update 6",
         "micro-batches 1 -> 2: out of memory at update 7; the batch is retried",
-        "micro-batches 2 -> 1: 4 updates until update 10 fitted in memory",
+        "micro-batches 2 -> 1: fitted in memory 4 times, until update 10",
     ]
 
 
@@ -140,17 +134,6 @@ def test_one_example_that_does_not_fit_is_described(tmp_path):
         _train_auto(memory, tmp_path)
     assert memory.sizes == [16, 8, 4, 2, 1]
     assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
-
-
-def test_max_micro_batches_ends_the_search(tmp_path):
-    memory = Memory(lambda rows: rows <= 2)
-    expected = (
-        r"`max_micro_batches` must allow micro-batches that fit in memory\. Received: "
-        r"4, and memory ran out at update 1 with 4 of 16 examples at once\. Allow more"
-    )
-    with pytest.raises(ValueError, match=expected):
-        _train_auto(memory, tmp_path, max_micro_batches=4)
-    assert memory.sizes == [16, 8, 4]
 
 
 def test_a_fixed_number_lets_the_error_through(tmp_path):

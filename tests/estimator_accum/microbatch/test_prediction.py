@@ -179,7 +179,8 @@ def test_hooks_of_the_model_get_the_last_micro_batch(tmp_path):
         spec = tf.estimator.EstimatorSpec(mode, predictions=predictions)
         return spec._replace(prediction_hooks=[sizes])
 
-    model_fn = microbatch_model_fn(model_fn, "auto", initial_micro_batches=2)
+    (tmp_path / "micro_batches-predict.json").write_text('{"micro_batches": 2}')
+    model_fn = microbatch_model_fn(model_fn, "auto")
     found = list(tf.estimator.Estimator(model_fn, str(tmp_path)).predict(_input_fn))
     assert found == list(range(39))
     assert sizes.values == [8, 8, 3]

@@ -223,6 +223,19 @@ def test_a_loss_that_sums_over_examples_is_shared_out():
     np.testing.assert_allclose(seen, totals * sizes / batches, rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_optimizer_of_the_model_fn_ignores_the_reduction(reduction):
+    def loss_fn(outputs):
+        return v1.get_variable("scale", initializer=1.0) * _info_nce(outputs)
+
+    def train_op(loss):
+        descent = v1.train.GradientDescentOptimizer(0.5)
+        return descent.minimize(loss, v1.train.get_global_step())
+
+    model_fn = _model(loss_fn, train_op=train_op)
+    _assert_same(_Run(model_fn, 4, reduction=reduction), _Run(model_fn))
+
+
 def _towers_again(features):
     with v1.variable_scope("", reuse=True):
         return _towers(features)
@@ -505,7 +518,9 @@ def test_a_loss_that_alone_does_not_fit_is_named():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(reduction):
+def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(
+    reduction, tmp_path
+):
     """Where no gradient is asked for, none is computed."""
     differentiated = []
 
@@ -517,18 +532,20 @@ def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(redu
         loss = whole_batch_loss(_towers(features), lambda outputs: loss_fn(*outputs))
         return tf.estimator.EstimatorSpec(mode, loss=loss)
 
+    (tmp_path / "micro_batches-eval.json").write_text('{"micro_batches": 5}')
+    config = tf.estimator.RunConfig(str(tmp_path))
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
-        spec = microbatch_model_fn(
-            model_fn, "auto", initial_micro_batches=5, reduction=reduction
-        )(*_next_batch(_SIZES), tf.estimator.ModeKeys.EVAL)
+        spec = microbatch_model_fn(model_fn, "auto", reduction=reduction)(
+            *_next_batch(_SIZES), tf.estimator.ModeKeys.EVAL, config=config
+        )
         with v1.train.SingularMonitoredSession(spec.evaluation_hooks) as session:
             losses = [session.run(spec.loss) for _ in _SIZES]
     np.testing.assert_allclose(losses, _losses_at_the_start(), rtol=1e-6)
     assert not differentiated
 
 
-def test_a_replica_that_has_never_had_examples_evaluates_none():
+def test_a_replica_that_has_never_had_examples_evaluates_none(tmp_path):
     def model_fn(features, labels, mode):
         loss = whole_batch_loss(_towers(features), _info_nce)
         ops = {"mean": v1.metrics.mean(labels)}
@@ -545,13 +562,29 @@ def test_a_replica_that_has_never_had_examples_evaluates_none():
 
         return sizes.map(batch)
 
+    (tmp_path / "micro_batches-eval.json").write_text('{"micro_batches": 2}')
     config = tf.estimator.RunConfig(
-        eval_distribute=two_replicas(), session_config=TWO_CPUS
+        str(tmp_path), eval_distribute=two_replicas(), session_config=TWO_CPUS
     )
     found = tf.estimator.Estimator(
-        microbatch_model_fn(model_fn, initial_micro_batches=2), config=config
+        microbatch_model_fn(model_fn), config=config
     ).evaluate(input_fn)
     assert found["mean"] == np.mean(range(4))
+
+
+def test_a_gradient_that_is_first_taken_after_the_model_fn_is_refused():
+    losses = []
+
+    def model_fn(features, labels, mode):
+        losses.append(whole_batch_loss(_towers(features), _info_nce))
+        return tf.estimator.EstimatorSpec(mode, loss=losses[0])
+
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        mode = tf.estimator.ModeKeys.EVAL
+        microbatch_model_fn(model_fn, "auto")(*_next_batch(_SIZES), mode)
+        with pytest.raises(ValueError, match="must be made in the model_fn. Received:"):
+            tf.gradients(losses, v1.trainable_variables())
 
 
 def _losses_at_the_start() -> list[float]:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer
-from estimator_accum.unedited import _session_loops as _optimizers
+from estimator_accum.unedited import _session_loops
 from estimator_accum.unedited import run as command
 from estimator_accum.unedited._estimators import cut_batches
 from tests.helpers.models.interception import relative_difference
@@ -390,8 +390,8 @@ class TestWritesBesideTheUpdate:
 
     @pytest.fixture(autouse=True)
     def _train_op(self, fresh_graph, monkeypatch):
-        monkeypatch.setattr(_optimizers, "_refused", [])
-        self.runs = _optimizers._Runs(2)
+        monkeypatch.setattr(_session_loops, "_refused", [])
+        self.runs = _session_loops._Runs(2)
         self.w = v1.get_variable("w", initializer=1.0)
         self.other = v1.get_variable("other", initializer=1.0, trainable=False)
         apply = self.runs.accumulating(

@@ -14,28 +14,24 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum._clock import current_batch
-from estimator_accum._options import check_reduction, check_scalar
-from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
-from estimator_accum.microbatch._evaluation import (
-    EvaluationHook,
-    UntrainedBatch,
-    split_metrics,
-)
+from estimator_accum._graph import ancestors
+from estimator_accum._options import check_reduction
+from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
+from estimator_accum.microbatch._count import MicroBatchCount
 from estimator_accum.microbatch._export import RefuseTraining, is_fed
 from estimator_accum.microbatch._graph import (
-    Snapshot,
-    ancestors,
     check_input_summaries,
     check_micro_ops,
     check_update,
     split_train_op,
 )
-from estimator_accum.microbatch._hook import MicroBatchHook
-from estimator_accum.microbatch._prediction import PredictionHook
+from estimator_accum.microbatch._hooks import (
+    MicroBatchHook,
+    PredictionHook,
+    TrainingHook,
+)
 from estimator_accum.microbatch._repeatable import check_not_written
-from estimator_accum.microbatch._runner import ReplicaBatch
-from estimator_accum.microbatch._staging import Slot, StagedBatch, stage
+from estimator_accum.microbatch._whole import mean_over_batch
 from estimator_accum.unedited._reports import check_declared, loss_of_batch
 from estimator_accum.unedited._train_op import build_unedited
 
@@ -46,8 +42,6 @@ def microbatch_model_fn(
     model_fn: Callable,
     micro_batches: int | str = "auto",
     *,
-    initial_micro_batches: int = 1,
-    max_micro_batches: int | None = None,
     reduction: str = "mean",
     grow_after: int | None = None,
 ) -> Callable:
@@ -109,8 +103,6 @@ def microbatch_model_fn(
             config.
         micro_batches: Number of micro-batches per batch, >= 1, at most one per example;
             "auto": as few as memory allows, doubled until the batch fits.
-        initial_micro_batches: First number for "auto", >= 1.
-        max_micro_batches: Largest number for "auto", >= 1; None is one per example.
         reduction: For a model_fn that trains by this library: "mean" for a loss that is
             the mean over the micro-batch; "sum" for one that sums over its examples. A
             train op with `reduction="sum"` also counts as "sum".
@@ -125,18 +117,16 @@ def microbatch_model_fn(
         ValueError: If an argument is out of range. Where batches are cut: if a model_fn
             does with a micro-batch what cannot be done with several, or declares a sum
             over examples as a mean; if the parts of a batch have different numbers of
-            examples, one example does not fit in memory, `max_micro_batches` is too
-            small, or predictions cannot be joined.
+            examples, one example does not fit in memory, or predictions cannot be
+            joined.
     """
     if not callable(model_fn):
         raise TypeError(
             "`model_fn` must be a function of features, labels, mode. "
             f"Received: {model_fn!r}. Pass the one that your Estimator has."
         )
-    _check_count("micro_batches", micro_batches, "'auto'")
-    _check_count("initial_micro_batches", initial_micro_batches)
-    _check_count("max_micro_batches", max_micro_batches, None)
-    _check_count("grow_after", grow_after, None)
+    _check_count("micro_batches", micro_batches, "auto", "Use 1 to cut no batch.")
+    _check_count("grow_after", grow_after, None, "Use None to never try fewer.")
     check_reduction(reduction)
     is_auto = micro_batches == "auto"
 
@@ -148,108 +138,52 @@ def microbatch_model_fn(
         # Inside another model_fn that is wrapped, the batch is cut already.
         if mode not in cut or current_batch() is not None:
             return build(features, labels)
-        if is_fed({"features": features, "labels": labels}):
+        whole = {"features": features, "labels": labels}
+        if is_fed(whole):
             spec = build(features, labels)
             hooks = [RefuseTraining()] if mode == modes.TRAIN else []
             return spec._replace(training_hooks=hooks)
+        check_input_summaries(whole)
+        is_trained = mode == modes.TRAIN
+        batch = WholeBatch(whole, reduction, is_auto, is_trained)
 
-        def make_count(of: str = "", units: str = "batches"):
+        def build_on_slice():
+            return build(batch.sliced["features"], batch.sliced["labels"])
+
+        def make_count(of: str = ""):
             if not is_auto:
-                return FixedCount(int(micro_batches))
+                return MicroBatchCount(int(micro_batches))
             path = None if config is None else _count_path(config, of)
-            initial = int(initial_micro_batches)
-            return MicroBatchCount(initial, max_micro_batches, grow_after, path, units)
+            return MicroBatchCount(None, grow_after, path)
 
-        if mode == modes.TRAIN:
-            batch = WholeBatch(reduction, is_auto)
-            staged, spec = _build_on_micro_batches(batch, build, features, labels)
-            is_undone = is_auto or batch.keys is not None
-            snapshot = Snapshot(batch.micro_ops, batch.handles) if is_undone else None
-            replica = ReplicaBatch(batch, staged, snapshot)
-            hook = _hook(replica, make_count(units="updates"), spec, config)
-            return spec._replace(training_hooks=[hook, *spec.training_hooks])
-        batch = UntrainedBatch(reduction)
-        staged, build_on_slice = _stage(batch, build, features, labels)
+        if is_trained:
+            return _trained(batch, build_on_slice, make_count(), config)
         with batch.as_current():
             spec = build_on_slice()
         if mode == modes.EVAL:
-            return _evaluated(batch, staged, spec, make_count("-eval"))
-        return _predicted(batch, staged, spec, make_count("-predict"))
+            return _evaluated(batch, spec, make_count("-eval"))
+        return _predicted(batch, spec, make_count("-predict"))
 
     return _like(model_fn, wrapped)
 
 
-def batch_mean(
-    tensor: tf.Tensor, weight: tf.Tensor | None = None, reduction: str = "mean"
-) -> tf.Tensor:
-    """Returns the mean over the batch's micro-batches, for summaries and hooks.
-
-        sum_i w_i * tensor_i / sum_i w_i
-
-    Returns `tensor` itself outside `microbatch_model_fn`, in evaluation and prediction
-    with a fixed number, and if `tensor` does not depend on the micro-batch.
-
-    Args:
-        tensor: Floating-point scalar, the mean over the micro-batch.
-        weight: Scalar, the micro-batch's weight; None is its number of examples.
-        reduction: "mean", or "sum" to add up without weights.
-
-    Raises:
-        TypeError: If `tensor` or `weight` is not a number.
-        ValueError: If `tensor` or `weight` is not a scalar.
-    """
-    batch = current_batch()
-    if batch is None:
-        return tensor
-    tensor = check_scalar("tensor", tensor)
-    weight = (
-        batch.default_weight(reduction)
-        if weight is None
-        else check_scalar("weight", weight)
+def _trained(batch: WholeBatch, build: Callable, count: MicroBatchCount, config):
+    """Returns a spec whose train op is only the update."""
+    spec, keys = build_unedited(batch, build)
+    if keys is None:
+        spec = _split_declared(batch, spec)
+    check_micro_ops(batch.micro_ops)
+    hook = TrainingHook(
+        _replicas(batch.finish(keys=keys)),
+        count,
+        spec.scaffold.saver if spec.scaffold else None,
+        config.model_dir if config is not None and config.is_chief else None,
     )
-    return _mean_over_batch(batch, tensor, weight, reduction)
+    return spec._replace(training_hooks=[hook, *spec.training_hooks])
 
 
-def _mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Tensor:
-    if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
-        return tensor  # e.g. a window's loss: the same for every micro-batch
-    scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
-    sums = []
-    for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
-        total, zero = Slot("batch_mean", value.dtype, value.shape), tf.zeros_like(value)
-        batch.handles.append(total.handle)
-        batch.micro_ops.append(
-            total.write(value + tf.where(batch.is_first, zero, total.read()))
-        )
-        with tf.control_dependencies(None):
-            zero = tf.zeros([], value.dtype)
-            batch.initialize_ops.append(total.write(zero))
-            sums.append(total.read())
-    with tf.control_dependencies(None):
-        total, weight = sums
-        if reduction == "sum":
-            return total
-        mean = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
-        return tf.where(batch.is_whole, total, mean)
-
-
-def _stage(batch: WholeBatch, build: Callable, features, labels):
-    """Returns the staged batch, and a function that builds on its micro-batches."""
-    whole = {"features": features, "labels": labels}
-    check_input_summaries(whole)
-    with tf.device("/cpu:0"):
-        staged = stage(whole, batch)
-    sliced = staged.sliced
-    return staged, lambda: build(sliced["features"], sliced["labels"])
-
-
-def _build_on_micro_batches(batch: WholeBatch, build: Callable, features, labels):
-    """Returns the staged batch, and a spec whose train op is only the update."""
-    staged, build_on_slice = _stage(batch, build, features, labels)
-    spec, is_declared = build_unedited(batch, build_on_slice)
-    if not is_declared:
-        check_micro_ops(batch.micro_ops)
-        return staged, spec
+def _split_declared(batch: WholeBatch, spec):
+    """Returns the spec of a model_fn that trains by this library, without micro-batches."""
     train_op = getattr(spec.train_op, "op", spec.train_op)
     if train_op is None:
         raise ValueError(
@@ -259,23 +193,21 @@ def _build_on_micro_batches(batch: WholeBatch, build: Callable, features, labels
     check_update(batch.begin.op)
     check_declared(batch, spec.loss)
     each, once = split_train_op(train_op, batch.begin.op)
-    batch.micro_ops += each
-    loss = _mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
-    check_micro_ops(batch.micro_ops)
+    batch.register(each=each)
+    loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
     check_not_written(batch.computed_twice, batch.micro_ops)
     with tf.control_dependencies(None):
         train_op = tf.group(*once, name="train_batch")
-    return staged, spec._replace(loss=loss, train_op=train_op)
+    return spec._replace(loss=loss, train_op=train_op)
 
 
-def _evaluated(batch: UntrainedBatch, staged: StagedBatch, spec, count):
+def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
     """Returns the spec of an evaluation in micro-batches."""
-    metrics = split_metrics(batch, spec.eval_metric_ops)
+    metrics = _split_metrics(batch, spec.eval_metric_ops)
     check_micro_ops(batch.micro_ops)
-    batch.empty_ops += batch.micro_ops  # as without micro-batches
+    batch.register(empty=batch.micro_ops)  # as without micro-batches
     loss = loss_of_batch(batch, spec.loss)
-    replica = ReplicaBatch(batch, staged, Snapshot(batch.micro_ops, batch.handles))
-    hook = EvaluationHook(_replicas(replica), count)
+    hook = MicroBatchHook(_replicas(batch.finish()), count)
     return spec._replace(
         loss=loss,
         eval_metric_ops=metrics,
@@ -283,11 +215,9 @@ def _evaluated(batch: UntrainedBatch, staged: StagedBatch, spec, count):
     )
 
 
-def _predicted(batch: UntrainedBatch, staged: StagedBatch, spec, count):
+def _predicted(batch: WholeBatch, spec, count: MicroBatchCount):
     """Returns the spec of a prediction in micro-batches."""
-    tensors = tf.nest.flatten(spec.predictions)
-    operations = [*batch.micro_ops, *(tensor.op for tensor in tensors)]
-    replica = ReplicaBatch(batch, staged, Snapshot(operations, batch.handles))
+    replica = batch.finish(tf.nest.flatten(spec.predictions))
     hook = PredictionHook(replica, count, spec.predictions)
     return spec._replace(
         predictions=hook.predictions,
@@ -295,23 +225,50 @@ def _predicted(batch: UntrainedBatch, staged: StagedBatch, spec, count):
     )
 
 
+def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tuple]:
+    """Moves metric updates that need the micro-batch from `metrics` to `batch`.
+
+    Args:
+        batch: The batch, which gets what runs with each micro-batch.
+        metrics: `EstimatorSpec.eval_metric_ops`, (value, update) by name.
+
+    Returns:
+        The metrics, whose updates do the rest, once a batch.
+
+    Raises:
+        ValueError: If a metric's value needs a micro-batch.
+    """
+    begin, rest = batch.begin.op, {}
+    for name, (value, update) in metrics.items():
+        if begin in ancestors(_operations(value)):
+            raise ValueError(
+                "A metric's value must be computed from variables, since it is read "
+                f"after the last batch. Received: {name!r}, computed from a batch. "
+                "Use a streaming metric, such as tf.compat.v1.metrics.mean."
+            )
+        with tf.control_dependencies(None):
+            whole = tf.group(*_operations(update))
+        each, once = split_train_op(whole, begin)
+        batch.register(each=each)
+        with tf.control_dependencies(None):
+            rest[name] = value, tf.group(*once)
+    return rest
+
+
+def _operations(structure) -> list[tf.Operation]:
+    return [getattr(each, "op", each) for each in tf.nest.flatten(structure)]
+
+
 def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
-    """Returns the graph's list of replicas, which gets this one too."""
+    """Returns the graph's list of replicas, which gets this one too.
+
+    Every replica has a hook, of which only the first one's runs.
+    """
     graph = tf.compat.v1.get_default_graph()
     replicas = getattr(graph, _REPLICAS_ATTRIBUTE, [])
     replicas.append(replica)
     setattr(graph, _REPLICAS_ATTRIBUTE, replicas)
     return replicas
-
-
-def _hook(replica: ReplicaBatch, count, spec, config) -> MicroBatchHook:
-    """Returns this replica's hook; only the first replica's hook runs."""
-    return MicroBatchHook(
-        _replicas(replica),
-        count,
-        spec.scaffold.saver if spec.scaffold else None,
-        config.model_dir if config is not None and config.is_chief else None,
-    )
 
 
 def _with_arguments(model_fn: Callable, given: dict) -> Callable:
@@ -352,20 +309,12 @@ def _count_path(config, of: str) -> str:
     return os.path.join(config.model_dir, f"micro_batches{of}{task}.json")
 
 
-def _check_count(argument: str, value, *others) -> None:
-    """Raises unless `value` is an integer >= 1 or the one in `others`."""
-    also = f" or {others[0]}" if others else ""
-    if value is None and None in others:
+def _check_count(argument: str, value, other: str | None, remedy: str) -> None:
+    """Raises unless `value` is an integer >= 1 or `other`."""
+    if isinstance(value, str | None) and value == other:
         return
-    if value == "auto" and others == ("'auto'",):
-        return
+    expected = f"`{argument}` must be an integer >= 1 or {other!r}. "
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(
-            f"`{argument}` must be an integer >= 1{also}. "
-            f"Received: {value!r}. Use 1 for the whole batch at once."
-        )
+        raise TypeError(f"{expected}Received: {value!r}. {remedy}")
     if value < 1:
-        raise ValueError(
-            f"`{argument}` must be an integer >= 1{also}. "
-            f"Received: {value}. Use 1 for the whole batch at once."
-        )
+        raise ValueError(f"{expected}Received: {value}. {remedy}")
