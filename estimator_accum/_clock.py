@@ -85,37 +85,10 @@ class EveryKRuns(Clock):
         self._steps = steps
 
     def steps(self, update_step: tf.Variable) -> tf.Tensor:
-        """Returns K of the open window [micro-steps per update].
-
-        Raises:
-            ValueError: If the callable returns anything but an integer scalar.
-        """
-        if not callable(self._steps):
-            return tf.constant(self._steps, tf.int64)
-        scheduled = self._steps(update_step)
-        if scheduled is not None:
-            scheduled = tf.convert_to_tensor(scheduled)
-        if (
-            scheduled is None
-            or not scheduled.dtype.is_integer
-            or scheduled.shape.rank not in (0, None)
-        ):
-            received = (
-                None
-                if scheduled is None
-                else f"{scheduled.dtype.name} of shape {scheduled.shape}"
-            )
-            raise ValueError(
-                "`gradient_accumulation_steps` must return an integer scalar. Received: "
-                f"{received}. Cast it to tf.int64."
-            )
-        # A schedule below 1 is a mistake: each window would close after one micro-step.
-        at_least_one = tf.debugging.assert_positive(
-            scheduled,
-            message="`gradient_accumulation_steps` must return an integer >= 1",
-        )
-        with tf.control_dependencies([at_least_one]):
-            return tf.cast(tf.identity(scheduled), tf.int64)
+        """Returns K of the open window [micro-steps per update]."""
+        if callable(self._steps):
+            return _scheduled(self._steps(update_step))
+        return tf.constant(self._steps, tf.int64)
 
     def opens_window(self, counter: tf.Variable | None) -> tf.Tensor:
         """Returns whether the counter is 0."""
@@ -138,6 +111,30 @@ class EveryKRuns(Clock):
                 return tf.nest.map_structure(tf.identity, result)
 
         return tf.cond(is_boundary, update_and_begin_anew, skip)
+
+
+def _scheduled(steps) -> tf.Tensor:
+    """Returns the K that a callable returned.
+
+    Raises:
+        ValueError: If it is anything but an integer scalar.
+    """
+    if steps is not None:
+        steps = tf.convert_to_tensor(steps)
+    if steps is None or not steps.dtype.is_integer or steps.shape.rank not in (0, None):
+        received = None
+        if steps is not None:
+            received = f"{steps.dtype.name} of shape {steps.shape}"
+        raise ValueError(
+            "`gradient_accumulation_steps` must return an integer scalar. Received: "
+            f"{received}. Cast it to tf.int64."
+        )
+    # A schedule below 1 is a mistake: each window would close after one micro-step.
+    at_least_one = tf.debugging.assert_positive(
+        steps, message="`gradient_accumulation_steps` must return an integer >= 1"
+    )
+    with tf.control_dependencies([at_least_one]):
+        return tf.cast(tf.identity(steps), tf.int64)
 
 
 def current_batch() -> Clock | None:

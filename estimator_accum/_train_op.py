@@ -240,23 +240,14 @@ def micro_batch_of(
     if loss is not None:
         sums["loss"] = factor * tf.cast(loss, dtype)
     if options.noise_scale:
-        halves = tf.reduce_sum(half_squared_norms(gradients, dtype))
-        squares = 2.0 * halves * tf.constant(divisor**2, dtype)
-        sums["squares"] = (
-            tf.math.divide_no_nan(squares, sums["weight"])
-            if is_weighted
-            else squares * sums["weight"]
-        )
-        # A micro-batch of weight 0, where all is masked, is not a sample of the noise.
-        sums["count"] = tf.cast(sums["weight"] > 0, dtype)
-    # Half the squared norms of all weighted slices, which row sums lose.
+        sums |= _squares(gradients, sums["weight"], is_weighted, divisor)
+    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     square = tf.constant(1.0, dtype) if is_weighted else tf.square(factor)
     if options.sparse_norm == "slices":
-        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
-        sums["slices"] = tf.reduce_sum(_of_slices(sparse, dtype)) * square
-    with_norm = [] if change is None else change.with_norm
-    for i, half in enumerate(tf.unstack(_of_slices(with_norm, dtype))):
-        sums[f"slices_{i}"] = half * square
+        sums["slices"] = tf.reduce_sum(_of_slices(sparse, square))
+    if change is not None and change.with_norm:
+        halves = tf.unstack(_of_slices(change.with_norm, square))
+        sums |= {f"slices_{i}": half for i, half in enumerate(halves)}
     return MicroBatch(
         gradients=gradients,
         variables=variables,
@@ -268,8 +259,23 @@ def micro_batch_of(
     )
 
 
-def _of_slices(gradients: list[tf.IndexedSlices], dtype: tf.DType) -> tf.Tensor:
-    """Returns half the squared norm of each gradient's slices, [gradients]."""
+def _squares(
+    gradients: list[Gradient], weight: tf.Tensor, is_weighted: bool, divisor: float
+) -> dict[str, tf.Tensor]:
+    """Returns the sums of the noise scale: w * |g|^2, and a count."""
+    halves = tf.reduce_sum(half_squared_norms(gradients, weight.dtype))
+    squares = 2.0 * halves * tf.constant(divisor**2, weight.dtype)
+    weigh = tf.math.divide_no_nan if is_weighted else tf.multiply
+    # A micro-batch of weight 0, where all is masked, is not a sample of the noise.
+    count = tf.cast(weight > 0, weight.dtype)
+    return {"squares": weigh(squares, weight), "count": count}
+
+
+def _of_slices(gradients: list[tf.IndexedSlices], square: tf.Tensor) -> tf.Tensor:
+    """Returns `square` * half the squared norm of each one's slices, [gradients].
+
+    Sums in rows lose these norms.
+    """
     if not gradients:
-        return tf.zeros([0], dtype)
-    return half_squared_norms(gradients, dtype, has_unique_rows=True)
+        return tf.zeros([0], square.dtype)
+    return square * half_squared_norms(gradients, square.dtype, has_unique_rows=True)

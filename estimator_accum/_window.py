@@ -258,9 +258,9 @@ def _create(
     """Creates the variables in cross-replica context, outside any branch."""
     known = get_windows()
     name = _free_name(options.name, [window.name for window in known])
-    changed = micro_batch.change
+    updated = (micro_batch.change or micro_batch).variables
     with tf.init_scope():  # slots then get their usual names
-        innermost(options.optimizer)._create_slots((changed or micro_batch).variables)
+        innermost(options.optimizer)._create_slots(updated)
     shared_step = get_or_create_update_step()
     accumulators, sums = [], {}
     if clock.keeps_sums:
@@ -274,7 +274,7 @@ def _create(
             )
             for of, value in micro_batch.sums.items()
         }
-    is_clipped = options.clip_norm is not None
+    clipped = _counter(name, "clipped_updates") if options.clip_norm else None
     stop_request = None
     if strategy.extended._in_multi_worker_mode():
         with tf.control_dependencies(None):
@@ -292,7 +292,7 @@ def _create(
         micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
         update_step=_counter(name, "update_step") if known else shared_step,
         global_step=global_step,
-        clipped_updates=_counter(name, "clipped_updates") if is_clipped else None,
+        clipped_updates=clipped,
         noise=create_noise_scale(name) if options.noise_scale else [],
         stop_request=stop_request,
     )
@@ -307,12 +307,8 @@ def _create_accumulators(
 ) -> list[Accumulator]:
     """Creates an accumulator for each trained variable.
 
-    Args:
-        options: The caller's options.
-        name: Scope of the train op's variables.
-        micro_batch: Its gradients and variables.
-        taken: Names of other train ops' variables.
-        kept: Further arguments of tf.compat.v1.Variable.
+    `taken` has the names of other train ops' variables, `kept` further arguments of
+    tf.compat.v1.Variable.
     """
     made, taken = [], set(taken)
     with tf.device(options.accumulator_device):
@@ -387,11 +383,7 @@ def _mean_loss(window: Window, micro_batch: MicroBatch, counted) -> tf.Tensor:
     if not window.sums:
         return micro_batch.loss
     with tf.control_dependencies([counted]):
-        totals = {
-            name: read(window.sums[name].total)
-            for name in ("weight", "loss", "scale")
-            if name in window.sums
-        }
+        totals = {name: read(each.total) for name, each in window.sums.items()}
     return _mean(window, totals["loss"], totals)
 
 
@@ -425,9 +417,20 @@ def _finish(
     is_boundary, done = clock.count(window.micro_steps, counted, steps)
 
     changed = None if change is None else first_of(strategy, change)
+    schedule = window.options.gradient_accumulation_steps
+    is_several = window.micro_steps is not None and schedule != 1
 
     def apply_mean(mean, loss) -> list[tf.Operation]:
-        return _apply(strategy, window, variables, changed, mean, loss)
+        return apply(
+            strategy,
+            window.options,
+            mean,
+            variables if changed is None else changed.variables,
+            loss,
+            window.update_step,
+            _clock_variable(window) if is_several else None,
+            [] if changed is None else changed.operations,
+        )
 
     def update() -> Result:
         return close(strategy, window, apply_mean, alone, change)
@@ -600,24 +603,6 @@ def _mean(window: Window, total: tf.Tensor, sums: dict) -> tf.Tensor:
     if window.options.reduction == "sum":
         return total
     return tf.math.divide_no_nan(total, sums.get("scale", sums["weight"]))
-
-
-def _apply(
-    strategy, window: Window, variables, change: Change | None, mean, loss
-) -> list[tf.Operation]:
-    """Applies a mean by the `tf.compat.v1.train.Optimizer`, cross-replica."""
-    steps = window.options.gradient_accumulation_steps
-    is_several = window.micro_steps is not None and (callable(steps) or steps != 1)
-    return apply(
-        strategy,
-        window.options,
-        mean,
-        variables if change is None else change.variables,
-        loss,
-        window.update_step,
-        _clock_variable(window) if is_several else None,
-        [] if change is None else change.operations,
-    )
 
 
 def _observe(window: Window, result: Result, sums: dict) -> tf.Tensor:

@@ -86,7 +86,7 @@ class Machine:
 
     def train(self, folder, **options):
         is_first = not (folder / "micro_batches.json").exists()
-        is_kept = is_first or not _kept(folder)["recompute"]
+        is_kept = is_first or not _kept(folder).get("recompute")
         self._first_plan = "" if is_kept else "with recompute"
         found = train_in_micro_batches(self.model_fn, folder, _INPUT, "auto", **options)
         assert self._runs_of_layer == self._expected_runs
