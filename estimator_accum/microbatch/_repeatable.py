@@ -43,6 +43,7 @@ _STATELESS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
+STATEFUL_DRAWS = frozenset(_STATELESS)
 # What shows or checks values, and what calls Python; it has no state in the graph.
 SHOWING = {
     *("Assert", "Print", "PrintV2", "LogMessage"),
@@ -58,12 +59,27 @@ DRAWS = {
 }
 
 
+_REMEDY = (
+    "Leave it out, do it behind whole_batch_loss, or make it stateless; for random "
+    "numbers in branches and loops there is micro_batch_seed."
+)
+_REMEDY_FOUND = (
+    "Leave it out, or make it stateless; for random numbers in functions, branches and "
+    "loops there is micro_batch_seed."
+)
+
+
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
-def make_repeatable(tensors: list[tf.Tensor]) -> None:
+def make_repeatable(tensors: list[tf.Tensor], is_found: bool = False) -> None:
     """Makes `tensors` the same whenever they are computed from one micro-batch.
 
     Every consumer of a random number that they need gets one of a stateless operation
     instead; so call it when the graph is complete, gradients included.
+
+    Args:
+        tensors: The tensors.
+        is_found: Whether a search of the graph found them, in place of a call of
+            whole_batch_loss.
 
     Raises:
         ValueError: If they need an operation that must not run twice.
@@ -79,12 +95,16 @@ def make_repeatable(tensors: list[tf.Tensor]) -> None:
         ):
             _draw_by(operation, micro_batch_seed)
         elif not _is_repeatable(operation, library):
+            subject, remedy = "`outputs` of whole_batch_loss are", _REMEDY
+            if is_found:
+                subject, remedy = (
+                    "What the loss needs of each example is",
+                    _REMEDY_FOUND,
+                )
             raise ValueError(
-                "`outputs` of whole_batch_loss are computed twice, so what they need "
-                "must give one result and change nothing. Received: "
-                f"{path_to(needed, operation)}, of type {operation.type}. Leave it out, "
-                "do it behind whole_batch_loss, or make it stateless; for random "
-                "numbers in branches and loops there is micro_batch_seed."
+                f"{subject} computed twice, so all that it is computed from must give "
+                "one result and change nothing. Received: "
+                f"{path_to(needed, operation)}, of type {operation.type}. {remedy}"
             )
 
 

@@ -77,9 +77,9 @@ def stage(batch: dict, window: WholeBatch) -> StagedBatch:
         ]
         writes += [s.write(c) for s, c in zip(slots, components, strict=True)]
         shapes.append(_shape_of(value))
-        held = tf.nest.pack_sequence_as(
-            _without_static_rows(value), [s.read() for s in slots], True
-        )
+        # tf.custom_gradient looks for variables, as far back as gradients flow.
+        reads = [tf.stop_gradient(s.read()) for s in slots]
+        held = tf.nest.pack_sequence_as(_without_static_rows(value), reads, True)
         sliced.append(_slice(held, window))
         pairs = [
             tf.nest.flatten(each, expand_composites=True) for each in (sliced[-1], held)

@@ -155,7 +155,7 @@ class _Once:
         batch.earlier_passes.sort(key=lambda each: not each.is_joint)
         passes = [op for each in batch.passes for op in each.each]
         draw_once_per_batch(passes, self._of_batch)
-        make_repeatable(batch.computed_twice)
+        make_repeatable(batch.computed_twice, is_found=True)
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
         batch.keys = Keys(batch, derived, copies.collected, view)
