@@ -10,16 +10,14 @@ What an operation calls, such as the branches of a tf.cond, is looked into.
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from estimator_accum._graph import ancestors
-from estimator_accum._seed import batch_seed, micro_batch_seed
-from estimator_accum.microbatch._graph import (
+from estimator_accum._graph import (
+    ancestors,
     functions_of,
     library_of_functions,
     nodes_of,
-    path_to,
-    variable_of,
-    written_by,
 )
+from estimator_accum._seed import STATELESS, batch_seed, is_draw, micro_batch_seed
+from estimator_accum.microbatch._graph import path_to, variable_of, written_by
 
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.
@@ -35,15 +33,6 @@ _HARMLESS = {
     *("StatelessRandomGetAlg", "GuaranteeConst"),
 }
 _CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
-# What draws from a state of its own: what takes its place, and the names of its inputs.
-_STATELESS = {
-    "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
-    "RandomUniformInt": (tf.random.stateless_uniform, ["shape", "minval", "maxval"]),
-    "RandomStandardNormal": (tf.random.stateless_normal, ["shape"]),
-    "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
-    "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
-}
-STATEFUL_DRAWS = frozenset(_STATELESS)
 # What shows or checks values, and what calls Python; it has no state in the graph.
 SHOWING = {
     *("Assert", "Print", "PrintV2", "LogMessage"),
@@ -51,7 +40,7 @@ SHOWING = {
 }
 # What draws random numbers in a graph: from a state of its own, or from a seed.
 DRAWS = {
-    *_STATELESS,
+    *STATELESS,
     *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
     *("StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessMultinomial"),
     *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
@@ -90,7 +79,7 @@ def make_repeatable(tensors: list[tf.Tensor], is_found: bool = False) -> None:
     library = library_of_functions()
     for operation in list(needed):
         if (
-            operation.type in _STATELESS
+            operation.type in STATELESS
             and operation._get_control_flow_context() is None
         ):
             _draw_by(operation, micro_batch_seed)
@@ -140,7 +129,7 @@ def draw_once_per_batch(
     """
     for operation in list(ancestors(operations)):
         is_outside = operation._get_control_flow_context() is None
-        if operation.type in _STATELESS and operation not in of_batch and is_outside:
+        if operation.type in STATELESS and operation not in of_batch and is_outside:
             _draw_by(operation, batch_seed)
 
 
@@ -169,15 +158,10 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     return not _is_repeatable(operation, library)
 
 
-def is_draw(operation: tf.Operation) -> bool:
-    """Returns whether `operation` draws random numbers with a state of its own."""
-    return operation.type in _STATELESS
-
-
 def _draw_by(operation: tf.Operation, seed_of) -> None:
     (drawn,) = operation.outputs
     consumers = drawn.consumers()
-    draw, names = _STATELESS[operation.type]
+    draw, names = STATELESS[operation.type]
     inputs = dict(zip(names, operation.inputs, strict=True))
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
     with tf.control_dependencies(None), tf.device(operation.device):

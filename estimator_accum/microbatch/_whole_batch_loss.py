@@ -19,6 +19,7 @@ import tensorflow as tf
 from estimator_accum._checks import check_loss
 from estimator_accum._graph import ancestors
 from estimator_accum._kinds import current_batch, own_gradients, set_current_batch
+from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._gather import gather
 from estimator_accum.microbatch._graph import (
@@ -27,7 +28,6 @@ from estimator_accum.microbatch._graph import (
     variable_of,
     written_by,
 )
-from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import (
     collect,
     first_pass,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import backprop
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import control_flow_util, gradients_util
 
 from estimator_accum._accumulators import (
     Accumulator,
@@ -37,14 +37,15 @@ from estimator_accum._accumulators import (
 )
 from estimator_accum._checks import check_own_job
 from estimator_accum._gradients import Gradient, cast
-from estimator_accum._graph import data_ancestors, read
-from estimator_accum._kinds import are_gradients_own, own_gradients
-from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._graph import (
+from estimator_accum._graph import (
+    data_ancestors,
     functions_of,
     library_of_functions,
     nodes_of,
+    read,
 )
+from estimator_accum._kinds import are_gradients_own, own_gradients
+from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
 from estimator_accum.microbatch._whole import first_pass, keep, rows_of_micro_batch
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
@@ -642,6 +643,13 @@ def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> 
     scopes = [f"/{operation.name}_grad/" for operation in own]
     states = {a.ref(): view.state(r) for r, a in zip(rows, arriving, strict=True)}
     analysis = View(batch, parts, states).analysis
+    for operation in own:
+        if control_flow_util.IsInWhileLoop(operation):
+            raise ValueError(
+                "A tf.custom_gradient in a loop of TensorFlow 1 hides whether it combines "
+                f"examples. Received: {operation.name}. Write the layer without one, "
+                "enable control flow v2, or train without micro-batches."
+            )
     for operation, inner in analysis.combining:
         if any(scope in f"/{operation.name}" for scope in scopes):
             raise ValueError(

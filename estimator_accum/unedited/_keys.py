@@ -15,13 +15,13 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import data_ancestors
-from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._graph import (
+from estimator_accum._graph import (
+    data_ancestors,
     functions_of,
     library_of_functions,
     nodes_of,
 )
+from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._memory import is_out_of_memory
 from estimator_accum.microbatch._repeatable import DRAWS
 from estimator_accum.unedited._gradients import operations_with_own_gradients

@@ -22,12 +22,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
-from estimator_accum.microbatch._graph import (
-    functions_of,
-    library_of_functions,
-    nodes_of,
-)
-from estimator_accum.microbatch._repeatable import STATEFUL_DRAWS, is_draw
+from estimator_accum._graph import functions_of, library_of_functions, nodes_of
+from estimator_accum._seed import STATELESS, is_draw
 from estimator_accum.unedited import _rules
 from estimator_accum.unedited._sizes import ARITHMETIC, N, Size, Unknown, compute, sizes
 from estimator_accum.unedited._sizes import has_examples as _has_examples
@@ -224,11 +220,12 @@ class Analysis:
         states = [self.state(tensor) for tensor in operation.inputs]
         kinds = {state.kind for state in states}
         starts_list = operation.type in _rules.LISTS_BEGIN
-        if kinds <= {"fixed"} and self._is_for_all(operation):
-            reason = "it is computed once, for all examples"
-            self.origins.append(Origin(operation, reason))
-            self._put(operation, MIXED)
-            return
+        if kinds <= {"fixed"}:
+            reason = self._why_not_fixed(operation)
+            if reason:
+                self.origins.append(Origin(operation, reason))
+                self._put(operation, MIXED)
+                return
         if kinds <= {"fixed"} and not starts_list and operation.type != "Merge":
             if operation in self._seen:
                 self._put(operation, FIXED)
@@ -257,9 +254,20 @@ class Analysis:
                 if any(map(_may_have_rows, operation.outputs)):
                     self.combining.append((operation, operation))
             found = MIXED
-        if {"mixed", "rows"} <= kinds:
+        is_call = (
+            operation.type in _CALLS | _BRANCHES | _LOOPS
+        )  # its body is looked into
+        if {"mixed", "rows"} <= kinds and not is_call:
             self.combining.append((operation, operation))
         self._put(operation, found)
+
+    def _why_not_fixed(self, operation: tf.Operation) -> str | None:
+        """Returns why a result is mixed although all inputs are fixed."""
+        if operation.type in ("StackPop", "StackPopV2"):
+            return "a loop of TensorFlow 1 kept it"
+        if self._is_for_all(operation):
+            return "it is computed once, for all examples"
+        return None
 
     def _is_for_all(self, operation: tf.Operation) -> bool:
         """Returns whether every run has another result, which all examples share.
@@ -278,7 +286,7 @@ class Analysis:
         if self._library is None:
             self._library = library_of_functions()
         kinds = {node.op for node in nodes_of(functions, self._library)}
-        return bool(kinds & {*STATEFUL_DRAWS, *_CALLS_PYTHON, "RngReadAndSkip"})
+        return bool(kinds & {*STATELESS, *_CALLS_PYTHON, "RngReadAndSkip"})
 
     def _put(self, operation: tf.Operation, found: State | list[State]) -> None:
         if isinstance(found, State):

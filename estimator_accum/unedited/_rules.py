@@ -1133,18 +1133,14 @@ def _gather_nd(analysis, operation, states):
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
 def _cross_entropy(analysis, operation, states):
     _without_places(states)
-    for tensor, state in zip(operation.inputs, states, strict=True):
-        if state.kind == "fixed" and tensor.shape[:1] != [1]:
-            raise Mixed(_FIXED_BESIDE)
-        if state.kind == "fixed" and operation.type.startswith("Sparse"):
-            raise Mixed(_FIXED_BESIDE)
-    rows = [state for state in states if state.kind == "rows"]
-    if any(state.axis for state in rows):
+    if any(state.kind != "rows" for state in states):
+        raise Mixed(_FIXED_BESIDE)
+    if any(state.axis for state in states):
         raise Mixed(_ALONG)
-    each = {state.each for state in rows}
+    each = {state.each for state in states}
     if len(each) > 1 and not all(size.symbols for size in each):
         raise Mixed(_UNLIKE)
-    return rows[0]
+    return states[0]
 
 
 @rule("ReverseSequence")

@@ -384,10 +384,8 @@ _MIXED = {
     "of unknown length": lambda y: y * v1.placeholder_with_default([1.0] * 8, [None]),
     "a batch that is one image": lambda x: raw.AdjustContrastv2(
         images=x, contrast_factor=2.0),
-    "a batch that is one matrix": lambda x: [
-        raw.MatrixSolve(matrix=x[:, 0], rhs=x[:, 1]),
-        raw.MatrixDiagV2(diagonal=x[:, 0], k=[0, 7], num_rows=-1, num_cols=-1,
-                         padding_value=0.0)],
+    "a batch that is one matrix": lambda x: raw.MatrixSolve(
+        matrix=x[:, 0], rhs=x[:, 1]),
     "one draw for all": lambda x: _loop(x, lambda z: z * tf.random.uniform([])),
     "a static number": lambda x: _with_shape(x * 2, [8, 4, 6]),
     "unknown": lambda x: tf.unique(tf.reshape(x, [-1]))[0],

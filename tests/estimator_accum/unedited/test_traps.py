@@ -142,17 +142,19 @@ def _draw_in_a_loop(x, y):
     return _share(weights)(tf.reduce_mean(found * y[:, None]))
 
 
-def _draw_of_a_generator(x, y):
-    weights, generator = _weights(), tf.random.Generator.from_seed(3)
-    found = tf.function(lambda x: x * generator.uniform([], dtype=tf.float64))
-    found = found(tf.matmul(x, weights)) * generator.uniform([], dtype=tf.float64)
-    return _share(weights)(tf.reduce_mean(found * y[:, None]))
-
-
 def _recomputed(x, y):
     weights = _weights()
     squares = tf.recompute_grad(lambda z: (tf.reduce_sum(tf.tanh(z), 1) - y) ** 2)
     return tf.reduce_mean(squares(tf.matmul(x, weights))), None
+
+
+def _divided_by_the_number_of_slices(x, y):
+    weights = _weights()
+    rows = tf.gather(weights, tf.cast(x[:, :2] > 0, tf.int32))
+    gradient = tf.gradients(tf.reduce_mean((rows[:, 0, 0] - y) ** 2), weights)[0]
+    number = tf.cast(tf.size(gradient.indices), tf.float64)
+    values = gradient.values / number
+    return 0 * number, tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def _of_unknown_length(x, y):
@@ -168,7 +170,8 @@ _TRAPS = {
         *(_counted_before_the_loss, _averaged_before_the_loss, _unknown_widths),
         *(_watched_by_a_tape_that_starts_anew, _slopes_of_rows),
         *(_draw_in_a_function, _draw_in_a_function_of_nothing, _draw_in_a_branch),
-        *(_draw_in_a_loop, _draw_of_a_generator, _recomputed, _of_unknown_length),
+        *(_draw_in_a_loop, _recomputed, _of_unknown_length),
+        *(_divided_by_the_number_of_slices,),
     )
 }
 

@@ -649,6 +649,24 @@ HIDDEN = {
     "both_ways_of_weights": _both_ways_of_weights,
     "entropy_of_neighbours": _entropy_of_neighbours,
 }
+
+
+def _as_often_as_any(y, z, late):
+    """A weight that is the length of a list of examples."""
+    weight = tf.cast(tf.shape(tf.where(late > 0))[0], tf.float64)
+    return tf.reduce_mean(squared(y, z * (1 + weight)))
+
+
+def _as_long_as_the_longest(y, seq, late):
+    """Tokens up to the length of a mask."""
+    longest = tf.shape(tf.sequence_mask(1 + late))[1]
+    return tf.reduce_mean(squared(y[:, None], token_outputs(seq[:, :longest])))
+
+
+HIDDEN |= {
+    "as_often_as_any": _as_often_as_any,
+    "as_long_as_the_longest": _as_long_as_the_longest,
+}
 WITH_CONTROL_FLOW |= {
     "scaled_in_a_branch": _scaled_in_a_branch,
     "scaled_in_a_loop": _scaled_in_a_loop,
