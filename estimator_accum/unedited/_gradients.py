@@ -759,6 +759,7 @@ def _is_loss_of_all(tensor: tf.Tensor) -> bool:
     return hasattr(tensor.op, WHOLE_BATCH_LOSS) and tensor is tensor.op.outputs[0]
 
 
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
 def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
     """Returns the L2Loss operations of a sum's values; None if it has other users.
 
