@@ -1,7 +1,7 @@
 """Graph helpers: ancestors, copies, branches without captures, variables, replicas."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -177,6 +177,41 @@ def insert(
     )
     copies = dict(zip(names, copies, strict=True))
     return [copies.get(each.name, inputs.get(each.name)) for each in wanted]
+
+
+def library_of_functions() -> dict:
+    """Returns the definitions of the graph's functions by their names."""
+    definition = tf.compat.v1.get_default_graph().as_graph_def()
+    return {f.signature.name: f for f in definition.library.function}
+
+
+def functions_of(node) -> list[str]:
+    """Returns names of the functions that an operation or node calls, e.g. branches."""
+    attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
+    names = []
+    for value in attributes.values():
+        names += [value.func.name] if value.HasField("func") else []
+        names += [function.name for function in value.list.func]
+    return names
+
+
+def nodes_of(names: Iterable[str], library: dict) -> Iterator:
+    """Yields the nodes of functions, and of the functions that these call.
+
+    Args:
+        names: Names of functions; those that are not in `library` have no nodes.
+        library: Definitions by name, as `library_of_functions` returns them.
+    """
+    seen, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            # A function of TensorFlow 1 is called by its name.
+            waiting += [*functions_of(node), node.op]
+            yield node
 
 
 def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:

@@ -10,6 +10,21 @@ _ATTRIBUTE = "_estimator_accum_micro_batch_number"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
 
 
+# What draws from a state of its own: what takes its place, and the names of its inputs.
+STATELESS = {
+    "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
+    "RandomUniformInt": (tf.random.stateless_uniform, ["shape", "minval", "maxval"]),
+    "RandomStandardNormal": (tf.random.stateless_normal, ["shape"]),
+    "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
+    "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
+}
+
+
+def is_draw(operation: tf.Operation) -> bool:
+    """Returns whether `operation` draws random numbers with a state of its own."""
+    return operation.type in STATELESS
+
+
 def micro_batch_seed(name: str) -> tf.Tensor:
     """Returns the seed of a random operation in the current micro-batch.
 

@@ -7,11 +7,16 @@ part writes must be rolled back if memory runs out in mid-batch.
 
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import (
+    ancestors,
+    functions_of,
+    library_of_functions,
+    nodes_of,
+)
 from estimator_accum._window import get_windows
 from estimator_accum.microbatch._export import TAKES_A_BATCH, inputs_of
 from estimator_accum.microbatch._staging import Slot
@@ -210,41 +215,6 @@ def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
         return _WRITERS.search(operation.type) is not None
     functions = functions_of(operation)
     return not functions or any(map(_writes, nodes_of(functions, library())))
-
-
-def library_of_functions() -> dict:
-    """Returns the definitions of the graph's functions by their names."""
-    definition = tf.compat.v1.get_default_graph().as_graph_def()
-    return {f.signature.name: f for f in definition.library.function}
-
-
-def functions_of(node) -> list[str]:
-    """Returns names of the functions that an operation or node calls, e.g. branches."""
-    attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
-    names = []
-    for value in attributes.values():
-        names += [value.func.name] if value.HasField("func") else []
-        names += [function.name for function in value.list.func]
-    return names
-
-
-def nodes_of(names: Iterable[str], library: dict) -> Iterator:
-    """Yields the nodes of functions, and of the functions that these call.
-
-    Args:
-        names: Names of functions; those that are not in `library` have no nodes.
-        library: Definitions by name, as `library_of_functions` returns them.
-    """
-    seen, waiting = set(), list(names)
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in library:
-            continue
-        seen.add(name)
-        for node in library[name].node_def:
-            # A function of TensorFlow 1 is called by its name.
-            waiting += [*functions_of(node), node.op]
-            yield node
 
 
 def _writes(node) -> bool:

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from estimator_accum._graph import DRAWS, ancestors, moves_generator
-from estimator_accum._seed import batch_seed, micro_batch_seed
-from estimator_accum.microbatch._graph import (
+from estimator_accum._graph import (
+    DRAWS,
+    ancestors,
     functions_of,
     library_of_functions,
+    moves_generator,
     nodes_of,
-    path_to,
-    variable_of,
-    written_by,
 )
+from estimator_accum._seed import STATELESS, batch_seed, micro_batch_seed
+from estimator_accum.microbatch._graph import path_to, variable_of, written_by
 
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.
@@ -37,20 +37,22 @@ _HARMLESS = {
     *("StatelessRandomGetAlg", "GuaranteeConst"),
 }
 _CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
-# What draws from a state of its own: what takes its place, and the names of its inputs.
-_STATELESS = {
-    "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
-    "RandomUniformInt": (tf.random.stateless_uniform, ["shape", "minval", "maxval"]),
-    "RandomStandardNormal": (tf.random.stateless_normal, ["shape"]),
-    "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
-    "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
-}
 OUTPUTS = "`outputs` of whole_batch_loss"
 # What shows or checks values, and what calls Python; it has no state in the graph.
 SHOWING = {
     *("Assert", "Print", "PrintV2", "LogMessage"),
     *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
 }
+
+
+_REMEDY = (
+    "Leave it out, do it behind whole_batch_loss, or make it stateless; for random "
+    "numbers in branches and loops there is micro_batch_seed."
+)
+_REMEDY_FOUND = (
+    "Leave it out, or make it stateless; for random numbers in functions, branches and "
+    "loops there is micro_batch_seed."
+)
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
@@ -73,7 +75,7 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
     library = library_of_functions()
     for operation in list(needed):
         if (
-            operation.type in _STATELESS
+            operation.type in STATELESS
             and operation._get_control_flow_context() is None
         ):
             _draw_by(operation, micro_batch_seed)
@@ -84,8 +86,8 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
                 f"{name} are computed twice, so what they need must give one result and "
                 f"change nothing. Received: {path_to(needed, operation)}, of type "
                 f"{operation.type}. Leave it out, do it behind what combines the "
-                "examples, or make it stateless; for random numbers in branches and "
-                "loops there is micro_batch_seed."
+                "examples, or make it stateless; for random numbers in functions, "
+                "branches and loops there is micro_batch_seed."
             )
 
 
@@ -121,7 +123,7 @@ def draw_once_per_batch(
     """
     for operation in list(ancestors(operations)):
         is_outside = operation._get_control_flow_context() is None
-        if operation.type in _STATELESS and operation not in of_batch and is_outside:
+        if operation.type in STATELESS and operation not in of_batch and is_outside:
             _draw_by(operation, batch_seed)
 
 
@@ -142,15 +144,10 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     )
 
 
-def is_draw(operation: tf.Operation) -> bool:
-    """Returns whether `operation` draws random numbers with a state of its own."""
-    return operation.type in _STATELESS
-
-
 def _draw_by(operation: tf.Operation, seed_of) -> None:
     (drawn,) = operation.outputs
     consumers = drawn.consumers()
-    draw, names = _STATELESS[operation.type]
+    draw, names = STATELESS[operation.type]
     inputs = dict(zip(names, operation.inputs, strict=True))
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
     with tf.control_dependencies(None), tf.device(operation.device):

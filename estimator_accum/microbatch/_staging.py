@@ -83,9 +83,9 @@ def stage(
         ]
         writes += [s.write(c) for s, c in zip(slots, components, strict=True)]
         shapes.append(_shape_of(value))
-        held = tf.nest.pack_sequence_as(
-            without_static_rows(value), [s.read() for s in slots], True
-        )
+        # tf.custom_gradient looks for variables, as far back as gradients flow.
+        reads = [tf.stop_gradient(s.read()) for s in slots]
+        held = tf.nest.pack_sequence_as(without_static_rows(value), reads, True)
         sliced.append(_slice(held, begin, size))
         pairs = [
             tf.nest.flatten(each, expand_composites=True) for each in (sliced[-1], held)

@@ -23,6 +23,7 @@ from estimator_accum._clock import (
 )
 from estimator_accum._graph import ancestors
 from estimator_accum._options import check_loss
+from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._gather import gather
 from estimator_accum.microbatch._graph import (
@@ -31,7 +32,6 @@ from estimator_accum.microbatch._graph import (
     variable_of,
     written_by,
 )
-from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import (
     collect,
     keep,

@@ -16,13 +16,14 @@ as well, anything else the slices themselves.
 import contextlib
 import functools
 import inspect
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import backprop
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import control_flow_util, gradients_util
 
 from estimator_accum._accumulators import (
     Accumulator,
@@ -36,7 +37,13 @@ from estimator_accum._accumulators import (
 )
 from estimator_accum._clock import is_interception_off, without_interception
 from estimator_accum._gradients import Gradient, cast
-from estimator_accum._graph import data_ancestors, read
+from estimator_accum._graph import (
+    data_ancestors,
+    functions_of,
+    library_of_functions,
+    nodes_of,
+    read,
+)
 from estimator_accum._options import check_own_job
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
@@ -51,13 +58,14 @@ _SUMMING = {
     "ResourceScatterSub",
     "ScatterAdd",
     "ScatterSub",
-    "Shape",
-    "Size",
     "UnsortedSegmentSum",
 }
 _PASSING = {"Cast", "Identity", "Neg"}
 _SCALING = {"Mul", "RealDiv"}
-OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
+_OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
+
+# The counter of a loop that tf.vectorized_map and jacobians make.
+_COUNTER = re.compile(r"(^|/)loop_body(_\d+)?/PlaceholderWithDefault$")
 
 _local = threading.local()  # replicas build their graphs in threads of their own
 _lock = threading.Lock()
@@ -137,6 +145,8 @@ class Interception:
                 stack.enter_context(tf.init_scope())
             of_it = of_batch(self._batch)
             self._check_first_order(ys)
+            self._check_shapes()
+            self._check_not_repeated(ys)
             fixed = [source not in of_it for source in sources]
             self.is_used |= any(fixed)
             is_of_it = any(top.op in of_it for top in _tensors(ys, grad_ys))
@@ -292,7 +302,7 @@ class Interception:
     def finish(self) -> None:
         """Adds the sparse gradients, when all that uses them is in the graph."""
         for sparse in self._sparse:
-            norms = _norms(sparse.total.values)
+            norms = _norms(sparse.total)
             if norms is None:
                 self._keep_slices(sparse)
                 continue
@@ -324,6 +334,26 @@ class Interception:
                 f"Received: {ys[0].name}, which needs the gradient of "
                 f"{self.sums[read]}. Train without micro-batches."
             )
+
+    def _check_not_repeated(self, ys: list[tf.Tensor]) -> None:
+        for operation in data_ancestors([y.op for y in ys]):
+            if _COUNTER.search(operation.name):
+                raise ValueError(
+                    "Gradients with respect to variables must be those of a loss, not "
+                    "of one number after another, as in `GradientTape.jacobian` and "
+                    f"`tf.vectorized_map`. Received: {ys[0].name}, which needs "
+                    f"{operation.name}. Train without micro-batches."
+                )
+
+    def _check_shapes(self) -> None:
+        for part in self._batch.parts:
+            shape = part.sliced.shape
+            if part.has_rows and shape.rank and shape.as_list()[0] is not None:
+                raise ValueError(
+                    "A batch that is cut must have no static number of examples. "
+                    f"Received: {part.sliced.name} of shape {shape}. Call "
+                    "`Tensor.set_shape` with None as the number of examples."
+                )
 
     def _dependencies(self, of_it: set[tf.Operation]) -> list[tf.Operation]:
         """Returns the caller's control dependencies that are not of a micro-batch."""
@@ -611,26 +641,44 @@ def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> 
 
     The gradient of what has rows is sums of rows, unless somebody wrote another one.
     """
-    own = [
-        operation
-        for operation in data_ancestors([tensor.op for tensor in rows])
-        if operation.node_def.attr[OWN_GRADIENT].s.startswith(b"CustomGradient")
-    ]
+    needed = data_ancestors([tensor.op for tensor in rows])
+    own = operations_with_own_gradients(needed)
     parts = tf.nest.flatten(gradients, expand_composites=True)
     if not own or not parts:
         return
     scopes = [f"/{operation.name}_grad/" for operation in own]
     states = {a.ref(): view.state(r) for r, a in zip(rows, arriving, strict=True)}
     analysis = View(batch, parts, states).analysis
-    for operation in data_ancestors([part.op for part in parts]):
-        kinds = {analysis.state(tensor).kind for tensor in operation.inputs}
-        is_own = any(scope in f"/{operation.name}" for scope in scopes)
-        if is_own and {"mixed", "rows"} <= kinds:
+    for operation in own:
+        if control_flow_util.IsInWhileLoop(operation):
+            raise ValueError(
+                "A tf.custom_gradient in a loop of TensorFlow 1 hides whether it combines "
+                f"examples. Received: {operation.name}. Write the layer without one, "
+                "enable control flow v2, or train without micro-batches."
+            )
+    for operation, inner in analysis.combining:
+        if any(scope in f"/{operation.name}" for scope in scopes):
             raise ValueError(
                 "A tf.custom_gradient must be computed for each example by itself. "
-                f"Received: {operation.name} of type {operation.type}, which combines "
+                f"Received: {operation.name} of type {inner.type}, which combines "
                 "examples. Train without micro-batches."
             )
+
+
+def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
+    """Returns the operations with a gradient that a user wrote, or with one inside."""
+    library = library_of_functions()
+    return [
+        operation
+        for operation in operations
+        if _has_own_gradient(operation.node_def)
+        or any(map(_has_own_gradient, nodes_of(functions_of(operation), library)))
+    ]
+
+
+def _has_own_gradient(node) -> bool:
+    name = node.attr[_OWN_GRADIENT].s if _OWN_GRADIENT in node.attr else b""
+    return bool(name) and b"PartitionedCall" not in name  # of a tf.function
 
 
 def _recorded(tape: tf.GradientTape) -> list[list]:
@@ -717,12 +765,14 @@ def _is_loss_of_all(tensor: tf.Tensor) -> bool:
     return hasattr(tensor.op, WHOLE_BATCH_LOSS) and tensor is tensor.op.outputs[0]
 
 
-def _norms(values: tf.Tensor) -> list[tf.Operation] | None:
-    """Returns the L2Loss operations of `values`; None if they have other users.
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
+    """Returns the L2Loss operations of a sum's values; None if it has other users.
 
     Users that add up the slices of each row do not count.
     """
-    norms, waiting = [], [values]
+    values = total.values
+    norms, adding, waiting = [], {"Unique"}, [values]
     while waiting:
         tensor = waiting.pop()
         for user in tensor.consumers():
@@ -730,7 +780,16 @@ def _norms(values: tf.Tensor) -> list[tf.Operation] | None:
                 norms.append(user)
             elif user.type in _PASSING or _is_scaled(user, tensor):
                 waiting += user.outputs
-            elif user.type not in _SUMMING:
+            elif user.type in _SUMMING:
+                adding.add(user.name)
+            else:
+                return None
+    waiting = [total.indices]
+    while waiting:
+        for user in waiting.pop().consumers():
+            if user.type in _PASSING:
+                waiting += user.outputs
+            elif adding.isdisjoint((user.name, user.type)):
                 return None
     return norms
 

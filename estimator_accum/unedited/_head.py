@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from estimator_accum._graph import define, insert
+from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._repeatable import is_draw
 from estimator_accum.microbatch._whole import collect
 from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
 from estimator_accum.unedited._rows import Analysis
@@ -172,6 +172,17 @@ def _are_rows(view: View, operation: tf.Operation, made) -> bool:
     return bool(inputs) and all(are_known)
 
 
+def _check_no_draw_in_a_loop(operations) -> None:
+    for operation in filter(is_draw, operations):
+        context = operation._get_control_flow_context()
+        if control_flow_util.GetContainingWhileContext(context) is not None:
+            raise ValueError(
+                "Random numbers that all examples share must not be drawn in a loop of "
+                f"TensorFlow 1. Received: {operation.name} of type {operation.type}. "
+                "Draw them before the loop, or for each example."
+            )
+
+
 class Copies:
     """Copies on the rows of the whole batch, which run after one pass.
 
@@ -228,6 +239,7 @@ class Copies:
     def _make(self, view: View, targets: list[tf.Tensor], made) -> list[tf.Tensor]:
         self.take_losses(view, targets)
         border = Border(view, targets, made, self._found)
+        _check_no_draw_in_a_loop(border.operations)
         axes = [view.state(tensor).axis for tensor in border.frontier]
         if border.frontier:
             batch = self._batch

@@ -15,15 +15,16 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import DRAWS, data_ancestors
-from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._count import is_out_of_memory
-from estimator_accum.microbatch._graph import (
+from estimator_accum._graph import (
+    DRAWS,
+    data_ancestors,
     functions_of,
     library_of_functions,
     nodes_of,
 )
-from estimator_accum.unedited._gradients import OWN_GRADIENT
+from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._count import is_out_of_memory
+from estimator_accum.unedited._gradients import operations_with_own_gradients
 from estimator_accum.unedited._head import View
 
 _MOST_EXAMPLES = 8
@@ -87,7 +88,7 @@ class Keys:
         dtypes = {output.dtype for each in needed for output in each.outputs}
         precisions = [_tolerance(each) for each in dtypes if each.is_floating]
         self._tolerance = max(precisions, default=0.0)
-        has_own = any(OWN_GRADIENT in each.node_def.attr for each in needed)
+        has_own = operations_with_own_gradients(needed)
         self._scales = _SCALES if has_own else _SCALES[:1]
 
     def look(self, session: tf.compat.v1.Session, rows: int, feeds: dict) -> None:

@@ -22,6 +22,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
+from estimator_accum._graph import functions_of, library_of_functions, nodes_of
+from estimator_accum._seed import STATELESS, is_draw
 from estimator_accum.unedited import _rules
 from estimator_accum.unedited._sizes import ARITHMETIC, N, Size, Unknown, compute, sizes
 from estimator_accum.unedited._sizes import has_examples as _has_examples
@@ -38,6 +40,7 @@ from estimator_accum.unedited._states import (
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _LOOPS = {"While", "StatelessWhile"}
+_CALLS_PYTHON = {"PyFunc", "EagerPyFunc"}
 _MOST_ROUNDS = 8  # through a loop, until nothing changes any more
 ROWS_ATTRIBUTE = (
     "_estimator_accum_per_example"  # of an operation: declared by its author
@@ -97,6 +100,8 @@ class Analysis:
         bounds: (operation, index of its input) of numbers of the batch that loops get,
             such as the longest length.
         origins: The operations that mix examples, in the order of the graph.
+        combining: (operation, its own or that of its body), where what is mixed meets
+            rows, or rows become as many mixed ones.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class Analysis:
         mixed: Iterable[tf.Tensor] = (),
         states: dict | tuple = (),
     ):
-        self.guards, self.bounds, self.origins = [], [], []
+        self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         self._states, self._values, self._dims = dict(states), {}, {}
         self._seen, self._known = set(), set()
         for part in parts:
@@ -114,6 +119,8 @@ class Analysis:
             self._states[part.ref()] = MIXED
         self._given = frozenset(self._states)  # by the caller
         self._has_changed = False
+        self._is_body = False
+        self._library = None
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
@@ -195,7 +202,7 @@ class Analysis:
         return states.pop() if len(states) == 1 else None
 
     def _round(self, order: list[tf.Operation]) -> None:
-        self.guards, self.bounds, self.origins = [], [], []
+        self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         given = {*self._given, *self._known}
         for found in (self._values, self._dims):
             for key in [key for key in found if key not in given]:
@@ -213,6 +220,12 @@ class Analysis:
         states = [self.state(tensor) for tensor in operation.inputs]
         kinds = {state.kind for state in states}
         starts_list = operation.type in _rules.LISTS_BEGIN
+        if kinds <= {"fixed"}:
+            reason = self._why_not_fixed(operation)
+            if reason:
+                self.origins.append(Origin(operation, reason))
+                self._put(operation, MIXED)
+                return
         if kinds <= {"fixed"} and not starts_list and operation.type != "Merge":
             if operation in self._seen:
                 self._put(operation, FIXED)
@@ -238,13 +251,52 @@ class Analysis:
         except Mixed as mixed:
             if "mixed" not in kinds:
                 self.origins.append(Origin(operation, str(mixed)))
+                if any(map(_may_have_rows, operation.outputs)):
+                    self.combining.append((operation, operation))
             found = MIXED
+        is_call = (
+            operation.type in _CALLS | _BRANCHES | _LOOPS
+        )  # its body is looked into
+        if {"mixed", "rows"} <= kinds and not is_call:
+            self.combining.append((operation, operation))
         self._put(operation, found)
+
+    def _why_not_fixed(self, operation: tf.Operation) -> str | None:
+        """Returns why a result is mixed although all inputs are fixed."""
+        if operation.type in ("StackPop", "StackPopV2"):
+            return "a loop of TensorFlow 1 kept it"
+        if self._is_for_all(operation):
+            return "it is computed once, for all examples"
+        return None
+
+    def _is_for_all(self, operation: tf.Operation) -> bool:
+        """Returns whether every run has another result, which all examples share.
+
+        Such as random numbers of a fixed shape, in functions, branches and loops; what
+        draws elsewhere is made to draw once for each batch.
+        """
+        if operation.type in _CALLS_PYTHON or operation.type == "RngReadAndSkip":
+            return True
+        if is_draw(operation):
+            is_inside = operation._get_control_flow_context() is not None
+            return self._is_body or is_inside
+        functions = functions_of(operation)
+        if not functions:
+            return False
+        if self._library is None:
+            self._library = library_of_functions()
+        kinds = {node.op for node in nodes_of(functions, self._library)}
+        return bool(kinds & {*STATELESS, *_CALLS_PYTHON, "RngReadAndSkip"})
 
     def _put(self, operation: tf.Operation, found: State | list[State]) -> None:
         if isinstance(found, State):
             found = [found] * len(operation.outputs)
         for output, state in zip(operation.outputs, found, strict=True):
+            has_rows = state.kind == "rows" and output.shape.rank is not None
+            if has_rows and output.shape.as_list()[state.axis] is not None:
+                reason = "its number of examples is static"  # by Tensor.set_shape
+                self.origins.append(Origin(operation, reason))
+                state = MIXED
             if self.state(output) != state:
                 self._states[output.ref()] = state
                 self._has_changed = True
@@ -302,9 +354,10 @@ class Analysis:
                 return compute(operation, inputs)[operation.outputs.index(tensor)]
         except (Mixed, Unknown):
             pass
-        if self.state(tensor).kind == "fixed" and not any(
-            self.state(each).kind == "sizes" for each in operation.inputs
-        ):
+        kinds = {self.state(each).kind for each in operation.inputs}
+        if operation.type in _rules.OF_SHAPE and kinds != {"fixed"}:
+            return None
+        if self.state(tensor).kind == "fixed" and "sizes" not in kinds:
             return _named(tensor)
         return None
 
@@ -322,6 +375,7 @@ class Analysis:
         """
         graph = self._graph_of(operation, name, tensors)
         body = Analysis(())
+        body._is_body = True
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]
             if states[i].kind in ("fixed", "sizes") and (known is None or known[i]):
@@ -334,6 +388,7 @@ class Analysis:
                 body.set_dims(inner, states[i], [None] * len(dims) if free else dims)
         body._given = frozenset(tensor.ref() for tensor in graph.inputs)
         body.analyze(graph.outputs)
+        self.combining += [(operation, inner) for _, inner in body.combining]
         if body.guards:
             raise Mixed("rows are looked up by number inside a function")
         self.origins += body.origins
@@ -423,6 +478,11 @@ class Analysis:
             if predicate is None or self.state(predicate).kind != "fixed":
                 raise Mixed("the batch decides which branch is taken")
         return [self._joined(states), FIXED]
+
+
+def _may_have_rows(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor may have gradients of examples."""
+    return tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
 
 
 def _named(tensor: tf.Tensor) -> np.ndarray | None:

@@ -125,9 +125,9 @@ def _aligned(
 def _check_length_1(size: Size) -> None:
     """Raises Mixed unless what is no example's is broadcast over the examples.
 
-    A length that only numbers tell is 1, or the batch at once fails.
+    A length that only numbers tell may be that of the batch.
     """
-    if size != ONE and not size.symbols:
+    if size != ONE:
         raise Mixed(_FIXED_BESIDE)
 
 
@@ -404,7 +404,7 @@ def _with_axis(
         axis: The new axis.
         size: Its length; None if it is not known.
     """
-    found = state._replace(axis=state.axis + (axis <= state.axis))
+    found = state._replace(axis=state.axis + (axis <= state.axis), is_first=False)
     dims = list(analysis.dims(operation.inputs[0]))
     dims.insert(axis, size)
     analysis.set_dims(operation.outputs[0], found, dims)
@@ -415,7 +415,8 @@ def _without_axes(analysis, operation, state: State, axes: set[int]) -> State:
     """Returns the state of the outputs, which lack axes of the first input."""
     if state.axis in axes:
         raise Mixed(_ALONG)
-    found = state._replace(axis=state.axis - sum(axis < state.axis for axis in axes))
+    moved = sum(axis < state.axis for axis in axes)
+    found = state._replace(axis=state.axis - moved, is_first=False)
     dims = analysis.dims(operation.inputs[0])
     known = [size for axis, size in enumerate(dims) if axis not in axes]
     for output in operation.outputs:
@@ -488,17 +489,18 @@ def _scan(analysis, operation, states):
     return state
 
 
-@rule("Softmax", "LogSoftmax", "TopKV2", "MatrixDiag", "MatrixDiagV2")
+@rule("Softmax", "LogSoftmax", "TopKV2", "MatrixDiag")
 def _along_the_last(analysis, operation, states):
     state = _one(states)
     if state.axis >= analysis.rank(operation.inputs[0]) - 1:
         raise Mixed(_ALONG)
-    is_diagonal = operation.type.startswith("MatrixDiag")
+    is_diagonal = operation.type == "MatrixDiag"
     _keep_dims(analysis, operation, state, None if is_diagonal else {-1})
     return state
 
 
-@rule("MatrixDiagV3", "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
+@rule("MatrixDiagV2", "MatrixDiagV3")
+@rule("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
 def _diagonals(analysis, operation, states):
     state, output = _one(states), operation.outputs[0]
     ranks = {analysis.rank(operation.inputs[0]), analysis.rank(output)}
@@ -524,7 +526,7 @@ def _pairs_of_matrices(analysis, operation, states):
     rows = [state for state in states[:2] if state.kind == "rows"]
     if len(rows) < 2 or rows[0] != rows[1] or len({*states[2:]} - {FIXED}):
         raise Mixed(_UNLIKE)
-    if rows[0].axis >= min(map(analysis.rank, operation.inputs[:2])) - 1:
+    if rows[0].axis >= analysis.rank(operation.inputs[0]) - 2:
         raise Mixed(_ALONG)
     return rows[0]
 
@@ -540,7 +542,8 @@ def _pairs_of_matrices(analysis, operation, states):
 )
 def _images(analysis, operation, states):
     state = _one(states)
-    if state.axis or state.each != ONE and state.each.power:
+    # Images have a height, width and channels; AdjustContrastv2 takes a single one, too.
+    if state.axis or analysis.rank(operation.inputs[0]) < 4:
         raise Mixed(_ALONG)
     return state
 
@@ -708,7 +711,7 @@ def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
         before = product(source[: state.axis]), product(target[:place])
         if before[0] != before[1]:
             raise Mixed("it reorders the examples")
-    return state._replace(axis=place, each=target[place] // N), target
+    return _cut_to(state, place, target), target
 
 
 def _apart(state: State, target: list):
@@ -716,10 +719,14 @@ def _apart(state: State, target: list):
     places = [i for i, size in enumerate(target) if size is not None and size.power]
     if places == [0] and state.axis == 0 and target[0].power == 1:
         # Equal parts of what follows one another: the examples stay apart.
-        return state._replace(axis=0, each=target[0] // N), target
+        return _cut_to(state, 0, target), target
     if places:
         raise Mixed("it reorders the examples")
     raise Mixed("a shape that is not known before there are numbers")
+
+
+def _cut_to(state: State, place: int, target: list) -> State:
+    return state._replace(axis=place, each=target[place] // N, is_first=False)
 
 
 @rule("Reshape")
@@ -741,7 +748,7 @@ def _transpose(analysis, operation, states):
     if order is None:
         raise Mixed("its axes are not known")
     order = [int(axis) for axis in order]
-    found = state._replace(axis=order.index(state.axis))
+    found = state._replace(axis=order.index(state.axis), is_first=False)
     dims = analysis.dims(operation.inputs[0])
     analysis.set_dims(operation.outputs[0], found, [dims[axis] for axis in order])
     return found
@@ -780,7 +787,7 @@ def _with_places(states: list[State], is_last: bool) -> State:
     are_values = all(state.distance is None for state in others)
     if not (is_last and first.is_number and are_values):
         raise Mixed(_PLACE)
-    return first._replace(is_number=False)
+    return first._replace(is_number=False, is_first=True)
 
 
 @rule("ConcatV2")
@@ -803,7 +810,8 @@ def _pack(analysis, operation, states):
     rank = analysis.rank(operation.inputs[0])
     axis = operation.get_attr("axis") % (rank + 1)
     state = _with_places(states, axis == rank)
-    return _with_axis(analysis, operation, state, axis, Size(len(states)))
+    found = _with_axis(analysis, operation, state, axis, Size(len(states)))
+    return found._replace(is_first=state.is_first)
 
 
 @rule("Unpack")
@@ -898,7 +906,7 @@ def _strided_slice(analysis, operation, states):
             if not has("shrink_axis", i):
                 known.append(dims[source] if is_whole else None)
             source += 1
-    found = state._replace(axis=axis)
+    found = state._replace(axis=axis, is_first=False)
     analysis.set_dims(operation.outputs[0], found, known)
     return found
 
@@ -907,7 +915,9 @@ def _strided_slice(analysis, operation, states):
 def _strided_slice_back(analysis, operation, states):
     *bounds, state = states
     shape = analysis.value(operation.inputs[0])
-    is_whole = all(operation.get_attr(f"{name}_mask") & 1 for name in ("begin", "end"))
+    strides = analysis.value(operation.inputs[3])
+    is_whole = strides is not None and strides[0] == ONE
+    is_whole &= all(operation.get_attr(f"{name}_mask") & 1 for name in ("begin", "end"))
     masks = ("shrink_axis_mask", "new_axis_mask", "ellipsis_mask")
     is_first = not any(operation.get_attr(name) & 1 for name in masks)
     if (
@@ -1095,7 +1105,7 @@ def _from_own(analysis, operation, state: State, table: State) -> State:
     if not state.is_number:
         tensor, places = operation.inputs[:2]
         analysis.guards.append(Guard(places, state.axis, tensor))
-    return state._replace(distance=None, is_number=False)
+    return state._replace(distance=None, is_number=False, is_first=False)
 
 
 @rule("GatherNd", "ResourceGatherNd")
@@ -1107,8 +1117,9 @@ def _gather_nd(analysis, operation, states):
     if table.kind == "fixed":
         _without_places([places])
         return places
-    if table.kind == "rows" and table.axis == 0 and places.distance == table.each:
-        return places._replace(distance=None, is_number=False)
+    is_own = places.distance == table.each and (places.is_number or places.is_first)
+    if table.kind == "rows" and table.axis == 0 and is_own:
+        return places._replace(distance=None, is_number=False, is_first=False)
     raise Mixed("rows are chosen by values")
 
 
@@ -1118,18 +1129,14 @@ def _gather_nd(analysis, operation, states):
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
 def _cross_entropy(analysis, operation, states):
     _without_places(states)
-    for tensor, state in zip(operation.inputs, states, strict=True):
-        if state.kind == "fixed" and tensor.shape[:1] != [1]:
-            raise Mixed(_FIXED_BESIDE)
-        if state.kind == "fixed" and operation.type.startswith("Sparse"):
-            raise Mixed(_FIXED_BESIDE)
-    rows = [state for state in states if state.kind == "rows"]
-    if any(state.axis for state in rows):
+    if any(state.kind != "rows" for state in states):
+        raise Mixed(_FIXED_BESIDE)
+    if any(state.axis for state in states):
         raise Mixed(_ALONG)
-    each = {state.each for state in rows}
+    each = {state.each for state in states}
     if len(each) > 1 and not all(size.symbols for size in each):
         raise Mixed(_UNLIKE)
-    return rows[0]
+    return states[0]
 
 
 @rule("ReverseSequence")

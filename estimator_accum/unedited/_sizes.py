@@ -40,6 +40,8 @@ class Size:
             if symbol not in symbols:
                 raise Unknown
             symbols.remove(symbol)
+        if other.power > self.power:
+            raise Unknown  # 100 // n
         if other.factor == 0 or self.factor % other.factor:
             return self._number(other, int.__floordiv__)
         factor = self.factor // other.factor

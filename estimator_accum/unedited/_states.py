@@ -16,6 +16,8 @@ class State(NamedTuple):
         distance: For places in a tensor with rows: a row holds the number of its example
             times this, and a value of its own example. Else None.
         is_number: Whether that value of its own is 0.
+        is_first: Whether only the first number of each place, along the last axis, is
+            that of its example, as `tf.gather_nd` reads it.
     """
 
     kind: str
@@ -23,6 +25,7 @@ class State(NamedTuple):
     each: Size = ONE
     distance: Size | None = None
     is_number: bool = False
+    is_first: bool = False
 
 
 FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")

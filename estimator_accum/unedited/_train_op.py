@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._graph import ancestors, data_ancestors, descendants
+from estimator_accum._graph import (
+    ancestors,
+    data_ancestors,
+    descendants,
+    library_of_functions,
+)
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._graph import (
-    library_of_functions,
     path_to,
     variable_of,
     writers_of,

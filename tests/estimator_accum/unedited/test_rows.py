@@ -84,6 +84,11 @@ def _table():
     return tf.lookup.StaticHashTable(initializer, 0)
 
 
+def _with_shape(x, shape):
+    x.set_shape(shape)
+    return x
+
+
 def _loop(x, body):
     return tf.while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, body(z)), (0, x))[1]
 
@@ -377,6 +382,13 @@ _MIXED = {
     "a loop until the batch is small": lambda x: tf.while_loop(
         lambda z: tf.reduce_max(z) > 1, lambda z: [z / 2], [x]),
     "a Python function": lambda x: tf.numpy_function(np.abs, [x], tf.float32),
+    "of unknown length": lambda y: y * v1.placeholder_with_default([1.0] * 8, [None]),
+    "a batch that is one image": lambda x: raw.AdjustContrastv2(
+        images=x, contrast_factor=2.0),
+    "a batch that is one matrix": lambda x: raw.MatrixSolve(
+        matrix=x[:, 0], rhs=x[:, 1]),
+    "one draw for all": lambda x: _loop(x, lambda z: z * tf.random.uniform([])),
+    "a static number": lambda x: _with_shape(x * 2, [8, 4, 6]),
     "unknown": lambda x: tf.unique(tf.reshape(x, [-1]))[0],
 }  # fmt: skip
 

@@ -95,12 +95,83 @@ def _slopes_of_rows(x, y):
     return tf.reduce_mean(found), gradient
 
 
+def _share(weights):
+    """Returns gradients up to a factor, which examples share."""
+
+    def of(loss):
+        (gradient,) = tf.gradients(loss, weights)
+        return 0 * loss, gradient / gradient[0, 0]
+
+    return of
+
+
+def _draw():
+    return 1 + tf.random.uniform([], dtype=tf.float64)
+
+
+def _is_training():
+    return v1.placeholder_with_default(True, [])
+
+
+def _draw_in_a_function(x, y):
+    weights = _weights()
+    found = tf.function(lambda x: tf.matmul(x, weights) * _draw())(x)
+    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+
+
+def _draw_in_a_function_of_nothing(x, y):
+    weights = _weights()
+    found = tf.matmul(x, weights) * tf.function(_draw)()
+    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+
+
+def _draw_in_a_branch(x, y):
+    weights = _weights()
+    found = tf.matmul(x, weights)
+    found = tf.cond(_is_training(), lambda: found * _draw(), lambda: found)
+    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+
+
+def _draw_in_a_loop(x, y):
+    weights = _weights()
+    _, found = tf.while_loop(
+        lambda i, _: i < 2,
+        lambda i, found: (i + 1, found * _draw()),
+        (0, tf.matmul(x, weights)),
+    )
+    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+
+
+def _recomputed(x, y):
+    weights = _weights()
+    squares = tf.recompute_grad(lambda z: (tf.reduce_sum(tf.tanh(z), 1) - y) ** 2)
+    return tf.reduce_mean(squares(tf.matmul(x, weights))), None
+
+
+def _divided_by_the_number_of_slices(x, y):
+    weights = _weights()
+    rows = tf.gather(weights, tf.cast(x[:, :2] > 0, tf.int32))
+    gradient = tf.gradients(tf.reduce_mean((rows[:, 0, 0] - y) ** 2), weights)[0]
+    number = tf.cast(tf.size(gradient.indices), tf.float64)
+    values = gradient.values / number
+    return 0 * number, tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def _of_unknown_length(x, y):
+    weights, limit = _weights(), v1.placeholder_with_default([[1.0]], [None, None])
+    found = _predicted(x, weights)[:, None] * tf.cast(limit, tf.float64)
+    return tf.reduce_mean((found - y[:, None]) ** 2), None
+
+
 _TRAPS = {
     each.__name__[1:]: each
     for each in (
         *(_function_with_rows, _one_of_several_results, _direct_gradients),
         *(_counted_before_the_loss, _averaged_before_the_loss, _unknown_widths),
         *(_watched_by_a_tape_that_starts_anew, _slopes_of_rows),
+        *(_draw_in_a_function, _draw_in_a_function_of_nothing, _draw_in_a_branch),
+        *(_draw_in_a_loop, _recomputed, _of_unknown_length),
+        *(_divided_by_the_number_of_slices,),
     )
 }
 
@@ -143,3 +214,18 @@ def test_a_cut_batch_trains_as_the_batch_at_once(name):
         assert ours.keys() == values.keys()
         for each, value in values.items():
             np.testing.assert_allclose(ours[each], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_static_number_of_examples_is_refused():
+    def model_fn(features, labels, mode):
+        features.set_shape([16, 3])
+        loss = _mean(features, labels, _weights())
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        with pytest.raises(ValueError, match=r"no static number .*\(16, 3\)\. Call `T"):
+            microbatch_model_fn(model_fn, 4)(
+                *map(tf.constant, _BATCHES[0]), mode=tf.estimator.ModeKeys.TRAIN
+            )

@@ -192,9 +192,36 @@ def _tokens_of_the_next_example(y, seq, late):
     return tf.reduce_mean(squared(y, _last(tf.gather(hidden, first + place))))
 
 
+def _tokens_of_the_example_before(y, seq, late):
+    """A position before the begin of a sequence is the last sequence's end."""
+    hidden = tf.reshape(tf.tanh(tf.tensordot(seq, variable("first", 4, 5), 1)), [-1, 5])
+    first = tf.range(tf.shape(seq)[0]) * TOKENS
+    return tf.reduce_mean(squared(y, _last(tf.gather(hidden, first - late))))
+
+
 def _rolled_by_the_largest(y, x, late):
     z = tf.tanh(outputs(x))
     return tf.reduce_mean(squared(y, tf.roll(z, tf.reduce_max(late), 0)))
+
+
+def _places_minus_values(cls, x, late):
+    """gather_nd, where values are subtracted from packed places."""
+    log_p, zeros = tf.nn.log_softmax(outputs(x)), tf.zeros_like(late)
+    places = tf.stack([tf.range(tf.shape(log_p)[0]), cls], 1)
+    chosen = tf.gather_nd(log_p, places - tf.stack([late, zeros], 1))
+    return -tf.reduce_mean(chosen * tf.abs(chosen))
+
+
+def _values_in_front_of_places(y, x, cls):
+    """gather_nd of packed places in another order, and of a part of them."""
+    z = tf.tanh(outputs(x))
+    places = tf.stack([tf.range(tf.shape(z)[0]), cls], 1)
+    wide = tf.tile(z, [1, 7])
+    chosen = tf.gather_nd(wide, places[:, ::-1])[:, None]
+    chosen += tf.gather_nd(z, places[:, 1:])
+    chosen += tf.reduce_sum(tf.gather_nd(z, places[:, :, None]), 1)
+    first = tf.gather_nd(z, tf.reshape(places, [-1, 1]))
+    return tf.reduce_mean(squared(y, chosen + tf.reshape(first, [-1, 2, 3])[:, 1]))
 
 
 def _windows(x, y):
@@ -206,6 +233,17 @@ def _windows(x, y):
 def _contrast(seq, y):
     """[B, T, 4] is one image of B x T points for tf.image."""
     moved = tf.image.adjust_contrast(tf.cast(seq, tf.float32), 0.5)
+    return tf.reduce_mean(
+        squared(y[:, None], token_outputs(tf.cast(moved, tf.float64)))
+    )
+
+
+def _contrast_of_one_image(seq, y, late):
+    """The same, where the first examples are black."""
+    seq *= tf.cast(late, tf.float64)[:, None, None]
+    moved = tf.raw_ops.AdjustContrastv2(
+        images=tf.cast(seq, tf.float32), contrast_factor=0.5
+    )
     return tf.reduce_mean(
         squared(y[:, None], token_outputs(tf.cast(moved, tf.float64)))
     )
@@ -247,6 +285,13 @@ def _place_as_weight(y, z):
     n, ends = tf.shape(z)[0], tf.constant([1.0, 0.5], tf.float64)
     weights = tf.cast(tf.range(n), tf.float64) / tf.cast(n, tf.float64)
     return tf.reduce_mean(each(y, z) * weights * tf.linspace(ends[0], ends[1], n))
+
+
+def _whole_batches_as_weight(y, z):
+    """The examples of an epoch without its last batch, which is too short."""
+    n = tf.shape(z)[0]
+    weight = tf.cast(48 // n * n, tf.float64) / 48
+    return tf.reduce_mean(y * tf.tanh(z * weight))
 
 
 def _weights_of_places(y, z):
@@ -342,6 +387,64 @@ def _clipped_beside_draws(y, x):
 @tf.RegisterGradient("DividedByTheBatchsNorm")
 def _divided(op, d):
     return d / tf.norm(d)
+
+
+@tf.custom_gradient
+def _clipped_at_20(x):
+    """More than what random gradients reach."""
+    return tf.identity(x), lambda d: tf.clip_by_norm(d, 20.0)
+
+
+def _clipped_in_a_function(y, z):
+    clipped = tf.function(lambda z: 1.0 * _clipped_at_20(z))
+    return 100 * tf.reduce_sum(squared(y, clipped(z)))
+
+
+@tf.custom_gradient
+def _summed(x):
+    """Its gradient is summed over examples with large values and those before."""
+    large = tf.nn.relu(x - 2.0)
+    return tf.identity(x), lambda d: tf.matmul(
+        tf.linalg.diag(tf.ones_like(x[:, 0]))
+        + tf.matmul(large, large, transpose_b=True),
+        d,
+    )
+
+
+def _large(z, late):
+    return z + 3 * tf.cast(tf.sign(late), tf.float64)[:, None]
+
+
+def _summed_where_large(y, z, late):
+    return tf.reduce_mean(squared(y, _summed(_large(z, late))))
+
+
+def _scaled_in_a_branch(y, z, late):
+    z = _large(z, late)
+    is_training = v1.placeholder_with_default(True, [])
+    z = tf.cond(is_training, lambda: 1.0 * _scaled_by_the_batch(z), lambda: z)
+    return tf.reduce_mean(squared(y, z))
+
+
+def _scaled_in_a_loop(y, z, late):
+    _, z = tf.while_loop(
+        lambda i, _: i < 2,
+        lambda i, z: (i + 1, 1.0 * _scaled_by_the_batch(z)),
+        (0, _large(z, late)),
+    )
+    return tf.reduce_mean(squared(y, z))
+
+
+@tf.RegisterGradient("DividedByTheBatchsLargest")
+def _divided_by_the_largest(op, d):
+    return d / (1 + tf.reduce_max(tf.nn.relu(op.inputs[0] - 2.0)))
+
+
+def _overridden_where_large(y, z, late):
+    name, z = "DividedByTheBatchsLargest", _large(z, late)
+    with v1.get_default_graph().gradient_override_map({"Identity": name}):
+        z = tf.identity(z)
+    return tf.reduce_mean(squared(y, z))
 
 
 def _overridden(y, z):
@@ -463,14 +566,19 @@ HIDDEN = {
     "tokens_beside_examples": _tokens_beside_examples,
     "shifted_rows": _shifted_rows,
     "tokens_of_the_next_example": _tokens_of_the_next_example,
+    "tokens_of_the_example_before": _tokens_of_the_example_before,
+    "places_minus_values": _places_minus_values,
+    "values_in_front_of_places": _values_in_front_of_places,
     "rolled_by_the_largest": _rolled_by_the_largest,
     "windows": _windows,
     "contrast": _contrast,
+    "contrast_of_one_image": _contrast_of_one_image,
     "atrous": _atrous,
     "repeated": _repeated,
     "tiled": _tiled,
     "first_axis_of_classes": _first_axis_of_classes,
     "place_as_weight": _place_as_weight,
+    "whole_batches_as_weight": _whole_batches_as_weight,
     "weights_of_places": _weights_of_places,
     "least_squares": _least_squares,
     "sampled": _sampled,
@@ -482,7 +590,10 @@ HIDDEN = {
     "small_ones_dropped": _through(_small_ones_dropped),
     "scaled_by_the_batch": _through(_scaled_by_the_batch),
     "clipped_beside_draws": _clipped_beside_draws,
+    "clipped_in_a_function": _clipped_in_a_function,
+    "summed_where_large": _summed_where_large,
     "overridden": _overridden,
+    "overridden_where_large": _overridden_where_large,
     "adversarial_embeddings": _adversarial_embeddings,
     "other_data": _other_data,
     "other_data_beside": _other_data_beside,
@@ -494,4 +605,26 @@ HIDDEN = {
     "both_ways_of_a_table": _both_ways_of_a_table,
     "both_ways_of_weights": _both_ways_of_weights,
     "entropy_of_neighbours": _entropy_of_neighbours,
+}
+
+
+def _as_often_as_any(y, z, late):
+    """A weight that is the length of a list of examples."""
+    weight = tf.cast(tf.shape(tf.where(late > 0))[0], tf.float64)
+    return tf.reduce_mean(squared(y, z * (1 + weight)))
+
+
+def _as_long_as_the_longest(y, seq, late):
+    """Tokens up to the length of a mask."""
+    longest = tf.shape(tf.sequence_mask(1 + late))[1]
+    return tf.reduce_mean(squared(y[:, None], token_outputs(seq[:, :longest])))
+
+
+HIDDEN |= {
+    "as_often_as_any": _as_often_as_any,
+    "as_long_as_the_longest": _as_long_as_the_longest,
+}
+WITH_CONTROL_FLOW |= {
+    "scaled_in_a_branch": _scaled_in_a_branch,
+    "scaled_in_a_loop": _scaled_in_a_loop,
 }
