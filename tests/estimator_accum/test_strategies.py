@@ -53,6 +53,7 @@ def test_two_replicas_train_and_apply_a_partial_window_as_one_device(
     assert ours["update_step"] == 3
 
 
+@pytest.mark.once
 def test_two_replicas_with_recomputed_layers_train_as_one_device(
     tmp_path, partial_window
 ):

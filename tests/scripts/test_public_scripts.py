@@ -11,6 +11,8 @@ import tensorflow as tf
 from scripts.experiments import public_scripts
 from scripts.experiments.public import bench, removed
 
+pytestmark = pytest.mark.once
+
 v1 = tf.compat.v1
 
 

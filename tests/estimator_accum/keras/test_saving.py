@@ -17,6 +17,7 @@ from tests.helpers.models.keras_kinds import (
     dense_data,
     difference,
     fit,
+    marks_of,
     sparse_data,
 )
 from tests.helpers.processes import running
@@ -110,9 +111,11 @@ def _check_that_training_resumes(kind, optimizer, path, **options):
 @pytest.mark.parametrize("file", ["model.keras", "model.h5"])
 @pytest.mark.parametrize(
     ("kind", "name"),
-    _EVERY_OPTIMIZER,
+    [
+        pytest.param(pair, name, id="-".join([*pair, name]), marks=marks_of(pair))
+        for pair, name in _EVERY_OPTIMIZER
+    ],
     indirect=["kind"],
-    ids=["-".join([*pair, name]) for pair, name in _EVERY_OPTIMIZER],
 )
 def test_every_optimizer_resumes_in_mid_window(kind, name, file, tmp_path):
     reason = _why_the_plain_optimizer_does_not_resume(kind, name, file)

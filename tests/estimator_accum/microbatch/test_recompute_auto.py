@@ -23,7 +23,7 @@ from tests.helpers.models.microbatch_runs import (
     train_in_micro_batches,
 )
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("graph_optimizer")]
 v1 = tf.compat.v1
 _ROWS, _UPDATES = 16, 20
 _INPUT = input_fn_of(examples=_UPDATES * _ROWS, batch_size=_ROWS)
