@@ -22,6 +22,7 @@ from tests.helpers.models.microbatch_runs import (
     train,
     train_in_micro_batches,
 )
+from tests.helpers.models.summaries import read_scalars
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("graph_optimizer")]
 v1 = tf.compat.v1
@@ -227,11 +228,5 @@ def test_a_plan_with_something_else_in_it_is_named(make_machine, tmp_path):
 
 def test_whether_layers_are_recomputed_is_a_summary(make_machine, tmp_path):
     make_machine(kept=0, recomputed=16).train(tmp_path, max_micro_batches=1)
-    found = [
-        value.simple_value
-        for path in tmp_path.glob("events*")
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-        if value.tag == "accumulation/recompute"
-    ]
-    assert found == [0, 1]
+    found = read_scalars(tmp_path, "accumulation/recompute")
+    assert [value for *_, value in found] == [0, 1]
