@@ -21,7 +21,14 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum._gradients import Gradient, cast, sum_over_replicas
-from estimator_accum._graph import create_variable, either, read, run_either, zeros
+from estimator_accum._graph import (
+    create_variable,
+    either,
+    is_in_function,
+    read,
+    run_either,
+    zeros,
+)
 
 
 class Accumulator(NamedTuple):
@@ -73,11 +80,8 @@ def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
     return [v for accumulator in accumulators for v in accumulator if v is not None]
 
 
-def add(
-    accumulators: list[Accumulator],
-    gradients: list[Gradient],
-    is_first: tf.Tensor,
-    has_same_shapes: bool = False,
+def add_up(
+    accumulators: list[Accumulator], gradients: list[Gradient], is_first: tf.Tensor
 ) -> list[Gradient]:
     """Returns this replica's new sums, for `commit`.
 
@@ -85,8 +89,6 @@ def add(
         accumulators: One for each gradient.
         gradients: Weighted gradients of this replica's micro-batch.
         is_first: Scalar bool, whether this is the window's first micro-step.
-        has_same_shapes: Whether both branches of a tf.cond must return the same shapes,
-            as XLA requires; costs a pass over the accumulators.
 
     Returns:
         For each dense gradient the new sum, for each sparse one the gradient itself. A
@@ -95,7 +97,7 @@ def add(
     dense = [a.total for a in accumulators if a.touched is None]
 
     def nothing():
-        if has_same_shapes:
+        if is_in_function():  # XLA requires the same shapes of both branches
             return [tf.zeros(total.shape, total.dtype) for total in dense]
         zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
         return [zero[total.dtype] for total in dense]
@@ -120,12 +122,12 @@ def commit(
     is_first: tf.Tensor,
     is_good: tf.Tensor | None = None,
 ) -> list[tf.Operation]:
-    """Writes the sums from `add` to the accumulators.
+    """Writes the sums from `add_up` to the accumulators.
 
     Args:
-        accumulators: As for `add`.
-        sums: The values that `add` returned.
-        is_first: As for `add`.
+        accumulators: As for `add_up`.
+        sums: The values that `add_up` returned.
+        is_first: As for `add_up`.
         is_good: Scalar bool, whether the micro-batch counts; None means True. A skipped
             first micro-batch still resets the sums, because other replicas' may count.
 

@@ -3,26 +3,39 @@
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
-from estimator_accum._gradients import Gradient, scaled
+from estimator_accum._gradients import Gradient, cast, scaled
 from estimator_accum._graph import data_ancestors
-from estimator_accum._rule import innermost, is_loss_scaling
-from estimator_accum._state import State
+from estimator_accum._options import Options, innermost, is_loss_scaling
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def apply(strategy, state: State, gradients, loss) -> list[tf.Operation]:
+def apply(
+    strategy,
+    options: Options,
+    gradients,
+    variables: list[tf.Variable],
+    loss: tf.Tensor,
+    update_step: tf.Variable,
+    clock: tf.Variable | None,
+    changed: Iterable[tf.Operation],
+) -> list[tf.Operation]:
     """Applies the replicas' gradients, already reduced, in cross-replica context.
 
     Args:
         strategy: The current strategy.
-        state: The train op's state.
+        options: The caller's options.
         gradients: One gradient per variable, scaled and clipped.
+        variables: The variables to update.
         loss: The window's loss; nothing is written before it is computed.
+        update_step: Number of updates before this one.
+        clock: Variable that counts micro-steps, for a warning of what reads it; None if
+            each is an update.
+        changed: Operations that changed the gradients.
 
     Returns:
         The operations of the update, then those of `after_update_ops`.
@@ -30,33 +43,38 @@ def apply(strategy, state: State, gradients, loss) -> list[tf.Operation]:
     call = strategy.extended.call_for_each_replica
     graph = tf.compat.v1.get_default_graph()
     number = len(graph.get_operations())
-    with _finding_variables(innermost(state.rule.optimizer)):
-        applied = call(_apply, args=(state, gradients, loss))
+    with _finding_variables(innermost(options.optimizer)):
+        applied = call(
+            lambda *args: _apply(options.optimizer, update_step, variables, *args),
+            args=(gradients, loss),
+        )
     done = strategy.experimental_local_results(applied)
-    if state.kind.spans_runs:
-        _warn_of_clock(strategy, state, graph.get_operations()[number:])
-    if state.rule.after_update_ops is not None:
+    if clock is not None:
+        optimizer, made = innermost(options.optimizer), graph.get_operations()[number:]
+        _warn_of_clock(strategy, clock, optimizer, made, list(changed))
+    if options.after_update_ops is not None:
         with tf.control_dependencies(done):
-            after = call(_after_update, args=(state.rule.after_update_ops,))
+            after = call(_after_update, args=(options.after_update_ops,))
         done = [*done, *strategy.experimental_local_results(after)]
     return done
 
 
-def _apply(state: State, gradients: list[Gradient], loss: tf.Tensor):
+def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
     """Applies in replica context; the optimizer must not reduce a second time."""
-    optimizer, options = state.rule.optimizer, {}
+    options = {}
     if is_loss_scaling(optimizer):  # always reduces: has no such argument
-        gradients = [scaled(g, 1.0 / state.num_replicas) for g in gradients]
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        gradients = [scaled(g, 1.0 / replicas) for g in gradients]
     elif tf.distribute.has_strategy():
         options["skip_gradients_aggregation"] = True
     # An optimizer may decay a slot before its gradient is computed. A micro-step that
     # fails, such as one at the end of the data, must not change even that slot.
     with tf.control_dependencies([loss]):
         if _requires_global_step(innermost(optimizer)):
-            options["global_step"] = state.update_step + 1
-        return optimizer.apply_gradients(
-            list(zip(gradients, state.variables, strict=True)), **options
-        )
+            options["global_step"] = update_step + 1
+        pairs = zip(gradients, variables, strict=True)
+        pairs = [(cast(gradient, v.dtype), v) for gradient, v in pairs]
+        return optimizer.apply_gradients(pairs, **options)
 
 
 def _requires_global_step(optimizer: tf.compat.v1.train.Optimizer) -> bool:
@@ -104,11 +122,14 @@ class _OfOuterGraphs(dict):
         return self[name, graph]
 
 
-def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> None:
+def _warn_of_clock(
+    strategy,
+    clock: tf.Variable,
+    optimizer: tf.compat.v1.train.Optimizer,
+    operations: list[tf.Operation],
+    changed: list[tf.Operation],
+) -> None:
     """Warns if the optimizer's `operations` are computed from global_step."""
-    clock = state.global_step
-    if clock is None and (clock := tf.compat.v1.train.get_global_step()) is None:
-        return
     parts = strategy.experimental_local_results(clock)
     clocks = {getattr(part, "handle", part).op for part in parts}
     found = data_ancestors(operations)
@@ -122,8 +143,7 @@ def _warn_of_clock(strategy, state: State, operations: list[tf.Operation]) -> No
         if reader.graph is graph and reader not in inside and reader.type != "Switch":
             path.append(reader)
         reader = found[reader]
-    what = type(innermost(state.rule.optimizer)).__name__
-    changed = [] if state.change is None else list(state.change.operations)
+    what = type(optimizer).__name__
     if clocks & data_ancestors(changed).keys():
         what = "The change of gradients before apply_gradients"
     elif path[-1] not in clocks and path[-1].type != "ReadVariableOp":

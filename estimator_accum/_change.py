@@ -32,7 +32,6 @@ from estimator_accum._graph import (
     descendants,
     insert,
 )
-from estimator_accum._window import get_windows
 
 _COMPUTED = "_estimator_accum_computed"  # a graph's attribute
 _NORM = "_for_norm"  # suffix of copies that compute a norm of slices
@@ -79,13 +78,14 @@ def _parts(gradient: Gradient) -> list[tf.Tensor]:
 
 
 def find_change(
-    gradients: list[Gradient], variables: list[tf.Variable]
+    gradients: list[Gradient], variables: list[tf.Variable], windows: list
 ) -> "Change | None":
     """Returns what code does to gradients that it computed; None if nothing.
 
     Args:
         gradients: Gradients that `apply_gradients` gets.
         variables: Their variables.
+        windows: The graph's `Window`s so far.
 
     Raises:
         ValueError: If a change cannot be made on the mean, or it is unknown whether
@@ -120,8 +120,9 @@ def find_change(
             known |= {part.name: given for part in _parts(gradient)}
             computed[values_of(gradient).name] = given
     # A train op that was made before may be waited for, but is no part of the change.
-    of_train_ops = descendants(window.update_step_after for window in get_windows())
-    return Change(gradients, variables, known, computed, later - of_train_ops)
+    of_train_ops = descendants(window.update_step_after for window in windows)
+    later -= of_train_ops
+    return Change(gradients, variables, known, computed, later, windows)
 
 
 def _is_linear(
@@ -237,6 +238,7 @@ class Change:
         known: Accumulated gradients, by names of their tensors.
         computed: The same gradients by the name of their first tensor, in order.
         later: Operations that compute from these, or wait for them.
+        windows: The graph's `Window`s so far.
 
     Attributes:
         gradients: The gradients that are accumulated.
@@ -249,7 +251,13 @@ class Change:
     """
 
     def __init__(
-        self, changed: list, variables: list, known: dict, computed: dict, later: set
+        self,
+        changed: list,
+        variables: list,
+        known: dict,
+        computed: dict,
+        later: set,
+        windows: list,
     ):
         self._changed, self.variables, self._later = changed, variables, later
         names = self._walk(known)
@@ -260,7 +268,7 @@ class Change:
         needed += [loss.op for _, _, loss in read if isinstance(loss, tf.Tensor)]
         of_batch = _varying(ancestors(needed))
         self._check_operations(of_batch)
-        self._check_variables(of_batch)
+        self._check_variables(of_batch, windows)
         self._find_slices()
         definition, _ = define(self.operations)
         self._definition = self._with_norms(definition)
@@ -332,10 +340,10 @@ class Change:
                     f"{_REMEDY}"
                 )
 
-    def _check_variables(self, of_batch: set[tf.Operation]) -> None:
+    def _check_variables(self, of_batch: set[tf.Operation], windows: list) -> None:
         """Refuses variables that may be written with every micro-batch."""
         waited = ancestors(self.waits)
-        in_updates = descendants(window.is_boundary for window in get_windows())
+        in_updates = descendants(window.is_boundary for window in windows)
         for tensor in self._outside.values():
             handle = tensor if tensor.dtype == tf.resource else tensor.op.inputs[0]
             for user in handle.consumers():

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from estimator_accum._graph import ancestors
+
 Gradient = tf.Tensor | tf.IndexedSlices
 
 
@@ -137,3 +139,31 @@ def _sum_duplicates(slices: tf.IndexedSlices) -> tf.Tensor:
     """Returns one value per row: a row that is looked up twice has the sum of both."""
     unique, positions = tf.unique(slices.indices)
     return tf.math.unsorted_segment_sum(slices.values, positions, tf.size(unique))
+
+
+def loss_divisor_of(gradients: list[Gradient]) -> int:
+    """Returns the number by which `compute_gradients` divided the loss.
+
+    In Estimator's model_fns TensorFlow divides by the number of replicas, so that sums
+    over replicas are means, and the graph only records whether its last call did. These
+    gradients may come from another call, or from `tf.gradients`, so the function looks
+    for the factor 1 / replicas among their ancestors.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas == 1:
+        return 1
+    needed = ancestors([values_of(gradient).op for gradient in gradients])
+    return replicas if any(_scales_a_loss(op, replicas) for op in needed) else 1
+
+
+def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
+    if operation.type != "Const":
+        return False
+    (constant,) = operation.outputs
+    if constant.shape.rank != 0 or not constant.dtype.is_floating:
+        return False
+    value = tf.get_static_value(constant)
+    return value == value.dtype.type(1.0 / replicas) and any(
+        frame.name == "_scale_loss"
+        for frame in operation.traceback or ()  # a copied operation has none
+    )

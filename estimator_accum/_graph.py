@@ -196,9 +196,8 @@ def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
     Returns:
         The tensors of the branch that ran.
     """
-    is_eager = tf.executing_eagerly()
     # A tf.function adds control dependencies, and what waits for a dead one is dead.
-    if is_eager or tf.compat.v1.get_default_graph().building_function:
+    if is_in_function():
         return tf.cond(predicate, if_true, if_false)
     switch = tf.raw_ops.Switch(data=predicate, pred=predicate)
     with tf.control_dependencies([tf.identity(switch.output_true)]):
@@ -209,6 +208,11 @@ def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
         tf.raw_ops.Merge(inputs=values).output
         for values in zip(true_values, false_values, strict=True)
     ]
+
+
+def is_in_function() -> bool:
+    """Returns whether operations are made in a function, or run eagerly."""
+    return tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function
 
 
 def run_either(

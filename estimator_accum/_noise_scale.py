@@ -15,8 +15,6 @@ If weights are numbers of examples, it is a batch size in examples; without weig
 micro-batches.
 """
 
-from typing import NamedTuple
-
 import tensorflow as tf
 
 from estimator_accum._graph import create_shared_scalar
@@ -25,23 +23,19 @@ from estimator_accum._graph import create_shared_scalar
 _SHARE = 0.01
 
 
-class NoiseScale(NamedTuple):
-    """Running means of noise and signal; only their quotient is meaningful."""
+def create_noise_scale(name: str) -> list[tf.Variable]:
+    """Creates the running means `<name>/noise` and `<name>/signal`, float32 scalars.
 
-    noise: tf.Variable
-    signal: tf.Variable
-
-
-def create_noise_scale(name: str) -> NoiseScale:
-    """Creates the float32 scalars `<name>/noise` and `<name>/signal`."""
-    return NoiseScale(
-        create_shared_scalar(f"{name}/noise", tf.float32),
-        create_shared_scalar(f"{name}/signal", tf.float32),
-    )
+    Only their quotient is meaningful.
+    """
+    return [
+        create_shared_scalar(f"{name}/{part}", tf.float32)
+        for part in ("noise", "signal")
+    ]
 
 
 def update_noise_scale(
-    scale: NoiseScale,
+    means: list[tf.Variable],
     squares: tf.Tensor,
     count: tf.Tensor,
     weight: tf.Tensor,
@@ -50,7 +44,7 @@ def update_noise_scale(
     """Adds one window to the means; returns the noise scale so far.
 
     Args:
-        scale: The means.
+        means: Those of noise and signal.
         squares: Sum of w_i |g_i|^2 over micro-batches and replicas.
         count: Number of micro-batches in that sum; a window of one changes nothing.
         weight: Sum of their weights.
@@ -66,7 +60,7 @@ def update_noise_scale(
     written = [
         # Both begin at 0: the quotient of two such means needs no correction.
         mean.assign_add(share * (value - mean.read_value()), read_value=False)
-        for mean, value in zip(scale, (noise, signal), strict=True)
+        for mean, value in zip(means, (noise, signal), strict=True)
     ]
     with tf.control_dependencies(written):
-        return tf.math.divide(scale.noise.read_value(), scale.signal.read_value())
+        return tf.math.divide(*(mean.read_value() for mean in means))

@@ -121,45 +121,80 @@ def what_was_not_finite(error: Exception) -> str | None:
     return found and found[1]
 
 
-def checks_micro_batches(terms) -> bool:
-    """Returns whether every micro-step checks its sums, not only the boundary."""
-    return terms.on_nonfinite in ("raise", "skip_micro_batch")
+def check_micro_batch(
+    policy: str | None,
+    names: list[str],
+    micro_step: tf.Tensor | None,
+    sums: list[Gradient],
+    scalars: list[tf.Tensor],
+    has_weight: tf.Tensor | None,
+):
+    """Returns (whether it counts, None for always; operations to run before).
 
-
-def check_micro_batch(terms, sums: list[Gradient], micro_batch):
-    """Returns (whether it counts, None for always; operations to run before)."""
-    if not checks_micro_batches(terms):  # NaN and infinity stay in the window's sum
+    Args:
+        policy: `on_nonfinite`; None leaves NaN and infinity to the optimizer.
+        names: Names of the gradients' variables.
+        micro_step: The micro-step's number, for errors; None if unknown.
+        sums: The new sums of the gradients, or gradients.
+        scalars: The micro-batch's weight and, if it is known, loss.
+        has_weight: Whether the weight is not 0; None if that is known.
+    """
+    if not _checks_micro_batches(policy):  # NaN and infinity stay in the window's sum
         return None, [values_of(value) for value in sums]
-    scalars = micro_batch.scalars[: 1 if micro_batch.loss is None else 2]
-    halves = half_squared_norms(sums, scalars[0].dtype, has_unique_rows=True)
+    dtype = scalars[0].dtype
+    scalars = [tf.cast(scalar, dtype) for scalar in scalars]
+    halves = half_squared_norms(sums, dtype, has_unique_rows=True)
     halves = tf.concat([halves, tf.stack(scalars)], 0)
-    if micro_batch.has_weight is not None:
-        halves = tf.where(micro_batch.has_weight, halves, tf.zeros_like(halves))
+    if has_weight is not None:
+        halves = tf.where(has_weight, halves, tf.zeros_like(halves))
     values = [*sums, *scalars]
-    if terms.on_nonfinite == "skip_micro_batch":
+    if policy == "skip_micro_batch":
         return all_finite(values, halves), []
-    return None, [_raise_unless_finite(terms, values, halves, terms.names)]
+    return None, [_raise_unless_finite(values, halves, names, micro_step)]
 
 
-def check_window(terms, sums: list[Gradient], halves: tf.Tensor, scalars):
-    """Returns (whether the window is applied, operations to run before)."""
+def check_window(
+    policy: str | None,
+    names: list[str],
+    micro_step: tf.Tensor | None,
+    sums: list[Gradient],
+    halves: tf.Tensor,
+    scalars: list[tf.Tensor],
+    are_sums_checked: bool,
+):
+    """Returns (whether the window is applied, operations to run before).
+
+    Args:
+        policy: `on_nonfinite`; None leaves NaN and infinity to the optimizer.
+        names: Names of the gradients' variables.
+        micro_step: The micro-step's number, for errors; None if unknown.
+        sums: Sums of gradients, or gradients.
+        halves: Their `half_squared_norms`.
+        scalars: The window's weight and, if it is known, loss.
+        are_sums_checked: Whether `check_micro_batch` has seen these sums.
+    """
     unknown = list(range(len(sums)))
-    if checks_micro_batches(terms) and terms.accumulators and terms.num_replicas == 1:
+    if are_sums_checked and _checks_micro_batches(policy):
         # The micro-steps have checked the slices of a sparse sum, not its rows.
         unknown = [i for i in unknown if isinstance(sums[i], tf.IndexedSlices)]
     halves = tf.gather(halves, tf.constant(unknown, tf.int32))
     halves = tf.concat([halves, tf.stack(scalars)], 0)
     values = [*(sums[i] for i in unknown), *scalars]
-    if terms.on_nonfinite == "raise":
-        names = [terms.names[i] for i in unknown]
-        return tf.constant(True), [_raise_unless_finite(terms, values, halves, names)]
+    if policy == "raise":
+        names = [names[i] for i in unknown]
+        raised = _raise_unless_finite(values, halves, names, micro_step)
+        return tf.constant(True), [raised]
     is_good = all_finite(values, halves)
-    if terms.on_nonfinite is not None:  # at weight 0 every micro-batch was skipped
+    if policy is not None:  # at weight 0 every micro-batch was skipped
         is_good = tf.logical_and(is_good, scalars[0] > 0)
     return is_good, []
 
 
-def _raise_unless_finite(terms, values, halves, names: list[str]):
+def _checks_micro_batches(policy: str | None) -> bool:
+    """Returns whether every micro-step checks its sums, not only the boundary."""
+    return policy in ("raise", "skip_micro_batch")
+
+
+def _raise_unless_finite(values, halves, names: list[str], micro_step):
     names = [*names, "the weight", "the loss"][: len(values)]
-    clock = None if terms.clock is None else terms.clock + 1
-    return assert_finite(values, halves, names, clock)
+    return assert_finite(values, halves, names, micro_step)

@@ -5,18 +5,21 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from estimator_accum._change import find_change, remember
-from estimator_accum._checks import (
+from estimator_accum._clock import (
+    AccumulationSteps,
+    current_batch,
+    without_interception,
+)
+from estimator_accum._options import (
+    Options,
     check_graph,
     check_loss,
     check_replica_context,
     check_trained,
-    check_weight,
+    innermost,
 )
-from estimator_accum._kinds import own_gradients
-from estimator_accum._rule import Rule, innermost
-from estimator_accum._state import Computed
-from estimator_accum._train_op import make_train_op
-from estimator_accum._window import AccumulationSteps, get_windows
+from estimator_accum._train_op import clock_of, makes_mean, micro_batch_of, weigh
+from estimator_accum._window import get_windows, make_train_op
 
 
 class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
@@ -83,7 +86,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         update_ops: list[tf.Operation] | None = None,
         after_update_ops: Callable[[], list[tf.Operation]] | None = None,
     ):
-        self._rule = Rule(
+        self._options = Options(
             optimizer=optimizer,
             gradient_accumulation_steps=gradient_accumulation_steps,
             clip_norm=clip_norm,
@@ -97,7 +100,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             noise_scale=noise_scale,
             update_ops=update_ops,
             after_update_ops=after_update_ops,
-        )
+        ).checked()
         super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._optimizer = optimizer
@@ -116,7 +119,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         own = type(innermost(self._optimizer)).compute_gradients
         if not callable(loss) and own is tf.compat.v1.train.Optimizer.compute_gradients:
             loss = check_loss(loss)
-        with own_gradients():
+        with without_interception():
             pairs = self._optimizer.compute_gradients(loss, *args, **kwargs)
         remember(pairs, loss)
         is_scalar = getattr(loss, "shape", None) == []
@@ -146,26 +149,25 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         """
         del name
         check_graph()
-        rule, kind = self._rule.of_train_op()
-        check_replica_context(rule.optimizer)
+        options = self._options.inside(current_batch())
+        clock = clock_of(options)
+        check_replica_context(options.optimizer)
         loss = self._loss_of_this_graph()
         gradients, variables = check_trained(grads_and_vars, loss)
         change = None
-        if kind.needs_weight:  # else nothing is summed, and what is given is applied
-            change = find_change(gradients, variables)
+        if makes_mean(clock):  # else nothing is summed, and what is given is applied
+            change = find_change(gradients, variables, get_windows())
         if change is not None:
-            _check_sparse_norm(rule)
+            _check_sparse_norm(options)
             pairs = zip(change.gradients, change.read, strict=True)
             gradients, variables = check_trained(pairs, loss)
-        given = rule.weight() if callable(rule.weight) else rule.weight
-        if given is not None:
-            given = check_weight(given)
-        weight, scale = kind.weigh(given, rule.reduction)
+        given = options.weight() if callable(options.weight) else options.weight
+        weight, scale = weigh(given, options.reduction)
         is_weighted = given is None and tf.get_static_value(scale) == 1.0
-        computed = Computed(
-            gradients, variables, loss, weight, scale, is_weighted, change
+        micro_batch = micro_batch_of(
+            options, gradients, variables, loss, weight, scale, is_weighted, change
         )
-        return make_train_op(rule, kind, computed, global_step)
+        return make_train_op(options, clock, micro_batch, global_step)
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:
         """Returns the loss to report; None if its gradients were computed elsewhere."""
@@ -193,8 +195,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return {**children, **{v.op.name: v for v in _window_variables()}}
 
 
-def _check_sparse_norm(rule: Rule) -> None:
-    if rule.sparse_norm == "slices":
+def _check_sparse_norm(options: Options) -> None:
+    if options.sparse_norm == "slices":
         raise ValueError(
             "`sparse_norm='slices'` must not be combined with gradients that are changed "
             "before apply_gradients, whose slices are not known. Received: both. Leave "

@@ -4,8 +4,22 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum._applying import apply
-from estimator_accum._checks import (
+from estimator_accum._change import Change
+from estimator_accum._clock import (
+    AccumulationSteps,
+    Clock,
+    EveryKRuns,
+    EveryRun,
+    current_batch,
+    without_interception,
+)
+from estimator_accum._gradients import (
+    Gradient,
+    half_squared_norms,
+    loss_divisor_of,
+)
+from estimator_accum._options import (
+    Options,
     check_loss,
     check_replica_context,
     check_trained,
@@ -14,25 +28,7 @@ from estimator_accum._checks import (
     has_half_precision,
     no_gradient,
 )
-from estimator_accum._graph import add_to, first_of, flatten, nan
-from estimator_accum._kinds import Kind, own_gradients
-from estimator_accum._micro_step import Closed, close_window
-from estimator_accum._rule import Rule, update_ops_of
-from estimator_accum._state import (
-    Computed,
-    State,
-    count_update,
-    create_state,
-    loss_divisor_of,
-    micro_batch_of,
-    nothing_closed,
-    observe,
-    publish,
-    reads,
-)
-from estimator_accum._window import AccumulationSteps
-
-_READ_BY_HOOKS = "global_step_read_op_cache"  # TensorFlow's collection of the one read
+from estimator_accum._window import MicroBatch, make_train_op
 
 
 # Under a strategy AutoGraph would otherwise spend seconds on the library's Python, and
@@ -131,7 +127,7 @@ def make_accumulating_train_op(
             variable gets a gradient, a name is taken, or the context does not fit.
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
     """
-    rule, kind = Rule(
+    options = Options(
         optimizer=optimizer,
         gradient_accumulation_steps=gradient_accumulation_steps,
         clip_norm=clip_norm,
@@ -145,131 +141,135 @@ def make_accumulating_train_op(
         noise_scale=noise_scale,
         update_ops=update_ops,
         after_update_ops=after_update_ops,
-    ).of_train_op()
+    )
+    options = options.checked().inside(current_batch())
+    clock = clock_of(options)
     check_replica_context(optimizer)
     loss = check_loss(loss)
-    if weight is not None:
-        weight = check_weight(weight)
-    weight, scale = kind.weigh(weight, rule.reduction)
+    weight, scale = weigh(weight, options.reduction)
     if var_list is None:
         var_list = tf.compat.v1.trainable_variables()
     var_list = checked_var_list(var_list)
     if not var_list:
         raise ValueError(no_gradient(loss))
     # Weighting the loss is free, but may overflow float16.
-    is_weighted = kind.needs_weight and not has_half_precision(loss, optimizer)
+    is_weighted = makes_mean(clock) and not has_half_precision(loss, optimizer)
     # By default each gradient waits until all gradients of its operation are computed,
     # so that no variable changes before the last one has read it. A window ensures that
     # anyway, and the gates would be a third of the gradients' graph.
     gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
-    with own_gradients():
+    with without_interception():
         pairs = optimizer.compute_gradients(
             loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
             var_list=var_list,
-            **(gate_none if kind.keeps_sums else {}),
+            **(gate_none if clock.keeps_sums else {}),
         )
     gradients, variables = check_trained(pairs, loss)
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
-    computed = Computed(gradients, variables, loss, weight, scale, is_weighted)
-    return make_train_op(rule, kind, computed, global_step)
+    micro_batch = micro_batch_of(
+        options, gradients, variables, loss, weight, scale, is_weighted
+    )
+    return make_train_op(options, clock, micro_batch, global_step)
 
 
-def make_train_op(
-    rule: Rule, kind: Kind, computed: Computed, global_step: tf.Variable | None
-) -> tf.Operation:
-    """Makes the train op, in replica context.
+def clock_of(options: Options) -> Clock:
+    """Returns the clock of a train op that is made here."""
+    batch = current_batch()
+    if batch is not None:
+        return batch
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    # Each of several replicas skips its own micro-batches: that takes accumulators.
+    skips = replicas > 1 and options.on_nonfinite == "skip_micro_batch"
+    if options.gradient_accumulation_steps == 1 and not skips:
+        return EveryRun()
+    return EveryKRuns(options.gradient_accumulation_steps)
+
+
+def makes_mean(clock: Clock) -> bool:
+    """Returns whether a window may be more than one micro-batch of one replica."""
+    return clock.keeps_sums or tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def weigh(weight: tf.Tensor | None, reduction: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns a micro-batch's weight, and the factor of its loss and gradients.
 
     Args:
-        rule: The caller's options.
-        kind: The kind of window.
-        computed: This replica's gradients, loss and weight.
-        global_step: Variable that increases by 1 every micro-step; None leaves that to
-            the caller.
+        weight: Scalar, as the caller gave it; None if not given.
+        reduction: "mean" or "sum".
     """
-    replica = tf.distribute.get_replica_context()
-    divisor = loss_divisor_of(computed.gradients)
-    micro_batch = micro_batch_of(rule, computed, divisor)
-    state = replica.merge_call(
-        lambda strategy: create_state(
-            strategy, rule, kind, computed, micro_batch, global_step, divisor
-        )
-    )
-    with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
-        steps = kind.steps(state.update_step)
-    added = kind.add(state.terms, state.micro_steps, micro_batch, update_ops_of(rule))
-    with kind.at_the_boundary():
-        args = (state, *added, steps, computed.change)
-        return replica.merge_call(_finish, args=args)
+    if weight is not None:
+        weight = check_weight(weight)
+    batch = current_batch()
+    if batch is not None:
+        return batch.weigh(weight, reduction)
+    weight = tf.constant(1.0) if weight is None else weight
+    return weight, weight
 
 
-def _finish(strategy, state: State, gradients, counted, mean_loss, steps, change):
-    """Makes the `tf.cond` on the boundary, then global_step += 1, cross-replica.
+def micro_batch_of(
+    options: Options,
+    gradients: list[Gradient],
+    variables: list[tf.Variable],
+    loss: tf.Tensor | None,
+    weight: tf.Tensor,
+    scale: tf.Tensor,
+    is_weighted: bool,
+    change: Change | None = None,
+) -> MicroBatch:
+    """Returns what a replica adds to its sums.
 
     Args:
-        strategy: The current strategy, which may be TensorFlow's default one.
-        state: The train op's variables.
-        gradients: The replicas' gradients and scalars, if nothing is accumulated.
-        counted: Per replica, 1 if the window counts its micro-batch, else 0.
-        mean_loss: The replicas' mean losses of the window so far.
-        steps: K [micro-steps per update].
-        change: The replicas' code that changes gradients; None if it changes nothing.
+        options: The caller's options.
+        gradients: The replica's gradients.
+        variables: Their variables.
+        loss: Scalar mean over the micro-batch; None if unknown.
+        weight: Scalar, the micro-batch's weight.
+        scale: Scalar by which loss and gradients are multiplied: `weight`, or 1 if the
+            micro-batch is the whole window and so its own mean.
+        is_weighted: Whether `gradients` are already those of scale * loss.
+        change: Code between these gradients and the optimizer; None if there is none.
     """
-    steps, mean_loss = first_of(strategy, steps), first_of(strategy, mean_loss)
-    counted = flatten(strategy, counted)
-    kind, name = state.kind, state.rule.name
-    train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
-    known_train_ops = list(train_ops)
-    is_boundary, done = kind.count(state.micro_steps, counted, steps)
-
-    def update() -> tuple[Closed, tf.Tensor]:
-        closed, noise_scale = close_window(
-            strategy, state.terms, apply_and_observe, gradients, change
+    divisor = loss_divisor_of(gradients)
+    is_wide = any(gradient.dtype == tf.float64 for gradient in gradients)
+    dtype = tf.float64 if is_wide else tf.float32  # norms need float32 or wider
+    sums = {"weight": tf.cast(weight, dtype)}
+    factor = sums["weight"] if scale is weight else tf.cast(scale, dtype)
+    if scale is not weight:
+        sums["scale"] = factor
+    if loss is not None:
+        sums["loss"] = factor * tf.cast(loss, dtype)
+    if options.noise_scale:
+        halves = tf.reduce_sum(half_squared_norms(gradients, dtype))
+        squares = 2.0 * halves * tf.constant(divisor**2, dtype)
+        sums["squares"] = (
+            tf.math.divide_no_nan(squares, sums["weight"])
+            if is_weighted
+            else squares * sums["weight"]
         )
-        return closed._replace(more=[]), noise_scale  # only `apply` uses them
-
-    def apply_and_observe(mean, closed: Closed) -> tf.Tensor:
-        with tf.control_dependencies(apply(strategy, state, mean, closed.loss)):
-            return observe(state, closed)
-
-    # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
-    # outside of them, feeding `is_boundary` is enough to apply a partial window.
-    with tf.control_dependencies(None):
-        closed, noise_scale = kind.close(
-            state.micro_steps, is_boundary, update, lambda: nothing_closed(state)
-        )
-        # A learning rate of this micro-step must read update_step before it changes.
-        with tf.control_dependencies(reads(strategy, state.update_step)):
-            updates, clipped_share = count_update(state, closed.is_good)
-        of_partial = count_update(state, closed.is_good)
-        if not state.terms.has_loss:
-            closed = closed._replace(loss=nan(closed.loss.dtype))
-    # Hooks such as StepCounterHook read global_step in the same run: before it changes,
-    # or two runs may read the same value, of which TensorFlow warns.
-    hooks_read = tf.compat.v1.get_collection(_READ_BY_HOOKS)
-    with tf.control_dependencies([updates, *counted, *hooks_read]):
-        if state.global_step is None:
-            global_step_after, train_op = None, tf.no_op(f"{name}_train")
-        else:
-            global_step_after = add_to(state.global_step, 1)
-            train_op = tf.group(global_step_after, name=f"{name}_train")
-    if change is not None:
-        changes = strategy.experimental_local_results(change)
-        waits = [operation for each in changes for operation in each.waits]
-        train_op = tf.group(train_op, *waits, name=f"{name}_train_all")
-    # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
-    train_ops[:] = [*known_train_ops, train_op]
-    publish(
-        state,
-        closed,
-        is_boundary=is_boundary,
-        noise_scale=noise_scale,
-        mean_loss=mean_loss,
-        micro_steps_after=done,
-        gradient_accumulation_steps=steps,
-        clipped_share=clipped_share,
-        update_step_after=updates,
-        of_partial=of_partial,
-        global_step_after=global_step_after,
+        # A micro-batch of weight 0, where all is masked, is not a sample of the noise.
+        sums["count"] = tf.cast(sums["weight"] > 0, dtype)
+    # Half the squared norms of all weighted slices, which row sums lose.
+    square = tf.constant(1.0, dtype) if is_weighted else tf.square(factor)
+    if options.sparse_norm == "slices":
+        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        sums["slices"] = tf.reduce_sum(_of_slices(sparse, dtype)) * square
+    with_norm = [] if change is None else change.with_norm
+    for i, half in enumerate(tf.unstack(_of_slices(with_norm, dtype))):
+        sums[f"slices_{i}"] = half * square
+    return MicroBatch(
+        gradients=gradients,
+        variables=variables,
+        loss=loss,
+        scale=None if is_weighted else scale,
+        sums=sums,
+        divisor=divisor,
+        change=change,
     )
-    return train_op
+
+
+def _of_slices(gradients: list[tf.IndexedSlices], dtype: tf.DType) -> tf.Tensor:
+    """Returns half the squared norm of each gradient's slices, [gradients]."""
+    if not gradients:
+        return tf.zeros([0], dtype)
+    return half_squared_norms(gradients, dtype, has_unique_rows=True)

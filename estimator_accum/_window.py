@@ -1,7 +1,23 @@
-"""The accumulation window as hooks see it: K, its counters and its boundary.
+"""One window: the accumulation rule, in the order in which things happen.
 
-A window is K consecutive micro-steps that end in one optimizer update. Two counters
-say where training stands, both global variables that checkpoints hold:
+    for each micro-batch:                        # one session.run, or one pass of a batch
+        sums += scale * (gradients, loss), weight             # add, on each replica
+        if clock.count() == K:                   # the boundary
+            mean = all_reduce(sums) / weight     # close: one reduction
+            mean = clip(change(mean))            # both check what is not finite
+            optimizer.apply(mean)                # unless a policy skips the window
+            update_step += 1
+        global_step += 1
+
+    update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
+
+over all micro-batches i of the window and all replicas; what code does to gradients
+before `apply_gradients`, it does to the mean, before it is clipped. Each line waits for
+the one before, by a control or data dependency. `make_accumulating_train_op`,
+`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by `add`
+and `close`; they differ in the clock, and in how the mean is applied.
+
+Two counters say where training stands, both global variables that checkpoints hold:
 
     update_step               optimizer updates so far   [updates]
     accumulation/micro_steps  micro-steps in the open window   [micro-steps]
@@ -11,20 +27,670 @@ control dependencies as `global_step`, so the two cannot drift apart, and unlike
 `global_step % K` it stays right when K changes and when a partial window was applied.
 """
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import create_shared_scalar
+from estimator_accum._accumulators import (
+    Accumulator,
+    add_up,
+    commit,
+    create_accumulator,
+    take_window,
+    variables_of,
+)
+from estimator_accum._applying import apply
+from estimator_accum._change import Change
+from estimator_accum._clock import Clock
+from estimator_accum._gradients import (
+    Gradient,
+    cast,
+    global_norm,
+    half_squared_norms,
+    scale_and_clip,
+    scaled,
+    sum_over_replicas,
+    values_of,
+)
+from estimator_accum._graph import (
+    add_to,
+    create_shared_scalar,
+    first_of,
+    flatten,
+    nan,
+    read,
+)
+from estimator_accum._noise_scale import create_noise_scale, update_noise_scale
+from estimator_accum._nonfinite import check_micro_batch, check_window
+from estimator_accum._options import Options, innermost, update_ops_of
 
-_SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
+# TensorFlow's collection of the one read of global_step.
+_READ_BY_HOOKS = "global_step_read_op_cache"
 
-AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
+
+class MicroBatch(NamedTuple):
+    """What one replica adds to its sums in one micro-step.
+
+    Attributes:
+        gradients: One for each trained variable.
+        variables: The trained variables.
+        loss: Scalar mean over the micro-batch; None if unknown.
+        scale: Scalar by which the gradients must still be multiplied; None means 1.
+        sums: Scalars to sum, by name: "weight", the weighted "loss" if it is known
+            ("known_losses" if it is not known in every micro-step), and others; "scale" if what loss and gradients were multiplied by is not "weight".
+        divisor: Number by which the gradients were divided, so that their sum over
+            replicas is a mean.
+        change: Code between the mean and the optimizer; None if there is none.
+    """
+
+    gradients: list[Gradient]
+    variables: list[tf.Variable]
+    loss: tf.Tensor | None
+    scale: tf.Tensor | None
+    sums: dict[str, tf.Tensor]
+    divisor: float = 1
+    change: Change | None = None
+
+
+class Result(NamedTuple):
+    """Results of a closed window; scalars, the same in every replica.
+
+    Attributes:
+        has_updated: Whether the optimizer was applied: true at boundaries, unless the
+            window was skipped because it was not finite.
+        loss: Mean loss, or the sum with `reduction="sum"`; NaN if unknown.
+        gradient_norm: Global norm of what the optimizer gets, before `clip_norm`.
+        weight: Sum of the window's weights over all replicas.
+        noise_scale: Gradient noise scale, in the unit of the weights, over the updates
+            so far; NaN if it is not estimated.
+        stop_requests: >= 1.0 if any task of a cluster should stop after this window;
+            NaN outside clusters.
+    """
+
+    has_updated: tf.Tensor
+    loss: tf.Tensor
+    gradient_norm: tf.Tensor
+    weight: tf.Tensor
+    noise_scale: tf.Tensor
+    stop_requests: tf.Tensor
+
+
+class Window(NamedTuple):
+    """Variables of one accumulating train op, and its tensors for hooks; all scalars.
+
+    `get_windows` returns it. The tensors are there when the train op is made; those of
+    `result`, also attributes of the window, are False or NaN off the boundary.
+
+    Attributes:
+        options: What the caller asked for; `name` is the scope of the variables.
+        clock: When the window closes.
+        names: Names of the trained variables.
+        accumulators: Sums of their gradients; empty if every micro-batch is a window.
+        sums: Sums of scalars, by name, likewise.
+        num_replicas: Number of replicas that train in sync, a Python int.
+        divisor: That of its micro-batches.
+        micro_steps: Variable, the number of micro-steps in the open window; None if
+            every run of the train op ends a window.
+        update_step: Variable, the number of updates.
+        global_step: Variable, the number of micro-steps; None if the caller counts.
+        clipped_updates: Variable, the number of clipped updates; None without clipping.
+        noise: Variables of the noise scale; empty if it is not estimated.
+        stop_request: Placeholder, fed with 1.0 if this task of a cluster should stop;
+            None outside clusters.
+        is_boundary: Whether this micro-step closes the window. Fed with True, any of
+            `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
+            window without consuming a micro-batch.
+        result: Results of the window that this micro-step closed.
+        mean_loss: Mean loss of this replica's micro-batches in the open window; at a
+            boundary, in the whole window.
+        micro_steps_after: `micro_steps` after this micro-step, before a boundary resets
+            it to 0; running it counts one. K if there is no counter.
+        gradient_accumulation_steps: K of the open window [micro-steps per update].
+        clipped_share: Share of the updates so far that were clipped, 0 to 1.
+        update_step_after: `update_step` after this micro-step.
+        of_partial: (`update_step_after`, `clipped_share`) for applying a partial
+            window. They do not wait for the operations that read `update_step`, which
+            may need a micro-batch.
+        global_step_after: `global_step` after this micro-step; None if the caller
+            counts micro-steps.
+    """
+
+    options: Options
+    clock: Clock
+    names: list[str]
+    accumulators: list[Accumulator]
+    sums: dict[str, Accumulator]
+    num_replicas: int
+    divisor: float
+    micro_steps: tf.Variable | None = None
+    update_step: tf.Variable | None = None
+    global_step: tf.Variable | None = None
+    clipped_updates: tf.Variable | None = None
+    noise: Sequence[tf.Variable] = ()
+    stop_request: tf.Tensor | None = None
+    is_boundary: tf.Tensor | None = None
+    result: Result | None = None
+    mean_loss: tf.Tensor | None = None
+    micro_steps_after: tf.Tensor | None = None
+    gradient_accumulation_steps: tf.Tensor | None = None
+    clipped_share: tf.Tensor | None = None
+    update_step_after: tf.Tensor | None = None
+    of_partial: tuple[tf.Tensor, tf.Tensor] | None = None
+    global_step_after: tf.Tensor | None = None
+
+    name = property(lambda self: self.options.name)
+    has_updated = property(lambda self: self.result.has_updated)
+    loss = property(lambda self: self.result.loss)
+    gradient_norm = property(lambda self: self.result.gradient_norm)
+    weight = property(lambda self: self.result.weight)
+    noise_scale = property(lambda self: self.result.noise_scale)
+    stop_requests = property(lambda self: self.result.stop_requests)
+
+    @property
+    def all_accumulators(self) -> list[Accumulator]:
+        """Those of the gradients, then those of the scalars."""
+        return [*self.accumulators, *self.sums.values()]
+
+    @property
+    def state(self) -> list[tf.Variable]:
+        """Variables that a graph without accumulation does not have."""
+        if self.micro_steps is None:
+            return [self.update_step]
+        summed = variables_of(self.all_accumulators)
+        return [self.update_step, self.micro_steps, *summed]
+
+    @property
+    def statistics(self) -> list[tf.Variable]:
+        """More such variables, which are only reported: a checkpoint may lack them."""
+        clipped = [] if self.clipped_updates is None else [self.clipped_updates]
+        return [*self.noise, *clipped]
+
+
+def make_train_op(
+    options: Options,
+    clock: Clock,
+    micro_batch: MicroBatch,
+    global_step: tf.Variable | None,
+) -> tf.Operation:
+    """Makes a train op: one micro-step, in replica context.
+
+    Args:
+        options: The caller's options.
+        clock: When the window closes.
+        micro_batch: This replica's gradients, loss and weight.
+        global_step: Variable that increases by 1 every micro-step; None leaves that to
+            the caller.
+    """
+    replica = tf.distribute.get_replica_context()
+    window = replica.merge_call(
+        lambda strategy: _create(strategy, options, clock, micro_batch, global_step)
+    )
+    with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
+        steps = clock.steps(window.update_step)
+    if clock.keeps_sums:
+        counted = add(window, micro_batch)
+        alone = None
+    else:
+        counted, alone = tf.constant(1, tf.int64), _sums_of_one(window, micro_batch)
+    with tf.control_dependencies(update_ops_of(options)):
+        counted = tf.identity(counted)
+    counted = clock.hand_over(counted, window.all_accumulators)
+    with clock.at_the_boundary():
+        loss = _mean_loss(window, micro_batch, counted)
+        return replica.merge_call(
+            lambda strategy, *args: _finish(
+                strategy, window, micro_batch.variables, *args
+            ),
+            args=(alone, counted, loss, steps, micro_batch.change),
+        )
+
+
+def _create(
+    strategy,
+    options: Options,
+    clock: Clock,
+    micro_batch: MicroBatch,
+    global_step: tf.Variable | None,
+) -> Window:
+    """Creates the variables in cross-replica context, outside any branch."""
+    known = get_windows()
+    name = _free_name(options.name, [window.name for window in known])
+    changed = micro_batch.change
+    with tf.init_scope():  # slots then get their usual names
+        innermost(options.optimizer)._create_slots((changed or micro_batch).variables)
+    shared_step = get_or_create_update_step()
+    accumulators, sums = [], {}
+    if clock.keeps_sums:
+        # Without a counter they are not saved: checkpoints are written between windows.
+        kept = {} if clock.has_counter else {"collections": []}
+        taken = {v.op.name for window in known for v in window.state}
+        accumulators = _create_accumulators(options, name, micro_batch, taken, kept)
+        sums = {
+            of: create_accumulator(
+                f"{name}/{of}", tf.TensorShape([]), value.dtype, **kept
+            )
+            for of, value in micro_batch.sums.items()
+        }
+    is_clipped = options.clip_norm is not None
+    stop_request = None
+    if strategy.extended._in_multi_worker_mode():
+        with tf.control_dependencies(None):
+            stop_request = tf.compat.v1.placeholder_with_default(
+                0.0, [], "stop_request"
+            )
+    return Window(
+        options=options.named(name),
+        clock=clock,
+        names=[variable.op.name for variable in micro_batch.variables],
+        accumulators=accumulators,
+        sums=sums,
+        num_replicas=strategy.num_replicas_in_sync,
+        divisor=micro_batch.divisor,
+        micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
+        update_step=_counter(name, "update_step") if known else shared_step,
+        global_step=global_step,
+        clipped_updates=_counter(name, "clipped_updates") if is_clipped else None,
+        noise=create_noise_scale(name) if options.noise_scale else [],
+        stop_request=stop_request,
+    )
+
+
+def _counter(name: str, what: str) -> tf.Variable:
+    return create_shared_scalar(f"{name}/{what}")
+
+
+def _create_accumulators(
+    options: Options, name: str, micro_batch: MicroBatch, taken: set[str], kept: dict
+) -> list[Accumulator]:
+    """Creates an accumulator for each trained variable.
+
+    Args:
+        options: The caller's options.
+        name: Scope of the train op's variables.
+        micro_batch: Its gradients and variables.
+        taken: Names of other train ops' variables.
+        kept: Further arguments of tf.compat.v1.Variable.
+    """
+    made, taken = [], set(taken)
+    with tf.device(options.accumulator_device):
+        for gradient, variable in zip(
+            micro_batch.gradients, micro_batch.variables, strict=True
+        ):
+            # `op.name` of a mirrored variable is replica 0's name in every replica.
+            own = f"{variable.op.name}/accumulator"
+            if own in taken:  # a second train op's variable
+                own = f"{variable.op.name}/{name}/accumulator"
+            taken.add(own)
+            dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
+            is_sparse = isinstance(gradient, tf.IndexedSlices)
+            made.append(
+                create_accumulator(own, variable.shape, dtype, is_sparse, **kept)
+            )
+    return made
+
+
+def add(window: Window, micro_batch: MicroBatch) -> tf.Tensor:
+    """Adds one micro-batch to this replica's sums.
+
+    Returns:
+        int64 scalar, 1 if the window counts the micro-batch, else 0; available after
+        the micro-batch is added.
+    """
+    accumulators = window.all_accumulators
+    gradients, scalars = micro_batch.gradients, list(micro_batch.sums.values())
+    if micro_batch.scale is not None:  # in the accumulators' dtype: it may be wider
+        gradients = [
+            scaled(cast(gradient, accumulator.total.dtype), micro_batch.scale)
+            for gradient, accumulator in zip(gradients, accumulators)
+        ]
+    with tf.control_dependencies(scalars):  # a failed loss writes nothing
+        is_first = window.clock.opens_window(window.micro_steps)
+        sums = add_up(accumulators, [*gradients, *scalars], is_first)
+    weight, has_weight = micro_batch.sums["weight"], None
+    if not tf.get_static_value(weight):  # a mean over no tokens is 0 / 0
+        has_weight = tf.not_equal(weight, 0.0)
+    is_good, checked = check_micro_batch(
+        window.options.policy,
+        window.names,
+        _number(window),
+        sums[: len(gradients)],
+        [weight] if micro_batch.loss is None else [weight, micro_batch.loss],
+        has_weight,
+    )
+    is_added = has_weight if is_good is None else is_good
+    if has_weight is not None and is_good is not None:
+        is_added = tf.logical_and(is_good, has_weight)
+    with tf.control_dependencies(checked):
+        written = commit(accumulators, sums, is_first, is_added)
+    with tf.control_dependencies(written):
+        if is_good is None or window.num_replicas > 1:
+            return tf.constant(1, tf.int64)
+        return tf.cast(is_good, tf.int64)  # another one takes its place in the window
+
+
+def _sums_of_one(window: Window, micro_batch: MicroBatch) -> tuple[list, dict]:
+    """Returns the sums of a window that is one micro-batch of each replica."""
+    gradients = micro_batch.gradients
+    if micro_batch.scale is not None and window.num_replicas > 1:
+        gradients = [scaled(gradient, micro_batch.scale) for gradient in gradients]
+    return gradients, micro_batch.sums
+
+
+def _mean_loss(window: Window, micro_batch: MicroBatch, counted) -> tf.Tensor:
+    """Returns the mean loss of this replica's micro-batches so far; NaN if unknown."""
+    if micro_batch.loss is None:
+        with tf.control_dependencies(None):
+            return nan(micro_batch.sums["weight"].dtype)
+    if not window.sums:
+        return micro_batch.loss
+    with tf.control_dependencies([counted]):
+        totals = {
+            name: read(window.sums[name].total)
+            for name in ("weight", "loss", "scale")
+            if name in window.sums
+        }
+    return _mean(window, totals["loss"], totals)
+
+
+def _finish(
+    strategy,
+    window: Window,
+    variables: list[tf.Variable],
+    alone,
+    counted,
+    mean_loss,
+    steps,
+    change,
+) -> tf.Operation:
+    """Makes the `tf.cond` on the boundary, then global_step += 1, cross-replica.
+
+    Args:
+        strategy: The current strategy, which may be TensorFlow's default one.
+        window: The window.
+        variables: The trained variables.
+        alone: The replicas' sums, if the window has no accumulators; else None.
+        counted: Per replica, 1 if the window counts its micro-batch, else 0.
+        mean_loss: The replicas' mean losses of the window so far.
+        steps: K [micro-steps per update].
+        change: The replicas' code that changes gradients; None if it changes nothing.
+    """
+    steps = first_of(strategy, steps)
+    counted = flatten(strategy, counted)
+    clock, name = window.clock, window.name
+    train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    known_train_ops = list(train_ops)
+    is_boundary, done = clock.count(window.micro_steps, counted, steps)
+
+    changed = None if change is None else first_of(strategy, change)
+
+    def apply_mean(mean, loss) -> list[tf.Operation]:
+        return _apply(strategy, window, variables, changed, mean, loss)
+
+    def update() -> Result:
+        return close(strategy, window, apply_mean, alone, change)
+
+    # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
+    # outside of them, feeding `is_boundary` is enough to apply a partial window.
+    with tf.control_dependencies(None):
+        result = clock.branch(
+            window.micro_steps, is_boundary, update, lambda: _no_result(window)
+        )
+        # A learning rate of this micro-step must read update_step before it changes.
+        with tf.control_dependencies(_reads(strategy, window.update_step)):
+            updates, clipped_share = _count_update(window, result.has_updated)
+        of_partial = _count_update(window, result.has_updated)
+    # Hooks such as StepCounterHook read global_step in the same run: before it changes,
+    # or two runs may read the same value, of which TensorFlow warns.
+    hooks_read = tf.compat.v1.get_collection(_READ_BY_HOOKS)
+    with tf.control_dependencies([updates, *counted, *hooks_read]):
+        if window.global_step is None:
+            global_step_after, train_op = None, tf.no_op(f"{name}_train")
+        else:
+            global_step_after = add_to(window.global_step, 1)
+            train_op = tf.group(global_step_after, name=f"{name}_train")
+    if change is not None:
+        changes = strategy.experimental_local_results(change)
+        waits = [operation for each in changes for operation in each.waits]
+        train_op = tf.group(train_op, *waits, name=f"{name}_train_all")
+    # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
+    train_ops[:] = [*known_train_ops, train_op]
+    _register(
+        window._replace(
+            is_boundary=is_boundary,
+            result=result,
+            mean_loss=first_of(strategy, mean_loss),
+            micro_steps_after=done,
+            gradient_accumulation_steps=steps,
+            clipped_share=clipped_share,
+            update_step_after=updates,
+            of_partial=of_partial,
+            global_step_after=global_step_after,
+        )
+    )
+    return train_op
+
+
+def close(
+    strategy,
+    window: Window,
+    apply_mean: Callable[..., list[tf.Operation]],
+    alone=None,
+    change=None,
+) -> Result:
+    """Takes the window's mean and applies it, in cross-replica context.
+
+    Args:
+        strategy: The current strategy, which may be TensorFlow's default one.
+        window: The window.
+        apply_mean: Function of the replicas' gradients, which are already reduced, and
+            the window's loss; it applies the gradients and returns the operations.
+        alone: The replicas' sums, if the window has no accumulators; else None.
+        change: The replicas' code that changes gradients; None if it changes nothing.
+
+    Returns:
+        The results, available after the window is applied and cleared.
+    """
+    mean, *scalars = strategy.extended.call_for_each_replica(
+        lambda *args: _take_mean(window, *args), args=(alone, change)
+    )
+    everywhere = flatten(strategy, scalars)
+    result, sums = tf.nest.map_structure(
+        lambda value: first_of(strategy, value), scalars
+    )
+
+    def apply_and_observe() -> tf.Tensor:
+        with tf.control_dependencies(apply_mean(mean, result.loss)):
+            return _observe(window, result, sums)
+
+    if window.options.policy in (None, "raise"):
+        noise_scale = apply_and_observe()
+    else:
+        noise_scale = tf.cond(result.has_updated, apply_and_observe, nan)
+    result = result._replace(noise_scale=noise_scale)
+    # The other replicas' too: their sparse accumulators are then clear.
+    with tf.control_dependencies([noise_scale, *everywhere]):
+        return tf.nest.map_structure(tf.identity, result)
+
+
+def _take_mean(window: Window, alone, change: Change | None):
+    """Reduces, normalizes, changes, checks, clips, clears; in replica context.
+
+    Returns:
+        The gradients for the optimizer, the window's results, and its sums by name;
+        "mean_norm" is the norm of the mean before it is changed.
+    """
+    options, names = window.options, window.names
+    is_summed = bool(window.accumulators)
+    gradients, sums, cleared = _reduce(window, alone)
+    factor = None  # one micro-batch alone is its own mean
+    if is_summed or window.num_replicas > 1:
+        divisor = tf.constant(window.divisor, sums["weight"].dtype)
+        factor = _mean(window, divisor, sums)
+    norm_dtype = sums["weight"].dtype
+    if "squares" in sums:
+        halves = half_squared_norms(gradients, norm_dtype, is_summed)
+        norm = global_norm(gradients, halves, None)
+        sums["mean_norm"] = norm if factor is None else norm * factor
+    made = []
+    if change is not None:
+        gradients = _changed_mean(change, gradients, factor, sums)
+        names = [variable.op.name for variable in change.variables]
+        # The micro-steps have not checked what was changed.
+        factor, is_summed, made = None, False, [values_of(g) for g in gradients]
+    slices = sums.get("slices") if is_summed else None
+    has_unique_rows = is_summed or options.sparse_norm == "slices"
+    halves = half_squared_norms(gradients, norm_dtype, has_unique_rows)
+    norm = global_norm(gradients, halves, slices)
+    is_good, checked = check_window(
+        options.policy,
+        names,
+        _number(window),
+        gradients,
+        halves,
+        [sums[name] for name in ("weight", "loss") if name in sums],
+        are_sums_checked=is_summed and window.num_replicas == 1,
+    )
+    mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
+    # A change may read variables, which are written when the loss is there.
+    with tf.control_dependencies([*cleared, *checked, *made]):
+        unknown = nan(norm_dtype)
+        losses = [sums[name] for name in ("loss", "known_losses") if name in sums]
+        loss = _mean(window, *losses, sums) if losses else unknown
+        result = Result(
+            is_good, loss, norm, sums["weight"], nan(), sums.pop("stop", unknown)
+        )
+        return mean, *tf.nest.map_structure(tf.identity, (result, sums))
+
+
+def _reduce(window: Window, alone) -> tuple[list[Gradient], dict, list[tf.Operation]]:
+    """Sums over replicas, once: gradients, scalars by name, and what clears them."""
+    stop = {} if window.stop_request is None else {"stop": window.stop_request}
+    if alone is None:
+        taken, cleared = take_window(window.all_accumulators, list(stop.values()))
+        names = [*window.sums, *stop]
+    else:
+        gradients, sums = alone
+        taken = sum_over_replicas([*gradients, *sums.values(), *stop.values()])
+        cleared, names = [], [*sums, *stop]
+    number = len(window.names)
+    return taken[:number], dict(zip(names, taken[number:], strict=True)), cleared
+
+
+def _changed_mean(
+    change: Change, sums: list[Gradient], factor, scalars: dict
+) -> list[Gradient]:
+    """Returns the gradients that code makes of the mean."""
+    return change(
+        [
+            cast(scaled(value, factor), gradient.dtype)
+            for value, gradient in zip(sums, change.gradients, strict=True)
+        ],
+        [
+            scalars[f"slices_{i}"] * tf.square(factor)
+            for i in range(len(change.with_norm))
+        ],
+    )
+
+
+def _mean(window: Window, total: tf.Tensor, sums: dict) -> tf.Tensor:
+    """Returns the window's mean, or `total` itself for `reduction="sum"`."""
+    if window.options.reduction == "sum":
+        return total
+    return tf.math.divide_no_nan(total, sums.get("scale", sums["weight"]))
+
+
+def _apply(
+    strategy, window: Window, variables, change: Change | None, mean, loss
+) -> list[tf.Operation]:
+    """Applies a mean by the `tf.compat.v1.train.Optimizer`, cross-replica."""
+    steps = window.options.gradient_accumulation_steps
+    is_several = window.micro_steps is not None and (callable(steps) or steps != 1)
+    return apply(
+        strategy,
+        window.options,
+        mean,
+        variables if change is None else change.variables,
+        loss,
+        window.update_step,
+        _clock_variable(window) if is_several else None,
+        [] if change is None else change.operations,
+    )
+
+
+def _observe(window: Window, result: Result, sums: dict) -> tf.Tensor:
+    """Counts clipping after an update; returns the noise scale, NaN without one."""
+    counted = []
+    if window.clipped_updates is not None:
+        is_clipped = tf.cast(result.gradient_norm > window.options.clip_norm, tf.int64)
+        counted = [window.clipped_updates.assign_add(is_clipped, read_value=False)]
+    with tf.control_dependencies(counted):
+        if not window.noise:
+            return nan()
+        return update_noise_scale(
+            window.noise,
+            sums["squares"],
+            sums["count"],
+            result.weight,
+            sums["mean_norm"],
+        )
+
+
+def _no_result(window: Window) -> Result:
+    """Returns the result off the boundary: nothing was applied."""
+    unknown = nan(window.sums["weight"].total.dtype)
+    stop = unknown if window.stop_request is None else nan()
+    return Result(tf.constant(False), unknown, unknown, unknown, nan(), stop)
+
+
+def _count_update(window: Window, has_updated) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (updates, share of them that were clipped), this one included."""
+    updates = add_to(window.update_step, tf.cast(has_updated, tf.int64))
+    if window.clipped_updates is None:
+        return updates, tf.constant(0.0)
+    with tf.control_dependencies([updates]):
+        clipped = tf.cast(window.clipped_updates.read_value(), tf.float32)
+        return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))
+
+
+def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
+    """Returns the operations of this graph that already read `variable`."""
+    if tf.compat.v1.get_default_graph().building_function:
+        return []
+    return [
+        operation
+        for component in strategy.experimental_local_results(variable)
+        for operation in component.handle.consumers()
+        if operation.type == "ReadVariableOp"
+    ]
+
+
+def _clock_variable(window: Window) -> tf.Variable | None:
+    """Returns the variable that counts micro-steps; None if there is none."""
+    if window.global_step is not None:
+        return window.global_step
+    return tf.compat.v1.train.get_global_step()
+
+
+def _number(window: Window) -> tf.Tensor | None:
+    """Returns this micro-step's number for errors; None if nobody counts."""
+    counter = _clock_variable(window)
+    return None if counter is None else counter + 1
+
+
+def _free_name(name: str | None, known: list[str]) -> str:
+    """Returns `name`, or the first free one of "accumulation", "accumulation_1", ..."""
+    if name is None:
+        further = (f"accumulation_{i}" for i in range(1, 1 + len(known)))
+        return next(each for each in ("accumulation", *further) if each not in known)
+    if name in known:
+        raise ValueError(
+            "`name` must be unique among the accumulating train ops of a graph. "
+            f"Received: {name!r} a second time. Pass another `name`."
+        )
+    return name
 
 
 def get_or_create_update_step() -> tf.Variable:
@@ -48,156 +714,12 @@ def get_or_create_update_step() -> tf.Variable:
         return create_shared_scalar("update_step", tf.int64, keys)
 
 
-def check_accumulation_steps(steps: AccumulationSteps) -> None:
-    """Raises TypeError or ValueError unless `steps` is an int >= 1 or a callable."""
-    if callable(steps):
-        return
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer):
-        raise TypeError(
-            "`gradient_accumulation_steps` must be an integer >= 1 or a callable of "
-            f"the update step. Received: {steps!r}. Use 1 to turn accumulation off."
-        )
-    if steps < 1:
-        raise ValueError(
-            "`gradient_accumulation_steps` must be an integer >= 1. "
-            f"Received: {steps}. Use 1 to turn accumulation off."
-        )
-
-
-def accumulation_steps_tensor(
-    steps: AccumulationSteps, update_step: tf.Variable
-) -> tf.Tensor:
-    """Returns K of the open window as an int64 scalar [micro-steps per update].
-
-    Raises:
-        ValueError: If a callable returns anything but an integer scalar.
-    """
-    if not callable(steps):
-        return tf.constant(steps, tf.int64)
-    scheduled = steps(update_step)
-    if scheduled is not None:
-        scheduled = tf.convert_to_tensor(scheduled)
-    if (
-        scheduled is None
-        or not scheduled.dtype.is_integer
-        or scheduled.shape.rank not in (0, None)
-    ):
-        received = (
-            None
-            if scheduled is None
-            else f"{scheduled.dtype.name} of shape {scheduled.shape}"
-        )
-        raise ValueError(
-            "`gradient_accumulation_steps` must return an integer scalar. Received: "
-            f"{received}. Cast it to tf.int64."
-        )
-    # A schedule below 1 is a mistake: each window would close after one micro-step.
-    at_least_one = tf.debugging.assert_positive(
-        scheduled,
-        message="`gradient_accumulation_steps` must return an integer >= 1",
-    )
-    with tf.control_dependencies([at_least_one]):
-        return tf.cast(tf.identity(scheduled), tf.int64)
-
-
-class Window(NamedTuple):
-    """Tensors and variables of one accumulating train op, for hooks; all scalars.
-
-    Attributes:
-        name: Scope of the window's variables.
-        is_boundary: Whether this micro-step closes the window. Fed with True, any of
-            `loss`, `gradient_norm`, `weight` and `update_step_after` applies a partial
-            window without consuming a micro-batch.
-        has_updated: Whether the optimizer was applied: true at boundaries, unless the
-            window was skipped because it was not finite.
-        loss: Mean loss of the window that this micro-step closed; NaN off the boundary.
-        gradient_norm: Global norm of what the optimizer gets, before `clip_norm`; NaN off
-            the boundary.
-        weight: Sum of the window's weights over all replicas; NaN off the boundary.
-        noise_scale: Gradient noise scale, in the unit of the weights, over the updates
-            so far; NaN off the boundary, and always NaN if it is not estimated.
-        mean_loss: Mean loss of this replica's micro-batches in the open window; at a
-            boundary, in the whole window.
-        micro_steps: Variable, the number of micro-steps in the open window; None if
-            every run of the train op ends a window.
-        micro_steps_after: `micro_steps` after this micro-step, before a boundary resets
-            it to 0; running it counts one. K if there is no counter.
-        gradient_accumulation_steps: K of the open window [micro-steps per update].
-        num_replicas: Number of replicas that train in sync, a Python int.
-        clipped_share: Share of the updates so far that were clipped, 0 to 1.
-        update_step: Variable, the number of updates.
-        update_step_after: `update_step` after this micro-step.
-        of_partial: (`update_step_after`, `clipped_share`) for applying a partial
-            window. They do not wait for the operations that read `update_step`, which
-            may need a micro-batch.
-        global_step: Variable, the number of micro-steps; None if the caller counts.
-        global_step_after: `global_step` after this micro-step; None if the caller
-            counts micro-steps.
-        stop_request: Placeholder, fed with 1.0 if this task of a cluster should stop;
-            None outside clusters.
-        stop_requests: At a boundary in a cluster, >= 1.0 if any task should stop after
-            this window; NaN elsewhere.
-        state: Variables that a graph without accumulation does not have.
-        statistics: More such variables, which are only reported.
-    """
-
-    name: str
-    is_boundary: tf.Tensor
-    has_updated: tf.Tensor
-    loss: tf.Tensor
-    gradient_norm: tf.Tensor
-    weight: tf.Tensor
-    noise_scale: tf.Tensor
-    mean_loss: tf.Tensor
-    micro_steps: tf.Variable | None
-    micro_steps_after: tf.Tensor
-    gradient_accumulation_steps: tf.Tensor
-    num_replicas: int
-    clipped_share: tf.Tensor
-    update_step: tf.Variable
-    update_step_after: tf.Tensor
-    of_partial: tuple[tf.Tensor, tf.Tensor]
-    global_step: tf.Variable | None
-    global_step_after: tf.Tensor | None
-    stop_request: tf.Tensor | None
-    stop_requests: tf.Tensor
-    state: list[tf.Variable]
-    statistics: list[tf.Variable]
-
-
-def window_name(name: str | None) -> str:
-    """Returns `name`, or the first free one of "accumulation", "accumulation_1", ...
-
-    Raises:
-        ValueError: If `name` is not a valid scope, or another accumulating train op of
-            the graph has it.
-    """
-    known = {window.name for window in get_windows()}
-    if name is None:
-        names = [
-            "accumulation",
-            *(f"accumulation_{i}" for i in range(1, 1 + len(known))),
-        ]
-        return next(name for name in names if name not in known)
-    if not isinstance(name, str) or not _SCOPE_NAME.fullmatch(name):
-        raise ValueError(
-            "`name` must be a TensorFlow scope: letters, digits and any of ._-/\\>, the "
-            f"first a letter, a digit or a dot. Received: {name!r}. Pass another `name`."
-        )
-    if name in known:
-        raise ValueError(
-            "`name` must be unique among the accumulating train ops of a graph. "
-            f"Received: {name!r} a second time. Pass another `name`."
-        )
-    return name
-
-
 def get_windows() -> list[Window]:
     """Returns the accumulating train ops of the default graph, in order of creation."""
     return list(getattr(_outermost_graph(), _WINDOWS_ATTRIBUTE, []))
 
 
-def register(window: Window) -> None:
+def _register(window: Window) -> None:
     """Makes `window` known to `get_windows`."""
     # An attribute, not a collection: MetaGraphs could not serialize it.
     setattr(_outermost_graph(), _WINDOWS_ATTRIBUTE, [*get_windows(), window])

@@ -13,10 +13,11 @@ _LIBRARY = _REPOSITORY / "estimator_accum"
 _PROGRAMS = ("bert_finetune", "housing_example", "distributed")
 # The core from below; what stands in one row may import from its row and from below.
 _ROWS = [
-    ("_graph", "_window", "_gradients", "_nonfinite", "_noise_scale", "_accumulators")
-    + ("_change",),
-    ("_micro_step",),
-    ("_kinds", "_rule", "_checks", "_state", "_applying"),
+    ("_graph",),
+    ("_gradients",),
+    ("_clock", "_accumulators", "_nonfinite", "_change", "_noise_scale"),
+    ("_options", "_applying"),
+    ("_window",),
     ("_train_op", "_optimizer", "_recompute", "_seed"),
 ]
 _CORE = {name: row for row, names in enumerate(_ROWS) for name in names}

@@ -12,12 +12,10 @@ import threading
 
 import tensorflow as tf
 
-from estimator_accum._checks import check_own_copies, check_weight
-from estimator_accum._window import accumulation_steps_tensor
+from estimator_accum._options import Options, check_own_copies, check_weight
 from estimator_accum.keras._saving import Saving
 from estimator_accum.keras._window import (
-    Rule,
-    Window,
+    Variables,
     close_partial_window,
     run_micro_step,
 )
@@ -138,7 +136,7 @@ class Accumulating(Saving, _DelegatingTrackable):
             names = [self._name_of(v) for v in variables]
             tf_variables = [self._tf_variable(v) for v in variables]
             check_own_copies(tf_variables)
-            self._window = Window(names, tf_variables)
+            self._window = Variables(names, tf_variables)
             self._inner._track_trackable(
                 self._window, "accumulation_window", overwrite=True
             )
@@ -175,12 +173,13 @@ class Accumulating(Saving, _DelegatingTrackable):
                 "process, which tells what is sparse. Received: a window that was "
                 "just loaded. Call fit() once."
             )
-        window, rule = self._window, self._rule()
+        window = self._window
         window.find_trained()
-        kind = rule[:2], tuple(window.trained), frozenset(window.sparse)
+        kind = (self.on_nonfinite, self._is_reduced)
+        kind += (tuple(window.trained), frozenset(window.sparse))
         if kind not in self._closing:
-            close = tf.function(lambda: close_partial_window(window, rule))
-            self._closing[kind] = close
+            args = (window, self._options(), self._is_reduced, self._apply_to)
+            self._closing[kind] = tf.function(lambda: close_partial_window(*args))
         self._strategy.run(self._closing[kind])
         return True
 
@@ -215,8 +214,9 @@ class Accumulating(Saving, _DelegatingTrackable):
         graph = getattr(loss, "graph", None)
         return loss if graph is tf.compat.v1.get_default_graph() else None
 
-    def _rule(self) -> Rule:
-        return Rule(self.on_nonfinite, self._is_reduced, self._apply_to)
+    def _options(self) -> Options:
+        steps = self.gradient_accumulation_steps
+        return Options(self, steps, on_nonfinite=self.on_nonfinite)
 
     def _apply_to(self, gradients, indices):
         variables = self._trained_variables
@@ -258,11 +258,16 @@ class Accumulating(Saving, _DelegatingTrackable):
             self._check_xla(pairs)
         gradients = {self._indices[self._key(v)]: g for g, v in pairs}
         gradients = dict(sorted(gradients.items()))
-        steps = accumulation_steps_tensor(
-            self.gradient_accumulation_steps, self._tf_variable(self.iterations)
-        )
+        iterations = self._tf_variable(self.iterations)
         return run_micro_step(
-            self._window, gradients, weight, loss, steps, self._rule()
+            self._window,
+            gradients,
+            weight,
+            loss,
+            iterations,
+            self._options(),
+            is_reduced,
+            self._apply_to,
         )
 
     def _check_not_traced(self, steps) -> None:

@@ -1,17 +1,16 @@
-"""Window of Keras optimizers: its variables, accumulation, and closing.
+"""Windows of Keras optimizers: variables, and micro-steps on them.
 
     mean = sum_i w_i * g_i / sum_i (w_i / replicas)
 
 over all micro-batches i of the window and all replicas: Keras divides the loss by the
 number of replicas and sums gradients. Both sums are those of one replica with the
 joined batch, so that any number of replicas may resume a saved window. One
-implementation for every Keras, for eager execution, tf.function and graphs, by the rule
-of estimator_accum/_micro_step.py.
+implementation for every Keras, for eager execution, tf.function and graphs; what a
+micro-step and a boundary do is in estimator_accum/_window.py.
 """
 
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,36 +19,18 @@ from estimator_accum._accumulators import (
     create_accumulator,
     variables_of,
 )
+from estimator_accum._clock import AccumulationSteps, EveryKRuns
 from estimator_accum._gradients import Gradient
 from estimator_accum._graph import create_shared_scalar, first_of, nan, set_to
-from estimator_accum._kinds import MicroSteps
-from estimator_accum._micro_step import (
-    Closed,
-    MicroBatch,
-    Terms,
-    accumulate,
-    close_window,
-)
+from estimator_accum._options import Options
+from estimator_accum._window import MicroBatch, Window, add, close
 
-_KIND = MicroSteps(None)  # K is a tensor here
+# A function of (gradients, indices of variables) that applies the gradients in replica
+# context, without a reduction, and returns the operations to run.
+Apply = Callable[[list, tuple], list]
 
 
-class Rule(NamedTuple):
-    """Options for closing a window.
-
-    Attributes:
-        on_nonfinite: A policy of estimator_accum/_nonfinite.py; None does not check.
-        is_reduced: Whether every replica's gradients are already the sum over replicas.
-        apply: Function of (gradients, indices of variables) that applies them in
-            replica context, without a reduction, and returns the operations to run.
-    """
-
-    on_nonfinite: str | None
-    is_reduced: bool
-    apply: Callable
-
-
-class Window(tf.Module):
+class Variables(tf.Module):
     """Variables of a window.
 
     Args:
@@ -100,139 +81,157 @@ class Window(tf.Module):
         return [self.micro_steps, self.window_loss, *summed]
 
 
+class _Clock(EveryKRuns):
+    """Counts micro-steps, whose gradients must be of the same variables in a window."""
+
+    def __init__(self, steps: AccumulationSteps, variables: Variables):
+        super().__init__(steps)
+        self._variables = variables
+
+    def opens_window(self, counter: tf.Variable) -> tf.Tensor:
+        """Returns whether the counter is 0."""
+        is_first = super().opens_window(counter)
+        with tf.control_dependencies(_check_owner(self._variables, is_first)):
+            return tf.identity(is_first)
+
+
 def run_micro_step(
-    window: Window,
+    variables: Variables,
     gradients: dict[int, Gradient],
     weight: tf.Tensor | None,
     loss: tf.Tensor | None,
-    steps: tf.Tensor,
-    rule: Rule,
+    iterations: tf.Variable,
+    options: Options,
+    is_reduced: bool,
+    apply: Apply,
 ) -> tf.Tensor:
     """Accumulates one micro-batch and, at the boundary, updates; in replica context.
 
     Args:
-        window: The window's variables.
+        variables: The window's variables.
         gradients: Gradients by index of the variable.
         weight: Scalar, the micro-batch's weight; None means 1.
         loss: Scalar, this replica's loss with the scale of its gradients; None if
             unknown.
-        steps: K, int64 scalar [micro-steps per update].
-        rule: Options for closing the window.
+        iterations: Number of updates so far.
+        options: `optimizer`, `gradient_accumulation_steps` and `on_nonfinite`.
+        is_reduced: Whether every replica's gradients are already the sum over replicas.
+        apply: Applies the mean.
 
     Returns:
         Scalar bool, whether the window closed.
     """
-    gradients = _of_known_kinds(window, gradients)
-    dtype = window.weight.total.dtype
+    gradients = _of_known_kinds(variables, gradients)
+    window = _open(variables, options, is_reduced)
+    dtype = variables.weight.total.dtype
     loss = None if loss is None else tf.cast(loss, dtype)
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    counts_for, has_weight = tf.constant(1 / replicas, dtype), None
+    counts_for = tf.constant(1 / window.num_replicas, dtype)
     term = nan(dtype) if loss is None else loss
     if weight is not None:
         weight = tf.cast(weight, dtype)
-        counts_for, term = weight / replicas, weight * term
-        has_weight = tf.not_equal(weight, 0.0)
-    if rule.on_nonfinite == "skip_window" and loss is not None:
+        counts_for, term = weight / window.num_replicas, weight * term
+    if options.on_nonfinite == "skip_window" and loss is not None:
         # The boundary checks the weight, because some losses may be unknown.
-        counts_for = tf.where(tf.math.is_finite(loss), counts_for, nan(dtype))
+        is_known = tf.logical_or(tf.math.is_finite(loss), tf.equal(counts_for, 0.0))
+        counts_for = tf.where(is_known, counts_for, nan(dtype))
     micro_batch = MicroBatch(
         gradients=list(gradients.values()),
-        scale=weight,
-        scalars=[counts_for, term],
+        variables=[],
         loss=loss,
-        has_weight=has_weight,
+        scale=weight,
+        sums={"weight": counts_for, "known_losses": term},
     )
-    counted = accumulate(
-        _terms(window, rule),
-        micro_batch,
-        lambda: _is_first(window),
-        has_same_shapes=True,  # as XLA requires
-    )
-    return _close_if_done(window, rule, counted, tf.identity(steps))
+    counted = add(window, micro_batch)
+    steps = window.clock.steps(iterations)
+    return _close_if_done(variables, window, counted, tf.identity(steps), apply)
 
 
-def close_partial_window(window: Window, rule: Rule) -> tf.Tensor:
+def close_partial_window(
+    variables: Variables, options: Options, is_reduced: bool, apply: Apply
+) -> tf.Tensor:
     """Applies the micro-batches in the window so far, in replica context."""
     nothing = tf.constant(0, tf.int64)
-    return _close_if_done(window, rule, nothing, nothing)
+    window = _open(variables, options, is_reduced)
+    return _close_if_done(variables, window, nothing, nothing, apply)
 
 
-def _close_if_done(window: Window, rule: Rule, counted, steps) -> tf.Tensor:
+def _open(variables: Variables, options: Options, is_reduced: bool) -> Window:
+    """Returns the open window; it has touched rows for sparse gradients only."""
+    made = [
+        Accumulator(a.total, a.touched if i in variables.sparse else None)
+        for i, a in enumerate(variables.accumulators)
+    ]
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return Window(
+        options=options,
+        clock=_Clock(options.gradient_accumulation_steps, variables),
+        names=_names(variables),
+        accumulators=[made[i] for i in variables.trained],
+        sums={"weight": variables.weight, "known_losses": variables.loss},
+        num_replicas=replicas,
+        # Each replica has added the same sum.
+        divisor=1 / replicas if is_reduced else 1,
+        micro_steps=variables.micro_steps,
+    )
+
+
+def _close_if_done(variables: Variables, window: Window, counted, steps, apply: Apply):
     return tf.distribute.get_replica_context().merge_call(
-        lambda strategy, *args: _finish(strategy, window, rule, *args),
+        lambda strategy, *args: _finish(strategy, variables, window, apply, *args),
         args=(counted, steps),
     )
 
 
-def _terms(window: Window, rule: Rule) -> Terms:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    *sums, _, _ = accumulators = _open(window)
-    return Terms(
-        names=_names(window),
-        dtypes=[accumulator.total.dtype for accumulator in sums],
-        accumulators=accumulators,
-        num_replicas=replicas,
-        # Each replica has added the same sum.
-        gradient_divisor=1 / replicas if rule.is_reduced else 1,
-        on_nonfinite=rule.on_nonfinite,
-        has_loss=False,  # some micro-steps may have none
-        is_reported=False,
-    )
-
-
-def _finish(strategy, window: Window, rule: Rule, counted, steps) -> tf.Tensor:
+def _finish(
+    strategy, variables: Variables, window: Window, apply: Apply, counted, steps
+) -> tf.Tensor:
     """Closes the window at a boundary, in cross-replica context."""
     counted = strategy.experimental_local_results(counted)
-    is_boundary, _ = _KIND.count(window.micro_steps, counted, first_of(strategy, steps))
+    is_boundary, _ = window.clock.count(
+        window.micro_steps, counted, first_of(strategy, steps)
+    )
     with tf.control_dependencies(counted):  # a failed step owns nothing
         owned = []
-        if window.owner is not None and window.trained is not None:
-            owned = [set_to(window.owner, _owner_of(window))]
+        if variables.owner is not None and variables.trained is not None:
+            owned = [set_to(variables.owner, _owner_of(variables))]
 
-    def apply(mean, closed: Closed) -> tf.Tensor:
-        del closed
+    def apply_mean(mean, loss) -> list:
+        del loss
         applied = strategy.extended.call_for_each_replica(
-            lambda gradients: _run(rule.apply(gradients, window.trained)), args=(mean,)
+            lambda gradients: _run(apply(gradients, variables.trained)), args=(mean,)
         )
-        with tf.control_dependencies(strategy.experimental_local_results(applied)):
-            return nan()
+        return strategy.experimental_local_results(applied)
 
     def update() -> tf.Tensor:
-        closed, _ = close_window(strategy, _terms(window, rule), apply)
-        with tf.control_dependencies([set_to(window.window_loss, closed.loss)]):
+        result = close(strategy, window, apply_mean)
+        with tf.control_dependencies([set_to(variables.window_loss, result.loss)]):
             return tf.constant(True)
 
     with tf.control_dependencies(owned):
         is_boundary = tf.identity(is_boundary)
-    return _KIND.close(
+    return window.clock.branch(
         window.micro_steps, is_boundary, update, lambda: tf.constant(False)
     )
 
 
-def _is_first(window: Window) -> tf.Tensor:
-    is_first = tf.equal(window.micro_steps.read_value(), 0)
-    with tf.control_dependencies(_check_owner(window, is_first)):
-        return tf.identity(is_first)
-
-
-def _of_known_kinds(window: Window, gradients: dict[int, Gradient]):
+def _of_known_kinds(variables: Variables, gradients: dict[int, Gradient]):
     """Returns the gradients, each dense or sparse as in earlier micro-steps."""
     indices = tuple(gradients)
-    is_new = window.trained is None or indices != tuple(window.trained)
+    is_new = variables.trained is None or indices != tuple(variables.trained)
     # Layers may be frozen or unfrozen between windows.
-    if is_new and (window.trained is None or _is_empty(window)):
-        window.trained = indices
-        window.sparse.update(
+    if is_new and (variables.trained is None or _is_empty(variables)):
+        variables.trained = indices
+        variables.sparse.update(
             i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
         )
     elif is_new:
         raise ValueError(
             "Every micro-step must have gradients of the same variables. Received: "
-            f"{_names(window, indices)} after {_names(window)}. Make one optimizer "
+            f"{_names(variables, indices)} after {_names(variables)}. Make one optimizer "
             "for each set of variables, by accumulate()."
         )
     return {
-        i: _as_slices(g) if i in window.sparse else tf.convert_to_tensor(g)
+        i: _as_slices(g) if i in variables.sparse else tf.convert_to_tensor(g)
         for i, g in gradients.items()
     }
 
@@ -242,28 +241,28 @@ def _is_eager() -> bool:
         return tf.executing_eagerly()
 
 
-def _is_empty(window: Window) -> bool:
+def _is_empty(variables: Variables) -> bool:
     """Returns whether the window is known to be empty now."""
-    if window.owner is None:
+    if variables.owner is None:
         return False
     with tf.init_scope():
-        return int(window.micro_steps.numpy()) == 0
+        return int(variables.micro_steps.numpy()) == 0
 
 
-def _owner_of(window: Window) -> tf.Tensor:
+def _owner_of(variables: Variables) -> tf.Tensor:
     """Returns a number > 0 for the set of variables that this micro-step trains."""
-    indices = tuple(window.trained)
+    indices = tuple(variables.trained)
     number = 1 + zlib.crc32(repr(indices).encode())
-    window._sets[number] = indices
+    variables._sets[number] = indices
     return tf.constant(number, tf.int64)
 
 
-def _check_owner(window: Window, is_first: tf.Tensor) -> list:
+def _check_owner(variables: Variables, is_first: tf.Tensor) -> list:
     """Returns an assertion that the open window has gradients of the same variables."""
-    if window.owner is None:
+    if variables.owner is None:
         return []
-    owner = window.owner.read_value()
-    is_known = tf.logical_or(tf.equal(owner, 0), tf.equal(owner, _owner_of(window)))
+    owner = variables.owner.read_value()
+    is_known = tf.logical_or(tf.equal(owner, 0), tf.equal(owner, _owner_of(variables)))
     words = (
         "Every micro-step must have gradients of the same variables. Received: others."
     )
@@ -280,17 +279,10 @@ def _as_slices(gradient: Gradient) -> tf.IndexedSlices:
     return tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
 
 
-def _names(window: Window, indices=None) -> list[str]:
-    return [window.names[i] for i in (window.trained if indices is None else indices)]
-
-
-def _open(window: Window) -> list[Accumulator]:
-    """Returns the accumulators in use, scalars last; rows for sparse gradients only."""
-    made = [
-        Accumulator(a.total, a.touched if i in window.sparse else None)
-        for i, a in enumerate(window.accumulators)
+def _names(variables: Variables, indices=None) -> list[str]:
+    return [
+        variables.names[i] for i in (variables.trained if indices is None else indices)
     ]
-    return [*(made[i] for i in window.trained), window.weight, window.loss]
 
 
 def _run(operations) -> tf.Tensor:

@@ -13,9 +13,8 @@ from estimator_accum._accumulators import (
     touched_rows,
     variables_of,
 )
+from estimator_accum._clock import Clock, set_current_batch
 from estimator_accum._graph import read
-from estimator_accum._kinds import Added, Kind, set_current_batch
-from estimator_accum._micro_step import MicroBatch, Terms, accumulate, mean_loss
 
 
 class Exchange(NamedTuple):
@@ -84,7 +83,7 @@ class Pass:
     exchange: Exchange | None = None
 
 
-class WholeBatch(Kind):
+class WholeBatch(Clock):
     """One replica's batch; the graph sees one micro-batch of it at a time.
 
     Attributes:
@@ -197,7 +196,9 @@ class WholeBatch(Kind):
             weight = self.default_weight(reduction)
         if self.weight is None:
             self.weight, self.reduction = weight, reduction
-        has_more = self.is_mean() is None or reduction == "sum"
+        # One micro-batch of one replica may be the whole batch, and so its own mean.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        has_more = replicas > 1 or reduction == "sum"
         return weight, weight if has_more else self.scale(weight)
 
     def scale(self, weight: tf.Tensor) -> tf.Tensor:
@@ -213,27 +214,25 @@ class WholeBatch(Kind):
                 )
         return self.should_recompute
 
-    def is_mean(self) -> tf.Tensor | None:
-        """Returns whether one micro-batch on one replica is the whole batch."""
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return self.is_whole if replicas == 1 else None
-
     def at_the_boundary(self):
         """Returns a context without the caller's dependencies on the micro-batch."""
         return tf.control_dependencies(None)
 
-    def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
-        """Registers the operations that the hook runs before the train op."""
+    def opens_window(self, counter: tf.Variable | None) -> tf.Tensor:
+        """Returns whether this is the batch's first micro-batch."""
         del counter
-        counted = accumulate(terms, micro_batch, lambda: tf.identity(self.is_first))
-        self.micro_ops += [counted.op, *update_ops]
+        return tf.identity(self.is_first)
+
+    def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
+        """Registers the operations that the hook runs before the train op."""
+        self.micro_ops.append(counted.op)
         with tf.control_dependencies(None):
-            for variable in variables_of(terms.accumulators):
+            for variable in variables_of(accumulators):
                 self.initialize_ops.append(variable.initializer)
                 self.handles.append(variable.handle)
-            self.discard_ops += _clear(terms.accumulators)
-            self.empty_ops += assign_zeros(terms.accumulators)
-            return Added(None, tf.constant(1, tf.int64), mean_loss(terms))
+            self.discard_ops += _clear(accumulators)
+            self.empty_ops += assign_zeros(accumulators)
+            return tf.constant(1, tf.int64)
 
 
 def _clear(accumulators: list[Accumulator]) -> list[tf.Operation]:

@@ -8,9 +8,7 @@ The rest is never retried.
 
 import tensorflow as tf
 
-from estimator_accum._graph import ancestors, nan
-from estimator_accum._kinds import Added
-from estimator_accum._micro_step import MicroBatch, Terms
+from estimator_accum._graph import ancestors
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import MicroBatchCount
 from estimator_accum.microbatch._graph import split_train_op
@@ -20,12 +18,13 @@ from estimator_accum.microbatch._runner import BatchRunner, ReplicaBatch
 class UntrainedBatch(WholeBatch):
     """A batch to evaluate or predict; train ops register nothing to run with it."""
 
-    def add(self, terms: Terms, counter, micro_batch: MicroBatch, update_ops) -> Added:
-        """Makes the operations of a train op that a model_fn returns in every mode."""
-        del terms, counter, update_ops
-        loss = nan() if micro_batch.loss is None else micro_batch.loss
+    keeps_sums = False
+
+    def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
+        """Leaves out the train op that a model_fn returns in every mode."""
+        del counted, accumulators
         with tf.control_dependencies(None):
-            return Added(None, tf.constant(1, tf.int64), loss)
+            return tf.constant(1, tf.int64)
 
 
 class EvaluationHook(tf.compat.v1.train.SessionRunHook):

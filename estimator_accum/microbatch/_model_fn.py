@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._checks import check_scalar
-from estimator_accum._kinds import current_batch
-from estimator_accum._rule import check_reduction
+from estimator_accum._clock import current_batch
+from estimator_accum._options import check_reduction, check_scalar
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import FixedCount, MicroBatchCount
 from estimator_accum.microbatch._evaluation import (

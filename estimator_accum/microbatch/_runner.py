@@ -315,5 +315,5 @@ class BatchRunner:
 
 
 def _zeros(tensor: tf.Tensor) -> np.ndarray:
-    shape = [0 if size is None else size for size in tensor.shape]
+    shape = [0 if size is None else size for size in tensor.shape.as_list()]
     return np.zeros(shape, tensor.dtype.as_numpy_dtype)

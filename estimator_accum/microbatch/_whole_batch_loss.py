@@ -16,9 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from estimator_accum._checks import check_loss
+from estimator_accum._clock import (
+    current_batch,
+    set_current_batch,
+    without_interception,
+)
 from estimator_accum._graph import ancestors
-from estimator_accum._kinds import current_batch, own_gradients, set_current_batch
+from estimator_accum._options import check_loss
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._gather import gather
 from estimator_accum.microbatch._graph import (
@@ -172,7 +176,7 @@ class _Loss:
             arrived: The gradient of the loss, a scalar.
         """
         if self._derived is None:  # once, also if there are several train ops
-            with tf.control_dependencies(None), own_gradients():
+            with tf.control_dependencies(None), without_interception():
                 self._derived = self._derive()
         is_sum = self._batch.reduction == "sum"
         scaled = []

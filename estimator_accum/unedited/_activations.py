@@ -63,8 +63,9 @@ def _elements(view: View, operation: tf.Operation) -> int:
             try:
                 total += _number(view.analysis.dims(output))
             except Mixed:
+                known = output.shape.as_list()
                 total += _number(
-                    [Size(n) if n is not None else Size(power=1) for n in output.shape]
+                    [Size(power=1) if n is None else Size(n) for n in known]
                 )
     return total
 

@@ -26,7 +26,7 @@ from tensorflow.python.ops import gradients_util
 
 from estimator_accum._accumulators import (
     Accumulator,
-    add,
+    add_up,
     assign_zeros,
     clear_rows,
     commit,
@@ -34,10 +34,10 @@ from estimator_accum._accumulators import (
     touched_rows,
     variables_of,
 )
-from estimator_accum._checks import check_own_job
+from estimator_accum._clock import is_interception_off, without_interception
 from estimator_accum._gradients import Gradient, cast
 from estimator_accum._graph import data_ancestors, read
-from estimator_accum._kinds import are_gradients_own, own_gradients
+from estimator_accum._options import check_own_job
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
 from estimator_accum.microbatch._whole import first_pass, keep, rows_of_micro_batch
@@ -379,7 +379,7 @@ class Interception:
 
     def _commit(self, accumulators: list, gradients: list[Gradient]) -> None:
         batch = self._batch
-        sums = add(accumulators, gradients, batch.is_first)
+        sums = add_up(accumulators, gradients, batch.is_first)
         batch.micro_ops += commit(accumulators, sums, batch.is_first)
         with tf.control_dependencies(None):
             for variable in variables_of(accumulators):
@@ -471,7 +471,7 @@ def intercepting(interception: Interception) -> Iterator[None]:
 
 
 def _current() -> Interception | None:
-    return None if are_gradients_own() else getattr(_local, "interception", None)
+    return None if is_interception_off() else getattr(_local, "interception", None)
 
 
 _OWN = {}  # TensorFlow's functions, by place
@@ -482,7 +482,7 @@ def _patch() -> None:
     _OWN["tape"] = tape_gradient = backprop.GradientTape.gradient
 
     def compute(ys, xs, grad_ys, stop_gradients, *args, **kwargs):
-        with own_gradients():
+        with without_interception():
             return helper(
                 ys, xs, grad_ys, *args, stop_gradients=stop_gradients, **kwargs
             )

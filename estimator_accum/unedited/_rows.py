@@ -429,10 +429,9 @@ def _named(tensor: tf.Tensor) -> np.ndarray | None:
     """Returns sizes with names of their own for an integer scalar or vector."""
     if tensor.shape.rank == 0:
         return sizes(Size(symbols=(tensor.name,)))
-    if tensor.shape.rank == 1 and tensor.shape[0] is not None and tensor.shape[0] <= 64:
-        return sizes(
-            [Size(symbols=(f"{tensor.name}[{i}]",)) for i in range(tensor.shape[0])]
-        )
+    number = tensor.shape.num_elements()
+    if tensor.shape.rank == 1 and number is not None and number <= 64:
+        return sizes([Size(symbols=(f"{tensor.name}[{i}]",)) for i in range(number)])
     return None
 
 

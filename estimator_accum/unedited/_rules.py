@@ -328,7 +328,7 @@ def _passing(analysis, operation, states):
 @rule("EnsureShape")
 def _ensure_shape(analysis, operation, states):
     shape = tf.TensorShape(operation.get_attr("shape"))
-    if shape.rank is not None and shape[states[0].axis] is not None:
+    if shape.rank is not None and shape.as_list()[states[0].axis] is not None:
         raise Mixed("it wants a number of examples")
     return _passing(analysis, operation, states)
 
@@ -825,6 +825,9 @@ def _split(analysis, operation, states):
     if operation.type == "Split":
         inputs, states = [inputs[1], inputs[0]], [states[1], states[0]]
     state = _one(states)
+    if len(operation.outputs) == 1:  # for one device, say
+        analysis.set_dims(operation.outputs[0], state, analysis.dims(inputs[0]))
+        return state
     axes = _axes(analysis, inputs[-1], analysis.rank(inputs[0]))
     if state.axis in axes:
         raise Mixed("it takes examples apart")
@@ -857,7 +860,7 @@ def _strided_slice(analysis, operation, states):
         raise Mixed("rows are chosen by values")
     tensor, rank = operation.inputs[0], analysis.rank(operation.inputs[0])
     begin, end, strides = (analysis.value(each) for each in operation.inputs[1:])
-    number = operation.inputs[1].shape[0]
+    number = operation.inputs[1].shape.num_elements()
     if number is None:
         raise Mixed("its axes are not known")
     masks = {

@@ -236,7 +236,8 @@ _ROWS = {
     "joined": (
         lambda x: [
             tf.concat([x, x], 2), tf.stack([x, x], 1), *tf.unstack(x, axis=1),
-            *tf.split(x, 2, 1), *tf.split(x, [1, 3], 1), tf.pad(x, [[0, 0], [1, 0], [0, 0]]),
+            *tf.split(x, 2, 1), *tf.split(x, [1, 3], 1), *tf.split(x, 1),
+            tf.pad(x, [[0, 0], [1, 0], [0, 0]]),
             tf.pad(x, [[0, 0], [1, 0], [0, 0]], constant_values=1.0),
             tf.pad(x, [[0, 0], [1, 0], [0, 0]], "SYMMETRIC"),
         ], 0, 1,

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer
+from estimator_accum.unedited import _session_loops as _optimizers
 from estimator_accum.unedited import run as command
 from estimator_accum.unedited._estimators import cut_batches
-from estimator_accum.unedited.run import _optimizers
 from tests.helpers.models.interception import relative_difference
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.microbatch_runs import (
