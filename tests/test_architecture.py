@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _LIBRARY = _REPOSITORY / "estimator_accum"
 _PROGRAMS = ("bert_finetune", "housing_example", "distributed")

@@ -9,6 +9,8 @@ import estimator_accum
 from estimator_accum import __main__ as command
 from tests.helpers.processes import running
 
+pytestmark = pytest.mark.once
+
 _MODULES = {
     "train": "bert_finetune/run_classifier.py",
     "plan": "bert_finetune/plan.py",
@@ -75,7 +77,6 @@ def test_compat_runs_a_script_with_its_flags(tmp_path):
 
 
 @pytest.mark.usefixtures("real_starts")
-@pytest.mark.once
 def test_help_version_and_bad_flags_import_neither_tensorflow_nor_pandas():
     """Imports of seconds, for an answer that the reader waits for."""
     program = (

@@ -13,6 +13,8 @@ from distributed import launch_local
 from estimator_accum import get_or_create_update_step
 from tests.helpers.processes import documents, legacy_runs
 
+pytestmark = pytest.mark.once
+
 _CODE = [
     code
     for page in ("model_fn", "whole_batches", "today")

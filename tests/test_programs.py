@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tests.helpers.processes import programs, running
 
+pytestmark = pytest.mark.once
+
 _FACTS = """
 import atexit, json, logging, os, signal, sys, threading, warnings
 facts = {

@@ -196,7 +196,11 @@ def _difference(ours, plain) -> float:
     return relative_difference(ours, plain, names)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "control_flow"),
+    [(name, "v2") for name in CHANGES] + [("schedule", "v1"), ("branch", "v1")],
+    indirect=["control_flow"],
+)
 def test_the_weights_are_those_of_the_same_code_on_the_big_batch(name, control_flow):
     batches = make_batches(UPDATES, BATCH)
     parts = [part for batch in batches for part in split(batch, K)]

@@ -13,6 +13,8 @@ from tests.helpers.models.interfaces import (
     start_session,
 )
 
+pytestmark = pytest.mark.once
+
 v1 = tf.compat.v1
 
 # Every example's gradient is SIGNAL + noise of covariance NOISE**2 * identity, whatever
@@ -51,7 +53,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
 
 @pytest.mark.parametrize(
     ("sizes", "sparse"),
-    [([2, 10, 20], True), pytest.param([8] * 4, False, marks=pytest.mark.once)],
+    [([2, 10, 20], True), ([8] * 4, False)],
 )
 def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     # The estimator averages over about a hundred updates of 32 examples each.
@@ -82,7 +84,6 @@ def test_it_is_the_same_by_every_interface(make):
     assert _of_slopes([2, 5], [3, 4], make) == pytest.approx(expected)
 
 
-@pytest.mark.once
 def test_without_weights_its_unit_is_the_micro_batch():
     found = np.mean([_estimate([8] * 4, 300, False, seed=i) for i in range(4)])
     assert found == pytest.approx(EXPECTED / 8, rel=0.1)

@@ -100,26 +100,32 @@ def test_finite_gradients_whose_sum_is_not_are_named_and_not_applied(sparse):
     assert run.session.run(run.x)[0] == 0.0
 
 
-@pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_skip_micro_batch_leaves_it_out_wherever_it_stands(bad, sparse):
-    run = _Run(2, sparse, on_nonfinite="skip_micro_batch")
-    assert run(bad, 1.0, bad, 3.0, 5.0, bad, 7.0) == [0, 0, 0, -2, -2, -2, -8]
-    assert run.state() == [7, 2, 0]
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_skip_window_ends_the_window_and_the_next_starts_clean(sparse):
-    run = _Run(2, sparse, on_nonfinite="skip_window", clip_norm=100.0)
-    assert run(1.0, NAN, 2.0, 4.0, INF, 1.0, 5.0, 7.0) == [0, 0, 0, -3, -3, -3, -3, -9]
-    assert run.state() == [8, 2, 0]
-
-
-@pytest.mark.parametrize("policy", ["skip_window", "skip_micro_batch"])
-def test_skipping_works_with_one_step_windows(policy):
-    run = _Run(1, on_nonfinite=policy)
-    assert run(1.0, NAN, 2.0) == [-1, -1, -3]
-    assert run.state() == [3, 2]
+@pytest.mark.parametrize(
+    ("steps", "policy", "clip_norm", "fed", "values", "state"),
+    [
+        # A micro-batch is left out wherever it stands.
+        *(
+            (2, "skip_micro_batch", None, fed, [0, 0, 0, -2, -2, -2, -8], [7, 2, 0])
+            for fed in ([NAN, 1, NAN, 3, 5, NAN, 7], [INF, 1, INF, 3, 5, INF, 7])
+        ),
+        # A window ends, and the next one starts clean.
+        (
+            *(2, "skip_window", 100.0, [1, NAN, 2, 4, INF, 1, 5, 7]),
+            *([0, 0, 0, -3, -3, -3, -3, -9], [8, 2, 0]),
+        ),
+        (1, "skip_micro_batch", None, [1, NAN, 2], [-1, -1, -3], [3, 2]),
+        (1, "skip_window", None, [1, NAN, 2], [-1, -1, -3], [3, 2]),
+        # Clipping scales by NaN if the norm is not finite; no such value is kept.
+        (1, "skip_window", 0.5, [INF, 3, 0.25], [0, -0.5, -0.75], [3, 2]),
+    ],
+)
+def test_what_is_skipped_leaves_no_trace(
+    steps, policy, clip_norm, fed, values, state, sparse
+):
+    run = _Run(steps, sparse, on_nonfinite=policy, clip_norm=clip_norm)
+    assert run(*fed) == values
+    assert run.state() == state
 
 
 def test_a_skipped_window_moves_no_slot_and_no_clock():
@@ -131,12 +137,6 @@ def test_a_skipped_window_moves_no_slot_and_no_clock():
     frozen = [x, *adam.variables(), get_or_create_update_step()]
     values = after_each(train_op, [{slope: g} for g in (1.0, 2.0, NAN, 2.0)], frozen)
     np.testing.assert_array_equal(values[3], values[1])
-
-
-def test_the_norm_of_a_skipped_window_poisons_nothing():
-    """Clipping scales by NaN if the norm is not finite; no such value is kept."""
-    run = _Run(1, on_nonfinite="skip_window", clip_norm=0.5)
-    assert run(INF, 3.0, 0.25) == [0, -0.5, -0.75]
 
 
 def test_policies_are_checked_by_name():

@@ -181,7 +181,9 @@ _sometimes = _switched(lambda step: tf.equal(step % 2, 1))
 
 
 # Layer by layer, so that both ways are compared with one plain run.
-@pytest.mark.parametrize("wrap", [recompute, _sometimes])
+@pytest.mark.parametrize(
+    "wrap", [recompute, pytest.param(_sometimes, marks=pytest.mark.once)]
+)
 @pytest.mark.parametrize("layer", _LAYERS)
 def test_weights_are_those_without_bit_for_bit(layer, wrap):
     plain_loss, plain = _trained(_as_it_is, layer)

@@ -10,6 +10,8 @@ from scripts.benchmarks.bandwidth import bound_secs
 from scripts.benchmarks.base import Contender, make_rows, run_script, take_turns
 from scripts.benchmarks.models import SIZES, Size
 
+pytestmark = pytest.mark.once
+
 
 def test_contenders_take_turns_and_every_second_round_goes_backwards():
     order = []
@@ -34,7 +36,6 @@ def test_bound_is_the_traffic_that_accumulation_cannot_do_without():
     assert bound_secs(1e-9, 4, 0, 10) == pytest.approx(70e-9)
 
 
-@pytest.mark.once
 def test_a_program_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"-m housing_example.main failed \(2\).*no"):
         run_script(["-m", "housing_example.main", "--no_such_flag=1"])
@@ -49,13 +50,11 @@ _WAYS = {
     "unedited": {"uncut", "cut in 4"},
     "cola": {"padded to 128", "this project"},
     "memory": {"2 x 1", "8 x 1", "2 x 4", "2 x 4, skip_window"},
-    "housing": {"177 x 1", "59 x 3"},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.parametrize("part", benchmark.PARTS)
+@pytest.mark.parametrize("part", _WAYS)  # docs/performance.md runs the part housing
 def test_every_part_measures(part, tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", Size(1, 8, 1, vocabulary=40))
     monkeypatch.setattr(parts, "_ARRAY_BYTES", 2**20)
@@ -66,7 +65,7 @@ def test_every_part_measures(part, tmp_path, monkeypatch):
     flags = [f"--parts={part}", "--sizes=tiny", f"--cola_dir={tmp_path}"]
     flags += ["--micro_batch_size=2", "--tokens=4", "--effective_batch_sizes=8"]
     flags += ["--accumulation_steps=2", "--rounds=1", "--starts=1"]
-    flags += ["--housing_updates=2", "--cola_examples=64"]
+    flags += ["--cola_examples=64"]
     output = tmp_path / "output"
     assert benchmark.main([*flags, f"--output_dir={output}"]) == 0
     table = (output / "benchmark.csv").read_text()

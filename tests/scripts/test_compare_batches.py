@@ -11,9 +11,10 @@ import pytest
 from scripts.experiments import compare_batches
 from tests.helpers.models.tiny_bert import write_bert, write_cola
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
     run, trained = subprocess.run, {}
 
@@ -53,7 +54,6 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
     assert list(trained) == ["accumulated", "whole", "padded"]
 
 
-@pytest.mark.once
 def test_a_difference_of_rounding_alone_is_explained(capsys):
     values = {name: np.ones(2) for name in ("layer/key/bias", "layer/key/kernel")}
     theirs = {"update_step": 1, **values, "layer/key/bias/adam_m": np.ones(2)}

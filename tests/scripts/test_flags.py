@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 _ROOMS = {
     "scripts": ("benchmark", "quickstart_demo"),
     "scripts.experiments": (

@@ -10,6 +10,8 @@ import tensorflow as tf
 from estimator_accum import make_accumulating_train_op
 from scripts.experiments import optimizer_table
 
+pytestmark = pytest.mark.once
+
 v1 = tf.compat.v1
 
 
@@ -24,7 +26,6 @@ def test_the_table_has_every_optimizer_of_v1_train():
     assert made == public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("factor, code", [(1, 0), (2, 1)])
 def test_the_table_of_v1_holds_its_bounds_unless_the_rule_is_broken(
     factor, code, monkeypatch, capsys

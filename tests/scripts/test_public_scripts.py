@@ -1,6 +1,5 @@
 """public_scripts.py without the network: what it compares, runs and reports."""
 
-import itertools
 import re
 import sys
 
@@ -9,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from scripts.experiments import public_scripts
-from scripts.experiments.public import bench, removed
+from scripts.experiments.public import bench
+
+pytestmark = pytest.mark.once
 
 v1 = tf.compat.v1
 
@@ -60,32 +61,6 @@ def test_each_script_has_a_driver_and_a_hash():
     assert bench.UPDATES == public_scripts._UPDATES
 
 
-def _updates(memory):
-    """Returns each update's final number of micro-batches, and all errors' counts."""
-    finals, errors = [], []
-    for update in range(bench.UPDATES):
-        while memory._pending:
-            index, where = memory._pending[0]
-            assert 0 <= index < memory.value
-            while (memory._index, where) != (index, where):
-                memory._may_fail("end")
-            with pytest.raises(MemoryError, match=f"{where} of micro-batch {index}"):
-                memory._may_fail(where)
-            errors.append(memory.value)
-            memory.increase(bench.BATCH, "somewhere")
-        finals.append(memory.value)
-        memory.count_update(update)
-    return finals, errors
-
-
-@pytest.mark.parametrize("errors", [1, 50, 80])
-def test_a_calm_run_is_cut_as_the_disturbed_one(errors):
-    finals, found = _updates(bench.Memory(errors, True))
-    assert len(found) == errors
-    assert all(1 <= count <= bench.BATCH for count in finals + found)
-    assert _updates(bench.Memory(errors, False)) == (finals, [])
-
-
 def _train(folder, run, *, seed, in_reverse=False, monkeypatch):
     """Trains a small model_fn under the bench; returns its last weights."""
     seen = []
@@ -128,31 +103,3 @@ def test_all_runs_begin_with_the_first_ones_weights(tmp_path, monkeypatch):
     np.testing.assert_array_equal(other["weight"], last["weight"])
     _, reversed_ = _train(tmp_path, "c", seed=3, in_reverse=True, **options)
     np.testing.assert_allclose(reversed_["weight"], first["weight"] - [2, 3])
-
-
-def test_the_conditional_random_field_is_that_of_all_paths():
-    chance = np.random.default_rng(0)
-    scores = chance.normal(size=[3, 4, 2]).astype(np.float32)
-    moves = chance.normal(size=[2, 2]).astype(np.float32)
-    lengths, tags = [4, 2, 1], chance.integers(0, 2, [3, 4])
-
-    def score(row, path):
-        found = sum(scores[row, i, tag] for i, tag in enumerate(path))
-        return found + sum(moves[pair] for pair in itertools.pairwise(path))
-
-    with tf.Graph().as_default(), v1.Session() as session:
-        likelihood, _ = removed.log_likelihood(
-            tf.constant(scores), tf.constant(tags), tf.constant(lengths), moves
-        )
-        best = removed.decode(tf.constant(scores), moves, tf.constant(lengths))
-        likelihood, paths, totals = session.run([likelihood, *best])
-    for row, length in enumerate(lengths):
-        every = {
-            path: score(row, path) for path in itertools.product((0, 1), repeat=length)
-        }
-        total = np.log(sum(map(np.exp, every.values())))
-        expected = every[tuple(tags[row, :length])] - total
-        np.testing.assert_allclose(likelihood[row], expected, rtol=1e-5)
-        best_path = max(every, key=every.get)
-        assert tuple(paths[row]) == best_path + (0,) * (4 - length)
-        np.testing.assert_allclose(totals[row], every[best_path], rtol=1e-5)

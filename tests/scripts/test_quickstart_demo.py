@@ -13,6 +13,8 @@ from estimator_accum.programs.lock import locked
 from scripts import quickstart_demo
 from tests.helpers.processes import running
 
+pytestmark = pytest.mark.once
+
 
 def test_folder_that_another_demo_writes_to_is_refused(refusal, tmp_path):
     with locked(tmp_path):
@@ -33,7 +35,6 @@ def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):
     assert left == ["data"]  # a failed demo leaves no result
 
 
-@pytest.mark.once
 @pytest.mark.slow
 def test_demo_learns_and_accumulation_changes_nothing(tmp_path, monkeypatch, capsys):
     shorter = functools.partial(quickstart_demo.write_demo_data, train=1600, dev=200)

@@ -19,6 +19,7 @@ from estimator_accum import (
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.microbatch_runs import variables_of
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
+from tests.helpers.models.summaries import read_scalars
 
 v1 = tf.compat.v1
 EXAMPLES, BATCH = 88, 4  # 22 micro-steps
@@ -287,10 +288,8 @@ def _rows_without_speed(folder):
 def _scalars(folder) -> dict[tuple[str, int], float]:
     """Returns TensorBoard's scalars by name and global step."""
     return {
-        (value.tag.removeprefix("accumulation/"), event.step): value.simple_value
-        for path in pathlib.Path(folder).glob("events*")
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
+        (tag.removeprefix("accumulation/"), step): value
+        for tag, step, value in read_scalars(folder)
     }
 
 

@@ -19,6 +19,8 @@ from estimator_accum.compat import enable_estimator
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.processes import running
 
+pytestmark = pytest.mark.once
+
 enable_estimator()
 v1 = tf.compat.v1
 K, MICRO_STEPS = 4, 14

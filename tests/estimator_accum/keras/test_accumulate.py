@@ -113,12 +113,29 @@ def test_variables_that_are_excluded_from_weight_decay_do_not_decay(kind):
     assert (decayed.numpy(), kept.numpy()) == (0.5, 1.0)
 
 
-def test_a_schedule_of_k_counts_updates(kind):
-    sgd = kind.optimizer("SGD", 1.0)
-    optimizer = accumulate(sgd, lambda updates: tf.where(updates < 2, 1, 3))
-    gradients = [1.0, 1.0, 3.0, 3.0, 3.0, 6.0, 0.0, 0.0]
-    values = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
-    assert values == [-1, -2, -2, -2, -5, -5, -5, -7]
+@pytest.mark.parametrize(
+    ("steps", "options", "gradients", "values"),
+    [
+        (  # a schedule of K counts updates
+            lambda updates: tf.where(updates < 2, 1, 3),
+            {},
+            [1.0, 1.0, 3.0, 3.0, 3.0, 6.0, 0.0, 0.0],
+            [-1, -2, -2, -2, -5, -5, -5, -7],
+        ),
+        (
+            2,
+            {"on_nonfinite": "skip_micro_batch"},
+            [1.0, np.inf, 3.0, np.nan, 1.0, 1.0],
+            [0, 0, -2, -2, -2, -3],
+        ),
+        (2, {"on_nonfinite": "skip_window"}, [1.0, np.inf, 3.0, 5.0], [0, 0, 0, -4]),
+    ],
+)
+def test_the_variable_after_each_micro_step(kind, steps, options, gradients, values):
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), steps, **options)
+    found = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
+    assert found == values
+    assert int(optimizer.iterations.numpy()) == len(set(values) - {0})
 
 
 @pytest.mark.parametrize("by_argument", [False, True])
@@ -147,21 +164,6 @@ def test_learning_rate_is_the_wrapped_optimizers(kind):
     assert float(optimizer.inner_optimizer.learning_rate) == 0.125
     assert float(optimizer.momentum) == 0.25
     assert optimizer.inner_optimizer is not optimizer
-
-
-def test_skipping_a_micro_batch_takes_another_one_instead(kind):
-    ours = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_micro_batch")
-    gradients = [1.0, np.inf, 3.0, np.nan, 1.0, 1.0]
-    values = apply_each(ours, tf.Variable(0.0), gradients)
-    assert values == [0, 0, -2, -2, -2, -3]
-
-
-def test_skipping_a_window_leaves_the_next_one_clean(kind):
-    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="skip_window")
-    gradients = [1.0, np.inf, 3.0, 5.0]
-    values = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
-    assert values[-1] == -4.0
-    assert int(optimizer.iterations.numpy()) == 1
 
 
 def test_raising_names_the_variable_and_accumulates_nothing(kind):

@@ -32,21 +32,14 @@ from tests.helpers.models.microbatch_runs import (
     train,
     train_in_micro_batches,
 )
+from tests.helpers.models.summaries import read_scalars
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 
 
 def _summaries(folder, tag) -> list[float]:
-    return [
-        tf.make_ndarray(value.tensor).item()
-        if value.HasField("tensor")
-        else value.simple_value
-        for path in sorted(folder.glob("events*"))
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-        if value.tag == tag
-    ]
+    return [value for name, _, value in read_scalars(folder) if name == tag]
 
 
 def test_clipping_schedules_and_the_reported_loss_see_the_batch(tmp_path):
@@ -234,52 +227,43 @@ def test_the_loss_scale_moves_once_a_batch(tmp_path):
     assert ours["current_loss_scale"] == 256 * 2**3  # doubled every two updates of six
 
 
-def test_a_train_op_inside_a_branch_is_refused(tmp_path):
-    def make_train_op(loss):
-        step = v1.train.get_or_create_global_step()
-        accumulating = AccumulatingOptimizer(OPTIMIZERS["sgd"](), 1)
-        return _loss_scaling(accumulating).minimize(loss, step)
+def _in_a_branch(loss):
+    accumulating = AccumulatingOptimizer(OPTIMIZERS["sgd"](), 1)
+    return _loss_scaling(accumulating).minimize(loss, v1.train.get_global_step())
 
-    expected = r"must not be made inside a tf.cond.* Received: a branch.*inside Accumul"
-    with pytest.raises(ValueError, match=expected):
+
+def _waiting_for_the_update(loss):
+    with tf.control_dependencies([by_train_op("sgd")(loss)]):
+        return tf.identity(loss, name="mixed")
+
+
+def _with_a_rate_of_the_micro_batch(loss):
+    optimizer = v1.train.GradientDescentOptimizer(tf.abs(loss, name="rate"))
+    return make_accumulating_train_op(loss, optimizer, 1)
+
+
+def _communicating(loss):
+    sizes = {"group_size": 1, "group_key": 1, "instance_key": 1}
+    ops = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
+    loss = tf.raw_ops.CollectiveReduce(input=loss, name="synchronize", **sizes, **ops)
+    weight = v1.get_variable("weight", initializer=1.0)
+    return by_train_op("sgd")(tf.stop_gradient(loss) * weight)
+
+
+@pytest.mark.parametrize(
+    ("make_train_op", "sentence"),
+    [
+        (_in_a_branch, "not be made inside a tf.cond.* Received: a branch.*inside Acc"),
+        (_waiting_for_the_update, "not wait for .* Received: mixed, which n.*Group it"),
+        (_with_a_rate_of_the_micro_batch, "not be computed from a micro-batch.*rate"),
+        (_communicating, "not communicate.*: synchronize of type CollectiveReduce"),
+    ],
+)
+def test_train_ops_that_would_not_be_the_batchs_are_refused(
+    make_train_op, sentence, tmp_path
+):
+    with pytest.raises(ValueError, match=sentence):
         train_in_micro_batches(make_model_fn(make_train_op), tmp_path, INPUT, 4)
-
-
-def test_what_needs_the_micro_batch_must_not_wait_for_the_update(tmp_path):
-    def model_fn(features, labels, mode):
-        loss = loss_of(features, labels)
-        with tf.control_dependencies([by_train_op("sgd")(loss)]):
-            train_op = tf.identity(loss, name="mixed")
-        return spec_of(mode, loss, train_op)
-
-    expected = r"must not wait for the update.* Received: mixed, which needs .*Group it"
-    with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(model_fn, tmp_path, INPUT, 4)
-
-
-def test_an_update_must_not_be_computed_from_a_micro_batch(tmp_path):
-    def make_train_op(loss):
-        optimizer = v1.train.GradientDescentOptimizer(tf.abs(loss, name="rate"))
-        return make_accumulating_train_op(loss, optimizer, 1)
-
-    expected = r"must not be computed from a micro-batch.*rate"
-    with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(make_model_fn(make_train_op), tmp_path, INPUT, 4)
-
-
-def test_micro_batches_that_communicate_are_refused(tmp_path):
-    def model_fn(features, labels, mode):
-        sizes = {"group_size": 1, "group_key": 1, "instance_key": 1}
-        ops = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
-        loss = tf.raw_ops.CollectiveReduce(
-            input=loss_of(features, labels), name="synchronize", **sizes, **ops
-        )
-        weight = v1.get_variable("weight", initializer=1.0)
-        return spec_of(mode, loss, by_train_op("sgd")(tf.stop_gradient(loss) * weight))
-
-    expected = r"must not communicate.* Received: synchronize of type CollectiveReduce"
-    with pytest.raises(ValueError, match=expected):
-        train_in_micro_batches(model_fn, tmp_path, INPUT, 4)
 
 
 @pytest.mark.parametrize("policy", ["skip_micro_batch", "skip_window", "raise"])

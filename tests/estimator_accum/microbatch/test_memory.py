@@ -22,6 +22,7 @@ from tests.helpers.models.microbatch_runs import (
     train,
     train_in_micro_batches,
 )
+from tests.helpers.models.summaries import read_scalars
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
@@ -54,16 +55,6 @@ def _messages(caplog) -> list[str]:
     ]
 
 
-def _scalars(folder) -> list[tuple[int, float]]:
-    return [
-        (event.step, value.simple_value)
-        for path in sorted(folder.glob("events*"))
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-        if value.tag == "accumulation/micro_batches"
-    ]
-
-
 def test_a_batch_that_does_not_fit_is_trained_in_micro_batches(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 5)
     with caplog.at_level(logging.INFO):
@@ -76,7 +67,9 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches(tmp_path, caplog)
         "micro-batches 1 -> 2: out of memory at update 1; the batch is retried",
         "micro-batches 2 -> 4: out of memory at update 1; the batch is retried",
     ]
-    assert _scalars(tmp_path / "a") == [(0, 1), (1, 2), (1, 4)]
+    tag = "accumulation/micro_batches"
+    found = read_scalars(tmp_path / "a", tag)
+    assert found == [(tag, 0, 1), (tag, 1, 2), (tag, 1, 4)]
 
 
 def test_an_error_that_comes_late_retries_its_own_batch(tmp_path, caplog):

@@ -22,8 +22,9 @@ from tests.helpers.models.microbatch_runs import (
     train,
     train_in_micro_batches,
 )
+from tests.helpers.models.summaries import read_scalars
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("graph_optimizer")]
 v1 = tf.compat.v1
 _ROWS, _UPDATES = 16, 20
 _INPUT = input_fn_of(examples=_UPDATES * _ROWS, batch_size=_ROWS)
@@ -222,11 +223,5 @@ def test_a_plan_with_something_else_in_it_is_named(make_machine, tmp_path):
 def test_whether_layers_are_recomputed_is_a_summary(make_machine, tmp_path):
     (tmp_path / "micro_batches.json").write_text('{"micro_batches": 16}')
     make_machine(kept=0, recomputed=1).train(tmp_path, max_steps=1)
-    found = [
-        value.simple_value
-        for path in tmp_path.glob("events*")
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-        if value.tag == "accumulation/recompute"
-    ]
-    assert found == [0, 1]
+    found = read_scalars(tmp_path, "accumulation/recompute")
+    assert [value for *_, value in found] == [0, 1]

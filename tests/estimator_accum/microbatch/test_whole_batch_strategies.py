@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.helpers.processes import strategy_program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 v1 = tf.compat.v1
 
@@ -43,7 +43,7 @@ def _at_once(kind: str) -> dict[str, np.ndarray]:
     ("kind", "options"),
     [
         # A batch in which one replica has no examples.
-        pytest.param("mirrored", [], marks=pytest.mark.once),
+        ("mirrored", []),
         # One of two workers runs out of memory after the other has its outputs.
         ("multi_worker", ["fits=9,2"]),
     ],

@@ -13,6 +13,8 @@ import pytest
 from estimator_accum.reports import _display
 from estimator_accum.reports._display import Display
 
+pytestmark = pytest.mark.once
+
 
 class _Terminal(io.StringIO):
     def isatty(self):

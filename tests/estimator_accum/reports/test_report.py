@@ -8,6 +8,7 @@ import tensorflow as tf
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.reports import CsvReport, Report, TensorBoardReport, Update
 from tests.helpers.models.interfaces import sgd
+from tests.helpers.models.summaries import read_scalars
 
 v1 = tf.compat.v1
 
@@ -96,13 +97,10 @@ def test_what_a_check_finds_ends_training_before_it_begins(tmp_path):
 
 
 def _scalars(folder):
-    found = {}
-    for path in folder.glob("events*"):
-        for event in v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                if value.tag.startswith("accumulation/"):
-                    found[value.tag.split("/")[1], event.step] = value.simple_value
-    return found
+    return {
+        (tag.split("/")[1], step): value
+        for tag, step, value in read_scalars(folder, "accumulation/")
+    }
 
 
 def test_a_metrics_dir_is_both_reports_in_that_folder(tmp_path):

@@ -6,6 +6,8 @@ import pytest
 
 from estimator_accum.reports import MlflowReport, Update, WandbReport
 
+pytestmark = pytest.mark.once
+
 
 def _update(step):
     options = {"gradient_norm": 2.0, "weight": 4.0, "secs": 2.0}

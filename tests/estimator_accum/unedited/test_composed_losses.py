@@ -25,6 +25,7 @@ v1 = tf.compat.v1
 _ROUNDING, _LARGEST_NOISE = 1e-13, 1e-6
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_a_composed_loss_has_the_gradients_of_the_batch_at_once_or_is_refused(request):
     outcomes = collections.Counter()

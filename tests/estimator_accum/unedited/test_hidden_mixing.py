@@ -7,8 +7,6 @@ from tests.helpers.models.hidden_mixing import HIDDEN, WITH_CONTROL_FLOW
 from tests.helpers.models.losses import features_of, model_fn_of
 from tests.helpers.oracles.exactness import SINGLE, assert_exact_or_refused
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
-
 
 def _input_fn(loss):
     return lambda: make_dataset(features_of(loss))

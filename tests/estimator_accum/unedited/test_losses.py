@@ -6,12 +6,11 @@ from tests.helpers.models import losses
 from tests.helpers.models.examples import BATCH, make_dataset
 from tests.helpers.models.losses import features_of, model_fn_of
 from tests.helpers.oracles.exactness import (
+    EQUAL,
     SINGLE,
     assert_exact,
     assert_exact_or_refused,
 )
-
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
 
 
 def _input_fn(loss, **options):
@@ -41,6 +40,14 @@ def test_a_loss_is_exact_or_refused(name):
     loss = losses.EXACT_OR_REFUSED[name]
     input_fn = _input_fn(loss, drop_remainder=name == "static_batch_size")
     assert_exact_or_refused(model_fn_of(loss), input_fn)
+
+
+@pytest.mark.parametrize(
+    "name", ["mean", "sum", "boolean_mask", "one_per_example", "mean_and_l2"]
+)
+def test_one_micro_batch_is_the_batch_bit_for_bit(name):
+    loss = losses.LOSSES[name]
+    assert_exact(model_fn_of(loss), _input_fn(loss), micro_batches=1, tolerance=EQUAL)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from tests.helpers.oracles.exactness import (
     assert_exact_or_refused,
 )
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
-
 
 def _input_fn(network, **options):
     return lambda: make_dataset(features_of_network(network), **options)

@@ -13,6 +13,11 @@ if importlib.util.find_spec("tf_keras"):
     KINDS = [("tf_keras", "new"), ("tf_keras", "legacy"), ("keras", "new")]
 
 
+def marks_of(kind: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """Returns `once` for a tf_keras whose optimizers the first Python has as `keras`."""
+    return [pytest.mark.once] if kind == ("tf_keras", "legacy") else []
+
+
 class Kind:
     """One family of optimizers.
 
@@ -120,7 +125,11 @@ def sum_of_rows(gradient):
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
+@pytest.fixture(
+    params=[
+        pytest.param(kind, id="-".join(kind), marks=marks_of(kind)) for kind in KINDS
+    ]
+)
 def kind(request):
     """Each family of optimizers."""
     made = Kind(*request.param)

@@ -43,13 +43,6 @@ def tokens_input_fn():
     return dataset(ids=ids, lengths=lengths, labels=(ids.sum(1) % 3).astype(np.int64))
 
 
-def numbers_input_fn():
-    """Returns vectors of five numbers, and one to predict."""
-    random = np.random.default_rng(1)
-    x = random.normal(size=[5 * BATCH, 5]).astype(np.float32)
-    return dataset(x=x, labels=np.sin(x.sum(1, keepdims=True)).astype(np.float32))
-
-
 def repeated_input_fn():
     """Returns batches whose four quarters are equal, as are their statistics."""
     random = np.random.default_rng(2)
@@ -88,9 +81,9 @@ def _classifier_loss(features, labels) -> tf.Tensor:
 class _Assigning(v1.train.Optimizer):
     """An optimizer that only has `apply_gradients`, with variables of its own."""
 
-    def __init__(self, rate, decay: float = 0.01, rates: dict | None = None):
+    def __init__(self, rate, decay: float = 0.01):
         super().__init__(False, type(self).__name__)
-        self._rate, self._decay, self._rates = rate, decay, rates or {}
+        self._rate, self._decay = rate, decay
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         del global_step
@@ -119,10 +112,7 @@ class _Assigning(v1.train.Optimizer):
         return tf.group(*assignments, name=name)
 
     def _step_size(self, variable, update):
-        del update
-        for part, factor in self._rates.items():
-            if part in variable.op.name:
-                return self._rate * factor
+        del variable, update
         return self._rate
 
 
@@ -156,10 +146,6 @@ def _assigned_step_model_fn(make_optimizer):
         return _spec(mode, loss, tf.group(train_op, [step.assign(now + 1)]))
 
     return model_fn
-
-
-def _layerwise_rates() -> dict[str, float]:
-    return {"embeddings": 0.8**3, "layer_0": 0.8**2, "layer_1": 0.8, "pooler": 1.0}
 
 
 class _Adafactor(v1.train.Optimizer):
@@ -277,30 +263,6 @@ def _tagger(features, labels, mode):
     return _spec(mode, loss, tf.group(train_op, average_op))
 
 
-def ranking_input_fn():
-    """Returns lists of six documents of four numbers, and their relevance."""
-    random = np.random.default_rng(4)
-    x = random.normal(size=[5 * BATCH, 6, 4]).astype(np.float32)
-    relevance = (x.sum(2) > 0).astype(np.float32)
-    relevance[:, 0] = 1.0
-    return dataset(x=x, labels=relevance)
-
-
-def _ranker(features, labels, mode):
-    """TensorFlow Ranking: a listwise softmax loss by tf.losses, Adagrad, clipping."""
-    hidden = tf.nn.relu(tf.tensordot(features["x"], _variable("hidden", 4, 8), 1))
-    scores = tf.squeeze(tf.tensordot(hidden, _variable("score", 8, 1), 1), -1)
-    total = tf.reduce_sum(labels, 1, keepdims=True)
-    loss = v1.losses.softmax_cross_entropy(labels / total, scores)
-    optimizer = v1.train.AdagradOptimizer(0.1)
-    pairs = [
-        (tf.clip_by_norm(gradient, 0.05), variable)
-        for gradient, variable in optimizer.compute_gradients(loss)
-    ]
-    step = v1.train.get_or_create_global_step()
-    return _spec(mode, loss, optimizer.apply_gradients(pairs, step))
-
-
 def _residual(features, labels, mode):
     """The official ResNet: batch normalization, weight decay, momentum, UPDATE_OPS."""
     hidden = tf.matmul(features["x"], _variable("in/kernel", 5, 8))
@@ -351,39 +313,6 @@ def _translator(features, labels, mode):
         return _spec(mode, loss, tf.identity(loss))
 
 
-def _gan(features, labels, mode):
-    """A GAN: two losses, two optimizers, the second update after the first."""
-    noise = labels * tf.constant([[1.0, -1.0, 0.5]])
-    with v1.variable_scope("generator"):
-        made = tf.tanh(tf.matmul(noise, _variable("in", 3, 6)))
-        made = tf.matmul(made, _variable("out", 6, 5))
-    weights = [_variable("judge/in", 5, 6), _variable("judge/out", 6, 1)]
-
-    def judge(x):
-        return tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])
-
-    def cross_entropy(logits, is_real):
-        target = tf.ones_like(logits) if is_real else tf.zeros_like(logits)
-        return tf.reduce_mean(
-            tf.nn.sigmoid_cross_entropy_with_logits(labels=target, logits=logits)
-        )
-
-    real, fake = judge(features["x"]), judge(made)
-    between = 0.5 * (features["x"] + made)
-    slopes = tf.gradients(judge(between), between)[0]
-    penalty = tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.0))
-    judge_loss = cross_entropy(real, True) + cross_entropy(fake, False) + penalty
-    made_loss = cross_entropy(fake, True)
-    of_judge = [v for v in v1.trainable_variables() if "judge" in v.name]
-    of_maker = [v for v in v1.trainable_variables() if "generator" in v.name]
-    step = v1.train.get_or_create_global_step()
-    judge_op = v1.train.AdamOptimizer(0.01, 0.5).minimize(judge_loss, None, of_judge)
-    with tf.control_dependencies([judge_op]):
-        maker = v1.train.AdamOptimizer(0.01, 0.5, name="Adam_of_maker")
-        train_op = maker.minimize(made_loss, step, of_maker)
-    return _spec(mode, judge_loss + made_loss, train_op)
-
-
 def _window_by_hand(features, labels, mode):
     """A window of its own: every third batch applies the mean of three gradients."""
     loss = _classifier_loss(features, labels)
@@ -420,17 +349,9 @@ def _window_by_hand(features, labels, mode):
 SCRIPTS = {
     "bert": (_assigned_step_model_fn(_Assigning), tokens_input_fn),
     "albert": (_assigned_step_model_fn(_Lamb), tokens_input_fn),
-    "electra": (
-        _assigned_step_model_fn(
-            lambda rate: _Assigning(rate, rates=_layerwise_rates())
-        ),
-        tokens_input_fn,
-    ),
     "tensor2tensor": (_adafactor, tokens_input_fn),
     "tf_ner": (_tagger, tagging_input_fn),
-    "ranking": (_ranker, ranking_input_fn),
     "resnet": (_residual, repeated_input_fn),
     "opennmt": (_translator, tokens_input_fn),
-    "gan": (_gan, numbers_input_fn),
     "window by hand": (_window_by_hand, tokens_input_fn),
 }

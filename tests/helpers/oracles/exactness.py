@@ -21,6 +21,7 @@ MICRO_BATCHES = 4
 UPDATES = 2
 # Largest differences, by rounding alone.
 DOUBLE, SINGLE = 1e-9, 2e-5
+EQUAL = 1e-300  # no difference at all
 _AS_IT_IS = v1.ConfigProto()
 _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 # A variable whose own gradient cancels to nothing may change by rounding.

@@ -7,6 +7,8 @@ import pytest
 
 from estimator_accum.compat.v1._hparams import HParams
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def hparams():
