@@ -19,10 +19,11 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from estimator_accum._window import AccumulationSteps
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.saving import make_saver_hooks
 
+# K, or a function of `update_step` where windows differ in K.
+AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 WEIGHT_UNIT = "examples"  # unit of a micro-batch's weight in its window's mean
 
 

@@ -17,14 +17,13 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.encoding import EncodedExamples
 from bert_finetune.evaluations import Evaluations
 from bert_finetune.input_pipeline import InputFn, train_input_fn
-from bert_finetune.model_fn import make_model_fn
+from bert_finetune.model_fn import AccumulationSteps, make_model_fn
 from bert_finetune.output_dir import RememberingHook
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
 from estimator_accum import microbatch_model_fn
-from estimator_accum._window import AccumulationSteps
-from estimator_accum.hooks._signals import exits_between_trainings
+from estimator_accum.hooks import exits_between_trainings
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
