@@ -50,7 +50,7 @@ def make_model_fn(
 
     def model_fn(features, labels, mode, config):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
-        is_auto = settings.train_batch_size == AUTO
+        is_auto = settings.micro_batch_size == AUTO
         if is_training and is_auto and not settings.pad_to_max_length:
             features = _trimmed(features)
         output = modeling.encode(
@@ -124,7 +124,7 @@ def _training(
         loss,
         optimization.AdamWeightDecayOptimizer(rate),
         gradient_accumulation_steps,
-        clip_norm=settings.clip_norm,
+        clip_norm=settings.clip_norm or None,
         weight=num_examples,
     )
     num_copies = int(settings.eval_every_updates is not None)  # of the best checkpoint
