@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from bert_finetune import report_plot
+from bert_finetune.evaluations import EVALUATIONS, read_evaluations
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
 from estimator_accum.programs.disk import spoken
@@ -19,6 +19,7 @@ from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.progress import read_progress
 
 _INDENT = "  "
+_PLOT = "training.png"
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -117,13 +118,24 @@ def bytes_of(folder: pathlib.Path) -> int:
 
 def _plot(folder: pathlib.Path, metric: str, has_trained: bool) -> str:
     """Draws the plot; returns its path, or why there is none."""
-    path = folder / report_plot.PLOT
+    path = folder / _PLOT
     if has_trained:
         try:
-            report_plot.write_plot(folder, metric)
+            _draw(folder, metric, path)
         except ImportError:
             return 'none without matplotlib: pip install "estimator-accum[plot]"'
         except Exception as error:  # noqa: BLE001, training is what the run is for
             reason = " ".join(str(error).split()) or type(error).__name__
             _logger.warning("%s could not be drawn: %s", path, reason)
     return str(path) if path.exists() else "none"
+
+
+def _draw(folder: pathlib.Path, metric: str, path: pathlib.Path) -> None:
+    from estimator_accum.programs import plots  # only a run that draws needs matplotlib
+
+    updates = plots.read_metrics(folder / METRICS, ["update_step"])
+    evaluations = {}
+    if read_evaluations(folder):
+        evaluations = plots.read_metrics(folder / EVALUATIONS, ["update_step", metric])
+    figure = plots.draw_run(updates, evaluations, metric, folder.resolve().name)
+    plots.save(figure, path)

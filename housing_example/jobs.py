@@ -5,7 +5,6 @@ import pathlib
 import time
 
 import numpy as np
-import pandas as pd
 import tensorflow as tf
 
 from estimator_accum.programs.bars import BatchBar
@@ -14,6 +13,7 @@ from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import SETTINGS_FILE, write_text
 from estimator_accum.programs.job import Job, begin, make_estimator
 from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.plots import read_metrics, save
 from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
@@ -23,7 +23,7 @@ from estimator_accum.programs.watchdog import ProgressHook, Watchdog
 from housing_example import demo_data, input_pipeline
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn
-from housing_example.plots import write_plot
+from housing_example.plots import draw
 from housing_example.results import Result, results_text
 from housing_example.settings import Settings
 
@@ -97,12 +97,7 @@ def execute(job: Job) -> str | None:
     truth = job.test[TARGET].to_numpy()
     text = results_text(results, truth)
     write_text(folder / _RESULTS, text)
-    write_plot(
-        folder / _PLOT,
-        {label: result.losses for label, result in results.items()},
-        {label: result.prices for label, result in results.items()},
-        truth,
-    )
+    save(draw(results, truth), folder / _PLOT)
     return f"{text}\nplot: {folder / _PLOT}"
 
 
@@ -147,7 +142,7 @@ def train_and_test(
     return Result(
         metrics,
         np.array([each["predictions"][0] for each in predictions]),
-        pd.read_csv(model_dir / METRICS),
+        read_metrics(model_dir / METRICS),
         {name: estimator.get_variable_value(name) for name in trained},
     )
 

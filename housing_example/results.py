@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
+
+from estimator_accum.programs.plots import Columns
 
 _NUM_SHOWN = 5
 
@@ -15,13 +16,13 @@ class Result(NamedTuple):
         metrics: Metrics on the test examples: mae, rmse [unit of MEDV], global_step and
             more.
         prices: Predicted prices of the test examples [unit of MEDV].
-        losses: The rows of `train_metrics.csv`.
+        losses: The columns of `train_metrics.csv`.
         weights: Trained variables by name.
     """
 
     metrics: dict[str, float]
     prices: np.ndarray
-    losses: pd.DataFrame
+    losses: Columns
     weights: dict[str, np.ndarray]
 
 
