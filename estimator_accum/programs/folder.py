@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -129,8 +130,11 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path, which replaces `path` if the `with` block succeeds."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Yields a temporary path, which replaces `path` if the `with` block succeeds.
+
+    Several processes, also of several machines, may write the same file.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
         partial.replace(path)

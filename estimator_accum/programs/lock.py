@@ -43,7 +43,7 @@ def locked(output_dir: str | os.PathLike, is_holder: bool = True) -> Iterator[No
         lock.acquire(blocking=False)
     except filelock.Timeout as error:
         raise LockedFolderError(
-            "`--output_dir` must be of one run at a time. Received: "
+            "A folder must be of one run at a time. Received: "
             f"{folder}, in which {_read_holder(folder / _HOLDER)}. Wait until it ends, "
             "or use another folder."
         ) from error
