@@ -41,7 +41,11 @@ from bert_finetune.windows import make_windows
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.folder import SETTINGS_FILE
+from estimator_accum.programs.folder import (
+    EVAL_RESULTS,
+    SETTINGS_FILE,
+    write_results,
+)
 from estimator_accum.programs.progress import latest_checkpoint
 from estimator_accum.programs.strategies import count_replicas
 from estimator_accum.reports import CsvReport
@@ -136,7 +140,7 @@ def _check_output(settings: Settings, task: Task) -> None:
     if settings.do_train:
         files += ["checkpoint", SETTINGS_FILE]
     if settings.do_eval:
-        files += [results.EVAL_RESULTS]
+        files += [EVAL_RESULTS]
     if settings.evaluates_in_training:
         files += [EVALUATIONS, f"{BEST}/checkpoint", f"{BEST}/{SETTINGS_FILE}"]
         folders += [BEST]
@@ -271,8 +275,8 @@ def _evaluate(
         values[f"loss{suffix}"] = metrics[f"eval_loss{suffix}"]
     values["global_step"] = _step(checkpoint, "global_step") if checkpoint else 0
     values["update_step"] = update
-    path = results.write_eval_results(run.settings.output_dir, values)
-    _logger.info("wrote %s", path)
+    write_results(run.settings.output_dir, values)
+    _logger.info("wrote %s/%s", run.settings.output_dir, EVAL_RESULTS)
     return metrics
 
 

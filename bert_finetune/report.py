@@ -14,11 +14,11 @@ import tensorflow as tf
 from bert_finetune.evaluations import EVALUATIONS, read_evaluations
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
+from estimator_accum.programs.command_line import aligned
 from estimator_accum.programs.disk import spoken
 from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.progress import read_progress
 
-_INDENT = "  "
 _PLOT = "training.png"
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
@@ -72,21 +72,6 @@ def metric_rows(task: Task, metrics: Mapping[str, float]) -> list[list[str]]:
 
 def _ends_with_one(name: str, suffixes: list[str]) -> bool:
     return any(suffix and name.endswith(suffix) for suffix in suffixes)
-
-
-def aligned(rows: list[list[str]], *, numbers: bool = True) -> str:
-    """Returns lines of cells in columns; numbers end below one another."""
-    num_columns = max(map(len, rows))
-    rows = [row + [""] * (num_columns - len(row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    align = ">" if numbers else "<"
-    return "\n".join(
-        _INDENT.join(
-            f"{cell:{align if number else '<'}{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
 
 
 def _examples_per_sec(path: pathlib.Path) -> str:

@@ -9,7 +9,7 @@ from distributed.model_fn import make_model_fn
 from distributed.settings import Settings
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.folder import write_text
+from estimator_accum.programs.folder import write_results
 from estimator_accum.programs.job import Job, begin, make_estimator
 from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.strategies import make_strategy
@@ -18,7 +18,6 @@ from estimator_accum.programs.watchdog import EvaluationHook, ProgressHook, Watc
 _EVAL_BATCH_SIZE = 500
 _SECS_BETWEEN_EVALUATIONS = 5
 _EXPORT = "final"  # folder in export/
-_RESULTS = "eval_results.txt"
 
 
 def prepare(settings: Settings, cluster: Cluster) -> Job:
@@ -117,9 +116,7 @@ def evaluate_and_export(job: Job) -> str:
     folder = pathlib.Path(job.settings.output_dir)
     estimator.export_saved_model(str(folder / "export" / _EXPORT), _receiver_fn(job))
     values = {"examples": len(job.test.labels)} | metrics
-    text = "".join(f"{name} = {values[name]}\n" for name in sorted(values))
-    write_text(folder / _RESULTS, text)
-    return text
+    return write_results(folder, values)
 
 
 def _evaluation_bar(job: Job) -> BatchBar:

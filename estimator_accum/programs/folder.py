@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-SETTINGS_FILE = "run_settings.json"
+SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
 SAME_RUN = (  # rule and remedy
     "`--output_dir` must be new or hold a run with the same settings.",
@@ -120,6 +120,17 @@ def write_settings(output_dir: str | os.PathLike, settings: Mapping[str, Any]) -
     """Writes the settings with which the run can resume."""
     text = json.dumps(settings, indent=2) + "\n"
     write_text(pathlib.Path(output_dir) / SETTINGS_FILE, text)
+
+
+def write_results(output_dir: str | os.PathLike, values: Mapping[str, Any]) -> str:
+    """Writes `eval_results.txt`: lines of `name = value`, sorted by name.
+
+    Returns:
+        Its text.
+    """
+    text = "".join(f"{name} = {values[name]}\n" for name in sorted(values))
+    write_text(pathlib.Path(output_dir) / EVAL_RESULTS, text)
+    return text
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from bert_finetune import report
 from bert_finetune.evaluations import EVALUATIONS
 from bert_finetune.tasks import get_task
+from estimator_accum.programs.command_line import aligned
 
 _COLUMNS = ["update_step", "global_step", "examples"]
 _COLUMNS += ["learning_rate", "loss", "gradient_norm", "examples_per_sec"]
@@ -43,7 +44,7 @@ def test_metrics_have_a_row_each_and_a_column_for_each_dev_set():
     metrics = {"eval_accuracy": np.float32(0.123456), "eval_loss": 1.5}
     metrics |= {f"{name}_mismatched": 2 * value for name, value in metrics.items()}
     rows = report.metric_rows(get_task("mnli"), metrics)
-    assert report.aligned([*rows, ["updates", "12"]]).splitlines() == [
+    assert aligned([*rows, ["updates", "12"]]).splitlines() == [
         "MNLI      dev_matched  dev_mismatched",
         "accuracy       0.1235          0.2469",
         "loss           1.5000          3.0000",
