@@ -4,6 +4,7 @@ The required variables are read from the encoder itself, never from a list.
 """
 
 import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ _NAME_SUFFIX = re.compile(r"(/replica_\d+)?:\d+$")
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 
+@functools.lru_cache(maxsize=4)  # building the graph takes longer than a check
 def encoder_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every variable that `encode` makes, by its name."""
     with tf.Graph().as_default():

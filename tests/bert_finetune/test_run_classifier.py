@@ -177,6 +177,7 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_a_configuration_starts_the_same_run_elsewhere(trained, tmp_path):
     config, again = trained / "run_settings.json", tmp_path / "again"
     _main(f"--config={config}", f"--output_dir={again}", "--do_predict=false")
@@ -211,6 +212,7 @@ def _not_ignored_sigint():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("real_starts", "_not_ignored_sigint")
 def test_ctrl_c_saves(flags):
     flags |= {"train_batch_size": 1, "num_train_epochs": 1000, _STEPS: 2}
