@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import re
+import types
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -26,12 +27,12 @@ _READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 
 @functools.lru_cache(maxsize=4)  # building the graph takes longer than a check
-def encoder_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+def encoder_shapes(config: BertConfig) -> Mapping[str, tuple[int, ...]]:
     """Returns the shape of every variable that `encode` makes, by its name."""
     with tf.Graph().as_default():
         ids = tf.compat.v1.placeholder(tf.int32, [None, None])
         encode(config, ids, ids, ids, is_training=False, scope=_SCOPE)
-        return _trainable_shapes()
+        return types.MappingProxyType(_trainable_shapes())
 
 
 def check_checkpoint(
