@@ -13,17 +13,12 @@ from tests.helpers.models import short_run
 
 
 @pytest.fixture
-def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+def run_main(_loggers_as_before, monkeypatch, call) -> Callable[..., tuple[int, str]]:
     """Runs a task in this process; returns (exit code, output)."""
 
     def run(*flags: str) -> tuple[int, str]:
-        code = 0
-        try:
-            main.main(["main.py", *flags])
-        except SystemExit as stopped:
-            code = stopped.code
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
+        done = call(lambda given: main.main(["main.py", *given]) or 0, *flags)
+        return done.returncode, done.output
 
     monkeypatch.setattr(os, "_exit", sys.exit)
     return run

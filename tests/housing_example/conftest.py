@@ -37,18 +37,15 @@ def settings(settings_in, tmp_path) -> Settings:
 
 
 @pytest.fixture
-def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., running.Done]:
+def run_main(
+    _loggers_as_before, monkeypatch, capsys, call
+) -> Callable[..., running.Done]:
     """Runs the program in this process with flags (name -> value; None: left out)."""
 
     def run(flags: dict, *more: str) -> running.Done:
         given = [f"--{k}={v}" for k, v in flags.items() if v is not None]
-        capsys.readouterr()
-        code = 0
-        try:
-            main.main(["main.py", *given, *more])
-        except SystemExit as stopped:
-            code = stopped.code
-        return running.Done(code, *capsys.readouterr())
+        capsys.readouterr()  # of programs that the test started
+        return call(lambda given: main.main(["main.py", *given]) or 0, *given, *more)
 
     monkeypatch.setattr(os, "_exit", sys.exit)
     return run
