@@ -4,8 +4,10 @@ The required variables are read from the encoder itself, never from a list.
 """
 
 import dataclasses
+import functools
 import logging
 import re
+import types
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -24,12 +26,13 @@ _NAME_SUFFIX = re.compile(r"(/replica_\d+)?:\d+$")
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 
-def encoder_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+@functools.lru_cache(maxsize=4)  # building the graph takes longer than a check
+def encoder_shapes(config: BertConfig) -> Mapping[str, tuple[int, ...]]:
     """Returns the shape of every variable that `encode` makes, by its name."""
     with tf.Graph().as_default():
         ids = tf.compat.v1.placeholder(tf.int32, [None, None])
         encode(config, ids, ids, ids, is_training=False, scope=_SCOPE)
-        return _trainable_shapes()
+        return types.MappingProxyType(_trainable_shapes())
 
 
 def check_checkpoint(

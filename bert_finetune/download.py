@@ -7,9 +7,7 @@ the destination, and the next call resumes it.
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
-import os
 import pathlib
 import shutil
 import zipfile
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 
 from bert_finetune.receiving import receive
 from estimator_accum.programs.command_line import FetchError
+from estimator_accum.programs.lock import locked
 
 _CHUNK_BYTES = 1 << 18
 _UNFINISHED = ".unfinished"  # suffix of a download that is not complete
@@ -117,7 +116,7 @@ def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
     content = staging / "content"
     staging.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(staging):
+        with locked(staging):
             for left in staging.iterdir():  # by a process that was killed
                 if left.is_dir():
                     shutil.rmtree(left)
@@ -134,21 +133,6 @@ def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):  # not empty: it has been filled
             for each in new_parents:
                 each.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ValueError(
-            f"{folder} must be of one process at a time. Received: another one is "
-            "fetching the same files. Wait until it ends."
-        ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _has_unfinished(staging: pathlib.Path) -> bool:

@@ -67,7 +67,6 @@ def eval_input_fn(
 
     Batches are as in `train_input_fn`, without placeholders; the last one may be short.
     """
-    _check_batch_size("--eval_batch_size", batch_size)
     return _in_order(examples, batch_size, padded_length, is_labelled=True)
 
 
@@ -75,7 +74,6 @@ def predict_input_fn(
     examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
 ) -> InputFn:
     """Returns the input_fn for a prediction: as `eval_input_fn`, features only."""
-    _check_batch_size("--predict_batch_size", batch_size)
     return _in_order(examples, batch_size, padded_length, is_labelled=False)
 
 
@@ -138,14 +136,6 @@ def _input_fn(
         return dataset.prefetch(_PREFETCHED_BATCHES)
 
     return input_fn
-
-
-def _check_batch_size(flag: str, batch_size: int) -> None:
-    if batch_size < 1:
-        raise ValueError(
-            f"`{flag}` must be an integer >= 1. Received: {batch_size}. "
-            "Use the largest batch that fits in memory."
-        )
 
 
 def _check_lengths(examples: EncodedExamples, padded_length: int) -> None:

@@ -27,7 +27,7 @@ from bert_finetune.output_dir import (
     describe_training,
 )
 from bert_finetune.recomputing import choose
-from bert_finetune.settings import HUGGING_FACE, Settings, batches_of
+from bert_finetune.settings import HUGGING_FACE, Settings
 from bert_finetune.tasks import Task, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import (
@@ -39,9 +39,13 @@ from bert_finetune.tokenization import (
 from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
 from estimator_accum.programs.bars import BatchBar
+from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.config import AUTO
-from estimator_accum.programs.folder import SETTINGS_FILE
+from estimator_accum.programs.folder import (
+    EVAL_RESULTS,
+    SETTINGS_FILE,
+    write_results,
+)
 from estimator_accum.programs.progress import latest_checkpoint
 from estimator_accum.programs.strategies import count_replicas
 from estimator_accum.reports import CsvReport
@@ -75,9 +79,7 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
         max_position_embeddings=config.max_position_embeddings,
     )
     check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)
-    run = Run(
-        settings, cluster, task, config, describe_run(settings, config, tokenizer)
-    )
+    description = describe_run(settings, config, tokenizer)
 
     def read(file: str, labelled: bool):
         rows = read_examples(task, settings.data_dir, file, labelled=labelled)
@@ -85,38 +87,41 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
         length = settings.max_seq_length
         return rows, cached_examples(path, rows, tokenizer, length)
 
+    train = windows = None
     if settings.do_train:
-        _, run.train = read(task.train_file, labelled=True)
-        batches = batches_of(settings, count_replicas(settings.strategy, cluster))
-        run.windows = make_windows(
-            len(run.train),
+        _, train = read(task.train_file, labelled=True)
+        windows = make_windows(
+            len(train),
             settings.num_train_epochs,
-            batches,
+            settings.batches(count_replicas(settings.strategy, cluster)),
             settings.seed,
-            None if settings.pad_to_max_length else run.train.lengths,
+            None if settings.pad_to_max_length else train.lengths,
             settings.tokens_per_micro_batch,
         )
-        run.settings = _with_recompute(run)
-        run.description |= describe_training(settings, run.train.checksum, batches)
-        check_same_run(settings.output_dir, run.description)
-    _check_checkpoints(run)
+        settings = _with_recompute(settings, config, windows)
+        description |= describe_training(settings, train.checksum, windows.batches)
+        check_same_run(settings.output_dir, description)
+    _check_checkpoints(settings, task, config, description)
     if settings.do_train:
-        check_same_cut(settings.output_dir, run.description)
-    if settings.do_eval or _evaluates_in_training(settings):
-        run.dev = {
-            suffix: read(file, labelled=True)[1]
-            for suffix, file in task.dev_files.items()
-        }
-    if settings.do_predict:
-        run.test = {
-            name: read(file, labelled=False) for name, file in task.test_files.items()
-        }
-    return run
+        check_same_cut(settings.output_dir, description)
+    has_dev = settings.do_eval or settings.evaluates_in_training
+    dev_files = task.dev_files if has_dev else {}
+    test_files = task.test_files if settings.do_predict else {}
+    return Run(
+        settings,
+        cluster,
+        task,
+        config,
+        description,
+        train,
+        windows,
+        {suffix: read(file, labelled=True)[1] for suffix, file in dev_files.items()},
+        {name: read(file, labelled=False) for name, file in test_files.items()},
+    )
 
 
-def _with_recompute(run: Run) -> Settings:
+def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings:
     """Returns the settings of a run whose `--recompute` is no longer open."""
-    settings, windows = run.settings, run.windows
     if settings.recompute != AUTO or windows.batches.is_auto:
         return settings
     length, examples = settings.max_seq_length, windows.batches.largest_share
@@ -124,13 +129,9 @@ def _with_recompute(run: Run) -> Settings:
         examples = max(1, windows.tokens // length)
     steps = windows.batches.gradient_accumulation_steps
     is_accumulating = windows.tokens is not None or steps > 1
-    way, reason = choose(run.config, examples, length, is_accumulating=is_accumulating)
+    way, reason = choose(config, examples, length, is_accumulating=is_accumulating)
     _logger.info("recompute %s: %s", way, reason)
     return dataclasses.replace(settings, recompute=way)
-
-
-def _evaluates_in_training(settings: Settings) -> bool:
-    return settings.do_train and settings.eval_every_updates is not None
 
 
 def _check_output(settings: Settings, task: Task) -> None:
@@ -139,11 +140,11 @@ def _check_output(settings: Settings, task: Task) -> None:
     if settings.do_train:
         files += ["checkpoint", SETTINGS_FILE]
     if settings.do_eval:
-        files += [results.EVAL_RESULTS]
-    if _evaluates_in_training(settings):
+        files += [EVAL_RESULTS]
+    if settings.evaluates_in_training:
         files += [EVALUATIONS, f"{BEST}/checkpoint", f"{BEST}/{SETTINGS_FILE}"]
         folders += [BEST]
-    if settings.do_eval or _evaluates_in_training(settings):
+    if settings.do_eval or settings.evaluates_in_training:
         folders += [f"eval{suffix}" for suffix in task.dev_files]
     if settings.do_predict:
         for names in results.prediction_files(task).items():
@@ -153,17 +154,19 @@ def _check_output(settings: Settings, task: Task) -> None:
     check_output_dir(settings.output_dir, files=files, folders=folders)
     if settings.do_train:
         CsvReport(settings.output_dir, WEIGHT_UNIT).check()
-    if _evaluates_in_training(settings):
+    if settings.evaluates_in_training:
         check_evaluations(settings.output_dir, task.main_metric)
 
 
-def _check_checkpoints(run: Run) -> None:
+def _check_checkpoints(
+    settings: Settings, task: Task, config: BertConfig, description: dict
+) -> None:
     """Checks what the model starts from; without training, it must be a classifier."""
-    settings, num_labels = run.settings, len(run.task.labels)
+    num_labels = len(task.labels)
     own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
     best = best_checkpoint(settings.output_dir)
     if settings.eval_every_updates is not None and best is not None:
-        check_checkpoint(str(best), run.config, num_labels)
+        check_checkpoint(str(best), config, num_labels)
     elif settings.eval_every_updates is not None and not settings.do_train:
         raise ValueError(
             "Without --do_train, `--eval_every_updates` must find the best checkpoint "
@@ -177,12 +180,12 @@ def _check_checkpoints(run: Run) -> None:
                 f"trained classifier. Received: {settings.output_dir} without a "
                 "checkpoint, and no --init_checkpoint. Add --do_train=true."
             )
-        check_same_model(own or init, run.description)
+        check_same_model(own or init, description)
     if own:
-        check_checkpoint(own, run.config, num_labels)
+        check_checkpoint(own, config, num_labels)
     if init:
         is_classifier = not (own or settings.do_train)
-        check_checkpoint(init, run.config, num_labels if is_classifier else None)
+        check_checkpoint(init, config, num_labels if is_classifier else None)
 
 
 def execute(run: Run) -> str | None:
@@ -272,8 +275,8 @@ def _evaluate(
         values[f"loss{suffix}"] = metrics[f"eval_loss{suffix}"]
     values["global_step"] = _step(checkpoint, "global_step") if checkpoint else 0
     values["update_step"] = update
-    path = results.write_eval_results(run.settings.output_dir, values)
-    _logger.info("wrote %s", path)
+    write_results(run.settings.output_dir, values)
+    _logger.info("wrote %s/%s", run.settings.output_dir, EVAL_RESULTS)
     return metrics
 
 

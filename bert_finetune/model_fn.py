@@ -19,10 +19,11 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
-from estimator_accum._window import AccumulationSteps
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.saving import make_saver_hooks
 
+# K, or a function of `update_step` where windows differ in K.
+AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 WEIGHT_UNIT = "examples"  # unit of a micro-batch's weight in its window's mean
 
 
@@ -49,7 +50,7 @@ def make_model_fn(
 
     def model_fn(features, labels, mode, config):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
-        is_auto = settings.train_batch_size == AUTO
+        is_auto = settings.micro_batch_size == AUTO
         if is_training and is_auto and not settings.pad_to_max_length:
             features = _trimmed(features)
         output = modeling.encode(
@@ -123,7 +124,7 @@ def _training(
         loss,
         optimization.AdamWeightDecayOptimizer(rate),
         gradient_accumulation_steps,
-        clip_norm=settings.clip_norm,
+        clip_norm=settings.clip_norm or None,
         weight=num_examples,
     )
     num_copies = int(settings.eval_every_updates is not None)  # of the best checkpoint

@@ -15,8 +15,6 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import zeros
-
 _NOT_DECAYED = re.compile("LayerNorm|layer_norm|bias")
 
 
@@ -86,7 +84,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
             for slot in ("m", "v"):
                 self._get_or_make_slot_with_initializer(
                     variable,
-                    lambda shape, dtype, **_: zeros(shape, dtype),
+                    _zeros,
                     variable.shape,
                     variable.dtype.base_dtype,
                     slot,
@@ -143,6 +141,11 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         is_shared = tf.raw_ops.DisableCopyOnRead(resource=handle.handle)
         with tf.control_dependencies([is_shared]):
             return self._resource_apply_dense(dense, handle)
+
+
+def _zeros(shape, dtype: tf.DType, **_) -> tf.Tensor:
+    # The session would fold tf.zeros into a constant, which takes the slot's bytes again.
+    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
 def _root_of_v(beta_2: float, dtype: tf.DType) -> float:

@@ -15,38 +15,29 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.settings import Settings, flags_of
+from bert_finetune.settings import Settings
 from bert_finetune.tokenization import WordPieceTokenizer
 from estimator_accum.programs.batches import AUTO, Batches
-from estimator_accum.programs.config import FLAGS
-from estimator_accum.programs.folder import SETTINGS_FILE, read_settings, write_settings
-from estimator_accum.programs.progress import latest_checkpoint, read_progress
-
-# Settings that determine a trained model's weights, and settings needed to use one.
-_TRAINING_FIELDS = (
-    "task_name",
-    "init_checkpoint",
-    "do_lower_case",
-    "max_seq_length",
-    "learning_rate",
-    "num_train_epochs",
-    "warmup_proportion",
-    "clip_norm",
-    "dropout",
-    "seed",
+from estimator_accum.programs.folder import (
+    EXAMPLES_CHECKSUM,
+    SAME_RUN,
+    SETTINGS_FILE,
+    VOCABULARY_CHECKSUM,
+    check_same,
+    write_settings,
 )
-_MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", "vocabulary_checksum")
-_CUT_FIELDS = (  # how an update is cut
-    "train_batch_size",
+from estimator_accum.programs.progress import latest_checkpoint, read_progress
+from estimator_accum.programs.settings import FLAGS
+
+# Settings needed to use a trained model, and settings that say how an update is cut.
+_MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", VOCABULARY_CHECKSUM)
+_CUT_FIELDS = (
+    "micro_batch_size",
     "gradient_accumulation_steps",
     "replicas",
     "pad_to_max_length",
     "tokens_per_micro_batch",
 )
-_CHECKSUMS = {
-    "vocabulary_checksum": "another vocabulary",
-    "training_examples_checksum": "other training examples",
-}
 
 
 def check_output_dir(
@@ -83,13 +74,10 @@ def describe_run(
     settings: Settings, config: BertConfig, tokenizer: WordPieceTokenizer
 ) -> dict:
     """Returns `run_settings.json` without the part of `describe_training`."""
-    values = {field: getattr(settings, field) for field in _TRAINING_FIELDS}
-    values["task_name"] = values["task_name"].lower().replace("-", "")
-    if values["init_checkpoint"]:
-        values["init_checkpoint"] = os.path.abspath(values["init_checkpoint"])
-    return values | {
+    return settings.decisive() | {
+        "task_name": settings.task_name.lower().replace("-", ""),
         "bert_config": dataclasses.asdict(config),
-        "vocabulary_checksum": tokenizer.checksum,
+        VOCABULARY_CHECKSUM: tokenizer.checksum,
     }
 
 
@@ -98,14 +86,14 @@ def describe_training(
 ) -> dict:
     """Returns the part of `run_settings.json` about the data and the batches."""
     return {
-        "training_examples_checksum": examples_checksum,
         "effective_batch_size": batches.effective_batch_size,
-        "train_batch_size": AUTO if batches.is_auto else batches.largest_share,
+        EXAMPLES_CHECKSUM: examples_checksum,
+        "micro_batch_size": AUTO if batches.is_auto else batches.largest_share,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,
         "replicas": batches.num_replicas,
         "pad_to_max_length": settings.pad_to_max_length,
         "tokens_per_micro_batch": settings.tokens_per_micro_batch,
-        FLAGS: flags_of(settings),
+        FLAGS: settings.as_flags(),
     }
 
 
@@ -118,12 +106,8 @@ def check_same_run(output_dir: str, description: dict) -> None:
     """
     path = pathlib.Path(output_dir) / SETTINGS_FILE
     if path.exists():
-        _check_same(
-            path,
-            {k: v for k, v in description.items() if k not in {FLAGS, *_CUT_FIELDS}},
-            "`--output_dir` must be new or hold a run with the same settings.",
-            "Use another --output_dir, or the same settings and files to resume.",
-        )
+        now = {k: v for k, v in description.items() if k not in {FLAGS, *_CUT_FIELDS}}
+        check_same(path, now, *SAME_RUN)
     elif latest_checkpoint(output_dir):
         raise ValueError(
             "`--output_dir` must be new or hold a run of this program. Received: "
@@ -141,7 +125,7 @@ def check_same_cut(output_dir: str, description: dict) -> None:
         description: Description of this run, batches included.
     """
     if read_progress(output_dir).micro_step:
-        _check_same(
+        check_same(
             pathlib.Path(output_dir) / SETTINGS_FILE,
             {field: description[field] for field in _CUT_FIELDS},
             "An update that a checkpoint holds half of must continue as it began.",
@@ -161,36 +145,12 @@ def check_same_model(checkpoint: str, description: dict) -> None:
     path = pathlib.Path(checkpoint).parent / SETTINGS_FILE
     if path.exists():
         now = {field: description[field] for field in _MODEL_FIELDS}
-        _check_same(
+        check_same(
             path,
             now,
             "A trained classifier must be used for what it was trained on.",
             "Use the same settings and files, or another classifier.",
         )
-
-
-def _check_same(path: pathlib.Path, now: dict, rule: str, remedy: str) -> None:
-    before = _flat(read_settings(path))
-    for name, value in _flat(now).items():
-        if before.get(name) == value:
-            continue
-        difference = f"has {name}={before.get(name)}, not {value}"
-        if name in _CHECKSUMS:
-            difference = f"began with {_CHECKSUMS[name]}"
-        raise ValueError(
-            f"{rule} Received: {path.parent}, whose run {difference}. {remedy}"
-        )
-
-
-def _flat(values: dict) -> dict:
-    """Returns flags by `--name`, and the numbers of `bert_config` one by one."""
-    config = values.get("bert_config")
-    numbers = config.items() if isinstance(config, dict) else ()
-    return {
-        name if name in _CHECKSUMS else f"--{name}": value
-        for name, value in values.items()
-        if name != "bert_config"
-    } | {f"bert_config.{name}": value for name, value in numbers}
 
 
 class RememberingHook(tf.compat.v1.train.SessionRunHook):

@@ -22,10 +22,13 @@ import sys
 from typing import NamedTuple
 
 from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
-from bert_finetune.network import reduction_secs
 from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, memory_of
 from estimator_accum.programs.batches import Batches
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import (
+    OneSentenceParser,
+    check_counts,
+    exit_code_of,
+)
 
 # Time of an update with recomputed layers, relative to kept activations, and what each
 # micro-step costs besides its tokens: it passes once over the accumulators.
@@ -169,7 +172,9 @@ def _reduction(memory: Memory, batches: Batches, bits_per_sec: float) -> list[st
     if batches.num_replicas == 1:
         return []
     reduced = memory.accumulators or memory.parameters
-    secs = reduction_secs(reduced, batches.num_replicas, bits_per_sec)
+    # In a ring, a replica sends all bytes but its own share twice: to sum, to distribute.
+    sent = 2 * (batches.num_replicas - 1) / batches.num_replicas * reduced
+    secs = 8 * sent / bits_per_sec
     over = f"{_mb(reduced)} over {batches.replicas}"
     return [f"reduction {1e3 * secs:,.1f} ms an update, of {over}"]
 
@@ -190,12 +195,7 @@ def _mb(num_bytes: float) -> str:
 
 
 def _check(flags: argparse.Namespace, config: BertConfig) -> None:
-    for name in ("max_seq_length", "effective_batch_size", "num_replicas"):
-        value = getattr(flags, name)
-        if value < 1:
-            raise ValueError(
-                f"--{name} must be an integer >= 1. Received: {value}. Use 1 or more."
-            )
+    check_counts(flags)
     if flags.max_seq_length > config.max_position_embeddings:
         raise ValueError(
             "--max_seq_length must be at most `max_position_embeddings` of the "
@@ -214,12 +214,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bert_config_file", required=True, metavar="FILE", help="the encoder's JSON"
     )
-    parser.add_argument(
-        "--max_seq_length",
-        type=int,
-        default=128,
-        metavar="T",
-        help="tokens of an example (default: %(default)s)",
+    parser.add_numbers(
+        ("max_seq_length", 128, "tokens of an example"),
+        ("num_replicas", 1, "devices that train together"),
     )
     parser.add_argument(
         "--effective_batch_size",
@@ -241,13 +238,6 @@ def _parser() -> argparse.ArgumentParser:
         default="10Gbit/s",
         metavar="SPEED",
         help="speed of the slowest link, such as 10Gbit/s or 1.2GB/s (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--num_replicas",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that train together (default: %(default)s)",
     )
     parser.add_argument(
         "--recompute",

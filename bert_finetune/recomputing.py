@@ -19,7 +19,7 @@ from bert_finetune.plan import USABLE_SHARE
 from bert_finetune.plan_memory import memory_of
 from bert_finetune.settings import LAYERS, NONE
 from estimator_accum import recompute
-from estimator_accum.programs.config import AUTO
+from estimator_accum.programs.batches import AUTO
 
 _NVIDIA_SMI = (
     "nvidia-smi",

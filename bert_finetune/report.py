@@ -11,14 +11,15 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from bert_finetune import report_plot
+from bert_finetune.evaluations import EVALUATIONS, read_evaluations
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
+from estimator_accum.programs.command_line import aligned
 from estimator_accum.programs.disk import spoken
 from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.progress import read_progress
 
-_INDENT = "  "
+_PLOT = "training.png"
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -73,21 +74,6 @@ def _ends_with_one(name: str, suffixes: list[str]) -> bool:
     return any(suffix and name.endswith(suffix) for suffix in suffixes)
 
 
-def aligned(rows: list[list[str]], *, numbers: bool = True) -> str:
-    """Returns lines of cells in columns; numbers end below one another."""
-    num_columns = max(map(len, rows))
-    rows = [row + [""] * (num_columns - len(row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    align = ">" if numbers else "<"
-    return "\n".join(
-        _INDENT.join(
-            f"{cell:{align if number else '<'}{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
 def _examples_per_sec(path: pathlib.Path) -> str:
     """Returns the median over the updates, some of which wait for a new session."""
     with open(path, newline="", encoding="utf-8") as file:
@@ -117,13 +103,24 @@ def bytes_of(folder: pathlib.Path) -> int:
 
 def _plot(folder: pathlib.Path, metric: str, has_trained: bool) -> str:
     """Draws the plot; returns its path, or why there is none."""
-    path = folder / report_plot.PLOT
+    path = folder / _PLOT
     if has_trained:
         try:
-            report_plot.write_plot(folder, metric)
+            _draw(folder, metric, path)
         except ImportError:
             return 'none without matplotlib: pip install "estimator-accum[plot]"'
         except Exception as error:  # noqa: BLE001, training is what the run is for
             reason = " ".join(str(error).split()) or type(error).__name__
             _logger.warning("%s could not be drawn: %s", path, reason)
     return str(path) if path.exists() else "none"
+
+
+def _draw(folder: pathlib.Path, metric: str, path: pathlib.Path) -> None:
+    from estimator_accum.programs import plots  # only a run that draws needs matplotlib
+
+    updates = plots.read_metrics(folder / METRICS, ["update_step"])
+    evaluations = {}
+    if read_evaluations(folder):
+        evaluations = plots.read_metrics(folder / EVALUATIONS, ["update_step", metric])
+    figure = plots.draw_run(updates, evaluations, metric, folder.resolve().name)
+    plots.save(figure, path)

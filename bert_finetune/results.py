@@ -1,4 +1,4 @@
-"""Result files of a run: evaluation results, predictions, GLUE submissions."""
+"""Result files of a run: predictions, GLUE submissions."""
 
 import os
 import pathlib
@@ -7,20 +7,11 @@ from collections.abc import Iterable
 from bert_finetune.tasks import Example, Task
 from estimator_accum.programs.folder import write_text
 
-EVAL_RESULTS = "eval_results.txt"
-
 
 def prediction_files(task: Task) -> dict[str, str]:
     """Returns the names of the probabilities files by those of the submission files."""
     main, *others = task.test_files
     return {main: "test_results.tsv"} | {o: f"test_results_{o}" for o in others}
-
-
-def write_eval_results(output_dir: str | os.PathLike, values: dict) -> pathlib.Path:
-    """Writes `eval_results.txt`: lines of `name = value`, sorted by name."""
-    path = pathlib.Path(output_dir) / EVAL_RESULTS
-    write_text(path, "".join(f"{name} = {values[name]}\n" for name in sorted(values)))
-    return path
 
 
 def write_predictions(

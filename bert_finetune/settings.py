@@ -1,160 +1,176 @@
-"""Settings of a run: one frozen dataclass and its checks."""
+"""Settings of a run: the flags of `run_classifier.py`."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
-from estimator_accum.programs.batches import AUTO, Batches, share_out
-from estimator_accum.programs.config import flags_of as _flags_of
-from estimator_accum.programs.settings import check_positive, check_seed
+from absl import flags
+
+from bert_finetune.bert_config import ACTIVATIONS
+from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.settings import Number, RunSettings, flag
 
 HUGGING_FACE = "hf"  # value of --do_export
+NONE, LAYERS = "none", "layers"  # values of --recompute, besides AUTO
 
-_DEFAULT_TRAIN_BATCH_SIZE = 32
-
-
-# Values of --recompute.
-NONE, LAYERS = "none", "layers"
-RECOMPUTE = (NONE, LAYERS, AUTO)
+_SHARE = Number(float, "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Values of the flags of `run_classifier.py`; each field is the flag of that name.
+class _ExportParser(flags.BooleanParser):
+    syntactic_help = f"true, false or {HUGGING_FACE}"
 
-    Sizes are in examples, except `max_seq_length` [tokens], `save_checkpoints_steps`
-    [micro-steps], `gradient_accumulation_steps` [micro-steps per update],
-    `eval_every_updates` [updates], `early_stopping` [evaluations] and `watchdog_secs`.
-    `tokens_per_micro_batch` None cuts by examples. `do_export` is a bool or
-    `HUGGING_FACE`. `hidden_act` None is the one in `bert_config_file`. For
-    `effective_batch_size`, `train_batch_size`, which may be `AUTO`, and
-    `gradient_accumulation_steps`, None follows from the others; see `batches_of`.
-    """
-
-    task_name: str
-    data_dir: str
-    vocab_file: str
-    bert_config_file: str
-    output_dir: str
-    init_checkpoint: str | None
-    do_lower_case: bool
-    max_seq_length: int
-    pad_to_max_length: bool
-    tokens_per_micro_batch: int | None
-    do_train: bool
-    do_eval: bool
-    do_predict: bool
-    do_export: bool | str
-    strategy: str
-    watchdog_secs: int
-    effective_batch_size: int | None
-    train_batch_size: int | str | None
-    eval_batch_size: int
-    predict_batch_size: int
-    learning_rate: float
-    num_train_epochs: float
-    warmup_proportion: float
-    clip_norm: float | None
-    gradient_accumulation_steps: int | None
-    save_checkpoints_steps: int
-    dropout: bool
-    seed: int
-    eval_every_updates: int | None = None
-    early_stopping: int | None = None
-    recompute: str = NONE
-    hidden_act: str | None = None
+    def parse(self, argument: str | int) -> bool | str:
+        return HUGGING_FACE if argument == HUGGING_FACE else super().parse(argument)
 
 
-def batches_of(settings: Settings, num_replicas: int) -> Batches:
-    """Returns how the examples of each update are divided; see `share_out`."""
-    return share_out(
-        settings.effective_batch_size,
-        settings.train_batch_size,
-        settings.gradient_accumulation_steps,
-        num_replicas,
-        default_micro_batch_size=_DEFAULT_TRAIN_BATCH_SIZE,
-        may_be_empty=True,
-        micro_flag="--train_batch_size",
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Flags of `run_classifier.py`; an update is 32 x 1 examples by default."""
 
-
-def flags_of(settings: Settings) -> dict[str, Any]:
-    """Returns the settings as values of flags, for `--config`."""
-    return _flags_of(
-        settings,
-        ("data_dir", "vocab_file", "bert_config_file", "init_checkpoint"),
-        clip_norm=settings.clip_norm or 0.0,
-    )
-
-
-_POSITIVE = (
-    "max_seq_length",
-    "tokens_per_micro_batch",
-    "effective_batch_size",
-    "train_batch_size",
-    "eval_batch_size",
-    "predict_batch_size",
-    "gradient_accumulation_steps",
-    "save_checkpoints_steps",
-    "eval_every_updates",
-    "early_stopping",
-    "watchdog_secs",
-    "learning_rate",
-    "num_train_epochs",
-)
-
-
-def check_settings(settings: Settings) -> None:
-    """Raises ValueError with one sentence if a value is invalid.
-
-    Files are checked later, by the functions that read them.
-    """
-    jobs = ("do_train", "do_eval", "do_predict", "do_export")
-    if not any(getattr(settings, job) for job in jobs):
-        raise ValueError(
-            "At least one of --do_train, --do_eval, --do_predict and --do_export must "
-            "be true. Received: none of them. Use --do_train=true to train."
-        )
-    if settings.init_checkpoint == "":
-        raise ValueError(
-            "`--init_checkpoint` must name a checkpoint. Received: nothing. Use "
-            "--init_checkpoint=bert_model.ckpt, or leave the flag out to start from "
-            "random weights."
-        )
-    check_positive(settings, _POSITIVE)
-    _check_evaluations(settings)
-    if settings.tokens_per_micro_batch is not None:
-        _check_cut_by_tokens(settings)
-    if not 0 <= settings.warmup_proportion <= 1:
-        raise ValueError(
-            "`--warmup_proportion` must be from 0 to 1. "
-            f"Received: {settings.warmup_proportion}. Use 0.1 for a tenth of training."
-        )
-    check_seed(settings.seed)
-
-
-def _check_evaluations(settings: Settings) -> None:
-    if settings.early_stopping is not None and settings.eval_every_updates is None:
-        raise ValueError(
-            "`--early_stopping` must be given evaluations to count. Received: "
-            f"{settings.early_stopping}, without --eval_every_updates. Add "
-            "--eval_every_updates=100."
-        )
-    if settings.eval_every_updates is not None and settings.strategy == "multi_worker":
-        raise ValueError(
-            "`--eval_every_updates` must be left out in a cluster, whose tasks train "
-            f"to the end. Received: {settings.eval_every_updates}, with "
-            "--strategy=multi_worker. Use --strategy=none or mirrored, or leave it out."
-        )
-
-
-def _check_cut_by_tokens(settings: Settings) -> None:
-    others = {
-        "--pad_to_max_length": settings.pad_to_max_length,
-        f"--micro_batch_size={AUTO}": settings.train_batch_size == AUTO,
+    usual_sizes: ClassVar[dict[str, Any]] = {
+        "default_micro_batch_size": 32,
+        "may_be_empty": True,
     }
-    for flag, is_given in others.items():
-        if is_given:
+
+    # The task and the model.
+    task_name: str = flag(
+        what="GLUE task: CoLA, SST-2, MRPC, ...; any case.", decides=True
+    )
+    data_dir: str = flag(what="Folder with the task's .tsv files.", is_path=True)
+    vocab_file: str = flag(
+        what="vocab.txt that the BERT model was trained on.", is_path=True
+    )
+    bert_config_file: str = flag(
+        what="bert_config.json: the architecture.", is_path=True
+    )
+    init_checkpoint: str | None = flag(
+        None,
+        "Checkpoint to start from, e.g. bert_model.ckpt.",
+        decides=True,
+        is_path=True,
+    )
+    hidden_act: str | None = flag(
+        None,
+        "Activation of the encoder. None: that in --bert_config_file. gelu_new: GELU by "
+        "tanh, as google-research/bert computes what its files call gelu.",
+        flags.EnumParser(list(ACTIVATIONS)),
+    )
+    do_lower_case: bool = flag(
+        True, "Lower-case the text: true for uncased models.", decides=True
+    )
+    max_seq_length: int = flag(
+        128, "Longest input [tokens]; longer ones are cut.", decides=True
+    )
+    pad_to_max_length: bool = flag(
+        False,
+        "Pad every example to --max_seq_length, for shapes that never change. False: pad "
+        "examples of like length together, to the longest one, and leave padding out of "
+        "layers where possible; the results are the same.",
+    )
+    dropout: bool = flag(True, "Use BERT's dropout in training.", decides=True)
+
+    # What to do.
+    do_train: bool = flag(False, "Train on the training set.")
+    do_eval: bool = flag(False, "Evaluate on the dev set.")
+    do_predict: bool = flag(False, "Predict the test set.")
+    do_export: bool | str = flag(
+        False,
+        f"Export a SavedModel; {HUGGING_FACE}: a folder for Hugging Face's "
+        "transformers instead.",
+        _ExportParser(),
+    )
+
+    # Training.
+    tokens_per_micro_batch: int | None = flag(
+        None,
+        "Most tokens of a micro-batch, padding included. A replica's share of an update "
+        "is cut into as few micro-batches as possible; --micro_batch_size does not cut "
+        "it.",
+    )
+    learning_rate: float = flag(5e-5)
+    num_train_epochs: float = flag(
+        3.0, "Passes over the training examples.", decides=True
+    )
+    warmup_proportion: float = flag(
+        0.1,
+        "Share of the updates in which the rate rises linearly.",
+        _SHARE,
+        decides=True,
+    )
+    clip_norm: float = flag(1.0)
+    save_checkpoints_steps: int = flag(
+        1000,
+        "Micro-steps from one checkpoint to the next; with a --strategy rounded up to "
+        "whole updates (not with --tokens_per_micro_batch); with --micro_batch_size=auto "
+        "updates.",
+    )
+    strategy: str = flag("none")
+    recompute: str = flag(
+        NONE,
+        "Recomputation of activations in the backward pass: less memory, more time, the "
+        "same weights. none: keep the activations; layers: recompute each layer part by "
+        "part; auto: with --micro_batch_size=auto where memory runs out or time is "
+        "saved, else where a micro-batch would not fit by the planner.",
+        flags.EnumParser([NONE, LAYERS, AUTO]),
+    )
+
+    # Evaluation and prediction.
+    eval_every_updates: int | None = flag(
+        None,
+        "Updates from one evaluation during training to the next; the best checkpoint "
+        "is kept in best/, and used afterwards. None: no evaluation during training.",
+    )
+    early_stopping: int | None = flag(
+        None,
+        "Evaluations in a row without a better metric after which training stops. None: "
+        "training does not stop early.",
+    )
+    eval_batch_size: int = flag(8, "Examples per evaluation batch.")
+    predict_batch_size: int = flag(8, "Examples per prediction batch.")
+
+    @property
+    def is_training(self) -> bool:
+        """True if the run writes checkpoints, and needs its folder for itself."""
+        return self.do_train
+
+    @property
+    def evaluates_in_training(self) -> bool:
+        """True if training stops for evaluations."""
+        return self.do_train and self.eval_every_updates is not None
+
+    def check(self) -> None:
+        """Raises ValueError with one sentence if flags exclude one another."""
+        jobs = ("do_train", "do_eval", "do_predict", "do_export")
+        if not any(getattr(self, job) for job in jobs):
             raise ValueError(
-                f"`--tokens_per_micro_batch` cannot be combined with {flag}. "
-                "Received: both flags. Leave one out."
+                "At least one of --do_train, --do_eval, --do_predict and --do_export "
+                "must be true. Received: none of them. Use --do_train=true to train."
             )
+        if self.init_checkpoint == "":
+            raise ValueError(
+                "`--init_checkpoint` must name a checkpoint. Received: nothing. Use "
+                "--init_checkpoint=bert_model.ckpt, or leave the flag out to start from "
+                "random weights."
+            )
+        if self.early_stopping is not None and self.eval_every_updates is None:
+            raise ValueError(
+                "`--early_stopping` must be given evaluations to count. Received: "
+                f"{self.early_stopping}, without --eval_every_updates. Add "
+                "--eval_every_updates=100."
+            )
+        if self.eval_every_updates is not None and self.strategy == "multi_worker":
+            raise ValueError(
+                "`--eval_every_updates` must be left out in a cluster, whose tasks train "
+                f"to the end. Received: {self.eval_every_updates}, with "
+                "--strategy=multi_worker. Use --strategy=none or mirrored, or leave it "
+                "out."
+            )
+        others = {
+            "--pad_to_max_length": self.pad_to_max_length,
+            f"--micro_batch_size={AUTO}": self.micro_batch_size == AUTO,
+        }
+        for name, is_given in others.items():
+            if self.tokens_per_micro_batch is not None and is_given:
+                raise ValueError(
+                    f"`--tokens_per_micro_batch` cannot be combined with {name}. "
+                    "Received: both flags. Leave one out."
+                )

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import pathlib
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from bert_finetune.encoding import EncodedExamples, encode_examples
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.programs.folder import whole_file
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -103,14 +103,5 @@ def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
     }
     if encoded.labels is not None:
         arrays["labels"] = encoded.labels
-    with tempfile.NamedTemporaryFile(
-        dir=cache.parent, prefix=f".{cache.name}.", delete=False
-    ) as partial:
-        try:
-            np.savez(partial, **arrays)
-            partial.close()
-            os.chmod(partial.name, 0o644)  # temporary files are private
-            os.replace(partial.name, cache)
-        except BaseException:
-            os.unlink(partial.name)
-            raise
+    with whole_file(cache) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)

@@ -7,8 +7,7 @@ part resumes from the checkpoint of the one before.
 
 import gc
 import logging
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -17,20 +16,18 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.encoding import EncodedExamples
 from bert_finetune.evaluations import Evaluations
 from bert_finetune.input_pipeline import InputFn, train_input_fn
-from bert_finetune.model_fn import make_model_fn
+from bert_finetune.model_fn import AccumulationSteps, make_model_fn
 from bert_finetune.output_dir import RememberingHook
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
-from estimator_accum import microbatch_model_fn
-from estimator_accum._window import AccumulationSteps
-from estimator_accum.hooks._signals import exits_between_trainings
+from estimator_accum.hooks import exits_between_trainings
+from estimator_accum.programs import job
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
 from estimator_accum.programs.strategies import (
     count_local_replicas,
-    make_session_config,
     make_strategy,
 )
 from estimator_accum.programs.watchdog import ProgressHook, Watchdog
@@ -38,7 +35,7 @@ from estimator_accum.programs.watchdog import ProgressHook, Watchdog
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """A checked run: nothing that it needs is missing.
 
@@ -59,10 +56,10 @@ class Run:
     task: Task
     config: BertConfig
     description: dict
-    train: EncodedExamples | None = None
-    windows: Windows | None = None
-    dev: dict[str, EncodedExamples] = field(default_factory=dict)
-    test: dict[str, tuple[list[Example], EncodedExamples]] = field(default_factory=dict)
+    train: EncodedExamples | None
+    windows: Windows | None
+    dev: dict[str, EncodedExamples]
+    test: dict[str, tuple[list[Example], EncodedExamples]]
 
     @property
     def padded_length(self) -> int | None:
@@ -130,10 +127,9 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
 def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     """Returns the Estimator of a run.
 
-    With a strategy, checkpoints lie between two updates, where the gradient sums of the
-    replicas are empty: a different number of replicas resumes as exactly as the same.
-    (Not if updates are cut by tokens, since their numbers of micro-steps differ. Inside
-    an update, only the same number of replicas can resume.)
+    With a strategy, checkpoints lie between two updates. (Not if updates are cut by
+    tokens, since their numbers of micro-steps differ. Inside an update, only the same
+    number of replicas can resume.)
 
     Args:
         run: The checked run.
@@ -141,27 +137,19 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     """
     settings, windows = run.settings, run.windows
     steps = settings.save_checkpoints_steps
-    session_config = None
     if strategy is not None:
         whole = windows.batches.gradient_accumulation_steps
         steps = -(-steps // whole) * whole
-        session_config = make_session_config(settings.strategy)
     num_updates, schedule = 1, 1
     if windows is not None:
         num_updates, schedule = windows.num_updates, _schedule(windows)
-    model_fn = make_model_fn(settings, run.config, run.task, num_updates, schedule)
-    if settings.train_batch_size == AUTO:
-        model_fn = microbatch_model_fn(model_fn, "auto")
-    return tf.estimator.Estimator(
-        model_fn,
-        config=tf.estimator.RunConfig(
-            model_dir=os.path.abspath(settings.output_dir),
-            tf_random_seed=settings.seed,
-            save_checkpoints_steps=steps,
-            session_config=session_config,
-            train_distribute=strategy,
-            experimental_max_worker_delay_secs=0,
-        ),
+    return job.make_estimator(
+        make_model_fn(settings, run.config, run.task, num_updates, schedule),
+        settings,
+        settings.output_dir,
+        steps,
+        is_auto=settings.micro_batch_size == AUTO,
+        strategy=strategy,
     )
 
 
@@ -249,9 +237,4 @@ def _log_plan(run: Run) -> None:
             f"effective batch {windows.batches.effective_batch_size} = micro-batches of "
             f"up to {windows.tokens} tokens x {windows.batches.replicas}"
         )
-    _logger.info(
-        "%s; %s micro-steps = %s updates",
-        batches,
-        f"{windows.num_micro_steps():,}",
-        f"{windows.num_updates:,}",
-    )
+    job.log_plan(batches, windows.num_micro_steps(), windows.num_updates)

@@ -19,56 +19,62 @@ if __name__ == "__main__":  # from any folder
 
 from absl import flags
 
-from distributed import command_line
-from distributed.settings import Settings, batches_of, check_settings, flags_of
+from distributed.main import PROGRAM
+from distributed.settings import Settings
 from estimator_accum.programs import launch
-from estimator_accum.programs.config import config_text
-from estimator_accum.programs.program import asks_for_help, read_flags, sentence
+from estimator_accum.programs.program import asks_for_help, sentence
+from estimator_accum.programs.settings import (
+    FROM_0,
+    config_text,
+    define_flags,
+    flag,
+    help_text,
+    read_settings_of,
+)
 
-FLAGS = flags.FlagValues()
-flags.DEFINE_integer("workers", 2, "Tasks that train.", flag_values=FLAGS)
-flags.DEFINE_bool(
-    "evaluator",
-    False,
-    "Add a task that evaluates each checkpoint while the others train.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "max_restarts",
-    5,
-    "Restarts in a row without a new checkpoint before the launcher gives up.",
-    flag_values=FLAGS,
-)
-FLAGS.append_flag_values(command_line.FLAGS)
+
+@dataclasses.dataclass(frozen=True)
+class _Cluster:
+    """Flags of the launcher itself."""
+
+    workers: int = flag(2, launch.HELP["workers"])
+    evaluator: bool = flag(False, launch.HELP["evaluator"])
+    max_restarts: int = flag(5, launch.HELP["max_restarts"], FROM_0)
+
 
 _MAIN = pathlib.Path(__file__).with_name("main.py")
 _EXIT_DOES_NOT_FIT = 2
 
 
+def make_flags() -> flags.FlagValues:
+    """Returns the flags of the launcher and of the tasks."""
+    values = define_flags(_Cluster)
+    values.append_flag_values(PROGRAM.flags())
+    return values
+
+
 def main(argv: list[str]) -> int:
     """Checks the flags, keeps the cluster running, and returns the exit code."""
     if asks_for_help(argv):
-        launcher = FLAGS.module_help(sys.modules[__name__])
-        print(__doc__, launcher, command_line.help_text(), sep="\n")
+        own, of_tasks = define_flags(_Cluster), PROGRAM.flags()
+        print(__doc__, help_text(own), help_text(of_tasks), sep="\n")
         return 0
+    values = make_flags()
     try:
-        read_flags(FLAGS, argv)
-        settings = command_line.settings_from_flags()
-        check_settings(settings)
-        launch.check_sizes(FLAGS.workers, FLAGS.max_restarts)
-        batches_of(settings, FLAGS.workers)
+        settings = read_settings_of(Settings, values, argv)
+        settings.batches(values.workers)
     except (flags.Error, ValueError) as error:
-        print(f"distributed: {sentence(error, FLAGS)}", file=sys.stderr)
+        print(f"distributed: {sentence(error, values)}", file=sys.stderr)
         return _EXIT_DOES_NOT_FIT
-    if FLAGS.print_config:
-        print(config_text(flags_of(settings)))
+    if values.print_config:
+        print(config_text(settings))
         return 0
     return launch.run(
         launch.Launch(
-            command=_command(settings),
-            workers=FLAGS.workers,
-            has_evaluator=FLAGS.evaluator,
-            max_restarts=FLAGS.max_restarts,
+            command=_command(settings, values.verbosity),
+            workers=values.workers,
+            has_evaluator=values.evaluator,
+            max_restarts=values.max_restarts,
             output_dir=pathlib.Path(settings.output_dir),
             watchdog_secs=settings.watchdog_secs,
             total_updates=settings.train_updates,
@@ -76,8 +82,8 @@ def main(argv: list[str]) -> int:
     )
 
 
-def _command(settings: Settings) -> list[str]:
-    values = dataclasses.asdict(settings) | {"verbosity": FLAGS["verbosity"].value}
+def _command(settings: Settings, verbosity: int) -> list[str]:
+    values = dataclasses.asdict(settings) | {"verbosity": verbosity}
     arguments = [f"--{k}={v}" for k, v in values.items() if v is not None]
     return [sys.executable, str(_MAIN), *arguments]
 

@@ -1,70 +1,39 @@
 """Job of a run: check all inputs, train with and without accumulation, compare."""
 
-import logging
 import math
 import pathlib
 import time
-from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import tensorflow as tf
 
-from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.folder import write_text
-from estimator_accum.programs.progress import read_progress
+from estimator_accum.programs.folder import SETTINGS_FILE, write_text
+from estimator_accum.programs.job import Job, begin, make_estimator
+from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.plots import read_metrics, save
 from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
-    make_session_config,
     make_strategy,
 )
 from estimator_accum.programs.watchdog import ProgressHook, Watchdog
 from housing_example import demo_data, input_pipeline
 from housing_example.features import TARGET, measure
 from housing_example.model_fn import make_model_fn
-from housing_example.plots import write_plot
+from housing_example.plots import draw
 from housing_example.results import Result, results_text
-from housing_example.settings import (
-    Settings,
-    batches_of,
-    check_output_dir,
-    is_remembered,
-    remember_settings,
-)
-
-_logger = logging.getLogger("tensorflow.housing_example")
+from housing_example.settings import Settings
 
 _UPDATES_BETWEEN_CHECKPOINTS = 250
 _EVAL_BATCH_SIZE = 512
 _PLOT = "housing.png"
 _RESULTS = "results.txt"
 _WITH, _WITHOUT = "with_accumulation", "without_accumulation"
+_FOREIGN = "[!.]*"  # files in a folder that is not of a run
 _SECS_BETWEEN_LOOKS = 0.2
-
-
-@dataclass(frozen=True)
-class Job:
-    """A checked run: nothing that it needs is missing.
-
-    Attributes:
-        settings: The user's settings.
-        cluster: Cluster of which this process is a task.
-        batches: Division of each update's examples.
-        train: Training examples.
-        test: Test examples.
-        checksum: Checksum of training and test examples.
-    """
-
-    settings: Settings
-    cluster: Cluster
-    batches: Batches
-    train: pd.DataFrame
-    test: pd.DataFrame
-    checksum: str
 
 
 def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
@@ -78,7 +47,7 @@ def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
         ValueError: If an input does not fit; the message is one sentence.
     """
     cluster = cluster or Cluster()
-    batches = batches_of(settings, count_replicas(settings.strategy, cluster))
+    batches = settings.batches(count_replicas(settings.strategy, cluster))
     if settings.train_csv:
         train = input_pipeline.read_table(settings.train_csv)
     else:
@@ -88,9 +57,10 @@ def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
     else:
         train, test = input_pipeline.split(train, settings.train_csv or "the data")
     checksum = input_pipeline.checksum(train, test)
+    job = Job(settings, cluster, batches, train, test, checksum)
     if cluster.is_chief:  # the other tasks check later what the chief has written
-        check_output_dir(settings, batches, checksum)
-    return Job(settings, cluster, batches, train, test, checksum)
+        job.check_folder(_FOREIGN)
+    return job
 
 
 def execute(job: Job) -> str | None:
@@ -113,7 +83,7 @@ def execute(job: Job) -> str | None:
         return None
     for name, table in (("train.csv", job.train), ("test.csv", job.test)):
         write_text(folder / name, input_pipeline.csv_text(table))
-    remember_settings(job.settings, batches, job.checksum)
+    job.write_settings()
     whole = Batches(batches.effective_batch_size, 1, 1)
     runs = {}
     if batches != whole:
@@ -127,12 +97,7 @@ def execute(job: Job) -> str | None:
     truth = job.test[TARGET].to_numpy()
     text = results_text(results, truth)
     write_text(folder / _RESULTS, text)
-    write_plot(
-        folder / _PLOT,
-        {label: result.losses for label, result in results.items()},
-        {label: result.prices for label, result in results.items()},
-        truth,
-    )
+    save(draw(results, truth), folder / _PLOT)
     return f"{text}\nplot: {folder / _PLOT}"
 
 
@@ -148,9 +113,9 @@ def _label(batches: Batches) -> str:
 
 def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
-    while not is_remembered(job.settings):
+    while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
-    check_output_dir(job.settings, job.batches, job.checksum)
+    job.check_folder(_FOREIGN)
 
 
 def train_and_test(
@@ -177,7 +142,7 @@ def train_and_test(
     return Result(
         metrics,
         np.array([each["predictions"][0] for each in predictions]),
-        pd.read_csv(model_dir / "train_metrics.csv"),
+        read_metrics(model_dir / METRICS),
         {name: estimator.get_variable_value(name) for name in trained},
     )
 
@@ -186,21 +151,11 @@ def train(
     job: Job, model_dir: pathlib.Path, batches: Batches, watchdog: Watchdog
 ) -> None:
     """Trains one model to the end; see `train_and_test`."""
-    settings = job.settings
-    global_step, update, _ = read_progress(str(model_dir))
-    steps = batches.gradient_accumulation_steps
-    if job.cluster.is_chief:
-        _logger.info(
-            "%s; %s micro-steps = %s updates",
-            batches,
-            f"{settings.train_updates * steps:,}",
-            f"{settings.train_updates:,}",
-        )
-    if update == settings.train_updates:
-        _logger.info("%s is trained already", model_dir)
+    settings, steps = job.settings, batches.gradient_accumulation_steps
+    progress = begin(job, model_dir, batches)
+    if progress is None:
         return
-    if update:
-        _logger.info("resuming after update %s", f"{update:,}")
+    global_step, update, _ = progress
     strategy, replicas, hooks = None, range(1), []
     enter(Cluster())  # hides from Estimator a TF_CONFIG that lists only this task
     if batches.num_replicas > 1:
@@ -234,24 +189,15 @@ def train(
 
 
 def _make_estimator(job: Job, model_dir, batches: Batches, strategy=None):
-    """Returns the Estimator, whose checkpoints lie between two windows.
-
-    So a different number of micro-steps or replicas resumes as exactly as the same.
-    """
+    """Returns the Estimator of one model; its checkpoints lie between two updates."""
     steps = batches.gradient_accumulation_steps
-    model_fn = make_model_fn(job.settings, measure(job.train), steps)
-    if batches.is_auto:
-        model_fn = microbatch_model_fn(model_fn, "auto")
-    return tf.estimator.Estimator(
-        model_fn,
-        config=tf.estimator.RunConfig(
-            model_dir=str(model_dir.absolute()),
-            tf_random_seed=job.settings.seed,
-            save_checkpoints_steps=_UPDATES_BETWEEN_CHECKPOINTS * steps,
-            train_distribute=strategy,
-            session_config=strategy and make_session_config(job.settings.strategy),
-            experimental_max_worker_delay_secs=0,
-        ),
+    return make_estimator(
+        make_model_fn(job.settings, measure(job.train), steps),
+        job.settings,
+        model_dir,
+        _UPDATES_BETWEEN_CHECKPOINTS * steps,
+        is_auto=batches.is_auto,
+        strategy=strategy,
     )
 
 

@@ -64,7 +64,7 @@ def _training(
             loss,
             tf.compat.v1.train.AdamOptimizer(rate),
             accumulation_steps,
-            clip_norm=settings.clip_norm,
+            clip_norm=settings.clip_norm or None,
             weight=tf.shape(labels)[0],  # examples: a short micro-batch counts less
         )
 

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
+
+from estimator_accum.programs.command_line import aligned
+from estimator_accum.programs.plots import Columns
 
 _NUM_SHOWN = 5
 
@@ -15,13 +17,13 @@ class Result(NamedTuple):
         metrics: Metrics on the test examples: mae, rmse [unit of MEDV], global_step and
             more.
         prices: Predicted prices of the test examples [unit of MEDV].
-        losses: The rows of `train_metrics.csv`.
+        losses: The columns of `train_metrics.csv`.
         weights: Trained variables by name.
     """
 
     metrics: dict[str, float]
     prices: np.ndarray
-    losses: pd.DataFrame
+    losses: Columns
     weights: dict[str, np.ndarray]
 
 
@@ -52,24 +54,13 @@ def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
         shown.append((f"example {row + 1}", *(f"{value:.2f}" for value in values)))
     lines = [
         f"test examples ({len(truth)}) [unit of MEDV]",
-        *_aligned(metrics),
+        aligned(metrics),
         "",
         "predicted prices [unit of MEDV]",
-        *_aligned(shown),
+        aligned(shown),
     ]
     if len(results) == 2:
         apart = largest_difference(*(result.weights for result in results.values()))
         lines += ["", f"largest difference of any weight: {apart:.1e}"]
         lines[-1] += " of its variable's largest"
     return "\n".join(lines) + "\n"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if number == 0 else f"{cell:>{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]

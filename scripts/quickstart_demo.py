@@ -113,7 +113,7 @@ def results_table(output_dir: pathlib.Path) -> str:
 
 
 def _draw(output_dir: pathlib.Path) -> None:
-    from estimator_accum.programs.loss_curves import (
+    from estimator_accum.programs.plots import (
         plot_loss,  # slow, and not for --help
     )
 

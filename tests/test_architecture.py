@@ -94,6 +94,26 @@ def test_a_program_imports_no_other_one(room):
         assert rooms <= {room, "estimator_accum"}, path
 
 
+def test_a_program_imports_no_private_name_of_the_library():
+    experiments = _REPOSITORY / "scripts" / "experiments" / "public"
+    for room in (*(_REPOSITORY / name for name in _PROGRAMS), experiments):
+        for path in room.glob("*.py"):
+            assert not _private_names(path.read_text()), path
+    code = "from estimator_accum.a import b, _c\nimport estimator_accum._d.e, _f"
+    assert _private_names(code) == ["estimator_accum.a._c", "estimator_accum._d.e"]
+
+
+def _private_names(code: str) -> list[str]:
+    """Returns what is imported from the library and has a name that begins with `_`."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [name for name in found if re.match(r"estimator_accum\..*\b_", f"{name}")]
+
+
 def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():
     outside = {_LIBRARY / name for name in ("programs", "compat")}
     commands = {_LIBRARY / "unedited" / f"{name}.py" for name in _COMMANDS}

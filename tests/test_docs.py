@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import estimator_accum
-from bert_finetune import run_classifier
+from bert_finetune.run_classifier import PROGRAM
 from distributed import launch_local
 from estimator_accum import get_or_create_update_step
 from tests.helpers.processes import documents, legacy_runs
@@ -190,6 +190,6 @@ def test_every_flag_in_the_pages_exists(flag):
         folder / "unedited/run.py",
     ]
     texts = [path.read_text() for path in scripts]
-    rooms = (run_classifier.FLAGS, launch_local.FLAGS)
+    rooms = (PROGRAM.flags(), launch_local.make_flags())
     is_known = any(flag in flags for flags in rooms)
     assert is_known or any(re.search(f'"(--)?{flag}"', text) for text in texts)

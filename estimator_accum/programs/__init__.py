@@ -2,13 +2,14 @@
 
 These modules read the environment, choose exit codes, make folders and print:
 
-    command_line  argparse of scripts
-    program    quiet start, flags, one-sentence errors
-    ending     exit codes and final messages
+    settings   a dataclass whose fields are flags;  command_line: argparse of scripts
+    program    quiet start, one-sentence errors;  ending: exit codes, final messages
     cluster    TF_CONFIG and Slurm;  strategies: --strategy
     batches    effective batch = micro-batch x micro-steps x replicas
+    job        a checked run, its Estimator and log lines
     folder     settings of a run;  lock: one run at a time;  disk: room for checkpoints
     progress   steps and updates done;  saving: the hook that saves checkpoints
-    bars       batches done of an evaluation or a prediction
+    bars       batches done of an evaluation or a prediction;  plots: pictures of runs
     watchdog   ends a task when another task of the cluster is lost
+    launch     starts a command as all tasks of a cluster on this machine
 """

@@ -80,10 +80,10 @@ def share_out(
     gradient_accumulation_steps: int | None,
     num_replicas: int,
     *,
+    default_effective_batch_size: int | None = None,
     default_micro_batch_size: int | None = None,
     default_gradient_accumulation_steps: int = 1,
     may_be_empty: bool = False,
-    micro_flag: str = "--micro_batch_size",
 ) -> Batches:
     """Returns the division of each update's examples into micro-steps and replicas.
 
@@ -98,17 +98,19 @@ def share_out(
             memory allows; None if not given.
         gradient_accumulation_steps: K [micro-steps per update]; None if not given.
         num_replicas: Replicas that train in sync.
+        default_effective_batch_size: Used unless both other sizes are given.
         default_micro_batch_size: Used if the other sizes do not determine the
             micro-batch; None is a replica's whole share.
         default_gradient_accumulation_steps: Used if the other sizes do not determine K.
         may_be_empty: Whether some replicas may have no example in a micro-step.
-        micro_flag: Name of the micro-batch flag in error messages.
 
     Raises:
         ValueError: If the sizes disagree, or there are not enough examples.
     """
     effective, steps = effective_batch_size, gradient_accumulation_steps
     micro = micro_batch_size
+    if effective is None and (micro in (None, AUTO) or steps is None):
+        effective = default_effective_batch_size
     if micro == AUTO:
         _check_auto(effective, steps)
         steps = 1
@@ -121,7 +123,7 @@ def share_out(
         steps = -(-effective // (micro * num_replicas)) if micro else 1
     elif micro and steps != -(-effective // (micro * num_replicas)):
         raise ValueError(
-            f"`--effective_batch_size` must be {micro_flag.removeprefix('--')} * "
+            "`--effective_batch_size` must be micro_batch_size * "
             "gradient_accumulation_steps * replicas. Received: "
             f"{effective}, not {micro} * {steps} * {num_replicas} = "
             f"{micro * steps * num_replicas}. Leave one of the three out."
@@ -136,23 +138,6 @@ def share_out(
             "replicas. Use a larger one, or fewer of them."
         )
     return Batches(effective, steps, num_replicas, micro == AUTO)
-
-
-def micro_batch_size_of(text: str | None, flag: str = "--micro_batch_size"):
-    """Returns the value of a micro-batch flag: an integer, `AUTO` or None.
-
-    Raises:
-        ValueError: If the text is anything else.
-    """
-    if text in (None, AUTO):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(
-            f"`{flag}` must be an integer >= 1 or {AUTO}. Received: {text!r}. "
-            f"Use {AUTO} with --effective_batch_size."
-        ) from None
 
 
 def _check_auto(effective: int | None, steps: int | None) -> None:

@@ -232,15 +232,10 @@ def read_cluster_of(strategy: str, environment: Mapping[str, str]) -> Cluster:
         environment: Environment variables, such as `os.environ`.
 
     Raises:
-        ValueError: If `strategy` is not one of `STRATEGIES`, the environment describes
-            a cluster that cannot train, this task is an evaluator, or `TF_CONFIG` has
-            several training tasks without "multi_worker".
+        ValueError: If the environment describes a cluster that cannot train, this task
+            is an evaluator, or `TF_CONFIG` has several training tasks without
+            "multi_worker".
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"`--strategy` must be one of {', '.join(STRATEGIES)}. "
-            f"Received: {strategy!r}. Use none to train on one device."
-        )
     if strategy == "multi_worker":
         cluster = read_cluster(environment)
         if cluster.is_evaluator:

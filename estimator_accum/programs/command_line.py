@@ -1,12 +1,11 @@
-"""Command lines of scripts: flags, one-sentence errors, exit codes."""
+"""Command lines of scripts: flags, one-sentence errors, tables, exit codes."""
 
 import argparse
-import math
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from estimator_accum import __version__
 from estimator_accum.programs.program import path_sentence
@@ -59,16 +58,6 @@ def check_counts(flags: argparse.Namespace) -> None:
             )
 
 
-def check_above_0(flags: argparse.Namespace) -> None:
-    """Raises ValueError if a flag is a float that is not finite or not above 0."""
-    for name, value in vars(flags).items():
-        if isinstance(value, float) and not 0 < value < math.inf:
-            raise ValueError(
-                f"`--{name}` must be a number > 0. Received: {value:g}. "
-                "See --help for the usual value."
-            )
-
-
 def exit_code_of(action: Callable[[], int | None]) -> int:
     """Runs a script's action and prints its error as one sentence on stderr.
 
@@ -93,3 +82,18 @@ def exit_code_of(action: Callable[[], int | None]) -> int:
     except (TypeError, ValueError, OSError) as error:
         print(path_sentence(error) or error, file=sys.stderr)
         return 2
+
+
+def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """Returns lines of cells in columns; numbers end below one another."""
+    num_columns = max(map(len, rows))
+    rows = [[*row, *[""] * (num_columns - len(row))] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    align = ">" if numbers else "<"
+    return "\n".join(
+        "  ".join(
+            f"{cell:{align if number else '<'}{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

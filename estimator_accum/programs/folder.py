@@ -7,11 +7,20 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-SETTINGS_FILE = "run_settings.json"
-EXAMPLES_CHECKSUM = "examples_checksum"
+SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
+EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
+SAME_RUN = (  # rule and remedy
+    "`--output_dir` must be new or hold a run with the same settings.",
+    "Use another --output_dir, or the same settings and files to resume.",
+)
+_CHECKSUMS = {
+    EXAMPLES_CHECKSUM: "other examples",
+    VOCABULARY_CHECKSUM: "another vocabulary",
+}
 
 
 def check_run_folder(
@@ -41,20 +50,38 @@ def check_run_folder(
                 "Use another one."
             )
         return
-    before = read_settings(path)
-    for name, value in settings.items():
-        if before.get(name) == value:
-            continue
-        what = (
-            "other examples"
-            if name == EXAMPLES_CHECKSUM
-            else f"--{name}={before.get(name)}, not {value}"
-        )
-        raise ValueError(
-            "`--output_dir` must be new or hold a run with the same settings. "
-            f"Received: {folder}, whose run has {what}. Use another --output_dir, or "
-            "the same settings to resume."
-        )
+    check_same(path, settings, *SAME_RUN)
+
+
+def check_same(
+    path: pathlib.Path, now: Mapping[str, Any], rule: str, remedy: str
+) -> None:
+    """Raises ValueError unless a run has written these settings.
+
+    Args:
+        path: `run_settings.json` of the run.
+        now: The settings; those of a dict are compared one by one.
+        rule: First sentence of the error message.
+        remedy: Its last sentence.
+    """
+    before = _flat(read_settings(path))
+    for name, value in _flat(now).items():
+        if before.get(name) != value:
+            what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
+            raise ValueError(
+                f"{rule} Received: {path.parent}, whose run has {what}. {remedy}"
+            )
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags by `--name`, and the values of a dict by `name.key`."""
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            flat[name if name in _CHECKSUMS else f"--{name}"] = value
+    return flat
 
 
 def make_run_folder(output_dir: str | os.PathLike) -> None:
@@ -95,6 +122,17 @@ def write_settings(output_dir: str | os.PathLike, settings: Mapping[str, Any]) -
     write_text(pathlib.Path(output_dir) / SETTINGS_FILE, text)
 
 
+def write_results(output_dir: str | os.PathLike, values: Mapping[str, Any]) -> str:
+    """Writes `eval_results.txt`: lines of `name = value`, sorted by name.
+
+    Returns:
+        Its text.
+    """
+    text = "".join(f"{name} = {values[name]}\n" for name in sorted(values))
+    write_text(pathlib.Path(output_dir) / EVAL_RESULTS, text)
+    return text
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes a file atomically: it is complete or absent."""
     with whole_file(path) as partial:
@@ -103,8 +141,11 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path, which replaces `path` if the `with` block succeeds."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Yields a temporary path, which replaces `path` if the `with` block succeeds.
+
+    Several processes, also of several machines, may write the same file.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
         partial.replace(path)

@@ -36,6 +36,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECS_BETWEEN_LOOKS = 0.2
 _GRACE_SECS = 30  # after the tasks' own watchdogs should have ended them
 _DEFAULT_RESTARTS = 5
+HELP = {  # of the launchers' flags
+    "workers": "Number of tasks that train.",
+    "evaluator": "Add a task that evaluates each checkpoint while the others train.",
+    "max_restarts": "Restarts in a row without a new checkpoint before giving up.",
+}
 _EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT, _EXIT_AGAIN = 1, 2, 75
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -76,24 +81,10 @@ def main(arguments: list[str] | None = None) -> int:
         usage="%(prog)s [--workers=N] [--evaluator] [--max_restarts=N] command ...",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="tasks that train (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--evaluator",
-        action="store_true",
-        help="one more task, which evaluates each checkpoint while the others train",
-    )
-    parser.add_argument(
-        "--max_restarts",
-        type=int,
-        default=_DEFAULT_RESTARTS,
-        metavar="N",
-        help="restarts in a row without a new checkpoint (default: %(default)s)",
+    parser.add_argument("--evaluator", action="store_true", help=HELP["evaluator"])
+    parser.add_numbers(
+        ("workers", 2, HELP["workers"]),
+        ("max_restarts", _DEFAULT_RESTARTS, HELP["max_restarts"]),
     )
     parser.add_folder(
         "output_dir",
@@ -113,7 +104,7 @@ def _launch_of(flags: argparse.Namespace) -> Launch:
             "A command must follow the flags. Received: none. For example: "
             "estimator-accum launch --workers=2 python train.py --its --flags"
         )
-    check_sizes(flags.workers, flags.max_restarts)
+    _check_sizes(flags)
     return Launch(
         command,
         flags.workers,
@@ -123,14 +114,13 @@ def _launch_of(flags: argparse.Namespace) -> Launch:
     )
 
 
-def check_sizes(workers: int, max_restarts: int) -> None:
-    """Raises ValueError if a number is too small; it names the flag."""
-    sizes = {"workers": (workers, 1), "max_restarts": (max_restarts, 0)}
-    for name, (value, least) in sizes.items():
+def _check_sizes(flags: argparse.Namespace) -> None:
+    for name, least in (("workers", 1), ("max_restarts", 0)):
+        value = getattr(flags, name)
         if value < least:
             raise ValueError(
                 f"`--{name}` must be an integer >= {least}. Received: {value}. "
-                "See --help for the usual value."
+                "See --help."
             )
 
 

@@ -8,13 +8,14 @@ mounted as a folder does not.
 
 import contextlib
 import datetime
-import json
 import os
 import pathlib
 import socket
 from collections.abc import Iterator
 
 import filelock
+
+from estimator_accum.programs.folder import write_text
 
 _LOCK, _HOLDER = ".run.lock", ".run.holder"
 
@@ -38,37 +39,20 @@ def locked(output_dir: str | os.PathLike, is_holder: bool = True) -> Iterator[No
         yield
         return
     folder = pathlib.Path(output_dir)
-    lock = filelock.FileLock(folder / _LOCK)
+    lock, holder = filelock.FileLock(folder / _LOCK), folder / _HOLDER
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout as error:
+        runs = holder.read_text() if holder.exists() else "another process runs"
         raise LockedFolderError(
-            "`--output_dir` must be of one run at a time. Received: "
-            f"{folder}, in which {_read_holder(folder / _HOLDER)}. Wait until it ends, "
-            "or use another folder."
+            f"A folder must be of one run at a time. Received: {folder}, in which "
+            f"{runs}. Wait until it ends, or use another folder."
         ) from error
-    holder = folder / _HOLDER
+    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    name = f"process {os.getpid()} of {socket.gethostname()}"
     try:
-        holder.write_text(json.dumps(_describe_this_process()) + "\n")
+        write_text(holder, f"{name} runs since {now}")
         yield
     finally:
         holder.unlink(missing_ok=True)
         lock.release()
-
-
-def _describe_this_process() -> dict:
-    now = datetime.datetime.now().astimezone()
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": now.isoformat(" ", "seconds"),
-    }
-
-
-def _read_holder(path: pathlib.Path) -> str:
-    try:
-        holder = json.loads(path.read_text())
-        pid, host, since = holder["pid"], holder["host"], holder["since"]
-    except (OSError, ValueError, KeyError, TypeError):  # being written
-        return "another process runs"
-    return f"process {pid} of {host} runs since {since}"

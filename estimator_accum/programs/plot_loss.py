@@ -44,10 +44,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _plot(flags: argparse.Namespace) -> None:
-    # Takes a second to import, so the flags are read first.
-    from estimator_accum.programs.loss_curves import plot_loss
-
     folders = [pathlib.Path(folder) for folder in flags.output_dirs]
+    if flags.labels and len(flags.labels) != len(folders):
+        raise ValueError(
+            "`--labels` must hold a name for each folder of `--output_dirs`. Received: "
+            f"{len(flags.labels)} for {len(folders)}. Separate names by commas."
+        )
+    if flags.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(
+            f"`--plot` must end in .png, .svg or .pdf. Received: {flags.plot}. "
+            "Use FILE.png for a picture that opens everywhere."
+        )
+    # Takes a second to import, so the flags are checked first.
+    from estimator_accum.programs.plots import plot_loss
+
     plot_loss(folders, flags.labels, flags.plot)
 
 

@@ -12,15 +12,21 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
 
 from estimator_accum import __version__
-from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.config import config_text, read_config
+from estimator_accum.programs.cluster import Cluster, read_cluster_of
 from estimator_accum.programs.folder import make_run_folder
+from estimator_accum.programs.settings import (
+    RunSettings,
+    config_text,
+    define_program_flags,
+    help_text,
+    read_settings_of,
+)
 
 _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
 
@@ -31,44 +37,48 @@ class Program:
 
     Attributes:
         name: Name with which its error messages begin.
+        description: Beginning of `--help`.
+        settings: Its class of `RunSettings`.
         jobs: Module with `prepare(settings, cluster)`, which checks everything and
             writes nothing, and `execute(job)`, which returns what is to be printed.
-        flag_values: Its flags; `--verbosity` is one of them.
-        usage: Returns the text of `--help`.
-        read: Returns the settings, which have an `output_dir`, and the cluster that the
-            flags and the environment describe. Its ValueErrors are one sentence.
-        flags_of: Returns the settings as values of flags, for `--config`.
         advice: Remedy for gradients that are not finite.
-        writes: Returns whether a run with these settings needs the folder for itself.
+        read_cluster: Function of settings and environment that returns the cluster of
+            this task, or raises ValueError with one sentence; by default that of
+            `--strategy`.
     """
 
     name: str
+    description: str
+    settings: type[RunSettings]
     jobs: str
-    flag_values: flags.FlagValues
-    usage: Callable[[], str]
-    read: Callable[[], tuple[Any, Cluster]]
-    flags_of: Callable[[Any], dict[str, Any]]
     advice: str
-    writes: Callable[[Any], bool] = lambda settings: True
+    read_cluster: Callable[[Any, Mapping[str, str]], Cluster] = (
+        lambda settings, environment: read_cluster_of(settings.strategy, environment)
+    )
+
+    def flags(self) -> flags.FlagValues:
+        """Returns all flags of the program, which nothing has parsed yet."""
+        return define_program_flags(self.settings)
 
     def run(self, argv: Sequence[str]) -> None:
         """Checks everything first, then runs the jobs of this task.
 
         Exit codes are those of `ending.ended_in_words`, and 2 for what is refused.
         """
+        values = self.flags()
         if asks_for_help(argv):
-            print(self.usage())
+            print(f"{self.description}\n{help_text(values)}")
             return
         if "--version" in argv[1:]:
             print(f"estimator-accum {__version__}")
             return
         try:
-            read_flags(self.flag_values, argv)
-            settings, cluster = self.read()
+            settings = read_settings_of(self.settings, values, argv)
+            cluster = self.read_cluster(settings, os.environ)
         except (flags.Error, ValueError, TypeError) as error:
-            self._refuse(error)
-        if self.flag_values.print_config:
-            print(config_text(self.flags_of(settings)))
+            self._refuse(sentence(error, values))
+        if values.print_config:
+            print(config_text(settings))
             return
         with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
             from estimator_accum.compat import enable_estimator
@@ -78,22 +88,22 @@ class Program:
             jobs = importlib.import_module(self.jobs)
         folder = settings.output_dir
         try:
-            set_verbosity(self.flag_values.verbosity, self.jobs.partition(".")[0])
+            set_verbosity(values.verbosity, self.jobs.partition(".")[0])
             enable_estimator()
             job = jobs.prepare(settings, cluster)
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:
-            self._refuse(error)
+            self._refuse(sentence(error, values))
         with (
             ended_in_words(self.name, folder, self.advice, cluster.is_alone),
-            locked(folder, cluster.is_chief and self.writes(settings)),
+            locked(folder, cluster.is_chief and settings.is_training),
         ):
             results = jobs.execute(job)
         if results:
             print(results.rstrip("\n"))
 
-    def _refuse(self, error: Exception) -> NoReturn:
-        print(f"{self.name}: {sentence(error, self.flag_values)}", file=sys.stderr)
+    def _refuse(self, reason: str) -> NoReturn:
+        print(f"{self.name}: {reason}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -168,23 +178,6 @@ def asks_for_help(argv: Sequence[str]) -> bool:
     return bool({"-h", "--help", "--helpfull"} & set(argv))
 
 
-def read_flags(flag_values: flags.FlagValues, argv: Sequence[str]) -> None:
-    """Reads the command line, and the file of `--config` if it names one.
-
-    Raises:
-        flags.Error: If a flag is unknown or its value has the wrong type; see
-            `sentence`.
-        ValueError: If an argument is not a flag, or the file does not fit.
-    """
-    rest = flag_values(argv)[1:]
-    if rest:
-        raise ValueError(
-            "Everything must be given as a flag. "
-            f"Received: {rest[0]!r}. Write --flag=value."
-        )
-    read_config(flag_values)
-
-
 def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
     """Returns an error in one line; absl's errors get this project's form."""
     if isinstance(error, flags.UnrecognizedFlagError):
@@ -204,8 +197,16 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
             kind = parser.syntactic_help or "true or false"
             if allowed := getattr(parser, "enum_values", None):
                 kind = f"one of {', '.join(allowed)}"
-            return f"`--{name}` must be {kind}. Received: {value!r}. See --help."
+            remedy = getattr(parser, "remedy", "See --help.")
+            return f"`--{name}` must be {kind}. Received: {_shown(value)}. {remedy}"
     return path_sentence(error) or " ".join(str(error).split())
+
+
+def _shown(value: str) -> str:
+    try:
+        return str(float(value)) if "." in value else str(int(value))
+    except ValueError:
+        return repr(value)
 
 
 def path_sentence(error: Exception) -> str | None:

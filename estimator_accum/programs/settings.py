@@ -1,36 +1,376 @@
-"""Checks of the numbers that the settings of several programs have."""
+"""Settings of a run: one frozen dataclass, each field of which is a flag.
 
-from collections.abc import Iterable
-from typing import Any
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(RunSettings):
+        train_csv: str | None = flag(None, "Training examples.", is_path=True)
 
-from estimator_accum.programs.batches import AUTO
+    program --config=old/run_settings.json --output_dir=new
 
-_REMEDIES = {"gradient_accumulation_steps": "Use 1 to turn accumulation off."}
+A field has everything about its flag: type, default, help text, range, and whether it
+determines the weights. `COMMON` has that of the flags of several programs. Every
+training run writes its flags to `run_settings.json`, and `--print_config` prints them. A
+flag on the command line wins over the file of `--config`.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from absl import flags
+
+from estimator_accum.programs.batches import AUTO, Batches, share_out
+from estimator_accum.programs.cluster import STRATEGIES
+from estimator_accum.programs.folder import EXAMPLES_CHECKSUM, read_settings
+
+Settings = TypeVar("Settings", bound="RunSettings")
+FLAGS = "flags"  # key of the flags in `run_settings.json`
+OTHER_NAMES = {
+    "micro_batch_size": "train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_multiplier",
+}
 
 
-def check_positive(settings: Any, fields: Iterable[str]) -> None:
-    """Raises ValueError unless numbers are above 0, and at most 2**31 - 1 or 1e9.
+class Number(flags.ArgumentParser):
+    """A flag's number.
 
     Args:
-        settings: An object whose fields are flags of the same names.
-        fields: Names of fields; None and `AUTO` are values that are always valid.
+        kind: Function of the text, such as `int`.
+        rule: Description of the range, such as "an integer >= 1".
+        is_valid: Function that returns whether a number is in the range.
+        remedy: Sentence that ends an error message.
     """
-    for field in fields:
-        value = getattr(settings, field)
-        if value is None or value == AUTO:
-            continue
-        most = 2**31 - 1 if isinstance(value, int) else 1e9
-        if not 0 < value <= most:
-            kind = "an integer >= 1" if isinstance(value, int) else "a number > 0"
-            if value > most:
-                kind += f" and <= {most:.10g}"
-            remedy = _REMEDIES.get(field, "See --help for the usual value.")
-            raise ValueError(f"`--{field}` must be {kind}. Received: {value}. {remedy}")
+
+    def __init__(
+        self,
+        kind: Callable[[str], Any],
+        rule: str,
+        is_valid: Callable[[Any], bool],
+        remedy: str = "See --help.",
+    ):
+        self._kind, self._is_valid = kind, is_valid
+        self.syntactic_help, self.remedy = rule, remedy
+
+    def parse(self, argument):
+        """Returns the number; raises ValueError if it is out of its range."""
+        value = self._kind(argument)
+        if not self._is_valid(value):
+            raise ValueError(self.syntactic_help)
+        return value
 
 
-def check_seed(seed: int) -> None:
-    """Raises ValueError unless TensorFlow and NumPy take the number as a seed."""
-    if not 0 <= seed < 2**31:
-        raise ValueError(
-            f"`--seed` must be an integer >= 0 and < 2**31. Received: {seed}. Use 0."
+def _from_1(number: int) -> bool:
+    return 1 <= number < 2**31
+
+
+COUNT = Number(int, "an integer >= 1 and < 2**31", _from_1)
+FROM_0 = Number(int, "an integer >= 0 and < 2**31", lambda n: 0 <= n < 2**31)
+_STEPS = Number(int, COUNT.syntactic_help, _from_1, "Use 1 to turn accumulation off.")
+_MICRO_BATCH = Number(
+    lambda text: text if text == AUTO else int(text),
+    f"an integer >= 1 or {AUTO}",
+    lambda value: value == AUTO or _from_1(value),
+    f"Use {AUTO} with --effective_batch_size.",
+)
+_POSITIVE = Number(float, "a number > 0 and <= 1e9", lambda x: 0 < x <= 1e9)
+_NORM = Number(
+    float,
+    "a finite number >= 0",
+    lambda x: 0 <= x < math.inf,
+    "Use 0 to turn clipping off.",
+)
+_PARSERS = {
+    bool: flags.BooleanParser(),
+    int: COUNT,
+    float: _POSITIVE,
+    str: flags.ArgumentParser(),
+}
+
+
+def flag(
+    default: Any = dataclasses.MISSING,
+    what: str = "",
+    parser: flags.ArgumentParser | None = None,
+    *,
+    decides: bool = False,
+    is_path: bool = False,
+) -> Any:
+    """Returns a field of a settings class, which is the flag of its name.
+
+    Args:
+        default: Value if the flag is not given; none for a flag that is required.
+        what: Help text; that in `COMMON` if empty.
+        parser: Parser of the value; by default that of the field's type, with numbers
+            above 0.
+        decides: Whether the weights depend on it.
+        is_path: Whether it names a file or folder, which `run_settings.json` has as an
+            absolute path.
+    """
+    known = {"what": what, "parser": parser, "decides": decides, "is_path": is_path}
+    metadata = {name: value for name, value in known.items() if value}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+COMMON = {
+    "output_dir": {"what": "Folder for checkpoints and results."},
+    "effective_batch_size": {
+        "what": "Examples of one update, over all micro-steps and replicas; by default "
+        "micro_batch_size x gradient_accumulation_steps x replicas."
+    },
+    "micro_batch_size": {
+        "what": "Examples of one forward and backward pass of one replica; auto: each "
+        "replica takes its share of --effective_batch_size at once, in twice as many "
+        "micro-batches whenever memory runs out.",
+        "parser": _MICRO_BATCH,
+    },
+    "gradient_accumulation_steps": {
+        "what": "Micro-batches of one replica that make one update.",
+        "parser": _STEPS,
+    },
+    "strategy": {
+        "what": "Devices that train. none: one; mirrored: all of this machine; "
+        "multi_worker: all tasks of the cluster that TF_CONFIG or Slurm describes, each "
+        "started with the same flags.",
+        "parser": flags.EnumParser(STRATEGIES),
+    },
+    "learning_rate": {
+        "what": "Learning rate; the highest one where it changes.",
+        "decides": True,
+    },
+    "clip_norm": {
+        "what": "Largest global norm of an update's gradient; 0 does not clip.",
+        "parser": _NORM,
+        "decides": True,
+    },
+    "train_updates": {"what": "Optimizer updates.", "decides": True},
+    "shuffle": {
+        "what": "Shuffle the examples in each epoch; false: the files' order.",
+        "decides": True,
+    },
+    "seed": {
+        "what": "Random seed of the examples' order, dropout and the first weights.",
+        "parser": FROM_0,
+        "decides": True,
+    },
+    "watchdog_secs": {
+        "what": "Seconds without a micro-step after which a task of a cluster ends "
+        "itself, with exit code 75. Without this end, a task that has lost another one "
+        "waits for ever."
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Flags of every program that trains.
+
+    The micro-batch may be `AUTO`. A size of None follows from the others and from
+    `usual_sizes`; see `share_out`.
+    """
+
+    usual_sizes: ClassVar[dict[str, Any]] = {}  # arguments of `share_out`
+
+    output_dir: str = flag()
+    effective_batch_size: int | None = flag(None)
+    micro_batch_size: int | str | None = flag(None)
+    gradient_accumulation_steps: int | None = flag(None)
+    learning_rate: float = flag()
+    seed: int = flag(0)
+    watchdog_secs: int = flag(300)
+
+    @property
+    def is_training(self) -> bool:
+        """True if the run writes checkpoints, and needs its folder for itself."""
+        return True
+
+    def check(self) -> None:
+        """Raises ValueError with one sentence if flags exclude one another.
+
+        Files are checked later, by the functions that read them.
+        """
+
+    def batches(self, num_replicas: int) -> Batches:
+        """Returns how the examples of each update are divided; see `share_out`."""
+        return share_out(
+            self.effective_batch_size,
+            self.micro_batch_size,
+            self.gradient_accumulation_steps,
+            num_replicas,
+            **self.usual_sizes,
         )
+
+    def decisive(self) -> dict[str, Any]:
+        """Returns the flags that determine the weights; sizes of shares do not."""
+        values = {
+            n: getattr(self, n) for n, s in _specs(self).items() if "decides" in s
+        }
+        return self._with_whole_paths(values)
+
+    def description(self, batches: Batches, checksum: str) -> dict[str, Any]:
+        """Returns the content of `run_settings.json`.
+
+        Args:
+            batches: Division of each update's examples.
+            checksum: Checksum of the run's examples.
+        """
+        return self.decisive() | {
+            "effective_batch_size": batches.effective_batch_size,
+            EXAMPLES_CHECKSUM: checksum,
+            FLAGS: self.as_flags(),
+        }
+
+    def as_flags(self) -> dict[str, Any]:
+        """Returns the given flags by name, for `--config`; without the output folder."""
+        values = self._with_whole_paths(dataclasses.asdict(self))
+        values.pop("output_dir")
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _with_whole_paths(self, values: dict[str, Any]) -> dict[str, Any]:
+        for name, spec in _specs(self).items():
+            value = values.get(name)
+            if value and "is_path" in spec and "://" not in value:  # no remote storage
+                values[name] = os.path.abspath(value)
+        return values
+
+
+def _specs(settings: Any) -> dict[str, Mapping[str, Any]]:
+    """Returns what `flag` and `COMMON` say of each field."""
+    return {
+        field.name: COMMON.get(field.name, {}) | dict(field.metadata)
+        for field in dataclasses.fields(settings)
+    }
+
+
+def define_flags(settings_type: type) -> flags.FlagValues:
+    """Returns the flags of a settings class, without --config and --print_config."""
+    values = flags.FlagValues()  # not flags.FLAGS, which other programs share
+    specs = _specs(settings_type)
+    for field in dataclasses.fields(settings_type):
+        spec = specs[field.name]
+        types = typing.get_args(field.type) or (field.type,)
+        parser = spec.get("parser") or next(
+            p for t, p in _PARSERS.items() if t in types
+        )
+        default = None if field.default is dataclasses.MISSING else field.default
+        texts = {field.name: spec["what"]}
+        if field.name in OTHER_NAMES:
+            texts[OTHER_NAMES[field.name]] = f"Another name of --{field.name}."
+        is_bool = isinstance(parser, flags.BooleanParser)
+        for name, text in texts.items():
+            each = flags.Flag(parser, None, name, default, text, boolean=is_bool)
+            flags.DEFINE_flag(each, values)
+    return values
+
+
+def define_program_flags(settings_type: type) -> flags.FlagValues:
+    """Returns the flags of a program: its settings, --config and --verbosity."""
+    values = define_flags(settings_type)
+    flags.DEFINE_string(
+        "config",
+        None,
+        "File with values for the flags that are not given: run_settings.json of a run.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "print_config",
+        False,
+        "Print the flags as a file for --config, and do nothing else.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "verbosity",
+        -1,
+        "Level of log lines; 0 and more show TensorFlow's own.",
+        flag_values=values,
+        short_name="v",
+    )
+    return values
+
+
+def help_text(values: flags.FlagValues) -> str:
+    """Returns the flags' part of a --help text."""
+    return values.module_help(__name__).partition(":\n")[2]
+
+
+def _read_config(values: flags.FlagValues) -> None:
+    """Sets the flags that are not given to the values in the file of `--config`."""
+    if values["config"].value is None:
+        return
+    path = pathlib.Path(values["config"].value)
+    content = read_settings(path, flag="--config").get(FLAGS)
+    if not hasattr(content, "items"):
+        raise ValueError(
+            "`--config` must hold the flags of a run. Received: "
+            f"{path}, without {FLAGS!r}. Use what --print_config prints."
+        )
+    for name, value in content.items():
+        if name not in values:
+            raise ValueError(
+                "`--config` must hold flags of this program. Received: "
+                f"{path} with {name!r}. See --help for its flags."
+            )
+        names = {name, OTHER_NAMES.get(name, name)}
+        if not any(values[each].present for each in names):
+            values[name].parse(str(value))
+
+
+def read_settings_of(
+    settings_type: type[Settings], values: flags.FlagValues, argv: Sequence[str]
+) -> Settings:
+    """Returns the settings that a command line and the file of `--config` give.
+
+    Args:
+        settings_type: Class of the settings.
+        values: Its flags, which get their values.
+        argv: Command line, with the program's name.
+
+    Raises:
+        flags.Error: If a flag is unknown or its value does not fit; see
+            `program.sentence`.
+        ValueError: If an argument is not a flag, a required flag is missing, two names
+            of a flag disagree, flags exclude one another, or the file does not fit.
+    """
+    rest = values(argv)[1:]
+    if rest:
+        raise ValueError(
+            "Everything must be given as a flag. "
+            f"Received: {rest[0]!r}. Write --flag=value."
+        )
+    _read_config(values)
+    found = {}
+    for field in dataclasses.fields(settings_type):
+        found[field.name] = values[field.name].value
+        if field.name in OTHER_NAMES:
+            found[field.name] = _either(values, field.name, OTHER_NAMES[field.name])
+    required = [
+        field.name
+        for field in dataclasses.fields(settings_type)
+        if field.default is dataclasses.MISSING
+    ]
+    if missing := [f"--{name}" for name in required if not found[name]]:
+        raise ValueError(
+            f"The flags {', '.join('--' + name for name in required)} must be given. "
+            f"Received: none for {', '.join(missing)}. See --help."
+        )
+    settings = settings_type(**found)
+    settings.check()
+    return settings
+
+
+def _either(values: flags.FlagValues, name: str, other: str) -> Any:
+    value, other_value = values[name].value, values[other].value
+    if None not in (value, other_value) and value != other_value:
+        raise ValueError(
+            f"`--{name}` and its other name `--{other}` must be equal. "
+            f"Received: {value} and {other_value}. Give one of them."
+        )
+    return value if other_value is None else other_value
+
+
+def config_text(settings: RunSettings) -> str:
+    """Returns the content of a file for `--config`."""
+    return json.dumps({FLAGS: settings.as_flags()}, indent=2)

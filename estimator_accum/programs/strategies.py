@@ -53,12 +53,14 @@ def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | N
     )
 
 
-def make_session_config(strategy: str) -> tf.compat.v1.ConfigProto | None:
+def make_session_config(
+    strategy: tf.distribute.Strategy | None,
+) -> tf.compat.v1.ConfigProto | None:
     """Returns the value of `RunConfig(session_config=...)`; None is Estimator's own.
 
     By default a session has one CPU, however many logical CPUs were configured.
     """
-    if strategy != "mirrored":
+    if not isinstance(strategy, tf.distribute.MirroredStrategy):
         return None
     cpus = len(tf.config.list_logical_devices("CPU"))
     return tf.compat.v1.ConfigProto(

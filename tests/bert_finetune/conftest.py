@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from bert_finetune import receiving, report_plot
+from bert_finetune import receiving, report
 from bert_finetune.settings import Settings
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes.local_server import running_server
@@ -15,7 +15,7 @@ from tests.helpers.processes.local_server import running_server
 def _undrawn():
     """Leaves the drawing out of all runs; test_report.py draws."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_plot, "write_plot", lambda *_: None)
+        patch.setattr(report, "_draw", lambda *_: None)
         yield
 
 

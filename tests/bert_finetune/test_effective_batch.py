@@ -60,14 +60,14 @@ def _run_counted(settings, name, **changes) -> tuple[pathlib.Path, int]:
 def whole(of_16) -> pathlib.Path:
     """Folder of a run on 16 examples at once, padded to the maximum length."""
     folder = pathlib.Path(of_16.output_dir).with_name("whole")
-    changes = {"train_batch_size": 16, "pad_to_max_length": True}
+    changes = {"micro_batch_size": 16, "pad_to_max_length": True}
     return run(of_16, output_dir=str(folder), **changes)
 
 
 @pytest.fixture(scope="module")
 def in_threes(of_16) -> tuple[pathlib.Path, int]:
     """The run in micro-batches of 3, saved at micro-steps 10, 20, 30 and 38."""
-    changes = {"train_batch_size": 3, "save_checkpoints_steps": 10}
+    changes = {"micro_batch_size": 3, "save_checkpoints_steps": 10}
     return _run_counted(of_16, "in_threes", **changes)
 
 
@@ -84,7 +84,7 @@ def auto(of_16) -> pathlib.Path:
     folder = pathlib.Path(of_16.output_dir).with_name("auto")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modeling, "encode", limited(modeling.encode, 5))
-        return run(of_16, output_dir=str(folder), train_batch_size=AUTO, do_eval=True)
+        return run(of_16, output_dir=str(folder), micro_batch_size=AUTO, do_eval=True)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
             shutil.copytree(auto, folder.with_name(str(size)))
             changes = {"output_dir": str(folder.with_name(str(size)))}
             changes |= {"do_train": False, "do_eval": True, "do_predict": True}
-            run(settings, train_batch_size=size, **changes)
+            run(settings, micro_batch_size=size, **changes)
     for size in ("16", AUTO):
         results = tiny_bert.results(folder.with_name(size))
         lines = (folder.with_name(size) / "test_results.tsv").read_text().split("\n")
@@ -159,7 +159,7 @@ def test_a_micro_step_is_one_session_run(in_threes, tokens):
 @pytest.mark.once
 def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
     copy_at_step(in_threes[0], pathlib.Path(settings.output_dir), 30)
-    folder = run(settings, train_batch_size=AUTO)
+    folder = run(settings, micro_batch_size=AUTO)
     _assert_close(folder, whole)
     assert variables(folder)["global_step"] == 30 + 2
 
@@ -168,8 +168,8 @@ def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_batch_size": AUTO}, "half of must .* --train_batch_size=3, not auto"),
-        ({"train_batch_size": 3, "effective_batch_size": 20}, "effective.*=16, not 20"),
+        ({"micro_batch_size": AUTO}, "half of must .* --micro_batch_size=3, not auto"),
+        ({"micro_batch_size": 3, "effective_batch_size": 20}, "effective.*=16, not 20"),
     ],
 )
 def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(

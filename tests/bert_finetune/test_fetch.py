@@ -313,7 +313,7 @@ def cut_off(glue, fetchers, server):
     done = glue()
     assert done.returncode == 1
     server.bytes_withheld = 0
-    (part,) = (fetchers["glue"].folder.parent / ".CoLA.part").iterdir()
+    (part,) = fetchers["glue"].folder.parent.glob(".CoLA.part/*.unfinished")
     return done, part
 
 
@@ -353,7 +353,7 @@ def test_what_had_arrived_stays_after_ctrl_c(glue, fetchers, monkeypatch):
     monkeypatch.setattr(receiving, "tqdm", Interrupted)
     done = glue()
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
-    (part,) = (fetchers["glue"].folder.parent / ".CoLA.part").iterdir()
+    (part,) = fetchers["glue"].folder.parent.glob(".CoLA.part/*.unfinished")
     assert part.read_bytes() == _COLA_ZIP
 
 
@@ -392,4 +392,6 @@ def test_pauses_grow_between_attempts(monkeypatch, tmp_path):
 def test_two_processes_do_not_fetch_the_same_files(fetcher, refusal):
     with download.staging_folder(fetcher.folder):
         said = refusal(fetcher.main, *fetcher.flags)
-        assert re.search(r"\.part must be of one process .*\. Wait", said)
+        assert re.search(
+            r"of one run at a time\. .*\.part, in which .* since .*\. Wait", said
+        )

@@ -53,8 +53,7 @@ def transformers(monkeypatch):
 def checkpoint(tmp_path) -> str:
     """A random classifier, with weights that are large enough to show bugs."""
     random = np.random.default_rng(0)
-    shapes = encoder_shapes(_CONFIG)
-    shapes |= {"output_weights": (3, 24), "output_bias": (3,)}
+    shapes = encoder_shapes(_CONFIG) | {"output_weights": (3, 24), "output_bias": (3,)}
     arrays = {n: random.normal(0, 0.3, shape) for n, shape in shapes.items()}
     path = str(tmp_path / "model.ckpt-7")
     write_checkpoint({n: a.astype(np.float32) for n, a in arrays.items()}, path)

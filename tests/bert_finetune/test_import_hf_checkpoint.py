@@ -19,7 +19,6 @@ from tests.helpers.models.hugging_face_folder import (
     random_tensors,
     write_folder,
 )
-from tests.helpers.processes import running
 
 _CHECKPOINT = ["bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
 _MADE = ["bert_config.json", *_CHECKPOINT, "vocab.txt"]
@@ -66,13 +65,11 @@ def _with_head(tensors, old_names=False):
 
 
 @pytest.mark.once
-def test_script_runs_by_its_path_and_makes_the_three_parts(tmp_path, real_starts):
+def test_program_makes_the_three_parts(tmp_path, call):
     source = write_folder(tmp_path / "theirs")
-    script = import_hf_checkpoint.__file__
     flags = [f"--input_dir={source}", f"--output_dir={tmp_path / 'new' / 'bert'}"]
-    path = {"PYTHONPATH": str(running.ROOT)}
-    done = running.run(script, *flags, cwd=tmp_path, **path)
-    assert done.returncode == 0, done.stderr
+    done = call(import_hf_checkpoint.main, *flags)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "bert_model.ckpt (39 variables, 2 layers)" in done.stdout
     assert "pooler" not in done.stdout
     made = tmp_path / "new" / "bert"

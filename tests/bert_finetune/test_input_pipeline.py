@@ -166,14 +166,6 @@ def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
     assert labels.as_list() == [None]
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_batch_sizes_below_one_are_refused(encoded, size):
-    for flag, make in (("eval", eval_input_fn), ("predict", predict_input_fn)):
-        message = rf"`--{flag}_batch_size` must be an integer >= 1\. Received: {size}\."
-        with pytest.raises(ValueError, match=message):
-            make(encoded, batch_size=size)
-
-
 def test_training_pads_each_micro_batch_to_its_longest(encoded):
     padded = _train_batches(encoded)
     trimmed = _train_batches(encoded, padded_length=None)

@@ -139,7 +139,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(copy, tmp_path, mode):
     lines = pathlib.Path(copy.vocab_file).read_text().split()
     path.write_text("\n".join([*lines[:5], *reversed(lines[5:])]))
     sentence = _refusal(copy, **mode, vocab_file=str(path))
-    assert "whose run began with another vocabulary. Use " in sentence
+    assert "whose run has another vocabulary. Use " in sentence
 
 
 @pytest.mark.parametrize(("mode", "content"), [({}, "{"), (_EVAL, "[]"), ({}, None)])

@@ -266,9 +266,9 @@ def test_speeds_of_links(text, expected):
     [
         (["--device_memory=50MB"], r"1 example must fit.*Received: 50\.0 MB.*Use sh"),
         (["--max_seq_length=1000"], r"--max_seq_length must be at most.* 512.*: 1000"),
-        (["--max_seq_length=0"], r"--max_seq_length must be an integer >= 1.*: 0"),
+        (["--max_seq_length=0"], r"--max_seq_length` must be an integer >= 1.*: 0"),
         (["--num_replicas=65"], r"an example for each replica\. Received: 64 for 65"),
-        (["--effective_batch_size=-4"], r"--effective_batch_size must be.*ived: -4"),
+        (["--effective_batch_size=-4"], r"--effective_batch_size` must be.*ived: -4"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_sentence(config, capsys, arguments, sentence):

@@ -45,11 +45,9 @@ def other_python() -> str:
 
 _TRAIN_EACH = """
 import json, sys
-from absl.testing import flagsaver
 from bert_finetune import run_classifier
 for arguments in json.loads(sys.argv[1]):
-    with flagsaver.flagsaver():
-        run_classifier.main(["run_classifier.py", *arguments])
+    run_classifier.main(["run_classifier.py", *arguments])
 """
 
 

@@ -187,33 +187,24 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
             "must be a header with .* sentence1, sentence2, label. .*: index, sentence1",
         ),
         ("cola/test.tsv", ["0\tThe book."], "columns sentence, index. Received: 0, Th"),
+        ("sst-2/train.tsv", [], "train.tsv must hold at least one example"),
+        ("sst-2/train.tsv", [""], "train.tsv must hold at least one example"),
+        ("sst-2/train.tsv", ["sentence\tlabel"], "must hold at least one example"),
+        (
+            "cola/train.tsv",
+            None,
+            "train.tsv of CoLA. Received: .*fetch glue --tasks=CoL",
+        ),
+        ("cola/CoLA/train.tsv", ["x\t1\t\tA."], r"Use --data_dir=.*CoLA\."),
     ],
 )
 def test_unfit_file_is_refused_with_file_and_line(tmp_path, given, lines, sentence):
-    name, file = given.split("/")
-    _write(tmp_path, file, *lines)
-    with pytest.raises(ValueError, match=sentence):
-        _read(tmp_path, name, file)
-
-
-@pytest.mark.parametrize("lines", [[], [""], ["sentence\tlabel"]])
-def test_file_without_examples_is_refused(tmp_path, lines):
-    _write(tmp_path, "train.tsv", *lines)
-    with pytest.raises(ValueError, match="train.tsv must hold at least one example"):
-        _read(tmp_path, "sst-2", "train.tsv")
-
-
-def test_missing_file_names_path_and_remedy(tmp_path):
-    sentence = "must hold train.tsv of CoLA. Received: .*fetch glue --tasks=CoLA."
-    with pytest.raises(ValueError, match=sentence):
-        _read(tmp_path, "cola", "train.tsv")
-
-
-def test_folder_above_the_tasks_own_is_recognized(tmp_path):
+    name, _, file = given.partition("/")
     (tmp_path / "CoLA").mkdir()
-    _write(tmp_path / "CoLA", "train.tsv", "x\t1\t\tA.")
-    with pytest.raises(ValueError, match=r"Use --data_dir=.*CoLA\."):
-        _read(tmp_path, "cola", "train.tsv")
+    if lines is not None:
+        _write(tmp_path, file, *lines)
+    with pytest.raises(ValueError, match=sentence):
+        _read(tmp_path, name, file.rpartition("/")[2])
 
 
 def test_other_encodings_name_file_and_line(tmp_path):

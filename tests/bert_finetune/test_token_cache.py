@@ -115,7 +115,7 @@ def test_folder_that_cannot_be_written_to_goes_without(
     """The file's creation is patched to fail, because root may write everywhere."""
     refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
-    monkeypatch.setattr(token_cache.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(token_cache, "whole_file", refuse)
     rows, found = _read(text, tokenizer)
     _assert_same(found, encode_examples(rows, tokenizer, 16))
     message = f"tokens are not kept in {text}.tokens.npz: Permission denied"

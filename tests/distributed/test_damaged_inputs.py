@@ -6,11 +6,12 @@ import pytest
 
 from distributed import jobs, main
 from estimator_accum.programs.cluster import read_cluster
+from estimator_accum.programs.job import Job
 from tests.helpers.oracles import fuzzing
 
 pytestmark = [
     pytest.mark.once,
-    pytest.mark.usefixtures("_flags_as_before", "_loggers_as_before"),
+    pytest.mark.usefixtures("_loggers_as_before"),
 ]
 _TF_CONFIG = {
     "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "evaluator": ["d:4"]},
@@ -24,14 +25,12 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "execute", lambda job: None)
 
     def run(*flags: str) -> None:
-        main.FLAGS.unparse_flags()
         main.main(["", "--train_updates=3", f"--output_dir={tmp_path}/new", *flags])
 
     return run
 
 
 def test_damaged_tf_config_is_used_or_refused(tmp_path, monkeypatch, run):
-    monkeypatch.setattr(main, "check_settings", lambda settings: None)
     monkeypatch.setattr(jobs, "prepare", _prepare)
 
     def damage(content: bytes) -> None:
@@ -45,7 +44,7 @@ def test_damaged_tf_config_is_used_or_refused(tmp_path, monkeypatch, run):
 
 def _prepare(settings, cluster):
     """Returns a job without examples, which are not damaged here."""
-    return jobs.Job(settings, cluster, None, None, None, "")
+    return Job(settings, cluster, None, None, None, "")
 
 
 @pytest.mark.parametrize("name", ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])

@@ -24,9 +24,6 @@ def _refused(run_main, *flags) -> str:
     "flag, sentence",
     [
         ("--sed=1", "Received: --sed. Did you mean --seed?"),
-        ("--seed=x", "`--seed` must be an integer. Received: 'x'. See --help."),
-        ("seed=1", "Received: 'seed=1'. Write --flag=value."),
-        ("--micro_batch_size=0", "`--micro_batch_size` must be an integer >= 1"),
         ("--data_dir=nowhere", "`--data_dir` must be a folder. Received: nowhere."),
     ],
 )
@@ -37,12 +34,6 @@ def test_flag_that_does_not_fit_is_refused_in_one_sentence(run_main, flag, sente
 def test_malformed_cluster_is_refused_in_one_sentence(run_main, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"ps": ["a:1"]}}))
     assert '`TF_CONFIG["cluster"]` must be' in _refused(run_main)
-
-
-def test_help_names_every_flag(run_main):
-    _, text = run_main("--help")
-    for name in ("data_dir", "effective_batch_size", "watchdog_secs", "TF_CONFIG"):
-        assert name in text
 
 
 def test_task_alone_learns_goes_on_and_exports(

@@ -28,10 +28,7 @@ def csv(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def settings_in() -> Callable[[pathlib.Path], Settings]:
     """Makes settings from an output folder: 59 x 3, file order, generated data."""
-    values = {name: main.FLAGS[name].default for name in Settings.__dataclass_fields__}
-    sizes = {"train_batch_size": 59, "gradient_accumulation_steps": 3}
-    values |= {"clip_norm": None, "shuffle": False, **sizes}
-    return lambda folder: Settings(**values | {"output_dir": str(folder)})
+    return lambda folder: Settings(output_dir=str(folder), shuffle=False)
 
 
 @pytest.fixture
@@ -40,28 +37,18 @@ def settings(settings_in, tmp_path) -> Settings:
 
 
 @pytest.fixture
-def run_main(_loggers_as_before, monkeypatch, capsys) -> Callable[..., running.Done]:
+def run_main(
+    _loggers_as_before, monkeypatch, capsys, call
+) -> Callable[..., running.Done]:
     """Runs the program in this process with flags (name -> value; None: left out)."""
-
-    def forget_flags() -> None:
-        main.FLAGS.unparse_flags()
-        for name in main.FLAGS:
-            main.FLAGS[name].unparse()
 
     def run(flags: dict, *more: str) -> running.Done:
         given = [f"--{k}={v}" for k, v in flags.items() if v is not None]
-        forget_flags()
-        capsys.readouterr()
-        code = 0
-        try:
-            main.main(["main.py", *given, *more])
-        except SystemExit as stopped:
-            code = stopped.code
-        return running.Done(code, *capsys.readouterr())
+        capsys.readouterr()  # of programs that the test started
+        return call(lambda given: main.main(["main.py", *given]) or 0, *given, *more)
 
     monkeypatch.setattr(os, "_exit", sys.exit)
-    yield run
-    forget_flags()
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,7 @@ def test_damaged_csv_is_used_or_refused(csv, tmp_path, monkeypatch):
 
     def damage(content: bytes) -> None:
         path.write_bytes(content)
-        main.FLAGS.unparse_flags()
         values = path, 5, 2, 2, tmp_path / "new" / str(next(numbers))
         main.main(["", *(f"--{n}={v}" for n, v in zip(names, values, strict=True))])
 
     fuzzing.check(fuzzing.damaged(csv.read_bytes()), damage, tmp_path / "new")
-    main.FLAGS.unparse_flags()
-    for name in names:
-        main.FLAGS[name].unparse()

@@ -1,67 +1,48 @@
 """The picture: the curves on both sides."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from housing_example import plots
+from housing_example.results import Result
 
 pytestmark = pytest.mark.once
 
 _LABELS = ["with accumulation (59 x 3)", "without (177)"]
+_TRUTH = np.array([5.0, 20.0, 50.0])
 
 
-@pytest.fixture
-def drawn():
-    """(losses by label, predicted prices by label, true prices, the figure)."""
+def _result(number: int) -> Result:
     losses = {
-        label: pd.DataFrame(
-            {"update_step": range(1, 61), "loss": np.linspace(80, 4 + number, 60)}
-        )
-        for number, label in enumerate(_LABELS)
+        "update_step": np.arange(1.0, 61),
+        "loss": np.linspace(80, 4 + number, 60),
     }
-    truth = np.array([5.0, 20.0, 50.0])
-    prices = {label: truth + number for number, label in enumerate(_LABELS, 1)}
-    return losses, prices, truth, plots.draw(losses, prices, truth)
+    return Result({}, _TRUTH + number, losses, {})
 
 
-def test_losses_are_drawn_against_updates(drawn):
-    losses, _, _, figure = drawn
-    axes = figure.axes[0]
-    assert axes.get_xlabel() == "optimizer updates"
-    assert axes.get_ylabel() == "mean squared error [(unit of MEDV)²]"
-    assert axes.get_yscale() == "log"
-    legend = axes.get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == _LABELS
-    thin = [line for line in axes.lines if line.get_linewidth() < 1]
-    for line, rows in zip(thin, losses.values(), strict=True):
-        np.testing.assert_array_equal(line.get_xdata(), rows["update_step"])
-        np.testing.assert_array_equal(line.get_ydata(), rows["loss"])
-    bold = [line for line in axes.lines if line.get_linewidth() > 1]
-    means = losses[_LABELS[0]]["loss"].iloc[30 - 12 : 30 + 13].mean()
-    assert bold[0].get_ydata()[30] == pytest.approx(means)
-    # The upper curve is narrower and dashed, so both are visible where they coincide.
-    assert bold[0].get_linewidth() > 2 * bold[1].get_linewidth()
-    assert not bold[0].is_dashed() and bold[1].is_dashed()
-
-
-def test_prices_are_drawn_against_the_true_ones(drawn):
-    _, prices, truth, figure = drawn
-    axes = figure.axes[1]
-    assert axes.get_xlabel() == "true price [unit of MEDV]"
-    assert axes.get_ylabel() == "predicted price [unit of MEDV]"
-    for points, label in zip(axes.collections, _LABELS, strict=True):
-        expected = np.stack([truth, prices[label]], axis=1)
+@pytest.mark.parametrize("labels", [_LABELS, _LABELS[1:]])
+def test_losses_and_prices_of_one_or_two_models_are_drawn(labels):
+    results = {label: _result(number) for number, label in enumerate(labels, 1)}
+    left, right = plots.draw(results, _TRUTH).axes
+    assert left.get_xlabel() == "optimizer updates"
+    assert left.get_ylabel() == "mean squared error [(unit of MEDV)²]"
+    assert left.get_yscale() == "log"
+    assert [text.get_text() for text in left.get_legend().get_texts()] == labels
+    thin = [line for line in left.lines if line.get_linewidth() < 1]
+    for line, result in zip(thin, results.values(), strict=True):
+        columns = result.losses["update_step"], result.losses["loss"]
+        np.testing.assert_array_equal(line.get_xydata(), np.stack(columns, 1))
+    bold = [line for line in left.lines if line.get_linewidth() > 1]
+    mean = results[labels[0]].losses["loss"][10:15].mean()
+    assert bold[0].get_ydata()[10] == pytest.approx(mean)
+    if len(bold) == 2:  # the upper curve is narrower and dashed: both are visible
+        assert bold[0].get_linewidth() > 2 * bold[1].get_linewidth()
+        assert not bold[0].is_dashed() and bold[1].is_dashed()
+    assert right.get_xlabel() == "true price [unit of MEDV]"
+    assert right.get_ylabel() == "predicted price [unit of MEDV]"
+    for points, label in zip(right.collections, labels, strict=True):
+        expected = np.stack([_TRUTH, results[label].prices], axis=1)
         np.testing.assert_array_equal(points.get_offsets(), expected)
-    assert axes.lines[0].get_xydata().tolist() == [[5, 5], [50, 50]]
-    texts = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert texts == ["predicted = true", *_LABELS]
-
-
-def test_one_run_is_drawn_alone(tmp_path, drawn):
-    losses, prices, truth, _ = drawn
-    label = _LABELS[1]
-    path = tmp_path / "housing.png"
-    plots.write_plot(path, {label: losses[label]}, {label: prices[label]}, truth)
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["housing.png"]
+    assert right.lines[0].get_xydata().tolist() == [[5, 5], [50, 50]]
+    texts = [text.get_text() for text in right.get_legend().get_texts()]
+    assert texts == ["predicted = true", *labels]

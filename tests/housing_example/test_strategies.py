@@ -142,7 +142,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
     _ = tf.estimator.Estimator  # loads the module, which would undo the next line
     monkeypatch.setattr(tf.estimator, "train_and_evaluate", train_and_evaluate)
     changes = {"train_csv": str(csv), "shuffle": True, "strategy": "multi_worker"}
-    sizes = {"train_batch_size": 4, "gradient_accumulation_steps": None}
+    sizes = {"micro_batch_size": 4}
     settings = dataclasses.replace(settings_in(killed), **changes, **sizes, **_FLAGS)
     told = jobs.execute(jobs.prepare(settings, cluster))
     assert calls[:3] == [

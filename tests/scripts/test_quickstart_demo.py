@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 def test_folder_that_another_demo_writes_to_is_refused(refusal, tmp_path):
     with locked(tmp_path):
         message = refusal(quickstart_demo.main, f"--output_dir={tmp_path}")
-    assert "`--output_dir` must be of one run at a time. Received: " in message
+    assert "A folder must be of one run at a time. Received: " in message
 
 
 def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):

@@ -11,13 +11,14 @@ import argparse
 import inspect
 import pathlib
 import random
+import runpy
+import sys
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.util import function_utils
 
-from estimator_accum import _model_fn
-from estimator_accum.compat._script import run_script
+from estimator_accum import microbatch_model_fn
 
 v1 = tf.compat.v1
 
@@ -44,7 +45,9 @@ def begin() -> pathlib.Path:
     memory = None
     if flags.errors is not None:
         memory = Memory(flags.errors, not flags.without_errors)
-        _model_fn.MicroBatchCount = lambda *arguments: memory
+        # Where "auto" takes its count from.
+        module = sys.modules[microbatch_model_fn.__module__]
+        module.MicroBatchCount = lambda *arguments: memory
     kind = v1.estimator.Estimator
     own = kind.train
 
@@ -73,7 +76,8 @@ def without_dropout() -> None:
 
 def run_module(name: str, *flags: str) -> None:
     """Runs a public script as `python -m name --its --flags` does, as TensorFlow 1."""
-    run_script(["-m", name, *flags], is_v1=True)
+    sys.argv = ["compat", "--v1", "-m", name, *flags]
+    runpy.run_module("estimator_accum.compat", run_name="__main__")
 
 
 class Weights(v1.train.SessionRunHook):
@@ -116,7 +120,7 @@ class Memory:
         has_errors: Whether they happen.
     """
 
-    is_fixed = can_recompute = recompute = False
+    can_recompute = recompute = False
 
     def __init__(self, errors: int, has_errors: bool):
         chance = random.Random(errors)

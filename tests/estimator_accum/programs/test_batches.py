@@ -2,12 +2,7 @@
 
 import pytest
 
-from estimator_accum.programs.batches import (
-    AUTO,
-    Batches,
-    micro_batch_size_of,
-    share_out,
-)
+from estimator_accum.programs.batches import AUTO, Batches, share_out
 
 
 @pytest.mark.parametrize(
@@ -72,10 +67,3 @@ def test_batches_describe_themselves():
     assert str(uneven) == f"effective batch 7 = {sizes}"
     said = "8 examples with the number of micro-batches chosen by memory x 4"
     assert said in str(auto)
-
-
-def test_micro_batch_is_a_number_or_auto():
-    values = [micro_batch_size_of(text) for text in (None, "auto", "8")]
-    assert values == [None, AUTO, 8]
-    with pytest.raises(ValueError, match=r"integer >= 1 or auto\. Received: 'many'\."):
-        micro_batch_size_of("many")

@@ -25,7 +25,7 @@ def test_a_folder_is_one_runs_until_that_ends_or_dies(tmp_path):
         assert said in str(refused.value)
         with locked(tmp_path, is_holder=False):  # a cluster's other tasks
             pass
-        (tmp_path / ".run.holder").write_text("{")  # half-written
+        (tmp_path / ".run.holder").unlink()
         with pytest.raises(LockedFolderError, match="another proc"), locked(tmp_path):
             pass
         holder.kill()

@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 
 from estimator_accum.programs.folder import make_run_folder
-from estimator_accum.programs.program import path_sentence, read_flags, sentence
+from estimator_accum.programs.program import path_sentence, sentence
 from tests.helpers.processes import running
 
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
@@ -46,16 +46,6 @@ def test_closed_streams_are_opened_and_say_nothing(tmp_path):
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
     subprocess.run([*shell, tmp_path / "file"], cwd=running.ROOT, check=True)
     assert (tmp_path / "file").read_text() == "done"
-
-
-def test_a_flag_of_several_values_lists_them():
-    values = flags.FlagValues()
-    flags.DEFINE_enum("strategy", "none", ["none", "mirrored"], "", flag_values=values)
-    with pytest.raises(flags.IllegalFlagValueError) as raised:
-        read_flags(values, ["program", "--strategy=tpu"])
-    assert sentence(raised.value, values) == (
-        "`--strategy` must be one of none, mirrored. Received: 'tpu'. See --help."
-    )
 
 
 def test_a_path_that_the_system_refuses_is_named(tmp_path):

@@ -5,26 +5,15 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from distributed import command_line
 from distributed.settings import Settings
-from estimator_accum.programs.batches import micro_batch_size_of
 
 _SETTINGS = {"train_updates": 6, "effective_batch_size": 203, "shuffle": False}
 # No test depends on the clock: a task that waits for a lost one ends by the deadline.
 FLAGS = [f"--{k}={v}" for k, v in _SETTINGS.items()] + ["--watchdog_secs=1000000"]
 
 
-def settings(**changes) -> Settings:
-    """Returns settings with the flags' defaults, except for these changes."""
-    values = {
-        name: command_line.FLAGS[name].default for name in Settings.__dataclass_fields__
-    }
-    values["micro_batch_size"] = micro_batch_size_of(values["micro_batch_size"])
-    return Settings(**values | changes)
-
-
 def short_settings(output_dir: pathlib.Path) -> Settings:
-    return settings(**_SETTINGS, output_dir=str(output_dir))
+    return Settings(**_SETTINGS, output_dir=str(output_dir))
 
 
 def values(output_dir: pathlib.Path) -> dict[str, np.ndarray]:

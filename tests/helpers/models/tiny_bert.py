@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from bert_finetune import jobs
-from bert_finetune import settings as settings_module
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.settings import Settings
@@ -20,11 +19,6 @@ WORDS = [f"w{number}" for number in range(20)]
 _SIZES = {"vocab_size": 5 + len(WORDS), "hidden_size": 16, "num_hidden_layers": 1}
 _SIZES |= {"num_attention_heads": 2, "intermediate_size": 32}
 CONFIG = BertConfig(**_SIZES, max_position_embeddings=24)
-_NO_JOB = dict.fromkeys(("do_train", "do_eval", "do_predict", "do_export"), False)
-_TRAINING = {"effective_batch_size": None, "gradient_accumulation_steps": 2}
-_TRAINING |= {"train_batch_size": 4, "eval_batch_size": 8, "predict_batch_size": 8}
-_TRAINING |= {"num_train_epochs": 1.0, "learning_rate": 1e-3, "clip_norm": 1.0}
-_TRAINING |= {"warmup_proportion": 0.1}
 
 
 def write_rows(path: pathlib.Path, count: int, seed: int, make_row) -> None:
@@ -77,17 +71,13 @@ def make_settings(
         bert_config_file=str(bert_dir / "bert_config.json"),
         output_dir=str(output_dir),
         init_checkpoint=str(bert_dir / "bert_model.ckpt"),
-        do_lower_case=True,
         max_seq_length=16,
-        pad_to_max_length=False,
-        tokens_per_micro_batch=None,
-        strategy="none",
-        watchdog_secs=60,
-        save_checkpoints_steps=1000,
+        micro_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-3,
+        num_train_epochs=1.0,
         dropout=False,
-        seed=0,
-        **_NO_JOB,
-        **_TRAINING,
+        watchdog_secs=60,
     )
 
 
@@ -117,7 +107,7 @@ def run(settings: Settings, **changes) -> pathlib.Path:
 def flags_of(settings: Settings, **changes) -> list[str]:
     """Returns the command line of the same run."""
     settings = dataclasses.replace(settings, **changes)
-    values = settings_module.flags_of(settings) | {"output_dir": settings.output_dir}
+    values = settings.as_flags() | {"output_dir": settings.output_dir}
     return [f"--{name}={value}" for name, value in values.items()]
 
 

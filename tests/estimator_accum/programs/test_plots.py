@@ -1,4 +1,4 @@
-"""estimator-accum plot: the picture, and every refusal."""
+"""Pictures of runs, and every refusal of `estimator-accum plot`."""
 
 import os
 import pathlib
@@ -6,11 +6,10 @@ import re
 from unittest import mock
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib import image
 
-from estimator_accum.programs import loss_curves, plot_loss
+from estimator_accum.programs import plot_loss, plots
 from tests.helpers.processes import running
 
 pytestmark = pytest.mark.once
@@ -52,8 +51,9 @@ def test_picture_is_written_without_a_display(tmp_path, two_runs, monkeypatch):
 
 
 def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs):
-    runs = [pd.read_csv(f"{path}/train_metrics.csv") for path in two_runs.split(",")]
-    figure = loss_curves.draw(runs, ["with accumulation (8 x 4)", "without (32)"])
+    paths = [pathlib.Path(path, "train_metrics.csv") for path in two_runs.split(",")]
+    runs = [plots.read_metrics(path) for path in paths]
+    figure = plots.draw_losses(runs, ["with accumulation (8 x 4)", "without (32)"])
     by_updates, by_examples = figure.axes
     assert by_updates.get_xlabel() == "optimizer updates"
     assert by_examples.get_xlabel() == "training examples seen"
@@ -71,30 +71,70 @@ def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs)
         assert axes.xaxis.get_gridlines()[0].get_visible()
 
 
-def test_bold_line_is_the_centred_mean():
-    clocks = {"update_step": range(1, 8), "examples": range(32, 256, 32)}
-    run = pd.DataFrame(clocks | {"loss": [0, 0, 0, 5, 0, 0, 0]})
-    (axes,) = loss_curves.draw([run], ["spike"]).axes  # of one run, one clock
-    _, smoothed = axes.get_lines()
-    # Near the ends some of its five updates are missing.
-    nan = np.nan
-    np.testing.assert_allclose(smoothed.get_ydata(), [nan, nan, 1, 1, 1, nan, nan])
+def _run(losses) -> dict[str, np.ndarray]:
+    updates = np.arange(1.0, len(losses) + 1)
+    losses = np.array(losses, float)
+    return {"update_step": updates, "examples": 32 * updates, "loss": losses}
 
 
-@pytest.mark.parametrize(("low", "is_from_zero"), [(0.2, True), (0.8, False)])
-def test_losses_that_change_little_fill_the_picture(low, is_from_zero):
-    losses = np.linspace(1.0, low, 50)
-    run = pd.DataFrame(
-        {"update_step": range(50), "examples": range(50), "loss": losses}
-    )
-    bottom, top = loss_curves.draw([run], ["run"]).axes[0].get_ylim()
-    assert (bottom == 0) == is_from_zero
-    assert bottom < low and 1.0 < top < 1.1
+def test_bold_line_is_the_centred_mean_and_ends_where_its_window_would_be_cut():
+    (axes,) = plots.draw_losses([_run([0, 0, 0, 5, 0, 0, 0])], ["spike"]).axes
+    _, bold = axes.get_lines()
+    np.testing.assert_allclose(bold.get_xydata(), [[3, 1], [4, 1], [5, 1]])
+    assert plots.window_of(1000) == 51
+    places, means = plots.smoothed(np.arange(100.0), 51)
+    assert (places[0], places[-1]) == (25, 74)
+    np.testing.assert_allclose(means, places)
+    assert len(plots.smoothed(np.ones(4), 5)[1]) == 0
+
+
+@pytest.mark.parametrize("low", [0.2, 0.8])
+def test_losses_fill_the_picture(low):
+    figure = plots.draw_losses([_run(np.linspace(1.0, low, 50))], ["run"])
+    bottom, top = figure.axes[0].get_ylim()
+    assert low - 0.1 < bottom < low and 1.0 < top < 1.1
+
+
+@pytest.mark.parametrize(
+    "values, share, expected",
+    [
+        ([2.0, 3.0], 1.0, (1.94, 3.06)),
+        ([0.0] * 99 + [1.0] * 101 + [1000.0], 0.99, (-0.06, 1.06)),
+        ([5.0, np.nan], 1.0, (4.7, 5.3)),
+        ([0.0], 1.0, (-0.06, 0.06)),
+        ([np.nan], 1.0, None),
+    ],
+)
+def test_limits_are_those_of_the_data(values, share, expected):
+    found = plots.limits(np.array(values), share)
+    assert found is expected or found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_picture_of_a_run_has_a_panel_for_each_series(is_evaluated):
+    updates = _run(np.linspace(1, 0, 40)) | {"gradient_norm": np.ones(40)}
+    updates["learning_rate"] = np.array([np.nan] + [1e-4] * 39)  # unknown once
+    evaluations = {}
+    if is_evaluated:
+        steps = np.array([10.0, 20.0, 30.0, 40.0])
+        scores = np.array([0.3, 0.6, 0.1, 0.4])
+        evaluations = {"update_step": steps, "eval_loss": 1 / steps, "f1": scores}
+    figure = plots.draw_run(updates, evaluations, "f1", "run")
+    names = ["loss", "f1", "gradient norm", "learning rate"]
+    if not is_evaluated:
+        names.remove("f1")
+    assert [axes.get_ylabel() for axes in figure.axes] == names
+    lines = {axes.get_ylabel(): axes.get_lines() for axes in figure.axes}
+    assert len(lines["loss"][0].get_xdata()) == 40
+    if is_evaluated:  # the dev set's loss, and the best update in every panel
+        dev = lines["loss"][2]
+        np.testing.assert_array_equal(dev.get_xydata(), np.stack([steps, 1 / steps], 1))
+        assert all(line[-1].get_xdata()[0] == 20 for line in lines.values())
 
 
 def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
-    drawn = mock.Mock(side_effect=loss_curves.draw)
-    monkeypatch.setattr(loss_curves, "draw", drawn)
+    drawn = mock.Mock(side_effect=plots.draw_losses)
+    monkeypatch.setattr(plots, "draw_losses", drawn)
     plot = str(tmp_path / "loss.svg")
     assert plot_loss.main(["--output_dirs", two_runs, "--plot", plot]) == 0
     assert drawn.call_args.args[1] == ["with", "without"]
@@ -104,7 +144,7 @@ def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
     ("content", "sentence"),
     [
         (None, "Received: .*csv, which does not exist. Name the --output_dir of a run"),
-        ("", "must be a table with the columns .* Received: a file that is empty"),
+        ("", "must be a table with the columns .* Received: a file that is empty or n"),
         ("update_step,loss\n1,0.5\n", "update_step, loss, without examples"),
         (f"{_HEADER}\n", "must have a row for each update. Received: no row"),
         (f"{_HEADER}\n1,1,32,1,0.7,1,1\n2,2,64,1,nan,1,1\n", "on line 3: loss nan. T"),

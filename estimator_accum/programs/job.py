@@ -1,0 +1,116 @@
+"""The training part of a program: its checked job, Estimator, and log lines."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from estimator_accum import microbatch_model_fn
+from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.folder import check_run_folder, write_settings
+from estimator_accum.programs.progress import Progress, read_progress
+from estimator_accum.programs.settings import FLAGS, RunSettings
+from estimator_accum.programs.strategies import make_session_config
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked run of a number of updates: nothing that it needs is missing.
+
+    Attributes:
+        settings: The user's settings, with `train_updates`.
+        cluster: Cluster of which this process is a task.
+        batches: Division of each update's examples.
+        train: Training examples.
+        test: Test examples.
+        checksum: Checksum of training and test examples.
+    """
+
+    settings: Any
+    cluster: Cluster
+    batches: Batches
+    train: Any
+    test: Any
+    checksum: str
+
+    def check_folder(self, foreign: str) -> None:
+        """Raises ValueError unless the output folder is free or holds this same run.
+
+        Args:
+            foreign: Glob pattern of files that a folder without settings must not hold.
+        """
+        description = self.settings.description(self.batches, self.checksum)
+        del description[FLAGS]
+        check_run_folder(self.settings.output_dir, description, foreign=foreign)
+
+    def write_settings(self) -> None:
+        """Writes the settings with which the run can resume."""
+        description = self.settings.description(self.batches, self.checksum)
+        write_settings(self.settings.output_dir, description)
+
+
+def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress | None:
+    """Logs what is to be trained; returns the progress so far, None at the end.
+
+    Args:
+        job: The checked run.
+        model_dir: Folder of the model.
+        batches: Division of this model's updates.
+    """
+    progress, updates = read_progress(str(model_dir)), job.settings.train_updates
+    if job.cluster.is_chief:
+        log_plan(batches, updates * batches.gradient_accumulation_steps, updates)
+    if job.cluster.is_evaluator:
+        return progress
+    if progress.update >= updates:
+        _logger.info("%s is trained already", model_dir)
+        return None
+    if progress.update:
+        _logger.info("resuming after update %s", f"{progress.update:,}")
+    return progress
+
+
+def log_plan(batches: object, micro_steps: int, updates: int) -> None:
+    """Logs how the examples of each update are divided, and the length of the run."""
+    _logger.info(
+        "%s; %s micro-steps = %s updates", batches, f"{micro_steps:,}", f"{updates:,}"
+    )
+
+
+def make_estimator(
+    model_fn,
+    settings: RunSettings,
+    model_dir: str | os.PathLike,
+    save_steps: int,
+    *,
+    is_auto: bool,
+    strategy: tf.distribute.Strategy | None = None,
+):
+    """Returns the Estimator of a run.
+
+    Args:
+        model_fn: Its model_fn, of micro-batches.
+        settings: Settings of the run.
+        model_dir: Folder of the model.
+        save_steps: Runs of the train op between checkpoints. With a strategy they must
+            lie between two updates, where the replicas' gradient sums are empty: then a
+            different number of replicas resumes as exactly as the same.
+        is_auto: Whether batches are cut into as many micro-batches as memory requires.
+        strategy: Strategy to train with; None is one device.
+    """
+    return tf.estimator.Estimator(
+        microbatch_model_fn(model_fn, "auto") if is_auto else model_fn,
+        config=tf.estimator.RunConfig(
+            model_dir=os.path.abspath(model_dir),
+            tf_random_seed=settings.seed,
+            save_checkpoints_steps=save_steps,
+            session_config=make_session_config(strategy),
+            train_distribute=strategy,
+            experimental_max_worker_delay_secs=0,
+        ),
+    )

@@ -1,0 +1,291 @@
+"""Settings of the three programs: flags, sizes, configuration files, output folders."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+
+import pytest
+from absl import flags
+
+from bert_finetune.run_classifier import PROGRAM as BERT
+from distributed.main import PROGRAM as IMAGES
+from estimator_accum.programs.batches import AUTO, Batches
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.job import Job
+from estimator_accum.programs.program import sentence
+from estimator_accum.programs.settings import (
+    COMMON,
+    RunSettings,
+    config_text,
+    flag,
+    help_text,
+    read_settings_of,
+)
+from housing_example.main import PROGRAM as HOUSING
+from tests.helpers.models import tiny_bert
+
+_BERT = tiny_bert.command_line(*map(pathlib.Path, ("bert", "cola", "old")))
+_PROGRAMS = {
+    "bert_finetune": (
+        BERT,
+        [f"--{name}={value}" for name, value in _BERT.items()]
+        + ["--clip_norm=0", "--nodropout", "--learning_rate=1e-4", "--seed=7"],
+    ),
+    "housing_example": (
+        HOUSING,
+        ["--train_csv=a.csv", "--noshuffle", "--train_updates=9", "--output_dir=old"],
+    ),
+    "distributed": (
+        IMAGES,
+        ["--data_dir=mnist", "--hidden_units=8", "--seed=8", "--output_dir=old"],
+    ),
+}
+_PATHS = ("data_dir", "vocab_file", "bert_config_file", "init_checkpoint", "train_csv")
+
+
+def _read(program, *arguments):
+    values = program.flags()
+    return read_settings_of(program.settings, values, ["program", *arguments])
+
+
+def _refusal(*arguments, program=HOUSING) -> str:
+    values = program.flags()
+    with pytest.raises((ValueError, flags.Error)) as raised:
+        read_settings_of(program.settings, values, ["program", *arguments])
+    return sentence(raised.value, values)
+
+
+@pytest.mark.parametrize("one, other", [*itertools.combinations(_PROGRAMS, 2)])
+def test_a_flag_of_two_programs_has_one_meaning(one, other):
+    ours, theirs = (_PROGRAMS[name][0].flags() for name in (one, other))
+    shared = set(ours) & set(theirs)
+    assert {"seed", "micro_batch_size", "watchdog_secs", "config"} < shared
+    for name in shared - {"data_dir"}:  # GLUE's or MNIST's
+        assert ours[name].help == theirs[name].help, name
+        assert type(ours[name].parser) is type(theirs[name].parser), name
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_help_names_every_flag(name):
+    values = _PROGRAMS[name][0].flags()
+    shown = set(
+        re.findall(r"^ +(?:-v,)?--(?:\[no\])?(\w+):", help_text(values), re.MULTILINE)
+    )
+    assert shown == set(values) - {"v"} and set(COMMON) & shown
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ("--train_cvs=a", "Received: --train_cvs. Did you mean --train_csv?"),
+        ("--qqqqqq=1", "Flags must be those of --help. Received: --qqqqqq. See"),
+        ("seed=1", "Received: 'seed=1'. Write --flag=value."),
+        (
+            "--shuffle=perhaps",
+            "`--shuffle` must be true or false. Received: 'perhaps'.",
+        ),
+        ("--strategy=all", "one of none, mirrored, multi_worker. Received: 'all'."),
+        ("--flagfile=/no", "`--flagfile` must name a file that can be read. Received"),
+        ("--gradient_accumulation_steps=0", "< 2**31. Received: 0. Use 1 to turn ac"),
+        (
+            "--gradient_accumulation_multiplier=1.5",
+            "integer >= 1 and < 2**31. Received",
+        ),
+        ("--gradient_accumulation_steps=2147483648", "Received: 2147483648. Use 1"),
+        ("--effective_batch_size=0", "`--effective_batch_size` must be an integer >="),
+        ("--train_batch_size=0", "`--train_batch_size` must be an integer >= 1 or au"),
+        ("--micro_batch_size=many", "`--micro_batch_size` must be an integer >= 1 or"),
+        ("--watchdog_secs=0", "`--watchdog_secs` must be an integer >= 1"),
+        ("--train_updates=0", "`--train_updates` must be an integer >= 1"),
+        ("--learning_rate=0", "`--learning_rate` must be a number > 0 and <= 1e9"),
+        ("--learning_rate=nan", "> 0 and <= 1e9. Received: 'nan'. See --help."),
+        (
+            "--clip_norm=-1.5",
+            "`--clip_norm` must be a finite number >= 0. Received: -1.",
+        ),
+        ("--clip_norm=inf", "finite number >= 0. Received: 'inf'. Use 0 to turn cli"),
+        ("--seed=-1", "`--seed` must be an integer >= 0 and < 2**31. Received: -1."),
+        ("--seed=x", "must be an integer >= 0 and < 2**31. Received: 'x'. See --he"),
+        (
+            "--micro_batch_size=4 --train_batch_size=8",
+            "must be equal. Received: 4 and 8.",
+        ),
+        (
+            "--gradient_accumulation_steps=2 --gradient_accumulation_multiplier=4",
+            "`--gradient_accumulation_multiplier` must be equal. Received: 2 and 4.",
+        ),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_one_sentence(arguments, expected):
+    assert expected in _refusal(*arguments.split())
+
+
+def test_flags_that_must_be_given_are_named():
+    expected = "must be given. Received: none for --task_name, --data_dir, --vocab_file"
+    assert expected in _refusal("--output_dir=a", program=BERT)
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ("--gradient_accumulation_multiplier=4", (None, 4)),
+        (
+            "--gradient_accumulation_multiplier=4 --gradient_accumulation_steps=4",
+            (None, 4),
+        ),
+        ("--train_batch_size=4", (4, None)),
+        ("--train_batch_size=auto --micro_batch_size=auto", (AUTO, None)),
+        ("", (None, None)),
+    ],
+)
+def test_either_name_of_a_flag_counts(arguments, expected):
+    found = _read(HOUSING, *arguments.split())
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == expected
+
+
+@pytest.mark.parametrize(
+    "program, sizes, expected",
+    [
+        (HOUSING, {}, lambda n: Batches(177 * n, 3, n)),
+        (HOUSING, {"micro": 10, "steps": 2}, lambda n: Batches(20 * n, 2, n)),
+        (HOUSING, {"effective": 96, "micro": 8}, lambda n: Batches(96, 12 // n, n)),
+        # The effective batch does not depend on the workers, if that is not asked for.
+        (IMAGES, {}, lambda n: Batches(200, 1, n)),
+        (IMAGES, {"micro": 25}, lambda n: Batches(200, 8 // n, n)),
+        (IMAGES, {"steps": 2}, lambda n: Batches(200, 2, n)),
+        (IMAGES, {"micro": 50, "steps": 2}, lambda n: Batches(100 * n, 2, n)),
+        (IMAGES, {"micro": AUTO}, lambda n: Batches(200, 1, n, is_auto=True)),
+        (IMAGES, {"effective": 8, "micro": AUTO}, lambda n: Batches(8, 1, n, True)),
+    ],
+)
+def test_sizes_that_are_left_out_are_the_programs_own(program, sizes, expected):
+    names = {"effective": "effective_batch_size", "micro": "micro_batch_size"}
+    names["steps"] = "gradient_accumulation_steps"
+    settings = program.settings(**{names[k]: size for k, size in sizes.items()})
+    for replicas in (1, 2, 4):
+        assert settings.batches(replicas) == expected(replicas)
+
+
+@pytest.mark.parametrize("sizes", [[], ["--micro_batch_size=auto"]])
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_a_program_reads_its_own_settings_back(name, sizes, tmp_path, monkeypatch):
+    program, given = _PROGRAMS[name]
+    monkeypatch.chdir(tmp_path)
+    first = _read(program, *given, *sizes)
+    config = tmp_path / "config.json"
+    config.write_text(config_text(first))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    second = _read(program, f"--config={config}", "--output_dir=new")
+    there = {
+        field: str(tmp_path / path)
+        for field, path in dataclasses.asdict(first).items()
+        if field in _PATHS and path
+    }
+    assert there and second == dataclasses.replace(first, output_dir="new", **there)
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ([], (8, 1)),
+        (["--seed=2"], (8, 2)),
+        (["--micro_batch_size=4"], (4, 1)),
+        (["--train_batch_size=4"], (4, 1)),
+    ],
+)
+def test_the_command_line_wins(tmp_path, arguments, expected):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"flags": {"micro_batch_size": 8, "seed": 1}}))
+    found = _read(HOUSING, f"--config={config}", *arguments)
+    assert (found.micro_batch_size, found.seed) == expected
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (
+            "{",
+            r"`--config` must be what a run has written. Received: .*config.json, a f",
+        ),
+        ("[]", r"`--config` must be what a run has written"),
+        ("{}", r"must hold the flags of a run. Received: .*, without 'flags'"),
+        ('{"flags": 1}', r"`--config` must hold the flags of a run"),
+        (
+            '{"flags": {"sede": 1}}',
+            r"must hold flags of this program. .* with 'sede'. S",
+        ),
+        ('{"flags": {"seed": "x"}}', r"`--seed` must be an integer .* Received: 'x'"),
+        (None, r"`--config` must be .*config.json, a file that"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_sentence(tmp_path, content, expected):
+    config = tmp_path / "config.json"
+    if content is not None:
+        config.write_text(content)
+    assert re.search(expected, _refusal(f"--config={config}"))
+
+
+def test_remote_paths_stay_as_they_are():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Settings(RunSettings):
+        learning_rate: float = flag(1.0)
+        data_dir: str = flag("gs://bucket/data", "Data.", is_path=True)
+        init: str | None = flag("a", "Start.", is_path=True, decides=True)
+
+    settings = Settings(output_dir="out")
+    assert settings.as_flags()["data_dir"] == "gs://bucket/data"
+    assert "output_dir" not in settings.as_flags()
+    assert settings.decisive() == {
+        "learning_rate": 1.0,
+        "seed": 0,
+        "init": str(pathlib.Path("a").absolute()),
+    }
+
+
+def _job(folder, batches=None, checksum="sum", **changes) -> Job:
+    settings = IMAGES.settings(output_dir=str(folder), **changes)
+    batches = batches or settings.batches(2)
+    return Job(settings, Cluster(), batches, None, None, checksum)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"gradient_accumulation_steps": 4}, None),
+        ({"micro_batch_size": AUTO}, None),
+        ({"watchdog_secs": 9, "batches": Batches(200, 7, 3)}, None),
+        ({"checksum": "another"}, r"whose run has other examples\. Use another"),
+        ({"learning_rate": 0.2}, r"has --learning_rate=0\.1, not 0\.2\. "),
+        ({"hidden_units": 65}, r"has --hidden_units=64, not 65\. "),
+        ({"effective_batch_size": 100}, r"has --effective_batch_size=200, not 100\. "),
+    ],
+)
+def test_a_run_resumes_with_other_shares_of_the_same_updates_only(
+    tmp_path, changes, sentence
+):
+    _job(tmp_path).write_settings()
+    if sentence is None:
+        _job(tmp_path, **changes).check_folder("*")
+        return
+    with pytest.raises(ValueError, match=sentence):
+        _job(tmp_path, **changes).check_folder("*")
+
+
+def test_a_folder_of_another_program_is_refused(tmp_path):
+    (tmp_path / "model.ckpt-7.index").touch()
+    with pytest.raises(ValueError, match=r"model\.ckpt-7\.index and no run_settings"):
+        _job(tmp_path).check_folder("*.ckpt*")
+    (tmp_path / "run_settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"must be what a run has written"):
+        _job(tmp_path).check_folder("*.ckpt*")
+    with pytest.raises(ValueError, match=r"must be a folder\. .*, a file\. "):
+        _job(tmp_path / "run_settings.json").check_folder("*.ckpt*")
+
+
+def test_micro_batches_that_may_be_run_again_have_no_log():
+    _read(IMAGES, "--log_examples", "--micro_batch_size=5")
+    said = _refusal("--log_examples", "--micro_batch_size=auto", program=IMAGES)
+    assert "Received: --micro_batch_size=auto. Use a number." in said
