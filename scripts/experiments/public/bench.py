@@ -120,7 +120,7 @@ class Memory:
         has_errors: Whether they happen.
     """
 
-    can_recompute = recompute = False
+    is_fixed = can_recompute = recompute = False
 
     def __init__(self, errors: int, has_errors: bool):
         chance = random.Random(errors)
