@@ -60,7 +60,7 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     """Reads and checks everything that the run needs; writes only the token cache.
 
     Args:
-        settings: The user's settings, which `check_settings` has accepted.
+        settings: The user's settings, which `check` has accepted.
         cluster: Cluster of which this process is a task.
 
     Raises:

@@ -24,7 +24,7 @@ def prepare(settings: Settings, cluster: Cluster) -> Job:
     """Reads and checks everything that the run needs; writes nothing.
 
     Args:
-        settings: Settings of the run, which `check_settings` has accepted.
+        settings: Settings of the run, which `check` has accepted.
         cluster: Cluster of which this process is a task.
 
     Raises:

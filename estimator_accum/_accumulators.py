@@ -3,12 +3,12 @@
     first micro-step of a window:   accumulator = 0 + w * g
     every later micro-step:         accumulator = accumulator + w * g
 
-A dense accumulator is never zeroed: it holds the old window's sum until the first
-micro-step of the next window. Each new sum is computed as soon as its gradient is,
+A dense accumulator is not zeroed at the boundary: it holds the old window's sum until the
+first micro-step of the next one. Each new sum is computed as soon as its gradient is,
 while that is still in a cache. It becomes the accumulator, without a copy, only after
 all sums are computed and checked: a micro-step that fails has added nothing. A sparse
 gradient is scattered into its accumulator, and only the rows that the window touched
-are read and cleared at the boundary; on a CPU a large one takes memory only for rows
+are read and cleared at the boundary (several replicas read the table); on a CPU a large one takes memory only for rows
 that some micro-batch touched, until a restore writes all of them.
 
 Accumulators are ON_READ variables: under a `tf.distribute` strategy every replica adds
@@ -154,8 +154,8 @@ def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
     touched = tf.raw_ops.ResourceScatterUpdate(
         resource=accumulator.touched.handle, indices=value.indices, updates=1.0
     )
-    # Rows are marked before they are added to: if the run fails in between, `clear`
-    # still finds them.
+    # Rows are marked before they are added to: if the run fails in between, they are
+    # still found and cleared.
     with tf.control_dependencies([touched]):
         added = tf.raw_ops.ResourceScatterAdd(
             resource=handle, indices=value.indices, updates=value.values

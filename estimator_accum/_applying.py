@@ -21,7 +21,7 @@ def apply(
     variables: list[tf.Variable],
     loss: tf.Tensor,
     update_step: tf.Variable,
-    clock: tf.Variable | None,
+    counter: tf.Variable | None,
     changed: Iterable[tf.Operation],
 ) -> list[tf.Operation]:
     """Applies the replicas' gradients, already reduced, in cross-replica context.
@@ -33,7 +33,7 @@ def apply(
         variables: The variables to update.
         loss: The window's loss; nothing is written before it is computed.
         update_step: Number of updates before this one.
-        clock: Variable that counts micro-steps, for a warning of what reads it; None if
+        counter: Variable that counts micro-steps, for a warning of what reads it; None if
             each is an update.
         changed: Operations that changed the gradients.
 
@@ -49,9 +49,9 @@ def apply(
             args=(gradients, loss),
         )
     done = strategy.experimental_local_results(applied)
-    if clock is not None:
+    if counter is not None:
         optimizer, made = innermost(options.optimizer), graph.get_operations()[number:]
-        _warn_of_clock(strategy, clock, optimizer, made, list(changed))
+        _warn_of_clock(strategy, counter, optimizer, made, list(changed))
     if options.after_update_ops is not None:
         with tf.control_dependencies(done):
             after = call(_after_update, args=(options.after_update_ops,))
@@ -124,13 +124,13 @@ class _OfOuterGraphs(dict):
 
 def _warn_of_clock(
     strategy,
-    clock: tf.Variable,
+    counter: tf.Variable,
     optimizer: tf.compat.v1.train.Optimizer,
     operations: list[tf.Operation],
     changed: list[tf.Operation],
 ) -> None:
     """Warns if the optimizer's `operations` are computed from global_step."""
-    parts = strategy.experimental_local_results(clock)
+    parts = strategy.experimental_local_results(counter)
     clocks = {getattr(part, "handle", part).op for part in parts}
     found = data_ancestors(operations)
     reader = next(filter(found.__contains__, clocks), None)

@@ -32,9 +32,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
     `minimize` or `apply_gradients` makes one accumulating train op; see
     `make_accumulating_train_op` for the arguments, the variables and the errors. What is
     done to gradients between `compute_gradients` and `apply_gradients` is done to the
-    window's mean, before `clip_norm`. A
-    learning-rate schedule must be computed from `get_or_create_update_step()`. Inside
-    `microbatch_model_fn` the batch is the window, whatever the value of K.
+    window's mean, before `clip_norm`. A learning-rate schedule must be computed from
+    `get_or_create_update_step()`. Inside `microbatch_model_fn` the batch is the window,
+    whatever the value of K.
 
     Args:
         optimizer: The `tf.compat.v1.train.Optimizer` that updates.

@@ -1,11 +1,13 @@
 """One window: the accumulation rule, in the order in which things happen.
 
-    for each micro-batch:                        # one session.run, or one pass of a batch
-        sums += scale * (gradients, loss), weight             # add, on each replica
-        if clock.count() == K:                   # the boundary
-            mean = all_reduce(sums) / weight     # close: one reduction
-            mean = clip(change(mean))            # both check what is not finite
-            optimizer.apply(mean)                # unless a policy skips the window
+    for each micro-batch:                      # one session.run, or one pass of a batch
+        sums += scale * (gradients, loss), weight         # add, on each replica
+        if clock.count() == K:                 # the boundary
+            sums = all_reduce(sums)            # close: the only reduction
+            sums = change(sums / weight)       # what a caller did to gradients, if anything
+            check_finite(sums)                 # add does so too
+            mean = clip(sums / weight)         # one multiplication
+            optimizer.apply(mean)              # unless a policy skips the window
             update_step += 1
         global_step += 1
 
@@ -14,8 +16,9 @@
 over all micro-batches i of the window and all replicas; what code does to gradients
 before `apply_gradients`, it does to the mean, before it is clipped. Each line waits for
 the one before, by a control or data dependency. `make_accumulating_train_op`,
-`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by `add`
-and `close`; they differ in the clock, and in how the mean is applied.
+`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by `close`
+and, if a window may have several micro-batches, by `add`; they differ in the clock, and
+in how the mean is applied.
 
 Two counters say where training stands, both global variables that checkpoints hold:
 
@@ -23,8 +26,9 @@ Two counters say where training stands, both global variables that checkpoints h
     accumulation/micro_steps  micro-steps in the open window   [micro-steps]
 
 The second one decides whether a micro-step is a boundary. It moves in the same chain of
-control dependencies as `global_step`, so the two cannot drift apart, and unlike
-`global_step % K` it stays right when K changes and when a partial window was applied.
+control dependencies as `global_step`, so the two differ only by micro-batches that are
+skipped, and unlike `global_step % K` it stays right when K changes and when a partial
+window was applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +84,8 @@ class MicroBatch(NamedTuple):
         loss: Scalar mean over the micro-batch; None if unknown.
         scale: Scalar by which the gradients must still be multiplied; None means 1.
         sums: Scalars to sum, by name: "weight", the weighted "loss" if it is known
-            ("known_losses" if it is not known in every micro-step), and others; "scale" if what loss and gradients were multiplied by is not "weight".
+            ("known_losses" if it is not known in every micro-step), and others;
+            "scale" if what loss and gradients were multiplied by is not "weight".
         divisor: Number by which the gradients were divided, so that their sum over
             replicas is a mean.
         change: Code between the mean and the optimizer; None if there is none.
@@ -232,9 +237,9 @@ def make_train_op(
         steps = clock.steps(window.update_step)
     if clock.keeps_sums:
         counted = add(window, micro_batch)
-        alone = None
+        unsummed = None
     else:
-        counted, alone = tf.constant(1, tf.int64), _sums_of_one(window, micro_batch)
+        counted, unsummed = tf.constant(1, tf.int64), _sums_of_one(window, micro_batch)
     with tf.control_dependencies(update_ops_of(options)):
         counted = tf.identity(counted)
     counted = clock.hand_over(counted, window.all_accumulators)
@@ -244,7 +249,7 @@ def make_train_op(
             lambda strategy, *args: _finish(
                 strategy, window, micro_batch.variables, *args
             ),
-            args=(alone, counted, loss, steps, micro_batch.change),
+            args=(unsummed, counted, loss, steps, micro_batch.change),
         )
 
 
@@ -391,7 +396,7 @@ def _finish(
     strategy,
     window: Window,
     variables: list[tf.Variable],
-    alone,
+    unsummed,
     counted,
     mean_loss,
     steps,
@@ -403,7 +408,7 @@ def _finish(
         strategy: The current strategy, which may be TensorFlow's default one.
         window: The window.
         variables: The trained variables.
-        alone: The replicas' sums, if the window has no accumulators; else None.
+        unsummed: The replicas' sums, if the window has no accumulators; else None.
         counted: Per replica, 1 if the window counts its micro-batch, else 0.
         mean_loss: The replicas' mean losses of the window so far.
         steps: K [micro-steps per update].
@@ -428,12 +433,12 @@ def _finish(
             variables if changed is None else changed.variables,
             loss,
             window.update_step,
-            _clock_variable(window) if is_several else None,
+            _micro_step_counter(window) if is_several else None,
             [] if changed is None else changed.operations,
         )
 
     def update() -> Result:
-        return close(strategy, window, apply_mean, alone, change)
+        return close(strategy, window, apply_mean, unsummed, change)
 
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
@@ -480,7 +485,7 @@ def close(
     strategy,
     window: Window,
     apply_mean: Callable[..., list[tf.Operation]],
-    alone=None,
+    unsummed=None,
     change=None,
 ) -> Result:
     """Takes the window's mean and applies it, in cross-replica context.
@@ -490,14 +495,14 @@ def close(
         window: The window.
         apply_mean: Function of the replicas' gradients, which are already reduced, and
             the window's loss; it applies the gradients and returns the operations.
-        alone: The replicas' sums, if the window has no accumulators; else None.
+        unsummed: The replicas' sums, if the window has no accumulators; else None.
         change: The replicas' code that changes gradients; None if it changes nothing.
 
     Returns:
         The results, available after the window is applied and cleared.
     """
     mean, *scalars = strategy.extended.call_for_each_replica(
-        lambda *args: _take_mean(window, *args), args=(alone, change)
+        lambda *args: _take_mean(window, *args), args=(unsummed, change)
     )
     everywhere = flatten(strategy, scalars)
     result, sums = tf.nest.map_structure(
@@ -518,7 +523,7 @@ def close(
         return tf.nest.map_structure(tf.identity, result)
 
 
-def _take_mean(window: Window, alone, change: Change | None):
+def _take_mean(window: Window, unsummed, change: Change | None):
     """Reduces, normalizes, changes, checks, clips, clears; in replica context.
 
     Returns:
@@ -527,7 +532,7 @@ def _take_mean(window: Window, alone, change: Change | None):
     """
     options, names = window.options, window.names
     is_summed = bool(window.accumulators)
-    gradients, sums, cleared = _reduce(window, alone)
+    gradients, sums, cleared = _reduce(window, unsummed)
     factor = None  # one micro-batch alone is its own mean
     if is_summed or window.num_replicas > 1:
         divisor = tf.constant(window.divisor, sums["weight"].dtype)
@@ -568,14 +573,16 @@ def _take_mean(window: Window, alone, change: Change | None):
         return mean, *tf.nest.map_structure(tf.identity, (result, sums))
 
 
-def _reduce(window: Window, alone) -> tuple[list[Gradient], dict, list[tf.Operation]]:
+def _reduce(
+    window: Window, unsummed
+) -> tuple[list[Gradient], dict, list[tf.Operation]]:
     """Sums over replicas, once: gradients, scalars by name, and what clears them."""
     stop = {} if window.stop_request is None else {"stop": window.stop_request}
-    if alone is None:
+    if unsummed is None:
         taken, cleared = take_window(window.all_accumulators, list(stop.values()))
         names = [*window.sums, *stop]
     else:
-        gradients, sums = alone
+        gradients, sums = unsummed
         taken = sum_over_replicas([*gradients, *sums.values(), *stop.values()])
         cleared, names = [], [*sums, *stop]
     number = len(window.names)
@@ -652,7 +659,7 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
     ]
 
 
-def _clock_variable(window: Window) -> tf.Variable | None:
+def _micro_step_counter(window: Window) -> tf.Variable | None:
     """Returns the variable that counts micro-steps; None if there is none."""
     if window.global_step is not None:
         return window.global_step
@@ -661,7 +668,7 @@ def _clock_variable(window: Window) -> tf.Variable | None:
 
 def _number(window: Window) -> tf.Tensor | None:
     """Returns this micro-step's number for errors; None if nobody counts."""
-    counter = _clock_variable(window)
+    counter = _micro_step_counter(window)
     return None if counter is None else counter + 1
 
 

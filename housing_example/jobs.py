@@ -40,7 +40,7 @@ def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
     """Reads, splits and checks everything that the run needs; writes nothing.
 
     Args:
-        settings: Settings of the run, which `check_settings` has accepted.
+        settings: Settings of the run, which `check` has accepted.
         cluster: Cluster of which this process is a task; None is one process alone.
 
     Raises:

@@ -83,7 +83,7 @@ class SaveWatch:
         return bool(self._latest)
 
     def has_saved_at(self, global_step: int) -> bool:
-        """Returns whether the latest save was at this global_step."""
+        """Returns whether the latest save of some path was at this global_step."""
         return any(step == global_step for step, *_ in self._latest.values())
 
     def save_again(self, session: tf.compat.v1.Session, global_step: int) -> None:

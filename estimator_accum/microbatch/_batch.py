@@ -34,9 +34,8 @@ class Pass:
         empty: Operations that run in their place on a replica without examples.
         once: Operations that run once, after the last micro-batch of every replica
             that has examples.
-        done: Bool placeholders, fed with True from `once` on. If they are not fed, the
-            last pass does the work of this one by itself, which it can with the whole
-            batch as one micro-batch.
+        done: Bool placeholders, fed with True from `once` on. They stay unfed only if
+            one micro-batch is the whole batch; the last pass then does this one's work.
         is_joint: Whether `once` reads other replicas' results; it then runs on
             replicas without examples too, and no other pass can do its work.
         exchange: Exchange of rows among processes before `once`; None within a process.
@@ -152,7 +151,7 @@ class WholeBatch(Clock):
         self.should_recompute = None
         self._is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
-        self.micro_ops, self.empty_ops = self.last_pass.each, self.last_pass.empty
+        self.micro_ops = self.last_pass.each
         self.initialize_ops, self.discard_ops, self.handles = [], [], []
         self.computed_twice, self._reported, self._refusals = [], {}, {}
         self._is_finished = False
@@ -285,7 +284,7 @@ class WholeBatch(Clock):
         """Returns a micro-batch's factor in the sum; exactly 1 for a whole batch."""
         return tf.where(self.is_whole, tf.ones_like(weight), weight)
 
-    # What a window asks of its clock, `Clock`:
+    # The batch as a clock, and what a micro-batch weighs:
 
     def steps(self, update_step: tf.Variable) -> tf.Tensor:
         """Returns K, here the number of micro-batches in the batch."""

@@ -45,16 +45,6 @@ SHOWING = {
 }
 
 
-_REMEDY = (
-    "Leave it out, do it behind whole_batch_loss, or make it stateless; for random "
-    "numbers in branches and loops there is micro_batch_seed."
-)
-_REMEDY_FOUND = (
-    "Leave it out, or make it stateless; for random numbers in functions, branches and "
-    "loops there is micro_batch_seed."
-)
-
-
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
 def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
     """Makes `tensors` the same whenever they are computed from one micro-batch.

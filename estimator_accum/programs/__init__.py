@@ -8,6 +8,7 @@ These modules read the environment, choose exit codes, make folders and print:
     batches    effective batch = micro-batch x micro-steps x replicas
     job        a checked run, its Estimator and log lines
     folder     settings of a run;  lock: one run at a time;  disk: room for checkpoints
+    plot_loss  the command `plot`;  metrics_file: reads train_metrics.csv
     progress   steps and updates done;  saving: the hook that saves checkpoints
     bars       batches done of an evaluation or a prediction;  plots: pictures of runs
     watchdog   ends a task when another task of the cluster is lost

@@ -7,7 +7,7 @@
     program --config=old/run_settings.json --output_dir=new
 
 A field has everything about its flag: type, default, help text, range, and whether it
-determines the weights. `COMMON` has that of the flags of several programs. Every
+determines the weights. `SHARED_FLAGS` has that of the flags of several programs. Every
 training run writes its flags to `run_settings.json`, and `--print_config` prints them. A
 flag on the command line wins over the file of `--config`.
 """
@@ -103,7 +103,7 @@ def flag(
 
     Args:
         default: Value if the flag is not given; none for a flag that is required.
-        what: Help text; that in `COMMON` if empty.
+        what: Help text; that in `SHARED_FLAGS` if empty.
         parser: Parser of the value; by default that of the field's type, with numbers
             above 0.
         decides: Whether the weights depend on it.
@@ -115,7 +115,7 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-COMMON = {
+SHARED_FLAGS = {
     "output_dir": {"what": "Folder for checkpoints and results."},
     "effective_batch_size": {
         "what": "Examples of one update, over all micro-steps and replicas; by default "
@@ -238,15 +238,15 @@ class RunSettings:
 
 
 def _specs(settings: Any) -> dict[str, Mapping[str, Any]]:
-    """Returns what `flag` and `COMMON` say of each field."""
+    """Returns what `flag` and `SHARED_FLAGS` say of each field."""
     return {
-        field.name: COMMON.get(field.name, {}) | dict(field.metadata)
+        field.name: SHARED_FLAGS.get(field.name, {}) | dict(field.metadata)
         for field in dataclasses.fields(settings)
     }
 
 
 def define_flags(settings_type: type) -> flags.FlagValues:
-    """Returns the flags of a settings class, without --config and --print_config."""
+    """Returns the flags of a settings class."""
     values = flags.FlagValues()  # not flags.FLAGS, which other programs share
     specs = _specs(settings_type)
     for field in dataclasses.fields(settings_type):
@@ -267,7 +267,7 @@ def define_flags(settings_type: type) -> flags.FlagValues:
 
 
 def define_program_flags(settings_type: type) -> flags.FlagValues:
-    """Returns the flags of a program: its settings, --config and --verbosity."""
+    """Returns the flags of a program: settings, --config, --print_config, --verbosity."""
     values = define_flags(settings_type)
     flags.DEFINE_string(
         "config",

@@ -42,9 +42,8 @@ _BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _LOOPS = {"While", "StatelessWhile"}
 _CALLS_PYTHON = {"PyFunc", "EagerPyFunc"}
 _MOST_ROUNDS = 8  # through a loop, until nothing changes any more
-ROWS_ATTRIBUTE = (
-    "_estimator_accum_per_example"  # of an operation: declared by its author
-)
+# Attribute of an operation whose rows its author has declared.
+ROWS_ATTRIBUTE = "_estimator_accum_per_example"
 
 
 def per_example(tensor: tf.Tensor) -> tf.Tensor:
@@ -254,9 +253,8 @@ class Analysis:
                 if any(map(_may_have_rows, operation.outputs)):
                     self.combining.append((operation, operation))
             found = MIXED
-        is_call = (
-            operation.type in _CALLS | _BRANCHES | _LOOPS
-        )  # its body is looked into
+        # The body of a call is looked into.
+        is_call = operation.type in _CALLS | _BRANCHES | _LOOPS
         if {"mixed", "rows"} <= kinds and not is_call:
             self.combining.append((operation, operation))
         self._put(operation, found)

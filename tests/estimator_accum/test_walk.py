@@ -70,7 +70,9 @@ def test_the_page_lists_the_files_of_a_variable_after_7_micro_steps(fresh_graph)
     executed = _executed_functions(lambda: values.append(_train(7)))
     assert values == [1.0]  # one update of 0.5 * 2
     (listed,) = re.findall(
-        r"After 7 micro-steps a variable is what(.*?)say", _PAGE.read_text(), re.DOTALL
+        r"After 7 micro-steps a variable is (.*?below them)",
+        _PAGE.read_text(),
+        re.DOTALL,
     )
     assert {path.name for path in executed} == set(re.findall(r"`(\w+\.py)`", listed))
     functions = set().union(*executed.values())

@@ -16,7 +16,7 @@ from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.job import Job
 from estimator_accum.programs.program import sentence
 from estimator_accum.programs.settings import (
-    COMMON,
+    SHARED_FLAGS,
     RunSettings,
     config_text,
     flag,
@@ -73,7 +73,7 @@ def test_help_names_every_flag(name):
     shown = set(
         re.findall(r"^ +(?:-v,)?--(?:\[no\])?(\w+):", help_text(values), re.MULTILINE)
     )
-    assert shown == set(values) - {"v"} and set(COMMON) & shown
+    assert shown == set(values) - {"v"} and set(SHARED_FLAGS) & shown
 
 
 @pytest.mark.parametrize(
