@@ -1003,7 +1003,10 @@ def _random_state(analysis, operation, states):
 
 @rule("Multinomial")
 def _multinomial(analysis, operation, states):
-    return _one(states)
+    state = _one(states)
+    if state.axis != 0:
+        raise Mixed("it draws for each class")
+    return state
 
 
 @rule("Range")

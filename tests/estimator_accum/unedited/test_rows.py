@@ -352,6 +352,7 @@ _WITH_CONTROL_FLOW = {
 _MIXED = {
     "reduced": lambda x: [tf.reduce_mean(x), tf.reduce_sum(x, 0), tf.reduce_any(x > 0, 0)],
     "against others": lambda y: [y[:, None] - y[None], tf.matmul(y[:, None], y[None])],
+    "drawn for classes": lambda x: v1.multinomial(tf.transpose(x[:, 0]), 2),
     "fixed along examples": lambda y: y + _static([8]),
     "summed over examples": lambda x: tf.matmul(x[:, 0], x[:, 1], transpose_a=True),
     "einsum": lambda x: [tf.einsum("btw,bsv->tsvw", x, x), tf.einsum("btw,ctw->bc", x, x)],
