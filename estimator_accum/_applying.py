@@ -136,18 +136,12 @@ def _warn_of_clock(
     reader = next(filter(found.__contains__, clocks), None)
     if reader is None or _counts_updates(clocks, operations):
         return
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-    inside, path = set(operations), []
-    while reader is not None:
-        if reader.graph is graph and reader not in inside and reader.type != "Switch":
-            path.append(reader)
-        reader = found[reader]
-    what = type(optimizer).__name__
-    if clocks & data_ancestors(changed).keys():
-        what = "The change of gradients before apply_gradients"
-    elif path[-1] not in clocks and path[-1].type != "ReadVariableOp":
-        what = f"{path[-1].name}, from which {what} computes,"
+    what = "The change of gradients before apply_gradients"
+    if not clocks & data_ancestors(changed).keys():
+        last = _last_outside(reader, found, operations)
+        what = type(optimizer).__name__
+        if last not in clocks and last.type != "ReadVariableOp":
+            what = f"{last.name}, from which {what} computes,"
     _logger.warning(
         "%s reads global_step, which counts micro-steps and not updates: a schedule "
         "will end K times too early. Compute schedules from get_or_create_update_step();"
@@ -155,6 +149,26 @@ def _warn_of_clock(
         "where that counts updates.",
         what,
     )
+
+
+def _last_outside(
+    reader: tf.Operation, found: dict, operations: list[tf.Operation]
+) -> tf.Operation:
+    """Returns the last operation before `operations` on the way from `reader`.
+
+    Args:
+        reader: An ancestor of `operations`.
+        found: Their `data_ancestors`.
+        operations: Operations.
+    """
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+    inside, last = set(operations), reader
+    while reader is not None:
+        if reader.graph is graph and reader not in inside and reader.type != "Switch":
+            last = reader
+        reader = found[reader]
+    return last
 
 
 def _counts_updates(clocks: set[tf.Operation], operations: list[tf.Operation]) -> bool:

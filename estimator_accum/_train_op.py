@@ -241,9 +241,9 @@ def micro_batch_of(
         sums["loss"] = factor * tf.cast(loss, dtype)
     if options.noise_scale:
         sums |= _squares(gradients, sums["weight"], is_weighted, divisor)
-    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
     square = tf.constant(1.0, dtype) if is_weighted else tf.square(factor)
     if options.sparse_norm == "slices":
+        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         sums["slices"] = tf.reduce_sum(_of_slices(sparse, square))
     if change is not None and change.with_norm:
         halves = tf.unstack(_of_slices(change.with_norm, square))

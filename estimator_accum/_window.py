@@ -76,16 +76,16 @@ _READ_BY_HOOKS = "global_step_read_op_cache"
 
 
 class MicroBatch(NamedTuple):
-    """What one replica adds to its sums in one micro-step.
+    """Terms that one replica adds to its sums in one micro-step.
 
     Attributes:
         gradients: One for each trained variable.
         variables: The trained variables.
         loss: Scalar mean over the micro-batch; None if unknown.
         scale: Scalar by which the gradients must still be multiplied; None means 1.
-        sums: Scalars to sum, by name: "weight", the weighted "loss" if it is known
-            ("known_losses" if it is not known in every micro-step), and others;
-            "scale" if what loss and gradients were multiplied by is not "weight".
+        sums: Scalars to sum, by name: "weight", the weighted "loss" if the window's is
+            known, and others; "scale" if what loss and gradients were multiplied by is
+            not "weight".
         divisor: Number by which the gradients were divided, so that their sum over
             replicas is a mean.
         change: Code between the mean and the optimizer; None if there is none.
@@ -347,10 +347,11 @@ def add(window: Window, micro_batch: MicroBatch) -> tf.Tensor:
             scaled(cast(gradient, accumulator.total.dtype), micro_batch.scale)
             for gradient, accumulator in zip(gradients, accumulators)
         ]
-    with tf.control_dependencies(scalars):  # a failed loss writes nothing
+    weight, has_weight = micro_batch.sums["weight"], None
+    loss = micro_batch.sums.get("loss", weight)
+    with tf.control_dependencies([loss]):  # a failed loss writes nothing
         is_first = window.clock.opens_window(window.micro_steps)
         sums = add_up(accumulators, [*gradients, *scalars], is_first)
-    weight, has_weight = micro_batch.sums["weight"], None
     if not tf.get_static_value(weight):  # a mean over no tokens is 0 / 0
         has_weight = tf.not_equal(weight, 0.0)
     is_good, checked = check_micro_batch(
@@ -388,8 +389,8 @@ def _mean_loss(window: Window, micro_batch: MicroBatch, counted) -> tf.Tensor:
     if not window.sums:
         return micro_batch.loss
     with tf.control_dependencies([counted]):
-        totals = {name: read(each.total) for name, each in window.sums.items()}
-    return _mean(window, totals["loss"], totals)
+        sums = (window.sums["loss"], _divisor(window.sums))
+        return _mean(window, *(read(each.total) for each in sums))
 
 
 def _finish(
@@ -536,40 +537,42 @@ def _take_mean(window: Window, unsummed, change: Change | None):
     factor = None  # one micro-batch alone is its own mean
     if is_summed or window.num_replicas > 1:
         divisor = tf.constant(window.divisor, sums["weight"].dtype)
-        factor = _mean(window, divisor, sums)
-    norm_dtype = sums["weight"].dtype
+        factor = _mean(window, divisor, _divisor(sums))
+    weight, loss, made = sums["weight"], sums.get("loss"), []
     if "squares" in sums:
-        halves = half_squared_norms(gradients, norm_dtype, is_summed)
+        halves = half_squared_norms(gradients, weight.dtype, is_summed)
         norm = global_norm(gradients, halves, None)
         sums["mean_norm"] = norm if factor is None else norm * factor
-    made = []
     if change is not None:
         gradients = _changed_mean(change, gradients, factor, sums)
         names = [variable.op.name for variable in change.variables]
         # The micro-steps have not checked what was changed.
         factor, is_summed, made = None, False, [values_of(g) for g in gradients]
-    slices = sums.get("slices") if is_summed else None
-    has_unique_rows = is_summed or options.sparse_norm == "slices"
-    halves = half_squared_norms(gradients, norm_dtype, has_unique_rows)
-    norm = global_norm(gradients, halves, slices)
-    is_good, checked = check_window(
-        options.policy,
-        names,
-        _number(window),
-        gradients,
-        halves,
-        [sums[name] for name in ("weight", "loss") if name in sums],
-        are_sums_checked=is_summed and window.num_replicas == 1,
-    )
+    # A Keras window has no `update_step`: nobody reads its norm, and a NaN in its loss
+    # may be an unknown one.
+    is_of_keras = window.update_step is None
+    unknown = nan(weight.dtype)
+    norm, is_good, checked = unknown, tf.constant(True), []
+    if options.policy is not None or not is_of_keras:
+        slices = sums.get("slices") if is_summed else None
+        has_unique_rows = is_summed or options.sparse_norm == "slices"
+        halves = half_squared_norms(gradients, weight.dtype, has_unique_rows)
+        norm = global_norm(gradients, halves, slices)
+        is_good, checked = check_window(
+            options.policy,
+            names,
+            _number(window),
+            gradients,
+            halves,
+            [weight] if loss is None or is_of_keras else [weight, loss],
+            are_sums_checked=is_summed and window.num_replicas == 1,
+        )
     mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
     # A change may read variables, which are written when the loss is there.
     with tf.control_dependencies([*cleared, *checked, *made]):
-        unknown = nan(norm_dtype)
-        losses = [sums[name] for name in ("loss", "known_losses") if name in sums]
-        loss = _mean(window, *losses, sums) if losses else unknown
-        result = Result(
-            is_good, loss, norm, sums["weight"], nan(), sums.pop("stop", unknown)
-        )
+        loss = unknown if loss is None else _mean(window, loss, _divisor(sums))
+        stop = sums.pop("stop", unknown)
+        result = Result(is_good, loss, norm, weight, nan(), stop)
         return mean, *tf.nest.map_structure(tf.identity, (result, sums))
 
 
@@ -605,11 +608,16 @@ def _changed_mean(
     )
 
 
-def _mean(window: Window, total: tf.Tensor, sums: dict) -> tf.Tensor:
+def _mean(window: Window, total: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
     """Returns the window's mean, or `total` itself for `reduction="sum"`."""
     if window.options.reduction == "sum":
         return total
-    return tf.math.divide_no_nan(total, sums.get("scale", sums["weight"]))
+    return tf.math.divide_no_nan(total, divisor)
+
+
+def _divisor(sums: dict):
+    """Returns the sum by which sums of loss and gradients are divided."""
+    return sums["scale"] if "scale" in sums else sums["weight"]
 
 
 def _observe(window: Window, result: Result, sums: dict) -> tf.Tensor:
@@ -667,8 +675,9 @@ def _micro_step_counter(window: Window) -> tf.Variable | None:
 
 
 def _number(window: Window) -> tf.Tensor | None:
-    """Returns this micro-step's number for errors; None if nobody counts."""
-    counter = _micro_step_counter(window)
+    """Returns this micro-step's number for an error; None if nobody counts."""
+    raises = window.options.policy == "raise"
+    counter = _micro_step_counter(window) if raises else None
     return None if counter is None else counter + 1
 
 

@@ -139,7 +139,7 @@ def run_micro_step(
         variables=[],
         loss=loss,
         scale=weight,
-        sums={"weight": counts_for, "known_losses": term},
+        sums={"weight": counts_for, "loss": term},
     )
     counted = add(window, micro_batch)
     steps = window.clock.steps(iterations)
@@ -167,7 +167,7 @@ def _open(variables: Variables, options: Options, is_reduced: bool) -> Window:
         clock=_Clock(options.gradient_accumulation_steps, variables),
         names=_names(variables),
         accumulators=[made[i] for i in variables.trained],
-        sums={"weight": variables.weight, "known_losses": variables.loss},
+        sums={"weight": variables.weight, "loss": variables.loss},
         num_replicas=replicas,
         # Each replica has added the same sum.
         divisor=1 / replicas if is_reduced else 1,

@@ -31,6 +31,21 @@ def test_a_window_gives_the_weights_of_the_big_batch(kind, name, is_sparse):
     assert int(optimizer.iterations.numpy()) == 6
 
 
+@pytest.mark.parametrize("policy", [None, "skip_window"])
+def test_only_a_policy_takes_norms_of_gradients(kind, policy):
+    variable = tf.Variable(tf.zeros([3]))
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite=policy)
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(tf.ones([3]), variable)])
+
+    definition = step.get_concrete_function().graph.as_graph_def()
+    nodes = [node for each in definition.library.function for node in each.node_def]
+    kinds = {node.op for node in [*definition.node, *nodes]}
+    assert ("L2Loss" in kinds) == (policy is not None)
+
+
 @pytest.mark.parametrize(
     ("is_sparse", "options"),
     [
