@@ -1,6 +1,5 @@
 """Graph helpers: ancestors, copies, branches without captures, variables, replicas."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
@@ -9,21 +8,6 @@ import tensorflow as tf
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 # Values that a session gets from outside, under this name and no copy's.
 FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
-# Operations that draw random numbers of a shape, their first input: from a state of
-# their own, or from a seed.
-SHAPED_DRAWS = {
-    *("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"),
-    *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
-    *("StatelessRandomNormalV2", "StatelessTruncatedNormal"),
-    *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
-    "StatelessRandomUniformIntV2",
-}
-DRAWS = {*SHAPED_DRAWS, "Multinomial", "StatelessMultinomial"}
-
-
-def moves_generator(kind: str) -> bool:
-    """Returns whether operations of a type write the state of a tf.random.Generator."""
-    return re.match(r"Rng|Stateful(?!Partitioned)", kind) is not None
 
 
 def ancestors(

@@ -1,5 +1,6 @@
 """Seeds for TensorFlow's stateless random operations, one for each micro-batch."""
 
+import re
 import zlib
 
 import tensorflow as tf
@@ -9,7 +10,6 @@ from estimator_accum._clock import current_batch
 _ATTRIBUTE = "_estimator_accum_micro_batch_number"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
 
-
 # What draws from a state of its own: what takes its place, and the names of its inputs.
 STATELESS = {
     "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
@@ -18,11 +18,26 @@ STATELESS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
+# These, and what draws from a seed.
+DRAWS = {
+    *STATELESS,
+    *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
+    *("StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessMultinomial"),
+    *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
+    "StatelessRandomUniformIntV2",
+}
+# Those whose first input is the shape.
+SHAPED_DRAWS = DRAWS - {"Multinomial", "StatelessMultinomial"}
 
 
 def is_draw(operation: tf.Operation) -> bool:
     """Returns whether `operation` draws random numbers with a state of its own."""
     return operation.type in STATELESS
+
+
+def moves_generator(kind: str) -> bool:
+    """Returns whether operations of a type write the state of a tf.random.Generator."""
+    return re.match(r"Rng|Stateful(?!Partitioned)", kind) is not None
 
 
 def micro_batch_seed(name: str) -> tf.Tensor:

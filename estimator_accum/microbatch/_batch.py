@@ -245,6 +245,18 @@ class WholeBatch(Clock):
         self._reported.update(reported or {})
         self._refusals.update(refusals or {})
 
+    def register_sums(
+        self, each: Iterable[tf.Operation], accumulators: list[Accumulator]
+    ) -> None:
+        """Adds operations that add each micro-batch to accumulators."""
+        variables = variables_of(accumulators)
+        self.register(
+            each=each,
+            empty=assign_zeros(accumulators),
+            initialize=[variable.initializer for variable in variables],
+            handles=[variable.handle for variable in variables],
+        )
+
     def finish(self, fetched: Iterable[tf.Tensor] = (), keys=None) -> ReplicaBatch:
         """Returns what there is to run; nothing may be registered any more.
 
@@ -341,14 +353,8 @@ class WholeBatch(Clock):
         """Registers the operations that the hook runs before the train op."""
         with tf.control_dependencies(None):
             if self._is_trained:
-                variables = variables_of(accumulators)
-                self.register(
-                    each=[counted.op],
-                    empty=assign_zeros(accumulators),
-                    initialize=[variable.initializer for variable in variables],
-                    undo=_clear(accumulators),
-                    handles=[variable.handle for variable in variables],
-                )
+                self.register_sums([counted.op], accumulators)
+                self.register(undo=_clear(accumulators))
             return tf.constant(1, tf.int64)
 
 

@@ -13,14 +13,18 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from estimator_accum._graph import (
-    DRAWS,
     ancestors,
     functions_of,
     library_of_functions,
-    moves_generator,
     nodes_of,
 )
-from estimator_accum._seed import STATELESS, batch_seed, micro_batch_seed
+from estimator_accum._seed import (
+    DRAWS,
+    STATELESS,
+    batch_seed,
+    micro_batch_seed,
+    moves_generator,
+)
 from estimator_accum.microbatch._graph import path_to, variable_of, written_by
 
 # Operations with state that give one result throughout a batch, and change nothing that

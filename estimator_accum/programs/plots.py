@@ -74,7 +74,9 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
             draw_series(axes, run[clock], run["loss"], window, number, name)
         axes.set(title=title, xlabel=label)
         axes.set_xlim(left=0)
-        axes.set_ylim(*limits(np.concatenate([run["loss"] for run in runs]), 0.995))
+        losses = np.concatenate([run["loss"] for run in runs])
+        if (ends := limits(losses, 0.995)) is not None:
+            axes.set_ylim(*ends)
         axes.xaxis.set_major_locator(MaxNLocator(8, **_TICKS))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(labelleft=True)

@@ -28,12 +28,10 @@ from tensorflow.python.ops import control_flow_util, gradients_util
 from estimator_accum._accumulators import (
     Accumulator,
     add_up,
-    assign_zeros,
     clear_rows,
     commit,
     create_accumulator,
     touched_rows,
-    variables_of,
 )
 from estimator_accum._clock import is_interception_off, without_interception
 from estimator_accum._gradients import Gradient, cast
@@ -412,14 +410,8 @@ class Interception:
         batch = self._batch
         sums = add_up(accumulators, gradients, batch.is_first)
         each = commit(accumulators, sums, batch.is_first)
-        variables = variables_of(accumulators)
         with tf.control_dependencies(None):
-            batch.register(
-                each=each,
-                empty=assign_zeros(accumulators),
-                initialize=[variable.initializer for variable in variables],
-                handles=[variable.handle for variable in variables],
-            )
+            batch.register_sums(each, accumulators)
 
     def _add_rows(self, sparse: _Sparse) -> None:
         gradient = cast(sparse.gradient, sparse.accumulator.total.dtype)

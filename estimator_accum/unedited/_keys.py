@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum._graph import (
-    DRAWS,
     data_ancestors,
     functions_of,
     library_of_functions,
     nodes_of,
 )
+from estimator_accum._seed import DRAWS
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import is_out_of_memory
 from estimator_accum.unedited._gradients import operations_with_own_gradients

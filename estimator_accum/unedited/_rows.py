@@ -119,7 +119,7 @@ class Analysis:
         self._given = frozenset(self._states)  # by the caller
         self._has_changed = False
         self._is_body = False
-        self._library = None
+        self._library = {}  # definitions of functions, made on first use
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
@@ -281,8 +281,8 @@ class Analysis:
         functions = functions_of(operation)
         if not functions:
             return False
-        if self._library is None:
-            self._library = library_of_functions()
+        if not self._library:
+            self._library.update(library_of_functions())
         kinds = {node.op for node in nodes_of(functions, self._library)}
         return bool(kinds & {*STATELESS, *_CALLS_PYTHON, "RngReadAndSkip"})
 
@@ -373,7 +373,7 @@ class Analysis:
         """
         graph = self._graph_of(operation, name, tensors)
         body = Analysis(())
-        body._is_body = True
+        body._is_body, body._library = True, self._library
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]
             if states[i].kind in ("fixed", "sizes") and (known is None or known[i]):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import SHAPED_DRAWS, data_ancestors
+from estimator_accum._graph import data_ancestors
+from estimator_accum._seed import SHAPED_DRAWS
 from estimator_accum.unedited._sizes import (
     ONE,
     N,

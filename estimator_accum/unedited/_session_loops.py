@@ -25,7 +25,8 @@ from tensorflow.python.ops import gradients_util
 
 from estimator_accum import AccumulatingOptimizer, get_windows
 from estimator_accum._change import remember
-from estimator_accum._graph import ancestors, moves_generator
+from estimator_accum._graph import ancestors
+from estimator_accum._seed import moves_generator
 from estimator_accum.microbatch._graph import (
     functions_of,
     needed_by_updates,
