@@ -8,6 +8,7 @@ import tensorflow as tf
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 # Values that a session gets from outside, under this name and no copy's.
 FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
+_OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
 
 
 def ancestors(
@@ -196,6 +197,22 @@ def nodes_of(names: Iterable[str], library: dict) -> Iterator:
             # A function of TensorFlow 1 is called by its name.
             waiting += [*functions_of(node), node.op]
             yield node
+
+
+def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
+    """Returns the operations with a gradient that a user wrote, or with one inside."""
+    library = library_of_functions()
+    return [
+        operation
+        for operation in operations
+        if _has_own_gradient(operation.node_def)
+        or any(map(_has_own_gradient, nodes_of(functions_of(operation), library)))
+    ]
+
+
+def _has_own_gradient(node) -> bool:
+    name = node.attr[_OWN_GRADIENT].s if _OWN_GRADIENT in node.attr else b""
+    return bool(name) and b"PartitionedCall" not in name  # of a tf.function
 
 
 def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:

@@ -8,6 +8,7 @@ batch of input_fn, one update and one `global_step`.
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -16,13 +17,13 @@ import tensorflow as tf
 from estimator_accum._clock import current_batch
 from estimator_accum._graph import ancestors
 from estimator_accum._options import check_reduction
+from estimator_accum._window import get_windows
 from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
 from estimator_accum.microbatch._count import MicroBatchCount
 from estimator_accum.microbatch._export import RefuseTraining, is_fed
 from estimator_accum.microbatch._graph import (
     check_input_summaries,
-    check_micro_ops,
-    check_update,
+    path_to,
     split_train_op,
 )
 from estimator_accum.microbatch._hooks import (
@@ -35,6 +36,7 @@ from estimator_accum.microbatch._whole import mean_over_batch
 from estimator_accum.unedited._reports import check_declared, loss_of_batch
 from estimator_accum.unedited._train_op import build_unedited
 
+_COLLECTIVES = re.compile(r"Collective|Nccl")
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
 
 
@@ -172,7 +174,7 @@ def _trained(batch: WholeBatch, build: Callable, count: MicroBatchCount, config)
     spec, keys = build_unedited(batch, build)
     if keys is None:
         spec = _split_declared(batch, spec)
-    check_micro_ops(batch.micro_ops)
+    _check_micro_ops(batch.micro_ops)
     hook = TrainingHook(
         _replicas(batch.finish(keys=keys)),
         count,
@@ -190,7 +192,7 @@ def _split_declared(batch: WholeBatch, spec):
             "A model_fn must return a train op. Received: None in its EstimatorSpec. "
             "Pass what make_accumulating_train_op or an optimizer returned."
         )
-    check_update(batch.begin.op)
+    _check_update(batch.begin.op)
     check_declared(batch, spec.loss)
     each, once = split_train_op(train_op, batch.begin.op)
     batch.register(each=each)
@@ -201,10 +203,50 @@ def _split_declared(batch: WholeBatch, spec):
     return spec._replace(loss=loss, train_op=train_op)
 
 
+def _check_update(begin: tf.Operation) -> None:
+    """Raises ValueError if an update is computed from a micro-batch.
+
+    Args:
+        begin: The placeholder on which every slice of the batch depends.
+    """
+    for window in get_windows():
+        needed = ancestors([window.has_updated.op])
+        if begin in needed:
+            path = path_to(needed, needed[begin], first=6)
+            raise ValueError(
+                "The update, and its learning rate, must not be computed from a "
+                f"micro-batch, of which there are several. Received: {path}. Compute it "
+                "from get_or_create_update_step(), or from a number that you pass in."
+            )
+
+
+def _check_micro_ops(micro_ops: list[tf.Operation]) -> None:
+    """Raises ValueError if they wait for the update, or for other replicas."""
+    updates = {
+        operation
+        for window in get_windows()
+        for operation in (window.update_step_after.op, window.has_updated.op)
+    }
+    needed = ancestors(micro_ops)
+    for operation in needed:
+        if operation in updates:
+            raise ValueError(
+                "What needs the micro-batch must not wait for the update, which comes "
+                f"after the last of them. Received: {path_to(needed, operation)}. "
+                "Group it with the train op (tf.group) without a dependency."
+            )
+        if _COLLECTIVES.match(operation.type):
+            raise ValueError(
+                "Micro-batches must not communicate: each replica runs as many as its "
+                f"memory asks for. Received: {operation.name} of type "
+                f"{operation.type}. Use batch normalization that is not synchronized."
+            )
+
+
 def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
     """Returns the spec of an evaluation in micro-batches."""
     metrics = _split_metrics(batch, spec.eval_metric_ops)
-    check_micro_ops(batch.micro_ops)
+    _check_micro_ops(batch.micro_ops)
     batch.register(empty=batch.micro_ops)  # as without micro-batches
     loss = loss_of_batch(batch, spec.loss)
     hook = MicroBatchHook(_replicas(batch.finish()), count)

@@ -14,25 +14,8 @@ import tensorflow as tf
 from estimator_accum._gradients import Gradient, half_squared_norms, values_of
 from estimator_accum._graph import either, run_either
 
-POLICIES = ("raise", "skip_micro_batch", "skip_window")
-
 _MOST_NAMES = 3  # variables that an error names
 _HEALTH = 2  # mode with two numbers: the tensor's id, and 1 for NaN or infinity
-
-
-def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
-    """Raises ValueError unless `on_nonfinite` is a policy that the optimizer allows."""
-    if on_nonfinite not in POLICIES:
-        raise ValueError(
-            "`on_nonfinite` must be one of 'raise', 'skip_micro_batch' and "
-            f"'skip_window'. Received: {on_nonfinite!r}. Use 'raise' to find the cause."
-        )
-    if on_nonfinite == "skip_micro_batch" and is_loss_scale_dynamic:
-        raise ValueError(
-            "`on_nonfinite` cannot be 'skip_micro_batch' where dynamic loss scaling "
-            "has to see what is not finite. Received: an optimizer with a "
-            "DynamicLossScale. Leave `on_nonfinite` out: it skips the window itself."
-        )
 
 
 def all_finite(gradients: list[Gradient], half_squares: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,6 @@ import tensorflow as tf
 from estimator_accum._clock import AccumulationSteps, Clock, current_batch
 from estimator_accum._gradients import Gradient, are_cpus_of_one_process
 from estimator_accum._graph import ancestors
-from estimator_accum._nonfinite import check_on_nonfinite
 
 _SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _FOR_EACH_EXAMPLE = (
@@ -187,6 +186,21 @@ def _check_sparse_norm(sparse_norm, noise_scale) -> None:
         raise ValueError(
             "`noise_scale` is made of true norms, so `sparse_norm` must be 'rows'. "
             "Received: 'slices'. Leave one of them out."
+        )
+
+
+def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
+    """Raises ValueError unless `on_nonfinite` is a policy that the optimizer allows."""
+    if on_nonfinite not in ("raise", "skip_micro_batch", "skip_window"):
+        raise ValueError(
+            "`on_nonfinite` must be one of 'raise', 'skip_micro_batch' and "
+            f"'skip_window'. Received: {on_nonfinite!r}. Use 'raise' to find the cause."
+        )
+    if on_nonfinite == "skip_micro_batch" and is_loss_scale_dynamic:
+        raise ValueError(
+            "`on_nonfinite` cannot be 'skip_micro_batch' where dynamic loss scaling "
+            "has to see what is not finite. Received: an optimizer with a "
+            "DynamicLossScale. Leave `on_nonfinite` out: it skips the window itself."
         )
 
 

@@ -1,6 +1,7 @@
 """What docs/architecture.md says about imports, and about who reads the environment."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -85,6 +86,21 @@ def test_every_module_of_the_core_has_a_row():
     assert files == _CORE.keys() | _ABOVE.keys()
     packages = {path.parent.name for path in _LIBRARY.glob("*/__init__.py")}
     assert packages == _PACKAGES.keys()
+
+
+def test_the_library_stands_on_nine_floors():
+    names = {
+        ".".join(path.relative_to(_REPOSITORY).with_suffix("").parts): path
+        for path in _MODULES
+        if path not in _ENTRANCES
+    }
+    below = {name: _imported(path) & names.keys() for name, path in names.items()}
+
+    @functools.cache
+    def floor(name: str) -> int:  # modules that import one another have none
+        return 1 + max(map(floor, below[name]), default=0)
+
+    assert max(map(floor, names)) <= 9
 
 
 @pytest.mark.parametrize("room", _PROGRAMS)

@@ -8,8 +8,7 @@ import tensorflow as tf
 import wrapt
 
 from estimator_accum._clock import AccumulationSteps
-from estimator_accum._nonfinite import check_on_nonfinite
-from estimator_accum._options import check_accumulation_steps
+from estimator_accum._options import check_accumulation_steps, check_on_nonfinite
 from estimator_accum.keras import _families
 from estimator_accum.keras._optimizer import Accumulating
 

@@ -17,7 +17,6 @@ from estimator_accum._graph import (
     library_of_functions,
     nodes_of,
 )
-from estimator_accum._window import get_windows
 from estimator_accum.microbatch._export import TAKES_A_BATCH, inputs_of
 from estimator_accum.microbatch._staging import Slot
 
@@ -31,7 +30,6 @@ _READERS = {
 }
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
-_COLLECTIVES = re.compile(r"Collective|Nccl")
 
 
 def split_train_op(
@@ -56,46 +54,6 @@ def split_train_op(
         else:
             each.append(operation)
     return each, once
-
-
-def check_update(begin: tf.Operation) -> None:
-    """Raises ValueError if an update is computed from a micro-batch.
-
-    Args:
-        begin: The placeholder on which every slice of the batch depends.
-    """
-    for window in get_windows():
-        needed = ancestors([window.has_updated.op])
-        if begin in needed:
-            path = path_to(needed, needed[begin], first=6)
-            raise ValueError(
-                "The update, and its learning rate, must not be computed from a "
-                f"micro-batch, of which there are several. Received: {path}. Compute it "
-                "from get_or_create_update_step(), or from a number that you pass in."
-            )
-
-
-def check_micro_ops(micro_ops: list[tf.Operation]) -> None:
-    """Raises ValueError if they wait for the update, or for other replicas."""
-    updates = {
-        operation
-        for window in get_windows()
-        for operation in (window.update_step_after.op, window.has_updated.op)
-    }
-    needed = ancestors(micro_ops)
-    for operation in needed:
-        if operation in updates:
-            raise ValueError(
-                "What needs the micro-batch must not wait for the update, which comes "
-                f"after the last of them. Received: {path_to(needed, operation)}. "
-                "Group it with the train op (tf.group) without a dependency."
-            )
-        if _COLLECTIVES.match(operation.type):
-            raise ValueError(
-                "Micro-batches must not communicate: each replica runs as many as its "
-                f"memory asks for. Received: {operation.name} of type "
-                f"{operation.type}. Use batch normalization that is not synchronized."
-            )
 
 
 def check_input_summaries(batch: dict) -> None:

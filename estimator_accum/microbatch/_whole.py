@@ -18,6 +18,8 @@ from estimator_accum._options import check_scalar
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._staging import Slot
 
+# Attribute of an operation that results in a whole_batch_loss.
+WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
 _ONE_ROW = (
     "What is collected for the whole batch must have one row for each example, of one "
     "shape."

@@ -33,13 +33,13 @@ from estimator_accum.microbatch._graph import (
     written_by,
 )
 from estimator_accum.microbatch._whole import (
+    WHOLE_BATCH_LOSS,
     collect,
     keep,
     keep_rows,
 )
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
-WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
 _VARIABLES = ("VarHandleOp", "VariableV2")
 _ONE_ROW = (
     "`outputs` of whole_batch_loss must have one row for each example, of one shape."

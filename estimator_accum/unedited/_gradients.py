@@ -18,7 +18,7 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -37,16 +37,13 @@ from estimator_accum._clock import is_interception_off, without_interception
 from estimator_accum._gradients import Gradient, cast
 from estimator_accum._graph import (
     data_ancestors,
-    functions_of,
-    library_of_functions,
-    nodes_of,
+    operations_with_own_gradients,
     read,
 )
 from estimator_accum._options import check_own_job
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
-from estimator_accum.microbatch._whole import keep, keep_rows
-from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
+from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep, keep_rows
 from estimator_accum.unedited._head import Border, Copies, View, of_batch
 
 _HALVES = (tf.float16, tf.bfloat16)
@@ -60,7 +57,6 @@ _SUMMING = {
 }
 _PASSING = {"Cast", "Identity", "Neg"}
 _SCALING = {"Mul", "RealDiv"}
-_OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
 
 # The counter of a loop that tf.vectorized_map and jacobians make.
 _COUNTER = re.compile(r"(^|/)loop_body(_\d+)?/PlaceholderWithDefault$")
@@ -655,22 +651,6 @@ def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> 
                 f"Received: {operation.name} of type {inner.type}, which combines "
                 "examples. Train without micro-batches."
             )
-
-
-def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
-    """Returns the operations with a gradient that a user wrote, or with one inside."""
-    library = library_of_functions()
-    return [
-        operation
-        for operation in operations
-        if _has_own_gradient(operation.node_def)
-        or any(map(_has_own_gradient, nodes_of(functions_of(operation), library)))
-    ]
-
-
-def _has_own_gradient(node) -> bool:
-    name = node.attr[_OWN_GRADIENT].s if _OWN_GRADIENT in node.attr else b""
-    return bool(name) and b"PartitionedCall" not in name  # of a tf.function
 
 
 def _recorded(tape: tf.GradientTape) -> list[list]:

@@ -16,8 +16,7 @@ from tensorflow.python.ops import control_flow_util
 from estimator_accum._graph import define, insert
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._whole import collect
-from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
+from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, collect
 from estimator_accum.unedited._rows import Analysis
 from estimator_accum.unedited._sizes import Size
 from estimator_accum.unedited._states import State

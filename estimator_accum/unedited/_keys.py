@@ -20,11 +20,11 @@ from estimator_accum._graph import (
     functions_of,
     library_of_functions,
     nodes_of,
+    operations_with_own_gradients,
 )
 from estimator_accum._seed import DRAWS
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import is_out_of_memory
-from estimator_accum.unedited._gradients import operations_with_own_gradients
 from estimator_accum.unedited._head import View
 
 _MOST_EXAMPLES = 8

@@ -32,8 +32,7 @@ from estimator_accum.microbatch._repeatable import (
     draw_once_per_batch,
     make_repeatable,
 )
-from estimator_accum.microbatch._whole import keep
-from estimator_accum.microbatch._whole_batch_loss import WHOLE_BATCH_LOSS
+from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
 from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._gradients import Interception, intercepting
 from estimator_accum.unedited._head import Copies, View, of_batch
