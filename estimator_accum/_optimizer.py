@@ -49,8 +49,6 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         sparse_norm: "rows", or "slices" for the norm of tf.clip_by_global_norm.
         on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
         accumulator_dtype: Dtype of the accumulators; None keeps each variable's dtype.
-        accumulator_device: Device of the accumulators; None is where the variables are
-            created.
         noise_scale: Whether to estimate the gradient noise scale.
         update_ops: Operations that run with every micro-step; None takes the graph's
             `UPDATE_OPS`.
@@ -81,7 +79,6 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         sparse_norm: str = "rows",
         on_nonfinite: str = "raise",
         accumulator_dtype: tf.DType | None = None,
-        accumulator_device: str | None = None,
         noise_scale: bool = False,
         update_ops: list[tf.Operation] | None = None,
         after_update_ops: Callable[[], list[tf.Operation]] | None = None,
@@ -96,7 +93,6 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             sparse_norm=sparse_norm,
             on_nonfinite=on_nonfinite,
             accumulator_dtype=accumulator_dtype,
-            accumulator_device=accumulator_device,
             noise_scale=noise_scale,
             update_ops=update_ops,
             after_update_ops=after_update_ops,

@@ -40,7 +40,6 @@ class Options:
     sparse_norm: str = "rows"
     on_nonfinite: str | None = "raise"
     accumulator_dtype: tf.DType | None = None
-    accumulator_device: str | None = None
     noise_scale: bool = False
     update_ops: list[tf.Operation] | None = None
     after_update_ops: Callable[[], list[tf.Operation]] | None = None
@@ -59,7 +58,6 @@ class Options:
         _check_sparse_norm(self.sparse_norm, self.noise_scale)
         check_on_nonfinite(self.on_nonfinite, is_dynamic(self.optimizer))
         _check_accumulator_dtype(self.accumulator_dtype)
-        _check_device(self.accumulator_device)
         _check_after_update_ops(self.after_update_ops)
         if self.noise_scale and self.gradient_accumulation_steps == 1:
             _check_window_for_noise_scale()
@@ -216,16 +214,6 @@ def _check_accumulator_dtype(dtype) -> None:
             "`accumulator_dtype` must be a floating-point dtype or None. "
             f"Received: {dtype!r}. Use tf.float32 for float16 variables."
         )
-
-
-def _check_device(device) -> None:
-    try:
-        tf.DeviceSpec.from_string("" if device is None else device)
-    except (AttributeError, ValueError) as error:
-        raise ValueError(
-            "`accumulator_device` must be the name of a device or None. "
-            f"Received: {device!r}. Use '/cpu:0' to spare the accelerator's memory."
-        ) from error
 
 
 def _check_after_update_ops(make) -> None:

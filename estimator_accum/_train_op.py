@@ -48,7 +48,6 @@ def make_accumulating_train_op(
     sparse_norm: str = "rows",
     on_nonfinite: str = "raise",
     accumulator_dtype: tf.DType | None = None,
-    accumulator_device: str | None = None,
     noise_scale: bool = False,
     update_ops: list[tf.Operation] | None = None,
     after_update_ops: Callable[[], list[tf.Operation]] | None = None,
@@ -97,8 +96,6 @@ def make_accumulating_train_op(
             tf.where(tf.math.is_finite(loss), loss, 0.0).
         accumulator_dtype: Dtype of the accumulators, e.g. tf.float32 for float16
             variables; None keeps each variable's dtype.
-        accumulator_device: Device of the accumulators, e.g. "/cpu:0"; None is where the
-            variables are created.
         noise_scale: Whether to estimate the gradient noise scale (McCandlish et al.
             2018, https://arxiv.org/abs/1812.06162) for hooks to report.
         update_ops: Operations that run with every micro-step, outside the branch that
@@ -137,7 +134,6 @@ def make_accumulating_train_op(
         sparse_norm=sparse_norm,
         on_nonfinite=on_nonfinite,
         accumulator_dtype=accumulator_dtype,
-        accumulator_device=accumulator_device,
         noise_scale=noise_scale,
         update_ops=update_ops,
         after_update_ops=after_update_ops,

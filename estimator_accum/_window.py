@@ -316,20 +316,16 @@ def _create_accumulators(
     tf.compat.v1.Variable.
     """
     made, taken = [], set(taken)
-    with tf.device(options.accumulator_device):
-        for gradient, variable in zip(
-            micro_batch.gradients, micro_batch.variables, strict=True
-        ):
-            # `op.name` of a mirrored variable is replica 0's name in every replica.
-            own = f"{variable.op.name}/accumulator"
-            if own in taken:  # a second train op's variable
-                own = f"{variable.op.name}/{name}/accumulator"
-            taken.add(own)
-            dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
-            is_sparse = isinstance(gradient, tf.IndexedSlices)
-            made.append(
-                create_accumulator(own, variable.shape, dtype, is_sparse, **kept)
-            )
+    pairs = zip(micro_batch.gradients, micro_batch.variables, strict=True)
+    for gradient, variable in pairs:
+        # `op.name` of a mirrored variable is replica 0's name in every replica.
+        own = f"{variable.op.name}/accumulator"
+        if own in taken:  # a second train op's variable
+            own = f"{variable.op.name}/{name}/accumulator"
+        taken.add(own)
+        dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        made.append(create_accumulator(own, variable.shape, dtype, is_sparse, **kept))
     return made
 
 

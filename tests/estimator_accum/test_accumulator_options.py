@@ -1,4 +1,4 @@
-"""accumulator_dtype, accumulator_device, reduction, norms, update_ops: their effect."""
+"""accumulator_dtype, reduction, norms, update_ops: their effect."""
 
 import numpy as np
 import pytest
@@ -47,14 +47,6 @@ def test_large_weights_do_not_overflow_half_precision_gradients():
     options = {"weight": tf.constant(4096), "accumulator_dtype": tf.float32}
     train_op = make_accumulating_train_op(loss, sgd(), 2, **options)
     assert after_each(train_op, [{}, {}], x)[-1] == -100
-
-
-def test_accumulators_live_where_they_are_asked_to():
-    model = make_model()
-    make_accumulating_train_op(model.loss, sgd(), 2, accumulator_device="/cpu:1")
-    for name, variable in _variables().items():
-        is_ours = "accumulator" in name
-        assert variable.device.endswith("CPU:1") == is_ours, (name, variable.device)
 
 
 @pytest.mark.parametrize("sparse_rows", [0, 11])

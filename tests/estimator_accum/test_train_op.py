@@ -293,7 +293,6 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping(weights):
         ({"loss": 1.0}, ValueError, "must depend on a trained variable.*Const:0"),
         ({"var_list": "v"}, TypeError, "must hold variables. Received: 'v'. Pass th"),
         ({"name": "a b"}, ValueError, "`name` must be a TensorFlow scope.*Rec.*'a b'"),
-        ({"accumulator_device": "gpu one"}, ValueError, "must be the name of a device"),
         ({"optimizer": tf.keras}, TypeError, "must be a tf.compat.v1.train.Optimizer"),
         ({"sparse_norm": "true"}, ValueError, "must be one of 'rows' and 'slices'"),
         ({"sparse_norm": "slices", "noise_scale": True}, ValueError, "must be 'rows'"),
