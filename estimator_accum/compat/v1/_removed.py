@@ -3,21 +3,16 @@
     inspect.getargspec                            until Python 3.10
     collections.Mapping, .Iterable, ...           until Python 3.9
     imp.load_source, .reload, .new_module         until Python 3.11
-    distutils.version, .util.strtobool, ...       until Python 3.11
     np.int, np.object, np.float_, np.product ...  until NumPy 1.23, 1.26 or 2.3
 
-Only what is missing is added.
+Only what is missing is added. `distutils` comes from setuptools, which TensorFlow needs.
 """
 
 import collections
 import collections.abc
-import functools
 import importlib
 import importlib.util
 import inspect
-import itertools
-import re
-import shutil
 import sys
 import types
 
@@ -66,17 +61,9 @@ def install() -> None:
     _add(collections, abstract)
     _add(np, _NUMPY)
     if importlib.util.find_spec("imp") is None:
-        new_module = types.ModuleType
-        _module("imp", load_source=load_source, reload=_reload, new_module=new_module)
-    if importlib.util.find_spec("distutils") is None:  # setuptools has one
-        _module("distutils", __path__=[])
-        _module(
-            "distutils.version", LooseVersion=LooseVersion, StrictVersion=LooseVersion
-        )
-        _module("distutils.util", strtobool=strtobool)
-        _module("distutils.spawn", find_executable=shutil.which)
-        copy_tree = functools.partial(shutil.copytree, dirs_exist_ok=True)
-        _module("distutils.dir_util", copy_tree=copy_tree)
+        imp = sys.modules["imp"] = types.ModuleType("imp", "Made by this package.")
+        imp.load_source, imp.reload = load_source, importlib.reload
+        imp.new_module = types.ModuleType
 
 
 _ABSTRACT = ("Callable", "Container", "Hashable", "ItemsView", "Iterable", "Iterator")
@@ -88,15 +75,6 @@ def _add(module: types.ModuleType, names: dict) -> None:
     for name, value in names.items():
         if name not in vars(module):  # hasattr would ask NumPy, which warns
             setattr(module, name, value)
-
-
-def _module(name: str, **contents) -> None:
-    module = types.ModuleType(name, "Made by estimator_accum.compat.v1.")
-    vars(module).update(contents)
-    sys.modules[name] = module
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, module)
 
 
 def getargspec(function) -> ArgSpec:
@@ -121,57 +99,3 @@ def load_source(name: str, path: str) -> types.ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
-
-
-def _reload(module: types.ModuleType) -> types.ModuleType:
-    return importlib.reload(module)
-
-
-def strtobool(value: str) -> int:
-    """Returns 1 for y, yes, t, true, on or 1, and 0 for their opposites.
-
-    Raises:
-        ValueError: If the value is none of them.
-    """
-    if value.lower() in ("y", "yes", "t", "true", "on", "1"):
-        return 1
-    if value.lower() in ("n", "no", "f", "false", "off", "0"):
-        return 0
-    raise ValueError(
-        f"A truth value must be yes or no. Received: {value!r}. Use true or false."
-    )
-
-
-@functools.total_ordering
-class LooseVersion:
-    """Version whose numbers compare as numbers: "1.9" < "1.15" < "2.0.0rc1"."""
-
-    def __init__(self, vstring: str):
-        self.vstring = vstring
-        parts = re.findall(r"\d+|[a-z]+", vstring)
-        self.version = [int(part) if part.isdigit() else part for part in parts]
-
-    def __eq__(self, other):
-        return self.version == _version(other).version
-
-    def __lt__(self, other):
-        pairs = itertools.zip_longest(self.version, _version(other).version)
-        for mine, theirs in pairs:
-            if mine == theirs:
-                continue
-            if mine is None or theirs is None:
-                return mine is None
-            if type(mine) is not type(theirs):
-                return isinstance(mine, str)
-            return mine < theirs
-        return False
-
-    def __str__(self):
-        return self.vstring
-
-    def __repr__(self):
-        return f"LooseVersion ({self.vstring!r})"
-
-
-def _version(value) -> LooseVersion:
-    return value if isinstance(value, LooseVersion) else LooseVersion(value)
