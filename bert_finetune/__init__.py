@@ -1,1 +1,1 @@
-"""BERT fine-tuned on GLUE's classification tasks, with gradient accumulation."""
+"""BERT fine-tuned on GLUE or your own data, with gradient accumulation."""

@@ -47,7 +47,7 @@ def check_checkpoint(
         path: Path or prefix of the checkpoint, such as `folder/bert_model.ckpt`,
             without `.index`.
         config: Configuration of the encoder.
-        num_labels: Classes of the classifier that the checkpoint must hold as well;
+        num_labels: Outputs of the classifier that the checkpoint must hold as well;
             None requires no classifier. Other variables (Adam's slots) are not checked.
 
     Raises:
@@ -86,7 +86,7 @@ def _check_classifier(
     found = shapes.get("output_weights")
     if not found or found[0] != num_labels:
         raise ValueError(
-            f"{path} must hold a trained classifier of {num_labels} classes. Received: "
+            f"{path} must hold a trained classifier of {num_labels} outputs. Received: "
             f"{f'one of {found[0]}' if found else 'none'}. Use the --task_name that it "
             "was trained on, or train one with --do_train=true."
         )

@@ -22,7 +22,8 @@ class EncodedExamples:
         input_ids: int32 [tokens of all examples].
         segment_ids: int8 [tokens of all examples].
         offsets: int64 [examples + 1]; example i is `offsets[i]:offsets[i + 1]`.
-        labels: int32 [examples]; None if there are no labels.
+        labels: Classes, int32, or numbers, float32 [examples]; None if there are no
+            labels.
         pad_id: Id that pads a row.
     """
 
@@ -91,7 +92,8 @@ def encode_examples(
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     labels = None
     if examples[0].label is not None:
-        labels = np.array([example.label for example in examples], np.int32)
+        labels = np.array([example.label for example in examples])
+        labels = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
     return EncodedExamples(
         input_ids=_flat((e.input_ids for e in encodings), np.int32, offsets[-1]),
         segment_ids=_flat((e.segment_ids for e in encodings), np.int8, offsets[-1]),

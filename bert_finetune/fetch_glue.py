@@ -1,4 +1,4 @@
-"""Downloads GLUE's classification tasks from their official addresses.
+"""Downloads GLUE's tasks from their official addresses.
 
     estimator-accum fetch glue --data_dir glue --tasks CoLA,MRPC
 
@@ -83,6 +83,13 @@ SOURCES = {
         ),
         "Quora 2017; non-commercial use under Quora's terms of service; "
         "https://data.quora.com/First-Quora-Dataset-Release-Question-Pairs",
+    ),
+    "STS-B": Source(
+        _zip(
+            "STS-B.zip",
+            "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85",
+        ),
+        "Cer et al. 2017; terms on http://ixa2.si.ehu.eus/stswiki/",
     ),
     "MNLI": Source(
         _zip(

@@ -46,7 +46,7 @@ def export_classifier(
     Args:
         checkpoint: Checkpoint of a trained classifier of `task`.
         config: Configuration of its encoder.
-        task: GLUE task, which names the labels.
+        task: The task, which names the labels.
         tokenizer: Tokenizer of the texts that it was trained on.
         folder: Folder to write; one from an earlier export is replaced at the end.
 
@@ -84,7 +84,9 @@ def _tensors(checkpoint: str, config: BertConfig) -> dict[str, np.ndarray]:
 
 
 def _config(config: BertConfig, task: Task, tokenizer: WordPieceTokenizer) -> dict:
-    names = {str(number): label for number, label in enumerate(task.labels)}
+    kind = "regression" if task.is_regression else "single_label_classification"
+    labels = task.class_names or ("LABEL_0",)  # as transformers names one output
+    names = {str(number): label for number, label in enumerate(labels)}
     return {
         "architectures": ["BertForSequenceClassification"],
         "model_type": "bert",
@@ -92,9 +94,9 @@ def _config(config: BertConfig, task: Task, tokenizer: WordPieceTokenizer) -> di
         "position_embedding_type": "absolute",
         "pad_token_id": tokenizer.pad_id,
         "classifier_dropout": _HEAD_DROPOUT,
-        "problem_type": "single_label_classification",
+        "problem_type": kind,
         "finetuning_task": task.name,
-        "num_labels": len(task.labels),
+        "num_labels": task.num_outputs,
         "id2label": names,
         "label2id": {label: int(number) for number, label in names.items()},
     }

@@ -46,8 +46,8 @@ def train_input_fn(
 
     Returns:
         An input_fn whose dataset yields `({"input_ids", "input_mask", "segment_ids",
-        "is_real_example"}, labels)`, int32 [B, T], the last two [B], and ends after the
-        last micro-batch.
+        "is_real_example"}, labels)`, int32 [B, T], the last two [B] (labels of a
+        regression float32), and ends after the last micro-batch.
 
     Raises:
         ValueError: If labels are missing, or examples are longer than T.
@@ -129,7 +129,7 @@ def _input_fn(
     if is_training:
         signature["is_real_example"] = tf.TensorSpec([None], tf.int32)
     if is_labelled:
-        signature = (signature, tf.TensorSpec([None], tf.int32))
+        signature = (signature, tf.TensorSpec([None], examples.labels.dtype))
 
     def input_fn() -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)

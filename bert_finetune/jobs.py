@@ -26,9 +26,10 @@ from bert_finetune.output_dir import (
     describe_run,
     describe_training,
 )
+from bert_finetune.own_task import find_task
 from bert_finetune.recomputing import choose
 from bert_finetune.settings import HUGGING_FACE, Settings
-from bert_finetune.tasks import Task, get_task, read_examples
+from bert_finetune.tasks import Task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import (
     WordPieceTokenizer,
@@ -66,7 +67,8 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    task = get_task(settings.task_name)
+    task = find_task(settings.task_name)
+    _check_files(settings, task)
     _check_output(settings, task)
     config = BertConfig.from_json_file(settings.bert_config_file)
     if settings.hidden_act is not None:
@@ -79,7 +81,7 @@ def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
         max_position_embeddings=config.max_position_embeddings,
     )
     check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)
-    description = describe_run(settings, config, tokenizer)
+    description = describe_run(settings, task, config, tokenizer)
 
     def read(file: str, labelled: bool):
         rows = read_examples(task, settings.data_dir, file, labelled=labelled)
@@ -134,6 +136,24 @@ def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings
     return dataclasses.replace(settings, recompute=way)
 
 
+def _check_files(settings: Settings, task: Task) -> None:
+    """Raises ValueError if a task of one's own lacks a file that the run needs."""
+    needed = {
+        "train_file": (settings.do_train, task.train_file),
+        "dev_file": (
+            settings.do_eval or settings.evaluates_in_training,
+            task.dev_files,
+        ),
+        "test_file": (settings.do_predict, task.test_files),
+    }
+    for key, (is_needed, file) in needed.items():
+        if is_needed and not file:
+            raise ValueError(
+                f"`--task_name` {task.source} must name the {key} that this run needs. "
+                "Received: none. Add it, or leave out what needs it."
+            )
+
+
 def _check_output(settings: Settings, task: Task) -> None:
     """Raises ValueError if the run could not write its results, maybe hours later."""
     files, folders = [], []
@@ -162,7 +182,7 @@ def _check_checkpoints(
     settings: Settings, task: Task, config: BertConfig, description: dict
 ) -> None:
     """Checks what the model starts from; without training, it must be a classifier."""
-    num_labels = len(task.labels)
+    num_labels = task.num_outputs
     own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
     best = best_checkpoint(settings.output_dir)
     if settings.eval_every_updates is not None and best is not None:

@@ -14,16 +14,18 @@ def eval_metric_ops(
     """Returns (value, update op) pairs by their names in `eval_results.txt`.
 
     Args:
-        names: Metrics out of accuracy, f1 (of class 1) and matthews_correlation.
-        labels: int32 [B].
-        logits: [B, classes]; two classes for f1 and matthews_correlation.
+        names: Metrics out of accuracy, f1 (of class 1) and matthews_correlation, or,
+            of a regression, out of pearson and spearman.
+        labels: int32 [B], or float32 [B] of a regression.
+        logits: [B, classes]; two classes for f1 and matthews_correlation, one column
+            for a regression.
         per_example_loss: [B].
     """
+    ops = {"eval_loss": tf.compat.v1.metrics.mean(per_example_loss)}
+    if labels.dtype.is_floating:
+        return ops | _correlations(names, labels, logits[:, 0])
     predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
-    ops = {
-        "eval_loss": tf.compat.v1.metrics.mean(per_example_loss),
-        "eval_accuracy": tf.compat.v1.metrics.accuracy(labels, predicted),
-    }
+    ops["eval_accuracy"] = tf.compat.v1.metrics.accuracy(labels, predicted)
     if "f1" in names:
         ops["f1"] = _f1(labels, predicted)
     if "matthews_correlation" in names:
@@ -69,3 +71,40 @@ def _of_counts(formula, labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
     ]
     values, updates = zip(*counters, strict=True)
     return formula(values), formula(updates)
+
+
+def _correlations(
+    names: tuple[str, ...], labels: tf.Tensor, predicted: tf.Tensor
+) -> dict[str, Metric]:
+    """Returns the correlations of all labels with all predictions, which are kept."""
+    graph_keys = tf.compat.v1.GraphKeys
+    pairs = tf.compat.v1.Variable(
+        tf.zeros([0, 2], tf.float64),
+        trainable=False,
+        collections=[graph_keys.LOCAL_VARIABLES, graph_keys.METRIC_VARIABLES],
+        name="pairs",
+        use_resource=True,
+        shape=[None, 2],
+    )
+    new = tf.cast(tf.stack([labels, predicted], axis=1), tf.float64)  # [B, 2]
+    update = pairs.assign(tf.concat([pairs.read_value(), new], 0)).op
+    formulas = {"pearson": _pearson, "spearman": _spearman}
+    with tf.control_dependencies([update]):
+        after = pairs.read_value()
+    return {name: (formulas[name](pairs), formulas[name](after)) for name in names}
+
+
+def _pearson(pairs: tf.Tensor) -> tf.Tensor:
+    """Returns the correlation of two columns; 0 if one of them is constant."""
+    x, y = tf.unstack(pairs - tf.reduce_mean(pairs, axis=0), axis=1)
+    norm = tf.sqrt(tf.reduce_sum(x * x)) * tf.sqrt(tf.reduce_sum(y * y))
+    return tf.math.divide_no_nan(tf.reduce_sum(x * y), norm)
+
+
+def _spearman(pairs: tf.Tensor) -> tf.Tensor:
+    """Returns the Pearson correlation of the ranks; equal values share their mean."""
+    columns = tf.transpose(pairs)  # [2, examples]
+    ordered = tf.sort(columns)
+    first = tf.searchsorted(ordered, columns, "left")
+    behind = tf.searchsorted(ordered, columns, "right")
+    return _pearson(tf.cast(tf.transpose(first + behind), tf.float64))

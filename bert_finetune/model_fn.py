@@ -1,6 +1,6 @@
 """The `model_fn` of a fine-tuning run: encoder, classifier, loss, accumulation.
 
-Shapes: B = examples of a micro-batch, T = tokens, C = classes.
+Shapes: B = examples of a micro-batch, T = tokens, C = classes, 1 in a regression.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def make_model_fn(
     Args:
         settings: Settings of the run.
         bert_config: Configuration of the encoder.
-        task: GLUE task, which determines the classes and the metrics.
+        task: The task, which determines the outputs, the loss and the metrics.
         num_updates: Updates of the whole training run, the length of the schedule.
         gradient_accumulation_steps: K [micro-steps per update].
     """
@@ -64,17 +64,15 @@ def make_model_fn(
         )
         logits = modeling.classifier_logits(
             output.pooled,
-            len(task.labels),
+            task.num_outputs,
             is_training=is_training,
             dropout_prob=0.1 if settings.dropout else 0.0,
         )  # [B, C]
         if settings.init_checkpoint:
             init_from_checkpoint(settings.init_checkpoint)
         if mode == tf.estimator.ModeKeys.PREDICT:
-            return _prediction(mode, logits)
-        per_example_loss = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            labels=labels, logits=logits
-        )  # [B]
+            return _prediction(mode, logits, task)
+        per_example_loss = _per_example_loss(labels, logits, task)  # [B]
         loss = tf.reduce_mean(per_example_loss)
         if is_training:
             return _training(
@@ -89,6 +87,12 @@ def make_model_fn(
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
 
     return model_fn
+
+
+def _per_example_loss(labels: tf.Tensor, logits: tf.Tensor, task: Task) -> tf.Tensor:
+    if task.is_regression:
+        return tf.math.squared_difference(logits[:, 0], labels)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
 def _trimmed(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -146,11 +150,16 @@ def _training(
     )
 
 
-def _prediction(mode, logits: tf.Tensor):
-    predictions = {
-        "probabilities": tf.nn.softmax(logits, axis=-1),  # [B, C]
-        "label": tf.argmax(logits, axis=-1, output_type=tf.int32),  # [B]
-    }
+def _prediction(mode, logits: tf.Tensor, task: Task):
+    if task.is_regression:
+        predictions = {"score": logits[:, 0]}  # [B]
+    else:
+        label = tf.argmax(logits, axis=-1, output_type=tf.int32)
+        predictions = {
+            "probabilities": tf.nn.softmax(logits, axis=-1),  # [B, C]
+            "label": label,  # [B]
+            "class": tf.gather(tf.constant(task.class_names), label),  # [B], its name
+        }
     return tf.estimator.EstimatorSpec(
         mode,
         predictions=predictions,

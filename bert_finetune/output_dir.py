@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.settings import Settings
+from bert_finetune.tasks import Task
 from bert_finetune.tokenization import WordPieceTokenizer
 from estimator_accum.programs.batches import AUTO, Batches
 from estimator_accum.programs.folder import (
@@ -30,7 +31,9 @@ from estimator_accum.programs.progress import latest_checkpoint, read_progress
 from estimator_accum.programs.settings import FLAGS
 
 # Settings needed to use a trained model, and settings that say how an update is cut.
-_MODEL_FIELDS = ("task_name", "do_lower_case", "bert_config", VOCABULARY_CHECKSUM)
+_MODEL_FIELDS = (
+    *("task_name", "labels", "do_lower_case", "bert_config", VOCABULARY_CHECKSUM),
+)
 _CUT_FIELDS = (
     "micro_batch_size",
     "gradient_accumulation_steps",
@@ -71,11 +74,12 @@ def _unfit(folder: str | os.PathLike, fault: str) -> str:
 
 
 def describe_run(
-    settings: Settings, config: BertConfig, tokenizer: WordPieceTokenizer
+    settings: Settings, task: Task, config: BertConfig, tokenizer: WordPieceTokenizer
 ) -> dict:
     """Returns `run_settings.json` without the part of `describe_training`."""
     return settings.decisive() | {
-        "task_name": settings.task_name.lower().replace("-", ""),
+        "task_name": task.name.lower().replace("-", ""),
+        **({"labels": list(task.class_names)} if task.source else {}),
         "bert_config": dataclasses.asdict(config),
         VOCABULARY_CHECKSUM: tokenizer.checksum,
     }
@@ -144,7 +148,7 @@ def check_same_model(checkpoint: str, description: dict) -> None:
     """
     path = pathlib.Path(checkpoint).parent / SETTINGS_FILE
     if path.exists():
-        now = {field: description[field] for field in _MODEL_FIELDS}
+        now = {name: description[name] for name in _MODEL_FIELDS if name in description}
         check_same(
             path,
             now,

@@ -10,6 +10,8 @@ from estimator_accum.programs.folder import write_text
 
 def prediction_files(task: Task) -> dict[str, str]:
     """Returns the names of the probabilities files by those of the submission files."""
+    if not task.test_files:
+        return {}
     main, *others = task.test_files
     return {main: "test_results.tsv"} | {o: f"test_results_{o}" for o in others}
 
@@ -22,25 +24,32 @@ def write_predictions(
     rows: list[Example],
     predictions: Iterable[dict],
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Writes class probabilities and a submission for GLUE's server, in file order.
+    """Writes the model's outputs and a submission for GLUE's server, in file order.
 
     Args:
         output_dir: Folder of both files.
-        task: GLUE task, which names the labels.
+        task: The task, which names the classes.
         submission_file: GLUE's name of the submission, e.g. `CoLA.tsv`; its columns are
-            index and prediction.
+            index and prediction, the class's name or the number.
         probabilities_file: Name of the other file: one line per example, one column per
-            class, no header, as google-research/bert's `test_results.tsv`.
+            class, no header, as google-research/bert's `test_results.tsv`; one column
+            for a regression.
         rows: The test file's rows.
-        predictions: One dict with "probabilities" and "label" for each row.
+        predictions: One dict for each row, with "probabilities" and "label", or with
+            "score" for a regression.
 
     Returns:
         The paths (probabilities, submission).
     """
     probabilities, submission = [], ["index\tprediction\n"]
     for row, prediction in zip(rows, predictions, strict=True):
-        probabilities.append("\t".join(map(str, prediction["probabilities"])) + "\n")
-        submission.append(f"{row.guid}\t{task.labels[prediction['label']]}\n")
+        if task.is_regression:
+            outputs, answer = [prediction["score"]], str(prediction["score"])
+        else:
+            outputs = prediction["probabilities"]
+            answer = task.class_names[prediction["label"]]
+        probabilities.append("\t".join(map(str, outputs)) + "\n")
+        submission.append(f"{row.guid}\t{answer}\n")
     folder = pathlib.Path(output_dir)
     paths = folder / probabilities_file, folder / submission_file
     write_text(paths[0], "".join(probabilities))

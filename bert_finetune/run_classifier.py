@@ -1,4 +1,4 @@
-r"""Fine-tunes BERT on a GLUE task, with gradient accumulation.
+r"""Fine-tunes BERT on a GLUE task or your own data, with gradient accumulation.
 
 The flags are those of google-research/bert's `run_classifier.py`, plus
 `--gradient_accumulation_steps`: 8 x 4 trains like 32, in the memory of 8.

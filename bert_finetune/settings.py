@@ -1,11 +1,13 @@
 """Settings of a run: the flags of `run_classifier.py`."""
 
 import dataclasses
+import os
 from typing import Any, ClassVar
 
 from absl import flags
 
 from bert_finetune.bert_config import ACTIVATIONS
+from bert_finetune.own_task import is_task_file
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.settings import Number, RunSettings, flag
 
@@ -33,9 +35,11 @@ class Settings(RunSettings):
 
     # The task and the model.
     task_name: str = flag(
-        what="GLUE task: CoLA, SST-2, MRPC, ...; any case.", decides=True
+        what="GLUE task: CoLA, SST-2, MRPC, ..., in any case; or a JSON file that "
+        "describes a task of your own.",
+        decides=True,
     )
-    data_dir: str = flag(what="Folder with the task's .tsv files.", is_path=True)
+    data_dir: str = flag(what="Folder with the task's files.", is_path=True)
     vocab_file: str = flag(
         what="vocab.txt that the BERT model was trained on.", is_path=True
     )
@@ -126,6 +130,13 @@ class Settings(RunSettings):
     )
     eval_batch_size: int = flag(8, "Examples per evaluation batch.")
     predict_batch_size: int = flag(8, "Examples per prediction batch.")
+
+    def as_flags(self) -> dict[str, Any]:
+        """Returns the given flags by name; the file of a task by its absolute path."""
+        values = super().as_flags()
+        if is_task_file(self.task_name):
+            values["task_name"] = os.path.abspath(self.task_name)
+        return values
 
     @property
     def is_training(self) -> bool:

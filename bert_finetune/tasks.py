@@ -1,15 +1,19 @@
-"""GLUE's classification tasks: one table of columns, labels, files and metrics.
+"""GLUE's tasks: one table of columns, labels, files and metrics; their examples.
 
-Files are read as GLUE's own loaders read them: tab-separated, UTF-8 (a byte order mark
-and CRLF line ends are accepted), and a quotation mark is a character like any other.
-Empty lines are skipped.
+`own_task` makes a task of a user's own data. `tables` reads the rows.
 """
 
 import logging
+import math
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from bert_finetune.tables import Row, read_rows, separator_of
+
+CLASS_METRICS = ("accuracy", "f1", "matthews_correlation")
+NUMBER_METRICS = ("pearson", "spearman")
 
 _logger = logging.getLogger(__name__)
 
@@ -18,16 +22,17 @@ class Example(NamedTuple):
     """One row of a task's file.
 
     Attributes:
-        guid: GLUE's own index for a row of a test file, else file and line: `train-17`.
+        guid: The index of a row of a test file, else file and line: `train-17`.
         text_a: The first or only sentence.
         text_b: The second sentence; None for single-sentence tasks.
-        label: Position in `Task.labels`; None where the file has no labels.
+        label: Position in `Task.labels`, or the number of a regression; None where the
+            file has no labels.
     """
 
     guid: str
     text_a: str
     text_b: str | None
-    label: int | None
+    label: int | float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,23 +40,27 @@ class Task:
     """Columns, labels, files and metrics of one task.
 
     Attributes:
-        name: GLUE's spelling, the name of the task's folder.
+        name: GLUE's spelling, the name of the task's folder; else that of `source`.
         text_a: Column of the first or only sentence.
         text_b: Column of the second sentence; None for single-sentence tasks.
-        labels: Labels as written in the files and in GLUE's submissions; a model's
-            class i is `labels[i]`.
-        metrics: Names out of accuracy, f1 (of class 1) and matthews_correlation.
+        labels: Labels as written in the files; a model's class i is `labels[i]`. None
+            of them is a regression, whose labels are numbers.
+        metrics: Names out of `CLASS_METRICS` or, of a regression, `NUMBER_METRICS`.
         label: Column of the label.
-        index: Column of the row's number in test files.
-        train_file: Name of the training file.
+        index: Column of the row's number in test files; None numbers the rows from 0,
+            and test files are like the labelled ones.
+        train_file: Name of the training file; None if there is none.
         dev_files: Name of each dev file by suffix of its results (`""` for the main
             one).
         test_files: Name of each test file by name of its submission file.
         columns_without_header: Columns of labelled files that have no header line; None
-            where line 1 names the columns. Test files always have a header.
+            where line 1 names the columns. Test files of GLUE always have a header.
         ignored_labels: Rows with such a label are skipped.
         skips_broken_rows: Whether labelled files are known to hold rows with too few
             columns, which GLUE's loaders skip.
+        names: Names of the classes in predictions and exports; those of `labels` if
+            empty.
+        source: The file that describes the task; None for GLUE's.
     """
 
     name: str
@@ -60,20 +69,38 @@ class Task:
     labels: tuple[str, ...] = ("0", "1")
     metrics: tuple[str, ...] = ("accuracy",)
     label: str = "label"
-    index: str = "index"
-    train_file: str = "train.tsv"
+    index: str | None = "index"
+    train_file: str | None = "train.tsv"
     dev_files: dict[str, str] = field(default_factory=lambda: {"": "dev.tsv"})
     test_files: dict[str, str] = field(default_factory=dict)
     columns_without_header: tuple[str, ...] | None = None
     ignored_labels: tuple[str, ...] = ()
     skips_broken_rows: bool = False
+    names: tuple[str, ...] = ()
+    source: str | None = None
+
+    @property
+    def is_regression(self) -> bool:
+        """True if labels are numbers, and the model's output is one."""
+        return not self.labels
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the model's head: the classes, or the one number."""
+        return len(self.labels) or 1
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in predictions and exports; none of a regression."""
+        return self.names or self.labels
 
     @property
     def main_metric(self) -> str:
         """The metric by which checkpoints are compared, as `eval_results.txt` names it.
 
-        GLUE's own: Matthews correlation for CoLA, F1 for MRPC and QQP (GLUE averages
-        it with accuracy), else accuracy, for MNLI that of the matched set.
+        The last of `metrics`. GLUE's own: Matthews correlation for CoLA, F1 for MRPC
+        and QQP (GLUE averages it with accuracy), Spearman for STS-B (GLUE averages it
+        with Pearson), else accuracy, for MNLI that of the matched set.
         """
         return {"accuracy": "eval_accuracy"}.get(self.metrics[-1], self.metrics[-1])
 
@@ -105,6 +132,15 @@ TASKS = (
         test_files={"QQP.tsv": "test.tsv"},
         # Line breaks inside questions: https://github.com/nyu-mll/GLUE-baselines/issues/5
         skips_broken_rows=True,
+    ),
+    Task(
+        name="STS-B",
+        labels=(),  # similarity, 0 to 5
+        metrics=NUMBER_METRICS,
+        text_a="sentence1",
+        text_b="sentence2",
+        label="score",
+        test_files={"STS-B.tsv": "test.tsv"},
     ),
     Task(
         name="MNLI",
@@ -157,8 +193,9 @@ def get_task(name: str, flag: str = "--task_name") -> Task:
         if task.name.lower().replace("-", "") == name.lower().replace("-", ""):
             return task
     allowed = ", ".join(task.name for task in TASKS)
+    own = " or a JSON file for your own data" if flag == "--task_name" else ""
     raise ValueError(
-        f"`{flag}` must be one of {allowed}. Received: {name!r}. "
+        f"`{flag}` must be one of {allowed}{own}. Received: {name!r}. "
         "Case and dashes do not matter."
     )
 
@@ -182,8 +219,9 @@ def read_examples(
             label, or has no example; the message names the file and the line.
     """
     path = _find_file(task, pathlib.Path(data_dir), split_file)
-    rows = _rows(path)
-    position = _column_positions(task, path, rows, labelled)
+    columns = _columns(task, labelled)
+    rows = read_rows(path, columns)
+    position = _positions(task, path, rows, columns, labelled)
     examples = []
     broken = []
     for number, row in rows:
@@ -194,7 +232,12 @@ def read_examples(
             raise ValueError(broken[0])
         if labelled and row[position[task.label]] in task.ignored_labels:
             continue
-        examples.append(_example(task, path, number, row, position))
+        guid = f"{path.stem}-{number}"
+        if not labelled:
+            guid = (
+                str(len(examples)) if task.index is None else row[position[task.index]]
+            )
+        examples.append(_example(task, path, number, row, position, guid))
     if broken:
         _check_mostly_whole(path, broken, len(examples))
     if not examples:
@@ -209,53 +252,46 @@ def _find_file(task: Task, data_dir: pathlib.Path, name: str) -> pathlib.Path:
     if (data_dir / task.name / name).is_file():
         remedy = f"Use --data_dir={data_dir / task.name}."
     else:
-        remedy = (
-            f"Point it at the folder that holds {name}, or fetch one: "
-            f"estimator-accum fetch glue --tasks={task.name}."
-        )
+        other = f"fetch one: estimator-accum fetch glue --tasks={task.name}"
+        if task.source:
+            other = f"correct {task.source}"
+        remedy = f"Point it at the folder that holds {name}, or {other}."
     raise ValueError(
         f"`--data_dir` must hold {name} of {task.name}. "
         f"Received: {data_dir}, where {path} does not exist. {remedy}"
     )
 
 
-def _rows(path: pathlib.Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line number, from 1, and the columns of every non-empty line."""
-    with path.open("rb") as lines:  # as text, a lone \r would end a line too
-        for number, line in enumerate(lines, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} line {number} must be UTF-8. Received: the byte "
-                    f"{line[error.start : error.start + 1]!r}. Convert the file."
-                ) from error
-            text = text.removesuffix("\n").removesuffix("\r")
-            if text:
-                yield number, text.split("\t")
+def _columns(task: Task, labelled: bool) -> list[str]:
+    """Returns the columns that are needed of a file."""
+    columns = [task.text_a, task.text_b, task.label if labelled else task.index]
+    return [column for column in columns if column is not None]
 
 
-def _column_positions(
+def _positions(
     task: Task,
     path: pathlib.Path,
-    rows: Iterator[tuple[int, list[str]]],
+    rows: Iterator[Row],
+    columns: list[str],
     labelled: bool,
 ) -> dict[str, int]:
     """Returns the positions of the needed columns by name; consumes the header."""
-    needed = [column for column in (task.text_a, task.text_b) if column is not None]
-    needed.append(task.label if labelled else task.index)
-    header = task.columns_without_header if labelled else None
-    if header is None:
+    has_header = task.columns_without_header is None
+    if has_header or not labelled and task.index is not None:
         number, header = next(rows, (1, []))
         if not header:
             raise ValueError(_no_examples(task, path))
-        if not set(needed) <= set(header):
+        if not set(columns) <= set(header):
+            remedy = f"Use GLUE's own files of {task.name}, or another --task_name."
+            if task.source:
+                remedy = f"Correct the columns in {task.source}; numbers from 1 are for files without a header."
             raise ValueError(
                 f"{path} line {number} must be a header with the columns "
-                f"{', '.join(needed)}. Received: {', '.join(header)}. "
-                f"Use GLUE's own files of {task.name}, or another --task_name."
+                f"{', '.join(columns)}. Received: {', '.join(header)}. {remedy}"
             )
-    return {column: header.index(column) for column in needed}
+    else:
+        header = task.columns_without_header
+    return {column: header.index(column) for column in columns}
 
 
 def _example(
@@ -264,20 +300,33 @@ def _example(
     number: int,
     row: list[str],
     position: dict[str, int],
+    guid: str,
 ) -> Example:
     text_a = row[position[task.text_a]]
     text_b = None if task.text_b is None else row[position[task.text_b]]
-    if task.label not in position:
-        return Example(row[position[task.index]], text_a, text_b, None)
-    label = row[position[task.label]]
-    if label not in task.labels:
-        raise ValueError(
-            f"{path} line {number} must have a label of {task.name}: "
-            f"{' or '.join(task.labels)}. Received: {label!r}. "
-            "Correct the line, or use another --task_name."
-        )
-    guid = f"{path.stem}-{number}"
-    return Example(guid, text_a, text_b, task.labels.index(label))
+    label = None
+    if task.label in position:
+        label = _label(task, f"{path} line {number}", row[position[task.label]])
+    return Example(guid, text_a, text_b, label)
+
+
+def _label(task: Task, place: str, text: str) -> int | float:
+    """Returns the position of a class, or the number of a regression."""
+    if text in task.labels:
+        return task.labels.index(text)
+    rule = f"a label of {task.name}: {' or '.join(task.labels)}"
+    if task.is_regression:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number):
+            return number
+        rule = f"a finite number as its label of {task.name}"
+    remedy = f"`labels` in {task.source}" if task.source else "use another --task_name"
+    raise ValueError(
+        f"{place} must have {rule}. Received: {text!r}. Correct the line, or {remedy}."
+    )
 
 
 def _too_few_columns(
@@ -285,7 +334,8 @@ def _too_few_columns(
 ) -> str:
     return (
         f"{path} line {number} must have at least {max(position.values()) + 1} "
-        f"tab-separated columns. Received: {len(row)}. Correct or remove the line."
+        f"{separator_of(path)}-separated columns. Received: {len(row)}. Correct or "
+        "remove the line."
     )
 
 
@@ -304,5 +354,5 @@ def _check_mostly_whole(path: pathlib.Path, broken: list[str], whole: int) -> No
 def _no_examples(task: Task, path: pathlib.Path) -> str:
     return (
         f"{path} must hold at least one example of {task.name}. Received: an empty "
-        "file, or one with only a header. Fetch it again, or correct --data_dir."
+        "file, or one with only a header. Replace it, or correct --data_dir."
     )

@@ -8,10 +8,10 @@ from estimator_accum import __version__
 _USAGE = """\
 usage: estimator-accum COMMAND [--flags]
 
-    train       fine-tunes BERT on a GLUE task, with gradient accumulation
+    train       fine-tunes BERT on a GLUE task or your own data, with gradient accumulation
     plan        largest micro-batch that fits, its memory, time and flags
     fetch bert  downloads a published BERT
-    fetch glue  downloads GLUE's classification tasks
+    fetch glue  downloads GLUE's tasks
     import      turns a Hugging Face folder into a checkpoint for `train`
     plot        draws the training loss of one or more runs
     launch      runs a command as all tasks of a cluster on this machine

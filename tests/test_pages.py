@@ -80,6 +80,11 @@ def _write_bert_archives(folder):
         files = {each.name: each.read_bytes() for each in (folder / name).iterdir()}
         (folder / f"{name}.zip").write_bytes(make_zip(files, prefix))
     write_folder(folder / "DIR")
+    reviews = folder / "yelp_review_polarity_csv"
+    reviews.mkdir()
+    for number, name in enumerate(("train.csv", "test.csv")):
+        row = lambda _, label, text: f'"{label + 1}","{text}, ""good"""'
+        tiny_bert.write_rows(reviews / name, 12, number, row)
 
 
 def _write_mnist(folder):

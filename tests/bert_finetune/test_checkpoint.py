@@ -85,7 +85,7 @@ def _with_double(arrays):
     ("arrays_of", "changes", "sentence"),
     [
         (_with_head(2), {}, "{path} must hold a trained classifier of 3 .*: one of 2"),
-        (dict, {}, "{path} must hold a trained classifier of 3 classes. Rec.*: none"),
+        (dict, {}, "{path} must hold a trained classifier of 3 outputs. Rec.*: none"),
         (
             dict,
             {"num_hidden_layers": 1},

@@ -40,6 +40,37 @@ def test_metrics_equal_their_definitions():
     np.testing.assert_allclose(found["eval_loss"], labels.mean(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_correlations_equal_their_definitions_with_ties_and_are_0_for_a_constant(
+    is_constant,
+):
+    random = np.random.default_rng(0)
+    labels = np.round(random.uniform(0, 5, 101), 0).astype(np.float32)
+    scores = (np.exp(labels) + random.normal(0, 20, 101)).round(-1).astype(np.float32)
+    if is_constant:
+        scores[:] = 3
+    with tf.Graph().as_default(), v1.Session() as session:
+        label, score = (v1.placeholder(tf.float32, [None]) for _ in range(2))
+        ops = metrics.eval_metric_ops(
+            ("pearson", "spearman"), label, score[:, tf.newaxis], label
+        )
+        session.run(v1.local_variables_initializer())
+        for part in (slice(0, 64), slice(64, 101)):
+            feed = {label: labels[part], score: scores[part]}
+            session.run([update for _, update in ops.values()], feed)
+        found = session.run({name: value for name, (value, _) in ops.items()})
+    assert found.keys() == {"eval_loss", "pearson", "spearman"}
+    if is_constant:
+        assert found["pearson"] == found["spearman"] == 0
+        return
+    ranks = [
+        [np.mean(np.flatnonzero(np.sort(x) == v)) for v in x] for x in (labels, scores)
+    ]
+    pearson, spearman = (np.corrcoef(*each)[0, 1] for each in ((labels, scores), ranks))
+    assert found["pearson"] == pytest.approx(pearson, rel=1e-9)
+    assert found["spearman"] == pytest.approx(spearman, rel=1e-9)
+
+
 @pytest.mark.parametrize("predicted", [0, 1])
 def test_a_constant_prediction_has_no_correlation(predicted):
     found = _evaluate([0, 1, 1], [predicted] * 3)

@@ -41,6 +41,12 @@ _LAYOUTS = {
         _MNLI_TEXT,
         f"3\t{_MNLI_ROW}",
     ),
+    "STS-B": (
+        "index\tgenre\tsentence1\tsentence2\tscore",
+        "0\tnews\t{a}\t{b}\t{label}",
+        "index\tgenre\tsentence1\tsentence2",
+        "3\tnews\t{a}\t{b}",
+    ),
     "QNLI": _pair("question", "sentence"),
     "RTE": _pair("sentence1", "sentence2"),
     "WNLI": _pair("sentence1", "sentence2"),
@@ -66,7 +72,7 @@ def _labelled(name):
     """Returns the header of a labelled file, and a row for each label."""
     header, row, *_ = _LAYOUTS[name]
     rows = []
-    for label in get_task(name).labels:
+    for label in get_task(name).labels or ("0.0", "1.0"):
         a, b = _texts(label, row)
         rows.append(row.format(label=label, a=a, b=b))
     return header, rows
@@ -80,9 +86,9 @@ def test_labelled_files_are_read_in_glues_layout(tmp_path, name):
     for file in (task.train_file, *task.dev_files.values()):
         _write(tmp_path, file, *([] if header is None else [header]), *rows)
         for i, found in enumerate(_read(tmp_path, name, file)):
-            texts = _texts(task.labels[i], _LAYOUTS[name][1])
+            texts = _texts((task.labels or ("0.0", "1.0"))[i], _LAYOUTS[name][1])
             assert found == Example(f"{file[:-4]}-{first_line + i}", *texts, i)
-        assert i == len(task.labels) - 1
+        assert i == len(rows) - 1
 
 
 @pytest.mark.parametrize("name", _ALL)
@@ -97,11 +103,23 @@ def test_test_files_are_read_with_glues_index_and_no_label(tmp_path, name):
 
 def test_table_names_glues_files_labels_and_metrics():
     assert [name.removesuffix(".tsv") for t in TASKS for name in t.test_files] == [
-        *("CoLA", "SST-2", "MRPC", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI")
+        *(
+            "CoLA",
+            "SST-2",
+            "MRPC",
+            "QQP",
+            "STS-B",
+            "MNLI-m",
+            "MNLI-mm",
+            "QNLI",
+            "RTE",
+            "WNLI",
+        )
     ]
     labels = {task.name: task.labels for task in TASKS}
     assert labels.pop("MNLI") == ("contradiction", "entailment", "neutral")
     assert labels.pop("QNLI") == labels.pop("RTE") == ("entailment", "not_entailment")
+    assert labels.pop("STS-B") == ()
     assert set(labels.values()) == {("0", "1")}
     files = {"": "dev_matched.tsv", "_mismatched": "dev_mismatched.tsv"}
     assert get_task("mnli").dev_files == files
@@ -116,9 +134,10 @@ def test_case_and_dashes_of_a_task_name_do_not_matter(name):
 
 
 def test_unknown_task_lists_those_allowed():
-    sentence = f"`--task_name` must be one of {', '.join(_ALL)}. Received: 'sts-b'."
+    allowed = f"{', '.join(_ALL)} or a JSON file for your own data"
+    sentence = f"`--task_name` must be one of {allowed}. Received: 'ax'."
     with pytest.raises(ValueError, match=sentence):
-        get_task("sts-b")
+        get_task("ax")
 
 
 def test_quotation_marks_and_lone_separators_are_characters(tmp_path):
@@ -185,6 +204,11 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
             "rte/train.tsv",
             ["index\tsentence1\tlabel", "0\tA.\tentailment"],
             "must be a header with .* sentence1, sentence2, label. .*: index, sentence1",
+        ),
+        (
+            "sts-b/train.tsv",
+            [_LAYOUTS["STS-B"][0], "0\tnews\tA.\tB.\tnan"],
+            "line 2 must have a finite number as its label of STS-B. Received: 'nan'.",
         ),
         ("cola/test.tsv", ["0\tThe book."], "columns sentence, index. Received: 0, Th"),
         ("sst-2/train.tsv", [], "train.tsv must hold at least one example"),

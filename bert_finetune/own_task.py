@@ -1,0 +1,138 @@
+"""Task of one's own: a JSON file that says where texts and labels are.
+
+    {
+      "train_file": "train.csv",
+      "dev_file": "test.csv",
+      "text_a": 2,
+      "label": 1,
+      "labels": {"1": "negative", "2": "positive"}
+    }
+
+`--task_name=yelp.json` is the task yelp. A column is a name for files whose first line
+names the columns and for JSON lines, and a number from 1 for files without such a line.
+`labels` lists the classes as the files write them, maps them to names, or is "numbers"
+for a regression.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+from bert_finetune.tables import spelling
+from bert_finetune.tasks import CLASS_METRICS, NUMBER_METRICS, Task, get_task
+
+NUMBERS = "numbers"  # `labels` of a regression
+_FILES = ("train_file", "dev_file", "test_file")
+_KEYS = (*_FILES, "text_a", "text_b", "label", "labels", "metrics")
+_REQUIRED = ("text_a", "label", "labels")
+
+
+def is_task_file(task_name: str) -> bool:
+    """Returns whether a `--task_name` is the file of a task, and not one of GLUE's."""
+    return task_name.endswith(".json")
+
+
+def find_task(task_name: str) -> Task:
+    """Returns GLUE's task of this name, or the one that a file describes.
+
+    Raises:
+        ValueError: If there is none, or the file does not describe one.
+    """
+    return read_task(task_name) if is_task_file(task_name) else get_task(task_name)
+
+
+def read_task(path: str) -> Task:
+    """Returns the task that a JSON file describes.
+
+    Raises:
+        ValueError: If the file cannot be read, or its content is not that of a task.
+    """
+    try:
+        given = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise _unfit(path, f"be a JSON file: {reason}") from error
+    if not isinstance(given, dict):
+        raise _unfit(path, "be a JSON object", given)
+    for key in given:
+        if key not in _KEYS:
+            raise _unfit(path, f"have the keys {', '.join(_KEYS)} alone", key)
+    for key in _REQUIRED:
+        if key not in given:
+            raise _unfit(path, f"have the key {key}", ", ".join(given) or "none")
+    for key in _FILES:
+        if not isinstance(given.get(key, ""), str):
+            raise _unfit(path, f"name a file of --data_dir as {key}", given[key])
+    labels = _labels(path, given["labels"])
+    columns, without_header = _columns(path, given)
+    test_file = given.get("test_file")
+    return Task(
+        name=pathlib.Path(path).stem,
+        text_a=columns["text_a"],
+        text_b=columns.get("text_b"),
+        label=columns["label"],
+        index=None,
+        labels=tuple(labels),
+        names=tuple(labels.values()),
+        metrics=_metrics(path, given.get("metrics"), len(labels)),
+        train_file=given.get("train_file"),
+        dev_files={"": given["dev_file"]} if "dev_file" in given else {},
+        test_files={"predictions.tsv": test_file} if test_file else {},
+        columns_without_header=without_header,
+        source=path,
+    )
+
+
+def _labels(path: str, given: Any) -> dict[str, str]:
+    """Returns the name of each class by its spelling in the files."""
+    if given == NUMBERS:
+        return {}
+    if isinstance(given, list) and not any(isinstance(v, list | dict) for v in given):
+        given = {spelling(value): spelling(value) for value in given}
+    names = list(given.values()) if isinstance(given, dict) else []
+    is_named = all(isinstance(name, str) for name in names)
+    if is_named and len(names) > 1 and len(set(names)) == len(names):
+        return given
+    raise _unfit(
+        path,
+        "have as labels a list of two or more classes, names by class, or "
+        f'"{NUMBERS}" for a regression',
+        given,
+    )
+
+
+def _columns(path: str, given: dict) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """Returns the columns by key, and all columns if the files do not name them."""
+    columns = {key: given[key] for key in ("text_a", "text_b", "label") if key in given}
+    if all(isinstance(column, str) for column in columns.values()):
+        return columns, None
+    if all(type(column) is int and column > 0 for column in columns.values()):
+        last = max(columns.values())
+        numbered = {key: str(column) for key, column in columns.items()}
+        return numbered, tuple(str(number) for number in range(1, last + 1))
+    raise _unfit(
+        path,
+        "have as columns names alone, for files with a header, or numbers >= 1 alone, "
+        "for files without one",
+        ", ".join(json.dumps(column) for column in columns.values()),
+    )
+
+
+def _metrics(path: str, given: Any, num_classes: int) -> tuple[str, ...]:
+    if num_classes == 2:
+        allowed = CLASS_METRICS
+    else:
+        allowed = CLASS_METRICS[:1] if num_classes else NUMBER_METRICS
+    if given is None:
+        return allowed if num_classes == 0 else allowed[:1]
+    if isinstance(given, list) and given and set(map(str, given)) <= set(allowed):
+        return tuple(given)
+    raise _unfit(path, f"have metrics out of {', '.join(allowed)}", given)
+
+
+def _unfit(path: str, rule: str, received: Any = "") -> ValueError:
+    shown = received if isinstance(received, str) else json.dumps(received)
+    shown = f" Received: {shown or 'nothing'}."
+    return ValueError(
+        f"`--task_name` {path} must {rule}.{shown} See docs/bert.md, Your own data."
+    )

@@ -1,0 +1,95 @@
+"""Rows of text files: tab-separated, comma-separated, or one JSON object a line.
+
+The end of the name says which: `.csv`, `.jsonl` (or `.json`), and anything else is
+tab-separated. All are UTF-8; a byte order mark and CRLF line ends are accepted, and empty
+lines are skipped. In a tab-separated file a quotation mark is a character like any other,
+as in GLUE's own loaders; in a comma-separated one it encloses commas, line breaks and
+doubled quotation marks (RFC 4180). In JSON lines, numbers and true or false stand for
+their own spelling.
+"""
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+# Number of a row's first line, from 1, and the row's columns.
+Row = tuple[int, list[str]]
+
+
+def read_rows(path: pathlib.Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Yields the rows of a file, the header first if it has one.
+
+    Args:
+        path: The file.
+        columns: Keys to take from each JSON object; the first row names them, as a
+            header does. Other files have all their columns.
+
+    Raises:
+        ValueError: If a line is not UTF-8, or not CSV or JSON as its file's name says.
+    """
+    lines = _lines(path)
+    if path.suffix == ".csv":
+        return _comma_separated(path, lines)
+    if path.suffix in (".jsonl", ".json"):
+        return _objects(path, lines, columns)
+    return ((number, line.split("\t")) for number, line in lines if line)
+
+
+def separator_of(path: pathlib.Path) -> str:
+    """Returns the word for what separates a file's columns."""
+    return "comma" if path.suffix == ".csv" else "tab"
+
+
+def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    with path.open("rb") as lines:  # as text, a lone \r would end a line too
+        for number, line in enumerate(lines, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path} line {number} must be UTF-8. Received: the byte "
+                    f"{line[error.start : error.start + 1]!r}. Convert the file."
+                ) from error
+            yield number, text.removesuffix("\n").removesuffix("\r")
+
+
+def _comma_separated(path: pathlib.Path, lines: Iterator[tuple[int, str]]):
+    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+    number = 1
+    try:
+        for row in reader:
+            if row:
+                yield number, row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} line {number} must begin a comma-separated row, with texts that "
+            "contain quotation marks inside of some, and theirs doubled. Received: "
+            f"{error}. Correct the line, or name a tab-separated file .tsv."
+        ) from error
+
+
+def _objects(path: pathlib.Path, lines: Iterator[tuple[int, str]], columns):
+    yield 0, list(columns)
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            found = error
+        if not isinstance(found, dict) or None in map(found.get, columns):
+            received = ", ".join(found) if isinstance(found, dict) else line[:60]
+            raise ValueError(
+                f"{path} line {number} must be a JSON object with {', '.join(columns)}, "
+                "and none of them null. "
+                f"Received: {received or 'nothing'}. Correct the line, or the columns in the "
+                "task's file."
+            )
+        yield number, [spelling(found[name]) for name in columns]
+
+
+def spelling(value: object) -> str:
+    """Returns a JSON value as text: a string as it is, others as JSON writes them."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,230 @@
+"""Data of one's own: files of three kinds, described by a JSON file."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from bert_finetune import hf_export, results
+from bert_finetune.own_task import find_task
+from bert_finetune.tasks import Example, read_examples
+from bert_finetune.tokenization import WordPieceTokenizer
+from tests.helpers.models import tiny_bert
+
+_YELP = {
+    "train_file": "train.csv",
+    "dev_file": "test.csv",
+    "test_file": "test.csv",
+    "text_a": 2,
+    "label": 1,
+    "labels": {"1": "negative", "2": "positive"},
+}
+_PAIRS = {"text_a": "first", "text_b": "second", "label": "score", "labels": "numbers"}
+
+
+def _task(folder: pathlib.Path, content, name: str = "yelp.json"):
+    path = folder / name
+    text = content if isinstance(content, str) else json.dumps(content)
+    path.write_text(text, encoding="utf-8")
+    return find_task(str(path))
+
+
+def _read(folder, task, file, text, labelled=True):
+    (folder / file).write_text(text, encoding="utf-8", newline="")
+    return read_examples(task, folder, file, labelled=labelled)
+
+
+def test_a_csv_without_header_has_numbered_columns_and_the_label_first(tmp_path):
+    """As Yelp's reviews, and as RFC 4180: quotation marks, commas and line breaks."""
+    task = _task(tmp_path, _YELP)
+    text = '"1","He said ""no"",\r\nthen left."\r\n\r\n2,Fine\r\n'
+    assert _read(tmp_path, task, "train.csv", text) == [
+        Example("train-1", 'He said "no",\nthen left.', None, 0),
+        Example("train-4", "Fine", None, 1),
+    ]
+    rows = _read(tmp_path, task, "test.csv", text, labelled=False)
+    assert [(row.guid, row.label) for row in rows] == [("0", None), ("1", None)]
+    assert (task.name, task.main_metric) == ("yelp", "eval_accuracy")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("a.tsv", 'score\tsecond\tfirst\n0.5\tB, "b\tA\n-2\tD\tC\n'),
+        ("a.csv", 'score,second,first\n0.5,"B, ""b",A\n-2,D,C\n'),
+        (
+            "a.jsonl",
+            """{"first": "A", "second": "B, \\"b", "score": 0.5, "more": null}
+{"second": "D", "first": "C", "score": "-2"}
+""",
+        ),
+    ],
+)
+def test_pairs_and_numbers_are_read_by_the_columns_names(tmp_path, file, text):
+    task = _task(tmp_path, _PAIRS)
+    examples = _read(tmp_path, task, file, text)
+    assert [each[1:] for each in examples] == [("A", 'B, "b', 0.5), ("C", "D", -2.0)]
+    assert (task.num_outputs, task.metrics) == (1, ("pearson", "spearman"))
+
+
+def test_classes_are_written_as_in_json_lines_too(tmp_path):
+    content = {"text_a": "text", "label": "stars", "labels": [1, 2, True]}
+    task = _task(tmp_path, content | {"metrics": ["accuracy"]})
+    lines = [{"text": "A", "stars": value} for value in (2, "1", True)]
+    text = "\n".join(map(json.dumps, lines))
+    examples = _read(tmp_path, task, "a.jsonl", text)
+    assert [example.label for example in examples] == [1, 0, 2]
+    assert task.class_names == ("1", "2", "true")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", r"yelp.json must be a JSON file: Expecting property name"),
+        ("[]", r"must be a JSON object. Received: \[\]. See docs/bert.md, Your own"),
+        (_YELP | {"lable": 1}, "must have the keys train_file, .* alone. .*: lable. "),
+        ({"text_a": 2, "label": 1}, "must have the key labels. Received: text_a, lab"),
+        (_YELP | {"dev_file": 3}, "must name a file of --data_dir as dev_file. .*: 3"),
+        (
+            _YELP | {"text_a": "text"},
+            'have as columns names alone, .* Rec.*: "text", 1',
+        ),
+        (_YELP | {"label": 0}, "numbers >= 1 alone, .* Received: 2, 0."),
+        (_YELP | {"labels": ["1"]}, "have as labels a list of two .* Received: .*1"),
+        (_YELP | {"labels": {"1": "a", "2": "a"}}, "a list of two or more classes"),
+        (_YELP | {"metrics": ["f2"]}, "metrics out of accuracy, f1, matthews_corr"),
+        (_YELP | {"labels": "numbers", "metrics": ["f1"]}, "out of pearson, spearman."),
+        (
+            _YELP | {"labels": [1, 2, 3], "metrics": ["f1"]},
+            "metrics out of accuracy. R",
+        ),
+    ],
+)
+def test_an_unfit_task_file_is_refused(tmp_path, content, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _task(tmp_path, content)
+
+
+def test_a_task_file_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="none.json must be a JSON file: No such file"):
+        find_task("none.json")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        (
+            "a.csv",
+            "1,A\n3,B\n",
+            "a.csv line 2 must have a label of yelp: 1 or 2. .*'3'",
+        ),
+        ("a.csv", "1,A\n2\n", "a.csv line 2 must have at least 2 comma-separated col"),
+        (
+            "a.csv",
+            '1,A\n2,"B\n\nC',
+            "line 2 must begin a comma-separated row, .* end of",
+        ),
+        (
+            "a.csv",
+            '1,"A"b\n',
+            "a.csv line 1 must begin .* Received: ',' expected after",
+        ),
+        ("a.tsv", "1 A\n", "a.tsv line 1 must have at least 2 tab-separated columns"),
+        ("a.csv", "", "a.csv must hold at least one example of yelp"),
+    ],
+)
+def test_an_unfit_row_is_refused_with_file_and_line(tmp_path, file, text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _read(tmp_path, _task(tmp_path, _YELP), file, text)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        (
+            "a.csv",
+            "first,score\nA,1\n",
+            "header .* second, score. .*: first, score. Corr",
+        ),
+        (
+            "a.jsonl",
+            '\n{"first": "A"}',
+            "line 2 must be a JSON object with first, secon",
+        ),
+        (
+            "a.jsonl",
+            "A",
+            "a.jsonl line 1 must be a JSON object .* Received: A. Correct",
+        ),
+        (
+            "a.jsonl",
+            '{"first": "A", "second": null, "score": 1}',
+            "line 1 must .* and none of them null. Received: first, second, score. Corr",
+        ),
+        (
+            "a.tsv",
+            "first\tsecond\tscore\nA\tB\thigh",
+            "line 2 must have a finite number",
+        ),
+    ],
+)
+def test_an_unfit_row_of_named_columns_is_refused(tmp_path, file, text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _read(tmp_path, _task(tmp_path, _PAIRS), file, text)
+
+
+def test_predictions_and_the_hugging_face_config_have_the_names_of_classes(
+    tmp_path, bert_dir
+):
+    task = _task(tmp_path, _YELP)
+    (name,) = task.test_files
+    rows = [Example(str(number), "A", None, None) for number in range(2)]
+    found = [{"probabilities": [0.25, 0.75], "label": 1}] * 2
+    paths = results.write_predictions(tmp_path, task, name, "all.tsv", rows, found)
+    assert paths[0].read_text() == "0.25\t0.75\n0.25\t0.75\n"
+    assert paths[1].read_text() == "index\tprediction\n0\tpositive\n1\tpositive\n"
+    tokenizer = WordPieceTokenizer(bert_dir / "vocab.txt", do_lower_case=True)
+    config = hf_export._config(tiny_bert.CONFIG, task, tokenizer)
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
+    assert config["label2id"] == {"negative": 0, "positive": 1}
+    config = hf_export._config(tiny_bert.CONFIG, find_task("STS-B"), tokenizer)
+    assert (config["problem_type"], config["num_labels"]) == ("regression", 1)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("micro_batch_size", [4, "auto"])
+def test_a_regression_learns_and_predicts_numbers(settings, tmp_path, micro_batch_size):
+    """Words below w10 mean 4, the others 0."""
+
+    def row(_, label, text):
+        return json.dumps({"text": text, "score": 4.0 * label})
+
+    for seed, (name, count) in enumerate({"train": 50, "dev": 20}.items()):
+        tiny_bert.write_rows(tmp_path / f"{name}.jsonl", count, seed, row)
+    files = {"train_file": "train.jsonl", "dev_file": "dev.jsonl"}
+    files["test_file"] = "dev.jsonl"
+    content = files | {"text_a": "text", "label": "score", "labels": "numbers"}
+    _task(tmp_path, content, "stars.json")
+    folder = tiny_bert.run(
+        settings,
+        task_name=str(tmp_path / "stars.json"),
+        data_dir=str(tmp_path),
+        micro_batch_size=micro_batch_size,
+        effective_batch_size=8,
+        gradient_accumulation_steps=2 if micro_batch_size == 4 else None,
+        num_train_epochs=10.0,
+        **dict.fromkeys(("do_train", "do_eval", "do_predict", "do_export"), True),
+    )
+    found = tiny_bert.results(folder)
+    _, *lines = (folder / "predictions.tsv").read_text().splitlines()
+    scores = np.array([float(line.split("\t")[1]) for line in lines])
+    np.testing.assert_array_equal(np.loadtxt(folder / "test_results.tsv"), scores)
+    dev = (tmp_path / "dev.jsonl").read_text().splitlines()
+    labels = np.array([json.loads(line)["score"] for line in dev])
+    assert found["pearson"] > 0.9
+    assert found["pearson"] == pytest.approx(np.corrcoef(labels, scores)[0, 1], 1e-4)
+    assert found["eval_loss"] == pytest.approx(np.mean((scores - labels) ** 2), 1e-4)
+    settings_file = json.loads((folder / "run_settings.json").read_text())
+    assert settings_file["task_name"] == "stars"
+    assert settings_file["flags"]["task_name"] == str(tmp_path / "stars.json")
