@@ -15,24 +15,45 @@ from tensorflow.python.tpu import tpu_function
 from tensorflow_estimator.python.estimator.canned import head as heads
 
 from estimator_accum.compat import _modules
-from estimator_accum.compat.v1 import _framework, _hparams, _layers
+from estimator_accum.compat.v1 import (
+    _arg_scope,
+    _framework,
+    _hparams,
+    _layers,
+    _normalization,
+    _optimize_loss,
+    _outputs,
+    _weights,
+)
 
 _CONTRIB = "tensorflow.contrib"
 _OLD_NAMES = {
     f"{_CONTRIB}.tpu.python": "tensorflow_estimator.python.estimator",
     f"{_CONTRIB}.tensorboard": "tensorboard",
 }
+# Modules below those, from which scripts import the same names; outer ones first.
+_INNER = "framework.python framework.python.ops framework.python.ops.arg_scope"
+_INNER += " framework.python.ops.variables layers.python layers.python.layers"
+for _name in ("initializers", "layers", "optimizers", "regularizers", "utils"):
+    _INNER += f" layers.python.layers.{_name}"
 
 
 def install() -> None:
     """Makes `tf.compat.v1.contrib` and `tensorflow.contrib`."""
+    stand_ins = _stand_ins()
     modules = {
-        name: _StandIn(f"{_CONTRIB}.{name}", names)
-        for name, names in _stand_ins().items()
+        name: _StandIn(f"{_CONTRIB}.{name}", dict(names))
+        for name, names in stand_ins.items()
     }
-    contrib = _StandIn(_CONTRIB, modules)
-    for module in (contrib, *modules.values()):
-        sys.modules[module.__name__] = module
+    contrib = _StandIn(_CONTRIB, dict(modules))
+    for path in _INNER.split():
+        outer, _, last = path.rpartition(".")
+        names = dict(stand_ins[path.partition(".")[0]])
+        inner = _StandIn(f"{_CONTRIB}.{path}", names)
+        modules[path] = _outputs if last == "utils" else inner
+        vars(modules[outer])["_names"].setdefault(last, modules[path])
+    sys.modules[_CONTRIB] = contrib
+    sys.modules |= {f"{_CONTRIB}.{path}": module for path, module in modules.items()}
     sys.meta_path.insert(0, _NoStandIn())
     sys.meta_path.insert(0, _modules.OldNames(_OLD_NAMES))
     tf.compat.v1.contrib = contrib
@@ -80,6 +101,18 @@ def _sentence(name: str, names: dict) -> str:
     )
 
 
+_ARG_SCOPE = "add_arg_scope arg_scope arg_scope_func_key arg_scoped_arguments"
+_ARG_SCOPE += " current_arg_scope has_arg_scope"
+_FRAMEWORK = "assign_from_checkpoint assign_from_checkpoint_fn assign_from_values"
+_FRAMEWORK += " assign_from_values_fn get_model_variables get_trainable_variables"
+_FRAMEWORK += " get_variables get_variables_to_restore model_variable variable"
+_LAYERS = "avg_pool2d conv2d convolution2d dropout elu embed_sequence flatten"
+_LAYERS += " fully_connected linear max_pool2d one_hot_encoding relu relu6 repeat"
+_LAYERS += " softmax stack"
+_WEIGHTS = "apply_regularization l1_l2_regularizer l1_regularizer l2_regularizer"
+_WEIGHTS += " sum_regularizer variance_scaling_initializer xavier_initializer"
+
+
 def _stand_ins() -> dict[str, dict]:
     """Returns the names of each module of `tf.contrib` with what replaces them."""
     v1 = tf.compat.v1
@@ -88,7 +121,20 @@ def _stand_ins() -> dict[str, dict]:
     checkpoints |= _pick(v1.train, "init_from_checkpoint checkpoints_iterator")
     steps = "assert_global_step create_global_step get_global_step"
     steps += " get_or_create_global_step"
-    xavier = _layers.xavier_initializer
+    framework = (
+        checkpoints
+        | _pick(v1.train, steps)
+        | _pick(v1, "argsort is_tensor nest sort")
+        | _pick(_arg_scope, _ARG_SCOPE)
+        | _pick(_framework, _FRAMEWORK)
+    )
+    layers = (
+        _pick(_layers, _LAYERS)
+        | _pick(_normalization, "batch_norm layer_norm")
+        | _pick(_optimize_loss, "optimize_loss OPTIMIZER_CLS_NAMES OPTIMIZER_SUMMARIES")
+        | _pick(_weights, _WEIGHTS)
+        | {"xavier_initializer_conv2d": _weights.xavier_initializer}
+    )
     return {
         "cluster_resolver": _public(v1.distribute.cluster_resolver),
         "data": _public(v1.data.experimental)
@@ -104,21 +150,8 @@ def _stand_ins() -> dict[str, dict]:
             ),
             "regression_head": _with_mean_loss(heads._regression_head),
         },
-        "framework": checkpoints
-        | _pick(v1.train, steps)
-        | _pick(v1, "argsort is_tensor nest sort")
-        | _pick(
-            _framework,
-            "assign_from_checkpoint assign_from_checkpoint_fn assign_from_values "
-            "assign_from_values_fn get_model_variables get_trainable_variables "
-            "get_variables get_variables_to_restore",
-        ),
-        "layers": _pick(
-            _layers,
-            "apply_regularization l1_regularizer l2_regularizer layer_norm "
-            "variance_scaling_initializer xavier_initializer",
-        )
-        | {"xavier_initializer_conv2d": xavier, "flatten": v1.layers.flatten},
+        "framework": framework,
+        "layers": layers,
         "lookup": _pick(
             lookup_ops,
             "HashTable KeyValueTensorInitializer TextFileIndex TextFileInitializer "
@@ -132,6 +165,7 @@ def _stand_ins() -> dict[str, dict]:
         | {"streaming_mean": v1.metrics.mean},
         "rnn": _public(v1.nn.rnn_cell)
         | _pick(v1.nn, "static_bidirectional_rnn static_rnn"),
+        "slim": framework | layers | {"utils": _outputs},
         "tpu": _public(v1.tpu)
         | _pick(tpu, "InputPipelineConfig RunConfig TPUConfig TPUEstimator")
         | _pick(tpu, "TPUEstimatorSpec")

@@ -5,6 +5,83 @@ import logging
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from estimator_accum.compat.v1._arg_scope import add_arg_scope
+
+
+@add_arg_scope
+def variable(
+    name: str,
+    shape=None,
+    dtype=None,
+    initializer=None,
+    regularizer=None,
+    trainable: bool = True,
+    collections=None,
+    caching_device=None,
+    device=None,
+    partitioner=None,
+    custom_getter=None,
+    use_resource=None,
+    synchronization=tf.VariableSynchronization.AUTO,
+    aggregation=tf.VariableAggregation.NONE,
+):
+    """Returns the variable of that name, as `tf.get_variable` does.
+
+    Args:
+        device: Device of the variable, or None.
+        custom_getter: Function to call in place of `tf.get_variable`, or None.
+
+    The other arguments are those of `tf.get_variable`.
+    """
+    getter, more = tf.get_variable, {}
+    if custom_getter is not None:
+        getter, more = custom_getter, {"reuse": tf.get_variable_scope().reuse}
+    with tf.device(device or ""):
+        return getter(
+            name,
+            shape=shape,
+            dtype=dtype,
+            initializer=initializer,
+            regularizer=regularizer,
+            trainable=trainable,
+            collections=list(
+                dict.fromkeys(collections or [tf.GraphKeys.GLOBAL_VARIABLES])
+            ),
+            caching_device=caching_device,
+            partitioner=partitioner,
+            use_resource=use_resource,
+            synchronization=synchronization,
+            aggregation=aggregation,
+            **more,
+        )
+
+
+@add_arg_scope
+def model_variable(
+    name: str,
+    shape=None,
+    dtype=tf.float32,
+    initializer=None,
+    regularizer=None,
+    trainable: bool = True,
+    collections=None,
+    *arguments,
+    **others,
+):
+    """Returns a `variable` that is also in the collection MODEL_VARIABLES."""
+    usual = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
+    return variable(
+        name,
+        shape,
+        dtype,
+        initializer,
+        regularizer,
+        trainable,
+        [*(collections or ()), *usual],
+        *arguments,
+        **others,
+    )
+
 
 def get_variables(scope=None, suffix: str | None = None, collection: str | None = None):
     """Returns the variables of a collection whose names match.

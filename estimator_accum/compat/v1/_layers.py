@@ -1,191 +1,494 @@
-"""Functions of TensorFlow 1's `tf.contrib.layers`, with its variables' names."""
+"""Layers of TensorFlow 1's `tf.contrib.layers`, with its variables' names."""
 
+import functools
+import math
 import numbers
 
 import tensorflow.compat.v1 as tf
 
-# Standard deviation of a normal distribution that is cut off at two of them.
-_TRUNCATED_STDDEV = 0.87962566103423978
+from estimator_accum.compat.v1 import _outputs
+from estimator_accum.compat.v1._arg_scope import add_arg_scope
+from estimator_accum.compat.v1._framework import model_variable
+from estimator_accum.compat.v1._normalization import checked_format, collections_of
+from estimator_accum.compat.v1._weights import xavier_initializer
+
+_XAVIER = xavier_initializer()
+_ZEROS = tf.zeros_initializer()
+_RENAMED = {"kernel": "weights", "bias": "biases"}
 
 
-def layer_norm(
+@add_arg_scope
+def fully_connected(
     inputs,
-    center: bool = True,
-    scale: bool = True,
-    activation_fn=None,
+    num_outputs: int,
+    activation_fn=tf.nn.relu,
+    normalizer_fn=None,
+    normalizer_params: dict | None = None,
+    weights_initializer=_XAVIER,
+    weights_regularizer=None,
+    biases_initializer=_ZEROS,
+    biases_regularizer=None,
     reuse=None,
     variables_collections=None,
     outputs_collections=None,
     trainable: bool = True,
-    begin_norm_axis: int = 1,
-    begin_params_axis: int = -1,
     scope=None,
 ):
-    """Layer normalization (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
+    """Dense layer.
 
-    `rule: gamma * (x - mean) / sqrt(variance + 1e-12) + beta`, 1e-3 in float16
+    `rule: activation_fn(inputs @ weights + biases)`, or, with a normalizer,
+    `activation_fn(normalizer_fn(inputs @ weights))`
 
     Args:
-        inputs: Tensor of known rank, its axes from `begin_params_axis` on known.
-        center: Whether to add `beta`.
-        scale: Whether to multiply by `gamma`.
-        activation_fn: Callable for the result, or None.
+        inputs: Tensor [..., C], C known.
+        num_outputs: Integer, the outputs' last axis.
+        activation_fn: Callable, or None.
+        normalizer_fn: Callable in place of biases, or None.
+        normalizer_params: Its arguments.
+        weights_initializer: Initializer of `weights`.
+        weights_regularizer: Function from a variable to a scalar Tensor, or None.
+        biases_initializer: Initializer of `biases`; None for none.
+        biases_regularizer: Like `weights_regularizer`.
         reuse: As in `tf.variable_scope`.
         variables_collections: Collections of the variables besides the usual ones: a
-            list, or a dictionary by "beta" and "gamma".
+            list, or a dictionary by "weights" and "biases".
         outputs_collections: Collections for the result: a list or one name.
         trainable: Whether the variables are trained.
-        begin_norm_axis: First axis of those over which mean and variance are taken.
-        begin_params_axis: First axis of those that the variables have.
-        scope: Name or variable scope; by default `LayerNorm`, made unique.
+        scope: Name or variable scope; by default `fully_connected`, made unique.
 
     Creates:
-        `<scope>/beta`, zeros, and `<scope>/gamma`, ones, of the inputs' dtype.
+        `<scope>/weights`, [C, num_outputs], and `<scope>/biases`, [num_outputs].
 
     Returns:
-        Tensor of the inputs' shape and dtype.
+        Tensor [..., num_outputs].
 
     Raises:
-        ValueError: If a shape that is needed is unknown.
+        TypeError: If `num_outputs` is not an integer.
+        ValueError: If C is unknown.
     """
-    with tf.variable_scope(scope, "LayerNorm", [inputs], reuse=reuse):
-        inputs = tf.convert_to_tensor(inputs)
-        shape, rank = inputs.shape, inputs.shape.rank
-        if rank is None:
-            _refuse_shape(shape)
-        axis = begin_norm_axis + (rank if begin_norm_axis < 0 else 0)
-        if begin_params_axis >= rank or axis >= rank:
-            raise ValueError(
-                "`begin_params_axis` and `begin_norm_axis` must be axes of the inputs. "
-                f"Received: {begin_params_axis} and {begin_norm_axis}, for shape "
-                f"{shape}. Use smaller ones."
-            )
-        params_shape = shape[begin_params_axis:]
-        if not params_shape.is_fully_defined():
-            _refuse_shape(shape)
-
-        def variable(name, initializer):
-            own = variables_collections or ()
-            own = own.get(name, ()) if isinstance(own, dict) else own
-            usual = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
-            return tf.get_variable(
-                name,
-                params_shape,
-                inputs.dtype.base_dtype,
-                initializer,
-                trainable=trainable,
-                collections=[*own, *usual],
-            )
-
-        beta = variable("beta", tf.zeros_initializer()) if center else None
-        gamma = variable("gamma", tf.ones_initializer()) if scale else None
-        mean, variance = tf.nn.moments(inputs, list(range(axis, rank)), keepdims=True)
-        epsilon = 1e-3 if inputs.dtype == tf.float16 else 1e-12
-        outputs = tf.nn.batch_normalization(
-            inputs, mean, variance, beta, gamma, variance_epsilon=epsilon
+    if not isinstance(num_outputs, int):
+        raise TypeError(
+            f"`num_outputs` must be an integer. Received: {num_outputs!r}. Use int()."
         )
-        outputs.set_shape(shape)
+
+    def multiply(inputs, weights):
+        rank = inputs.shape.rank
+        if rank == 2:
+            return tf.matmul(inputs, weights)
+        outputs = tf.tensordot(inputs, weights, [[rank - 1], [0]])
+        outputs.set_shape([*inputs.shape[:-1], num_outputs])
+        return outputs
+
+    return _weighted(
+        "fully_connected",
+        inputs,
+        num_outputs,
+        [],
+        multiply,
+        "NHWC",
+        activation_fn,
+        normalizer_fn,
+        normalizer_params,
+        (weights_initializer, weights_regularizer),
+        (biases_initializer, biases_regularizer),
+        reuse,
+        variables_collections,
+        outputs_collections,
+        trainable,
+        scope,
+    )
+
+
+@add_arg_scope
+def convolution2d(
+    inputs,
+    num_outputs: int,
+    kernel_size,
+    stride=1,
+    padding: str = "SAME",
+    data_format: str | None = None,
+    rate=1,
+    activation_fn=tf.nn.relu,
+    normalizer_fn=None,
+    normalizer_params: dict | None = None,
+    weights_initializer=_XAVIER,
+    weights_regularizer=None,
+    biases_initializer=_ZEROS,
+    biases_regularizer=None,
+    reuse=None,
+    variables_collections=None,
+    outputs_collections=None,
+    trainable: bool = True,
+    scope=None,
+):
+    """Convolution of images; `tf.contrib.layers.conv2d` is another name of it.
+
+    Args:
+        inputs: Tensor [B, height, width, C], or [B, C, height, width] with "NCHW".
+        num_outputs: Number of filters.
+        kernel_size: Height and width of a filter, or one integer for both.
+        stride: Like `kernel_size`.
+        padding: "SAME" or "VALID".
+        data_format: "NHWC", its default, or "NCHW".
+        rate: Dilation, like `kernel_size`; 1 where `stride` is not.
+
+    The other arguments are those of `fully_connected`; the scope is `Conv` by default.
+
+    Creates:
+        `<scope>/weights`, [kernel height, width, C, num_outputs], and `<scope>/biases`,
+        [num_outputs].
+
+    Returns:
+        Tensor of images with `num_outputs` channels.
+    """
+    data_format = checked_format(data_format or "NHWC")
+
+    def convolve(inputs, weights):
+        return tf.nn.convolution(
+            inputs,
+            weights,
+            padding.upper(),
+            strides=_pair(stride),
+            dilation_rate=_pair(rate),
+            data_format=data_format,
+            name="Conv2D",
+        )
+
+    return _weighted(
+        "Conv",
+        inputs,
+        num_outputs,
+        _pair(kernel_size),
+        convolve,
+        data_format,
+        activation_fn,
+        normalizer_fn,
+        normalizer_params,
+        (weights_initializer, weights_regularizer),
+        (biases_initializer, biases_regularizer),
+        reuse,
+        variables_collections,
+        outputs_collections,
+        trainable,
+        scope,
+    )
+
+
+def _weighted(
+    name,
+    inputs,
+    num_outputs,
+    window,
+    apply_weights,
+    data_format,
+    activation_fn,
+    normalizer_fn,
+    normalizer_params,
+    weights_arguments,
+    biases_arguments,
+    reuse,
+    variables_collections,
+    outputs_collections,
+    trainable,
+    scope,
+):
+    """Returns a layer with weights [*window, C, num_outputs], and with biases."""
+    with tf.variable_scope(
+        scope, name, [inputs], reuse=reuse, custom_getter=_get_model_variable
+    ) as own:
+        inputs = tf.convert_to_tensor(inputs)
+        sides = inputs.shape.as_list() if (inputs.shape.rank or 0) > 1 else [None] * 2
+        channels = sides[1 if data_format == "NCHW" else -1]
+        if channels is None:
+            raise ValueError(
+                f"The inputs of {own.name} must have a known number of channels. "
+                f"Received: shape {inputs.shape}. Call `set_shape` first."
+            )
+
+        def variable(name, shape, arguments):
+            found = tf.get_variable(
+                name, shape, inputs.dtype.base_dtype, *arguments, trainable=trainable
+            )
+            for collection in collections_of(variables_collections, name):
+                if all(other is not found for other in tf.get_collection(collection)):
+                    tf.add_to_collection(collection, found)
+            return found
+
+        weights = variable(
+            "weights", [*window, channels, num_outputs], weights_arguments
+        )
+        outputs = apply_weights(inputs, weights)
+        if normalizer_fn is None and biases_arguments[0] is not None:
+            biases = variable("biases", [num_outputs], biases_arguments)
+            outputs = tf.nn.bias_add(outputs, biases, data_format, name="BiasAdd")
+        if normalizer_fn is not None:
+            outputs = normalizer_fn(outputs, **normalizer_params or {})
         if activation_fn is not None:
             outputs = activation_fn(outputs)
-        for collection in _as_list(outputs_collections):
-            tf.add_to_collection(collection, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, own.name, outputs)
+
+
+def _get_model_variable(getter, name, *arguments, **others):
+    """Gets every variable of a layer and of what it calls (a custom getter)."""
+    *scopes, last = name.split("/")
+    name = "/".join([*scopes, _RENAMED.get(last, last)])
+    names = ("initializer", "regularizer", "trainable", "collections")
+    names += ("caching_device", "partitioner", "use_resource")
+    names += ("synchronization", "aggregation", "shape", "dtype")
+    kept = {key: others[key] for key in names if key in others}
+    return model_variable(name, *arguments, **kept, custom_getter=getter)
+
+
+@add_arg_scope
+def max_pool2d(
+    inputs,
+    kernel_size,
+    stride=2,
+    padding: str = "VALID",
+    data_format: str = "NHWC",
+    outputs_collections=None,
+    scope=None,
+):
+    """Largest value of each window of images.
+
+    Args:
+        inputs: Tensor [B, height, width, C], or [B, C, height, width] with "NCHW".
+        kernel_size: Height and width of a window, or one integer for both.
+        stride: Like `kernel_size`.
+        padding: "SAME" or "VALID".
+        data_format: "NHWC" or "NCHW".
+        outputs_collections: Collections for the result: a list or one name.
+        scope: Name scope; by default `MaxPool2D`.
+    """
+    with tf.name_scope(scope, "MaxPool2D", [inputs]) as own:
+        return _pooled(
+            tf.nn.max_pool,
+            inputs,
+            (kernel_size, stride, padding, data_format),
+            (outputs_collections, own),
+        )
+
+
+@add_arg_scope
+def avg_pool2d(
+    inputs,
+    kernel_size,
+    stride=2,
+    padding: str = "VALID",
+    data_format: str = "NHWC",
+    outputs_collections=None,
+    scope=None,
+):
+    """Mean of each window of images; the arguments are those of `max_pool2d`."""
+    with tf.name_scope(scope, "AvgPool2D", [inputs]) as own:
+        return _pooled(
+            tf.nn.avg_pool,
+            inputs,
+            (kernel_size, stride, padding, data_format),
+            (outputs_collections, own),
+        )
+
+
+def _pooled(pool, inputs, windows, collected):
+    kernel_size, stride, padding, data_format = windows
+    data_format = checked_format(data_format)
+
+    def of_images(pair):
+        return [1, 1, *pair] if data_format == "NCHW" else [1, *pair, 1]
+
+    outputs = pool(
+        tf.convert_to_tensor(inputs),
+        of_images(_pair(kernel_size)),
+        of_images(_pair(stride)),
+        padding.upper(),
+        data_format,
+    )
+    return _outputs.collect_named_outputs(*collected, outputs)
+
+
+@add_arg_scope
+def dropout(
+    inputs,
+    keep_prob=0.5,
+    noise_shape=None,
+    is_training=True,
+    outputs_collections=None,
+    scope=None,
+    seed: int | None = None,
+):
+    """Inputs with some elements replaced by 0, and the others divided by `keep_prob`.
+
+    Args:
+        inputs: Tensor of floating point.
+        keep_prob: Probability that an element is kept: a number or scalar Tensor.
+        noise_shape: Shape of the random choices, or None.
+        is_training: Truth value or a scalar Tensor; without it nothing is replaced.
+        outputs_collections: Collections for the result: a list or one name.
+        scope: Name or variable scope; by default `Dropout`, made unique.
+        seed: Seed of the choices.
+    """
+    with tf.variable_scope(scope, "Dropout", [inputs]) as own:
+        inputs = tf.convert_to_tensor(inputs)
+        outputs = _outputs.smart_cond(
+            is_training,
+            lambda: tf.nn.dropout(
+                inputs, rate=1 - keep_prob, noise_shape=noise_shape, seed=seed
+            ),
+            lambda: tf.identity(inputs),
+        )
+        return _outputs.collect_named_outputs(outputs_collections, own.name, outputs)
+
+
+@add_arg_scope
+def flatten(inputs, outputs_collections=None, scope=None):
+    """Inputs [B, ...] as [B, N].
+
+    Args:
+        inputs: Tensor of rank >= 2.
+        outputs_collections: Collections for the result: a list or one name.
+        scope: Name scope; by default `Flatten`.
+    """
+    with tf.name_scope(scope, "Flatten", [inputs]) as own:
+        inputs = tf.convert_to_tensor(inputs)
+        outputs = tf.reshape(inputs, [tf.shape(inputs)[0], -1])
+        sides = inputs.shape[1:]
+        if sides.is_fully_defined():
+            outputs.set_shape([inputs.shape[0], math.prod(sides.as_list())])
+        return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+
+
+@add_arg_scope
+def one_hot_encoding(
+    labels,
+    num_classes: int,
+    on_value=1.0,
+    off_value=0.0,
+    outputs_collections=None,
+    scope=None,
+):
+    """Labels [B] as [B, num_classes], `on_value` at the label, `off_value` elsewhere."""
+    with tf.name_scope(scope, "OneHotEncoding", [labels, num_classes]) as own:
+        labels = tf.convert_to_tensor(labels)
+        outputs = tf.one_hot(labels, num_classes, on_value, off_value)
+        return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+
+
+@add_arg_scope
+def softmax(logits, scope=None):
+    """Probabilities over the last axis of logits of rank >= 2."""
+    with tf.variable_scope(scope, "softmax", [logits]):
+        return tf.nn.softmax(logits)
+
+
+def embed_sequence(
+    ids,
+    vocab_size: int | None = None,
+    embed_dim: int | None = None,
+    unique: bool = False,
+    initializer=None,
+    regularizer=None,
+    trainable: bool = True,
+    scope=None,
+    reuse=None,
+):
+    """Embeddings [..., embed_dim] of ids.
+
+    Args:
+        ids: Tensor of integers in [0, vocab_size).
+        vocab_size: Number of embeddings; None where they are reused.
+        embed_dim: Size of each; None where they are reused.
+        unique: Whether an id that occurs several times is looked up once.
+        initializer: Initializer of the embeddings, or None for the scope's.
+        regularizer: Function from a variable to a scalar Tensor, or None.
+        trainable: Whether the embeddings are trained.
+        scope: Name or variable scope; by default `EmbedSequence`, made unique.
+        reuse: As in `tf.variable_scope`.
+
+    Creates:
+        `<scope>/embeddings`, [vocab_size, embed_dim].
+
+    Raises:
+        ValueError: If a size is missing for new embeddings.
+    """
+    if not reuse and not (vocab_size and embed_dim):
+        raise ValueError(
+            "`vocab_size` and `embed_dim` must be given for new embeddings. Received: "
+            f"{vocab_size} and {embed_dim}. Pass them, or reuse=True."
+        )
+    with tf.variable_scope(scope, "EmbedSequence", [ids], reuse=reuse):
+        is_known = vocab_size is not None and embed_dim is not None
+        embeddings = model_variable(
+            "embeddings",
+            [vocab_size, embed_dim] if is_known else None,
+            initializer=initializer,
+            regularizer=regularizer,
+            trainable=trainable,
+        )
+        if not unique:
+            return tf.nn.embedding_lookup(embeddings, ids)
+        with tf.name_scope("EmbeddingLookupUnique"):
+            ids = tf.convert_to_tensor(ids)
+            different, where = tf.unique(tf.reshape(ids, [-1]))
+            found = tf.gather(tf.nn.embedding_lookup(embeddings, different), where)
+            shape = tf.concat([tf.shape(ids), tf.shape(found)[1:]], axis=0)
+            outputs = tf.reshape(found, shape)
+            outputs.set_shape(ids.shape.concatenate(found.shape[1:]))
+            return outputs
+
+
+def repeat(inputs, repetitions: int, layer, *args, **kwargs):
+    """A layer applied again and again, in the scopes `<scope>/<scope>_1`, ...
+
+    Args:
+        inputs: Tensor.
+        repetitions: Number of applications.
+        layer: Function `layer(inputs, *args, **kwargs, scope=scope)`.
+        *args: Further arguments of the layer.
+        **kwargs: The same; `scope` is by default the layer's name.
+    """
+    return _applied("Repeat", "repeat", inputs, layer, [args] * repetitions, kwargs)
+
+
+def stack(inputs, layer, stack_args, **kwargs):
+    """Like `repeat`, with other arguments at each application.
+
+    Args:
+        inputs: Tensor.
+        layer: Function `layer(inputs, *arguments, **kwargs, scope=scope)`.
+        stack_args: List with the arguments of each application, or its only argument.
+        **kwargs: Further arguments of all.
+
+    Raises:
+        TypeError: If `stack_args` is neither a list nor a tuple.
+    """
+    if not isinstance(stack_args, (list, tuple)):
+        raise TypeError(
+            f"`stack_args` must be a list. Received: {stack_args!r}. Write [32, 64]."
+        )
+    each = [a if isinstance(a, (list, tuple)) else [a] for a in stack_args]
+    return _applied("Stack", "stack", inputs, layer, each, kwargs)
+
+
+def _applied(scope_name, nameless, inputs, layer, arguments, others):
+    scope = others.pop("scope", None)
+    with tf.variable_scope(scope, scope_name, [inputs]):
+        function = getattr(layer, "func", layer)  # of a functools.partial
+        prefix = scope or getattr(layer, "__name__", None)
+        prefix = prefix or getattr(function, "__name__", nameless)
+        outputs = tf.convert_to_tensor(inputs)
+        for i, own in enumerate(arguments, 1):
+            outputs = layer(outputs, *own, scope=f"{prefix}_{i}", **others)
         return outputs
 
 
-def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype=tf.float32):
-    """Initializer of Glorot and Bengio (2010), uniform or truncated normal."""
-    return variance_scaling_initializer(1.0, "FAN_AVG", uniform, seed, dtype)
+def _pair(value) -> list[int]:
+    if isinstance(value, numbers.Integral):
+        return [int(value)] * 2
+    return [int(number) for number in value]
 
 
-def variance_scaling_initializer(
-    factor: float = 2.0,
-    mode: str = "FAN_IN",
-    uniform: bool = False,
-    seed: int | None = None,
-    dtype=tf.float32,
-):
-    """Initializer with variance `factor / n`, or 1.3 times that before it is truncated.
-
-    Args:
-        factor: Number > 0.
-        mode: "FAN_IN", "FAN_OUT" or "FAN_AVG", which `n` is.
-        uniform: Uniform distribution, or a normal one that is truncated at two
-            standard deviations.
-        seed: Seed of the values.
-        dtype: Type of the values, floating point.
-    """
-    # TensorFlow 2's class divides by the true deviation of a truncated normal.
-    scale = factor if uniform else factor * 1.3 * _TRUNCATED_STDDEV**2
-    distribution = "uniform" if uniform else "truncated_normal"
-    return tf.initializers.variance_scaling(
-        scale, mode.lower(), distribution, seed=seed, dtype=dtype
-    )
-
-
-def l1_regularizer(scale: float, scope=None):
-    """Returns a function that returns `scale * sum(abs(weights))`."""
-    _check_scale(scale)
-
-    def l1(weights, name=None):
-        with tf.name_scope(scope or name or "l1_regularizer"):
-            return tf.cast(scale, weights.dtype) * tf.reduce_sum(tf.abs(weights))
-
-    return l1 if scale else _no_loss
-
-
-def l2_regularizer(scale: float, scope=None):
-    """Returns a function that returns `scale * sum(weights**2) / 2`."""
-    _check_scale(scale)
-
-    def l2(weights, name=None):
-        with tf.name_scope(scope or name or "l2_regularizer"):
-            return tf.cast(scale, weights.dtype) * tf.nn.l2_loss(weights)
-
-    return l2 if scale else _no_loss
-
-
-def apply_regularization(regularizer, weights_list=None):
-    """Returns the sum of the weights' penalties, and collects it as a loss.
-
-    Args:
-        regularizer: Function from a variable to a scalar Tensor or None.
-        weights_list: Variables; by default the collection WEIGHTS.
-
-    Raises:
-        ValueError: If there are no weights.
-    """
-    weights = weights_list or tf.get_collection(tf.GraphKeys.WEIGHTS)
-    if not weights:
-        raise ValueError(
-            "`weights_list`, or the collection WEIGHTS, must have a variable. "
-            "Received: none. Pass the variables."
-        )
-    with tf.name_scope("get_regularization_penalty"):
-        penalties = [regularizer(variable) for variable in weights]
-        penalties = [penalty for penalty in penalties if penalty is not None]
-        penalty = tf.add_n(penalties) if penalties else tf.constant(0.0)
-        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, penalty)
-        return penalty
-
-
-def _no_loss(weights, name=None):
-    del weights, name
-
-
-def _check_scale(scale) -> None:
-    is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-    if not is_number or isinstance(scale, numbers.Integral) or scale < 0:
-        raise ValueError(
-            f"`scale` must be a float >= 0. Received: {scale!r}. Use e.g. 1e-4."
-        )
-
-
-def _refuse_shape(shape):
-    raise ValueError(
-        "The inputs of layer_norm must have a known rank and known last axes. "
-        f"Received: shape {shape}. Call `set_shape` first."
-    )
-
-
-def _as_list(value) -> list:
-    return [value] if isinstance(value, str) else list(value or [])
+conv2d = convolution2d
+linear = functools.partial(fully_connected, activation_fn=None)
+relu = functools.partial(fully_connected, activation_fn=tf.nn.relu)
+relu6 = functools.partial(fully_connected, activation_fn=tf.nn.relu6)
+elu = functools.partial(fully_connected, activation_fn=tf.nn.elu)

@@ -1,12 +1,17 @@
 """tf.contrib: what its stand-ins compute, and names without one."""
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.compat.v1 import _contrib, _framework, _layers
+from estimator_accum.compat.v1 import (
+    _arg_scope,
+    _contrib,
+    _framework,
+    _normalization,
+    _optimize_loss,
+    _weights,
+)
 from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
@@ -22,8 +27,8 @@ def _run(*fetches, feeds=None):
 def test_layer_norm_normalizes_the_axes_that_are_named():
     values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     inputs = v1.placeholder_with_default(values, [None, 3, 4])
-    last = _layers.layer_norm(inputs, begin_norm_axis=-1)
-    all_but_first = _layers.layer_norm(inputs, scope="own")
+    last = _normalization.layer_norm(inputs, begin_norm_axis=-1)
+    all_but_first = _normalization.layer_norm(inputs, scope="own")
     for found, axes in zip(_run(last, all_but_first), ((2,), (1, 2)), strict=True):
         mean = values.mean(axes, keepdims=True)
         deviation = np.sqrt(values.var(axes, keepdims=True) + 1e-12)
@@ -34,11 +39,11 @@ def test_layer_norm_normalizes_the_axes_that_are_named():
 def test_variables_of_layer_norm_have_the_names_of_tensorflow_1():
     inputs = tf.ones([2, 3])
     with v1.variable_scope("layer"):
-        _layers.layer_norm(inputs)
-        _layers.layer_norm(inputs, variables_collections={"beta": ["betas"]})
-        _layers.layer_norm(inputs, center=False, trainable=False, scope="own")
+        _normalization.layer_norm(inputs)
+        _normalization.layer_norm(inputs, variables_collections={"beta": ["betas"]})
+        _normalization.layer_norm(inputs, center=False, trainable=False, scope="own")
     with v1.variable_scope("layer"):
-        _layers.layer_norm(inputs, reuse=True, scope="LayerNorm")
+        _normalization.layer_norm(inputs, reuse=True, scope="LayerNorm")
     shapes = {v.op.name: v.shape.as_list() for v in v1.global_variables()}
     assert shapes == {
         "layer/LayerNorm/beta": [3],
@@ -54,9 +59,9 @@ def test_variables_of_layer_norm_have_the_names_of_tensorflow_1():
 
 def test_layer_norm_activates_collects_and_widens_epsilon_in_float16():
     inputs = tf.constant([[-1e-3, 1e-3]], tf.float16)
-    half = _layers.layer_norm(inputs)
-    single = _layers.layer_norm(tf.cast(inputs, tf.float32), scope="single")
-    relu = _layers.layer_norm(
+    half = _normalization.layer_norm(inputs)
+    single = _normalization.layer_norm(tf.cast(inputs, tf.float32), scope="single")
+    relu = _normalization.layer_norm(
         tf.constant([[-1.0, 1.0]]), activation_fn=tf.nn.relu, outputs_collections="out"
     )
     found = _run(half, single, relu)
@@ -79,39 +84,26 @@ def test_layer_norm_activates_collects_and_widens_epsilon_in_float16():
 def test_layer_norm_refuses_shapes_and_axes(shape, arguments, sentence):
     inputs = v1.placeholder(tf.float32, shape)
     with pytest.raises(ValueError, match=sentence):
-        _layers.layer_norm(inputs, **arguments)
-
-
-def test_initializers_have_the_spread_of_tensorflow_1():
-    size = [200, 300]
-    uniform = _layers.xavier_initializer(seed=1)(size)
-    normal = _layers.xavier_initializer(uniform=False, seed=1)(size)
-    fan_in = _layers.variance_scaling_initializer(seed=1)(size)
-    uniform, normal, fan_in = _run(uniform, normal, fan_in)
-    limit = math.sqrt(3 / 250)
-    assert 0.99 * limit < np.abs(uniform).max() <= limit
-    # truncated at two standard deviations, which are those before the truncation
-    assert np.abs(normal).max() == pytest.approx(2 * math.sqrt(1.3 / 250), rel=1e-3)
-    assert np.abs(fan_in).max() == pytest.approx(2 * math.sqrt(2.6 / 200), rel=1e-3)
+        _normalization.layer_norm(inputs, **arguments)
 
 
 def test_regularizers_penalize_and_are_collected():
     weights = v1.get_variable("w", initializer=[3.0, -4.0])
     penalties = [
-        _layers.l1_regularizer(0.5)(weights),
-        _layers.l2_regularizer(0.5)(weights),
+        _weights.l1_regularizer(0.5)(weights),
+        _weights.l2_regularizer(0.5)(weights),
     ]
-    total = _layers.apply_regularization(_layers.l2_regularizer(2.0), [weights])
+    total = _weights.apply_regularization(_weights.l2_regularizer(2.0), [weights])
     assert v1.losses.get_regularization_losses() == [total]
     assert _run(*penalties, total) == (3.5, 6.25, 25.0)
-    assert _layers.l2_regularizer(0.0)(weights) is None
-    nothing = _layers.apply_regularization(_layers.l1_regularizer(0.0), [weights])
+    assert _weights.l2_regularizer(0.0)(weights) is None
+    nothing = _weights.apply_regularization(_weights.l1_regularizer(0.0), [weights])
     assert _run(nothing) == (0.0,)
     for scale in (1, -0.5, True):
         with pytest.raises(ValueError, match=f"a float >= 0. Received: {scale}"):
-            _layers.l2_regularizer(scale)
+            _weights.l2_regularizer(scale)
     with pytest.raises(ValueError, match="WEIGHTS, must have a variable"):
-        _layers.apply_regularization(_layers.l1_regularizer(0.1))
+        _weights.apply_regularization(_weights.l1_regularizer(0.1))
 
 
 @pytest.fixture
@@ -178,7 +170,7 @@ def test_variables_are_selected_by_scope_and_suffix():
         v1.get_variable("x", [])
         v1.get_variable("y", [], trainable=False)
     v1.get_variable("b", [])
-    _layers.layer_norm(tf.ones([1, 2]), scope="n", center=False)
+    _normalization.layer_norm(tf.ones([1, 2]), scope="n", center=False)
 
     def names(variables):
         return [variable.op.name for variable in variables]
@@ -214,6 +206,69 @@ def test_batches_of_contrib_data_are_whole():
     assert v1.data.get_output_shapes(batches).as_list() == [3]
     for name in ("map_and_batch", "parallel_interleave", "shuffle_and_repeat"):
         assert names[name] is getattr(v1.data.experimental, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("fully_connected", {"num_outputs": 2.0}, "an integer. Received: 2.0"),
+        ("conv2d", {"num_outputs": 2, "kernel_size": 3}, "number of channels. Rec"),
+        ("max_pool2d", {"kernel_size": 2, "data_format": "CHWN"}, "Received: 'CHWN'"),
+        ("batch_norm", {}, r"number of channels. Received: shape \(4, None\)"),
+        ("batch_norm", {"renorm": True}, "no stand-in. Received: renorm=True"),
+        ("batch_norm", {"data_format": "NDHWC"}, "Received: 'NDHWC'"),
+        ("stack", {"layer": tf.identity, "stack_args": 3}, "a list. Received: 3"),
+        ("embed_sequence", {"vocab_size": 3}, "Received: 3 and None"),
+    ],
+)
+def test_layer_refuses_arguments(name, arguments, sentence):
+    inputs = v1.placeholder(tf.float32, [4, None])
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        _contrib._stand_ins()["layers"][name](inputs, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"learning_rate": 1}, "a float >= 0, a scalar Tensor or None. Received: 1"),
+        ({"optimizer": "Adamax"}, "`optimizer` must be one of Adagrad, .* 'Adamax'"),
+        ({"learning_rate": None}, "a name or a class. Received: None, for SGD"),
+        ({"clip_gradients": 1}, "a float, a function or None. Received: 1"),
+        ({"summaries": ["accuracy"]}, "of learning_rate, .* Received: accuracy"),
+        ({"learning_rate_decay_fn": max}, "a global step. Received: none"),
+    ],
+)
+def test_optimize_loss_refuses_arguments(arguments, sentence):
+    loss = v1.get_variable("w", []) ** 2
+    usual = {"global_step": None, "learning_rate": 0.1, "optimizer": "SGD"}
+    with pytest.raises(ValueError, match=sentence):
+        _optimize_loss.optimize_loss(loss, **usual | arguments)
+
+
+def test_inner_arg_scope_adds_to_the_outer_one_and_arguments_come_first():
+    @_arg_scope.add_arg_scope
+    def layer(inputs, first=1, second=2):
+        return inputs, first, second
+
+    assert _arg_scope.arg_scoped_arguments(layer) == ("first", "second")
+    with _arg_scope.arg_scope([layer], first=3) as outer:
+        with _arg_scope.arg_scope([layer], second=4):
+            assert layer(0) == (0, 3, 4)
+            assert layer(0, second=5) == (0, 3, 5)
+        assert layer(0) == (0, 3, 2)
+    assert layer(0) == (0, 1, 2)
+    with _arg_scope.arg_scope(outer):
+        assert layer(0) == (0, 3, 2)
+    for functions, more, sentence in (
+        (layer, {}, "in a list. Received: <function"),
+        ([max], {}, "decorated by add_arg_scope. Received: <built-in"),
+        (outer, {"first": 1}, "must have no arguments. Received: first"),
+    ):
+        with (
+            pytest.raises((TypeError, ValueError), match=sentence),
+            _arg_scope.arg_scope(functions, **more),
+        ):
+            pass
 
 
 _LOGITS = np.array([[0.5], [-1.0], [2.0], [0.0]], np.float32)
@@ -281,7 +336,12 @@ tf = enable_v1()
 from tensorflow.contrib.tpu.python.tpu import tpu_config
 assert tpu_config.TPUConfig is tf.contrib.tpu.TPUConfig is tf.estimator.tpu.TPUConfig
 assert tf.contrib.tpu.TPUEstimator is tf.estimator.tpu.TPUEstimator
-assert hasattr(tf.contrib, "layers") and not hasattr(tf.contrib, "slim")
+from tensorflow.contrib import slim
+from tensorflow.contrib.layers.python.layers import initializers, utils
+from tensorflow.contrib.framework.python.ops import arg_scope
+assert slim.conv2d is tf.contrib.layers.conv2d and slim.arg_scope is arg_scope
+assert initializers.xavier_initializer is tf.contrib.layers.xavier_initializer
+assert utils is slim.utils
 print(dir(tf.contrib))
 for text in STATEMENTS:
     try:
@@ -290,12 +350,12 @@ for text in STATEMENTS:
         print(type(error).__name__, error)
 """
 _STATEMENTS = [
-    "tf.contrib.slim.conv2d",
+    "tf.contrib.signal.stft",
     "tf.contrib.data.no_such",
-    "import tensorflow.contrib.slim as slim",
+    "import tensorflow.contrib.signal as signal",
     "from tensorflow.contrib import crf",
     "from tensorflow.contrib.training import no_such",
-    "from tensorflow.contrib.layers.python.layers import utils",
+    "from tensorflow.contrib.layers.python.ops import sparse_ops",
     "from tensorflow.contrib.lookup import index_table_from_file",
 ]
 
@@ -308,12 +368,14 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
     all_modules = ", ".join(sorted(_contrib._stand_ins()))
     end = "Replace it in the script, or run that on TensorFlow 1.15."
     top = f"A name of `tf.contrib` must be one that has a stand-in: {all_modules}."
-    assert refusals[0] == f"AttributeError {top} Received: tf.contrib.slim. {end}"
+    assert refusals[0] == f"AttributeError {top} Received: tf.contrib.signal. {end}"
     assert refusals[1].startswith("AttributeError A name of `tf.contrib.data` must be")
-    assert refusals[2] == f"ModuleNotFoundError {top} Received: tf.contrib.slim. {end}"
+    assert (
+        refusals[2] == f"ModuleNotFoundError {top} Received: tf.contrib.signal. {end}"
+    )
     assert refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.crf. {end}"
     assert "of `tf.contrib.training` must" in refusals[4]
-    assert "Received: tf.contrib.layers.python. " in refusals[5]
+    assert "Received: tf.contrib.layers.python.ops. " in refusals[5]
     assert len(refusals) == 6
 
 
@@ -323,7 +385,6 @@ def test_names_of_the_page_have_stand_ins_of_tensorflow():
     assert found["estimator"]["stop_if_no_increase_hook"] is hook
     assert found["rnn"]["LSTMCell"] is v1.nn.rnn_cell.LSTMCell
     assert found["training"]["checkpoints_iterator"] is v1.train.checkpoints_iterator
-    assert found["layers"]["flatten"] is v1.layers.flatten
     assert found["cluster_resolver"].keys() >= {"TPUClusterResolver"}
     framework = "list_variables load_variable load_checkpoint init_from_checkpoint "
     framework += "get_global_step get_or_create_global_step"

@@ -1,0 +1,245 @@
+"""Stand-ins of tf.contrib.layers against what TensorFlow 1.15.5 computed.
+
+The table was printed by `python tests/helpers/models/contrib_layers.py` on Python 3.7.16
+with tensorflow 1.15.5 on 25 November 2026, on a CPU.
+"""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.compat.v1 import _contrib
+from tests.helpers.models import contrib_layers
+
+RECORDED = {
+    "apply_regularization": (
+        ("w* x* get_regularization_penalty:0 regularization_losses 1"),
+        "0.0213837 0.00855349 0.180119 -0.0285658",
+    ),
+    "avg_pool2d": (("AvgPool2D/AvgPool:0"), "-0.0108274 0"),
+    "avg_pool2d, same": (("AvgPool2D/AvgPool:0"), "-0.341377 0"),
+    "conv": (("Conv/weights Conv/biases Conv/Relu:0"), "12.608 0 -5.60345 -1.11786"),
+    "conv with norm": (
+        (
+            "first/weights first/BatchNorm/gamma first/BatchNorm/beta "
+            "first/BatchNorm/moving_mean- first/BatchNorm/moving_variance- "
+            "Conv/weights Conv/BatchNorm/gamma Conv/BatchNorm/beta "
+            "Conv/BatchNorm/moving_mean- Conv/BatchNorm/moving_variance- "
+            "fully_connected/weights fully_connected/BatchNorm/beta "
+            "fully_connected/BatchNorm/gamma "
+            "fully_connected/BatchNorm/moving_mean- "
+            "fully_connected/BatchNorm/moving_variance- fully_connected/Relu:0 "
+            "ends 3 ours 3 regularization_losses 3 update_ops 6"
+        ),
+        "3.09652 0.251121 4.15405 -0.262178 0.107161 -7.73851 0.206344 -0.021382 -1.22455 3.15134 3.04532 -0.60432 5.09745 -0.315368 2.88945 0.276281 4.2121",
+    ),
+    "conv, rate": (
+        ("Conv/weights Conv/biases Conv/BiasAdd:0"),
+        "3.84762 0 -24.3862 3.65267",
+    ),
+    "conv, strides": (("s/weights s/biases s/Relu:0"), "3.32983 0 0.278702 4.432"),
+    "dense": (
+        ("fully_connected/weights fully_connected/biases fully_connected/Relu:0"),
+        "1.39721 0 -4.1346 9.70476",
+    ),
+    "dense of images": (
+        ("s/weights s/biases s/Tanh:0 regularization_losses 1"),
+        "1.60835 0.00145345 0.445287 3.19666",
+    ),
+    "dense without biases": (
+        ("fully_connected/weights- fully_connected/Relu:0"),
+        "1.07265 0",
+    ),
+    "dropout": (("outputs:0"), "4.90826 0"),
+    "dropout, no training": (("Dropout/Identity:0"), "3.39994 0"),
+    "embeddings": (
+        (
+            "EmbedSequence/embeddings EmbedSequence/embedding_lookup/Identity:0 "
+            "regularization_losses 1"
+        ),
+        "2.36003 0.013885 3.18175",
+    ),
+    "l1": (("w* l1_regularizer:0"), "0.728203 0 1.16512"),
+    "l1 and l2": (("w* l1_l2_regularizer:0"), "0.84355 0 1.49002"),
+    "layer_norm": (
+        ("LayerNorm/beta LayerNorm/gamma LayerNorm/batchnorm/add_1:0"),
+        "24.0863 0 6.90158 111.925",
+    ),
+    "max_pool2d": (("MaxPool2D/MaxPool:0"), "43.3284 0"),
+    "max_pool2d, same": (("MaxPool2D/MaxPool:0"), "229.571 0"),
+    "norm": (
+        (
+            "BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- "
+            "outputs:0 update_ops 2"
+        ),
+        "25.5214 0 6.90158 -0.142426 4.67829",
+    ),
+    "norm of rows": (
+        (
+            "BatchNorm/beta BatchNorm/gamma BatchNorm/moving_mean- "
+            "BatchNorm/moving_variance- outputs:0 update_ops 2"
+        ),
+        "7.58486 0 12.6054 3.35226e-07 -0.939977 4.74654",
+    ),
+    "norm of rows, no training": (
+        ("BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- outputs:0"),
+        "6.90471 0 12.6054",
+    ),
+    "norm of rows, training is fed": (
+        ("BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- outputs:0"),
+        "7.20652 0 12.6054 0.139141 3.65447",
+    ),
+    "norm of rows, updates at once": (
+        ("BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- outputs:0"),
+        "7.20652 0 12.6054 0.139141 2.81401",
+    ),
+    "norm without a bias to 0": (
+        (
+            "BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- "
+            "BatchNorm/BatchNorm/moving_mean/biased-* "
+            "BatchNorm/BatchNorm/moving_mean/local_step-* outputs:0 update_ops 2"
+        ),
+        "25.5214 0 6.90158 0.0587339 3.29831 0.0440504 5",
+    ),
+    "norm, no training": (
+        ("BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- outputs:0"),
+        "121.298 0 52.0799",
+    ),
+    "norm, not fused": (
+        (
+            "BatchNorm/gamma BatchNorm/beta BatchNorm/moving_mean- "
+            "BatchNorm/moving_variance- outputs:0 update_ops 2"
+        ),
+        "-20.5323 0 112.629 6.90158 -0.191494 3.27957",
+    ),
+    "norm, parameters": (
+        (
+            "BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- "
+            "outputs:0 ours 2 regularization_losses 1 update_ops 2"
+        ),
+        "295.587 0.182682 7.54278 -0.142426 4.67829",
+    ),
+    "norm, training is fed": (
+        (
+            "BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- "
+            "outputs:0 update_ops 2"
+        ),
+        "25.5214 0 6.90158 0.00834316 3.29831",
+    ),
+    "norm, updates at once": (
+        ("BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- outputs:0"),
+        "25.5214 0 6.90158 0.0461362 2.9524",
+    ),
+    "norm, weights": (
+        (
+            "BatchNorm/beta BatchNorm/moving_mean- BatchNorm/moving_variance- "
+            "outputs:0 update_ops 2"
+        ),
+        "25.8771 0 6.90158 0.0228415 3.31843",
+    ),
+    "one_hot": (("OneHotEncoding/one_hot:0"), "6.77288 0"),
+    "optimize_loss, Adam": (
+        (
+            "w/fully_connected/weights w/BatchNorm/beta w/BatchNorm/gamma "
+            "w/BatchNorm/moving_mean- w/BatchNorm/moving_variance- global_step-* "
+            "opt/beta1_power-* opt/beta2_power-* "
+            "opt/w/fully_connected/weights/Adam-* "
+            "opt/w/fully_connected/weights/Adam_1-* opt/w/BatchNorm/beta/Adam-* "
+            "opt/w/BatchNorm/beta/Adam_1-* opt/w/BatchNorm/gamma/Adam-* "
+            "opt/w/BatchNorm/gamma/Adam_1-* opt/control_dependency:0 "
+            "regularization_losses 1 summaries 3 update_ops 2"
+        ),
+        "3.56701 0.00888883 -0.539216 -0.0281806 -4.80332 1.50542 -0.0729269 2.98884 -0.617379 2.08826 1.64025 2.49002 -1.96795 0.159988 0.00327867 0.000542146 -2.51824 0.104397",
+    ),
+    "optimize_loss, Momentum": (
+        (
+            "w/fully_connected/weights w/BatchNorm/beta w/BatchNorm/gamma "
+            "w/BatchNorm/moving_mean- w/BatchNorm/moving_variance- global_step-* "
+            "OptimizeLoss/learning_rate-* "
+            "OptimizeLoss/w/fully_connected/weights/Momentum-* "
+            "OptimizeLoss/w/BatchNorm/beta/Momentum-* "
+            "OptimizeLoss/w/BatchNorm/gamma/Momentum-* "
+            "OptimizeLoss/control_dependency_1:0 regularization_losses 1 "
+            "summaries 10 update_ops 2"
+        ),
+        "3.56701 0.00465604 -5.69767 0.470286 -5.01828 0.974444 0.333458 2.28469 -0.616714 2.08547 7.5 -2.62591 0.0841059 -0.90682",
+    ),
+    "optimize_loss, SGD": (
+        (
+            "w/fully_connected/weights w/BatchNorm/beta w/BatchNorm/gamma "
+            "w/BatchNorm/moving_mean- w/BatchNorm/moving_variance- global_step-* "
+            "OptimizeLoss/learning_rate-* OptimizeLoss/control_dependency_1:0 "
+            "regularization_losses 1 summaries 2 update_ops 2"
+        ),
+        "3.56701 0.0184972 0.17189 0.377455 -4.43243 1.91667 0.222565 3.51871 -0.616759 2.08881 7.5",
+    ),
+    "own normalizer": (
+        ("fully_connected/weights fully_connected/biases fully_connected/Relu:0"),
+        "0.0236494 0 -0.364745 0.250843",
+    ),
+    "repeat": (
+        (
+            "Repeat/convolution2d_1/weights Repeat/convolution2d_1/biases "
+            "Repeat/convolution2d_2/weights Repeat/convolution2d_2/biases "
+            "Repeat/convolution2d_2/Relu:0"
+        ),
+        "5.57906 0 -1.88743 0.172324 0.129328 0.0981311",
+    ),
+    "scaling": (("truncated_normal:0"), "7.94138 0"),
+    "scaling, vector": (("random_uniform:0"), "1.37932 0"),
+    "scope's regularizer": (
+        (
+            "outer/fully_connected/weights outer/fully_connected/biases "
+            "outer/fully_connected/BiasAdd:0 regularization_losses 2"
+        ),
+        "0.419945 0.0106813 0.805905 14.4221",
+    ),
+    "shared dense": (
+        ("both/weights both/biases add:0 regularization_losses 1"),
+        "1.75685 0.0139512 0.678973 20",
+    ),
+    "softmax": (("outputs:0"), "90.1046 0"),
+    "stack": (
+        (
+            "fc/fc_1/weights fc/fc_1/biases fc/fc_2/weights fc/fc_2/biases "
+            "fc/fc_2/Tanh:0"
+        ),
+        "-2.69731 0 -0.15392 -0.610147 1.70781 11.6922",
+    ),
+    "sum": (("w* sum_regularizer:0"), "0.0461391 0 0.129959"),
+    "unique embeddings": (
+        (
+            "EmbedSequence/embeddings "
+            "EmbedSequence/EmbeddingLookupUnique/Reshape_1:0 "
+            "regularization_losses 1"
+        ),
+        "2.36003 0.013885 3.18175",
+    ),
+    "xavier": (("random_uniform:0"), "5.46275 0"),
+    "xavier, normal": (("truncated_normal:0"), "6.05303 0"),
+}
+
+
+@pytest.fixture(scope="module")
+def stand_ins():
+    names = _contrib._stand_ins()
+    return {
+        "tf": tf.compat.v1,
+        "layers": types.SimpleNamespace(**names["layers"]),
+        "framework": types.SimpleNamespace(**names["framework"]),
+    }
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_layer_is_that_of_tensorflow_1(name, stand_ins):
+    names, numbers = RECORDED[name]
+    numbers = [float(number) for number in numbers.split()]
+    found_names, found = contrib_layers.record(name, **stand_ins)
+    assert found_names == names
+    np.testing.assert_allclose(found, numbers, rtol=2e-5, atol=2e-6)
+
+
+def test_every_graph_was_recorded(stand_ins):
+    assert contrib_layers.names(**stand_ins) == sorted(RECORDED)
