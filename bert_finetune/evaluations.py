@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from bert_finetune.results import BEST, EVALUATIONS
 from estimator_accum.programs.folder import SETTINGS_FILE, whole_file, write_text
 from estimator_accum.programs.progress import Progress, latest_checkpoint
 
-EVALUATIONS, BEST = "evaluations.csv", "best"
 _STEPS = ("update_step", "global_step")
 _STATE = "checkpoint"
 

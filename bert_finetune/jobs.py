@@ -1,4 +1,4 @@
-"""Job of a run: check all inputs, then train, evaluate, predict and export."""
+"""Job of a run: check checkpoints and folder, then train, evaluate, predict and export."""
 
 import dataclasses
 import functools
@@ -11,32 +11,23 @@ from bert_finetune import hf_export, input_pipeline, report, results, training
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from bert_finetune.evaluations import (
-    BEST,
-    EVALUATIONS,
     Evaluations,
     best_checkpoint,
     check_evaluations,
 )
+from bert_finetune.inputs import Inputs
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.output_dir import (
-    check_output_dir,
     check_same_cut,
     check_same_model,
     check_same_run,
     describe_run,
     describe_training,
 )
-from bert_finetune.own_task import find_task
 from bert_finetune.recomputing import choose
+from bert_finetune.results import BEST, EXPORT
 from bert_finetune.settings import HUGGING_FACE, Settings
-from bert_finetune.tasks import Task, read_examples
-from bert_finetune.token_cache import cached_examples
-from bert_finetune.tokenization import (
-    WordPieceTokenizer,
-    check_case_matches_checkpoint,
-    check_max_seq_length,
-    check_vocabulary,
-)
+from bert_finetune.tasks import Task
 from bert_finetune.training import Run
 from bert_finetune.windows import make_windows
 from estimator_accum.programs.bars import BatchBar
@@ -44,7 +35,6 @@ from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import (
     EVAL_RESULTS,
-    SETTINGS_FILE,
     write_results,
 )
 from estimator_accum.programs.progress import latest_checkpoint
@@ -53,73 +43,39 @@ from estimator_accum.reports import CsvReport
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
-_EXPORT = "export"
-_ALONE = Cluster()
 
+def prepare(inputs: Inputs) -> Run:
+    """Checks the inputs against devices, checkpoints and the run in the output folder.
 
-def prepare(settings: Settings, cluster: Cluster = _ALONE) -> Run:
-    """Reads and checks everything that the run needs; writes only the token cache.
-
-    Args:
-        settings: The user's settings, which `check` has accepted.
-        cluster: Cluster of which this process is a task.
+    Writes nothing.
 
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    task = find_task(settings.task_name)
-    _check_files(settings, task)
-    _check_output(settings, task)
-    config = BertConfig.from_json_file(settings.bert_config_file)
-    if settings.hidden_act is not None:
-        config = dataclasses.replace(config, hidden_act=settings.hidden_act)
-    tokenizer = WordPieceTokenizer(settings.vocab_file, settings.do_lower_case)
-    check_vocabulary(tokenizer, config.vocab_size)
-    check_max_seq_length(
-        settings.max_seq_length,
-        is_pair=task.text_b is not None,
-        max_position_embeddings=config.max_position_embeddings,
-    )
-    check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)
-    description = describe_run(settings, task, config, tokenizer)
-
-    def read(file: str, labelled: bool):
-        rows = read_examples(task, settings.data_dir, file, labelled=labelled)
-        path = pathlib.Path(settings.data_dir) / file
-        length = settings.max_seq_length
-        return rows, cached_examples(path, rows, tokenizer, length)
-
-    train = windows = None
+    settings, train = inputs.settings, inputs.train
     if settings.do_train:
-        _, train = read(task.train_file, labelled=True)
+        CsvReport(settings.output_dir, WEIGHT_UNIT).check()
+    if settings.evaluates_in_training:
+        check_evaluations(settings.output_dir, inputs.task.main_metric)
+    description = describe_run(settings, inputs.task, inputs.config, inputs.tokenizer)
+    windows = None
+    if settings.do_train:
         windows = make_windows(
             len(train),
             settings.num_train_epochs,
-            settings.batches(count_replicas(settings.strategy, cluster)),
+            settings.batches(count_replicas(settings.strategy, inputs.cluster)),
             settings.seed,
             None if settings.pad_to_max_length else train.lengths,
             settings.tokens_per_micro_batch,
         )
-        settings = _with_recompute(settings, config, windows)
+        settings = _with_recompute(settings, inputs.config, windows)
         description |= describe_training(settings, train.checksum, windows.batches)
         check_same_run(settings.output_dir, description)
-    _check_checkpoints(settings, task, config, description)
+    _check_checkpoints(settings, inputs.task, inputs.config, description)
     if settings.do_train:
         check_same_cut(settings.output_dir, description)
-    has_dev = settings.do_eval or settings.evaluates_in_training
-    dev_files = task.dev_files if has_dev else {}
-    test_files = task.test_files if settings.do_predict else {}
-    return Run(
-        settings,
-        cluster,
-        task,
-        config,
-        description,
-        train,
-        windows,
-        {suffix: read(file, labelled=True)[1] for suffix, file in dev_files.items()},
-        {name: read(file, labelled=False) for name, file in test_files.items()},
-    )
+    parts = vars(inputs) | {"settings": settings}
+    return Run(**parts, description=description, windows=windows)
 
 
 def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings:
@@ -134,48 +90,6 @@ def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings
     way, reason = choose(config, examples, length, is_accumulating=is_accumulating)
     _logger.info("recompute %s: %s", way, reason)
     return dataclasses.replace(settings, recompute=way)
-
-
-def _check_files(settings: Settings, task: Task) -> None:
-    """Raises ValueError if a task of one's own lacks a file that the run needs."""
-    needed = {
-        "train_file": (settings.do_train, task.train_file),
-        "dev_file": (
-            settings.do_eval or settings.evaluates_in_training,
-            task.dev_files,
-        ),
-        "test_file": (settings.do_predict, task.test_files),
-    }
-    for key, (is_needed, file) in needed.items():
-        if is_needed and not file:
-            raise ValueError(
-                f"`--task_name` {task.source} must name the {key} that this run needs. "
-                "Received: none. Add it, or leave out what needs it."
-            )
-
-
-def _check_output(settings: Settings, task: Task) -> None:
-    """Raises ValueError if the run could not write its results, maybe hours later."""
-    files, folders = [], []
-    if settings.do_train:
-        files += ["checkpoint", SETTINGS_FILE]
-    if settings.do_eval:
-        files += [EVAL_RESULTS]
-    if settings.evaluates_in_training:
-        files += [EVALUATIONS, f"{BEST}/checkpoint", f"{BEST}/{SETTINGS_FILE}"]
-        folders += [BEST]
-    if settings.do_eval or settings.evaluates_in_training:
-        folders += [f"eval{suffix}" for suffix in task.dev_files]
-    if settings.do_predict:
-        for names in results.prediction_files(task).items():
-            files += names
-    if settings.do_export:
-        folders += [_EXPORT]
-    check_output_dir(settings.output_dir, files=files, folders=folders)
-    if settings.do_train:
-        CsvReport(settings.output_dir, WEIGHT_UNIT).check()
-    if settings.evaluates_in_training:
-        check_evaluations(settings.output_dir, task.main_metric)
 
 
 def _check_checkpoints(
@@ -307,13 +221,13 @@ def _step(checkpoint: str, name: str) -> int:
 
 
 def _export(run: Run, estimator, checkpoint: str) -> None:
-    folder = pathlib.Path(run.settings.output_dir) / _EXPORT
+    folder = pathlib.Path(run.settings.output_dir) / EXPORT
     if run.settings.do_export == HUGGING_FACE:
         path = hf_export.export_classifier(
             checkpoint,
             run.config,
             run.task,
-            WordPieceTokenizer(run.settings.vocab_file, run.settings.do_lower_case),
+            run.tokenizer,
             folder / HUGGING_FACE,
         )
     else:

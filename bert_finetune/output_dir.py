@@ -8,9 +8,7 @@ and replicas of an update may change, but not within an update.
 """
 
 import dataclasses
-import os
 import pathlib
-from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -41,36 +39,6 @@ _CUT_FIELDS = (
     "pad_to_max_length",
     "tokens_per_micro_batch",
 )
-
-
-def check_output_dir(
-    output_dir: str, *, files: Iterable[str], folders: Iterable[str]
-) -> None:
-    """Raises ValueError unless a run can write its results; writes nothing.
-
-    Args:
-        output_dir: The folder, which need not exist.
-        files: Names that must not be folders.
-        folders: Names that must not be files.
-    """
-    folder = pathlib.Path(output_dir)
-    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    fault = "is not a folder" if not place.is_dir() else "cannot be written to"
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(_unfit(folder, f"{place} {fault}"))
-    for name in files:
-        if (folder / name).is_dir():
-            raise ValueError(_unfit(folder, f"{folder / name} is a folder"))
-    for name in folders:
-        if (folder / name).exists() and not (folder / name).is_dir():
-            raise ValueError(_unfit(folder, f"{folder / name} is not a folder"))
-
-
-def _unfit(folder: str | os.PathLike, fault: str) -> str:
-    return (
-        "`--output_dir` must be a folder that a run can write to, or a path where one "
-        f"can be made. Received: {folder}, but {fault}. Use another one."
-    )
 
 
 def describe_run(

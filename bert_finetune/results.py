@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from bert_finetune.tasks import Example, Task
 from estimator_accum.programs.folder import write_text
 
+EVALUATIONS, BEST, EXPORT = "evaluations.csv", "best", "export"
+
 
 def prediction_files(task: Task) -> dict[str, str]:
     """Returns the names of the probabilities files by those of the submission files."""

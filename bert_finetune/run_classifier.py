@@ -26,6 +26,7 @@ PROGRAM = Program(
     name="run_classifier.py",
     description=__doc__,
     settings=Settings,
+    inputs="bert_finetune.inputs",
     jobs="bert_finetune.jobs",
     advice="Use a lower --learning_rate, and another --output_dir.",
 )

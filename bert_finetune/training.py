@@ -12,19 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune.bert_config import BertConfig
-from bert_finetune.encoding import EncodedExamples
 from bert_finetune.evaluations import Evaluations
 from bert_finetune.input_pipeline import InputFn, train_input_fn
+from bert_finetune.inputs import Inputs
 from bert_finetune.model_fn import AccumulationSteps, make_model_fn
 from bert_finetune.output_dir import RememberingHook
-from bert_finetune.settings import Settings
-from bert_finetune.tasks import Example, Task
 from bert_finetune.windows import Windows
 from estimator_accum.hooks import exits_between_trainings
 from estimator_accum.programs import job
 from estimator_accum.programs.batches import AUTO
-from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
 from estimator_accum.programs.strategies import (
     count_local_replicas,
@@ -36,30 +32,16 @@ _logger = logging.getLogger("tensorflow.bert_finetune")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Inputs):
     """A checked run: nothing that it needs is missing.
 
     Attributes:
-        settings: The user's settings.
-        cluster: Cluster of which this process is a task.
-        task: The GLUE task.
-        config: The encoder's architecture.
         description: Content of `run_settings.json` for this run.
-        train: Training examples; None without --do_train.
         windows: Windows of the training run; None without --do_train.
-        dev: Dev examples by suffix of their results.
-        test: Test rows and examples by name of their submission file.
     """
 
-    settings: Settings
-    cluster: Cluster
-    task: Task
-    config: BertConfig
     description: dict
-    train: EncodedExamples | None
     windows: Windows | None
-    dev: dict[str, EncodedExamples]
-    test: dict[str, tuple[list[Example], EncodedExamples]]
 
     @property
     def padded_length(self) -> int | None:

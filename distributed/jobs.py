@@ -1,4 +1,4 @@
-"""Job of one task: check all inputs, train with the others, evaluate, export."""
+"""Job of one task: check the output folder, train with the others, evaluate, export."""
 
 import pathlib
 
@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from distributed import input_pipeline
 from distributed.model_fn import make_model_fn
-from distributed.settings import Settings
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import write_results
+from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
 from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.strategies import make_strategy
@@ -20,22 +20,15 @@ _SECS_BETWEEN_EVALUATIONS = 5
 _EXPORT = "final"  # folder in export/
 
 
-def prepare(settings: Settings, cluster: Cluster) -> Job:
-    """Reads and checks everything that the run needs; writes nothing.
-
-    Args:
-        settings: Settings of the run, which `check` has accepted.
-        cluster: Cluster of which this process is a task.
+def prepare(inputs: Inputs) -> Job:
+    """Checks that a run in the output folder may resume; writes nothing.
 
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    batches = settings.batches(cluster.num_workers)
-    train, test = input_pipeline.load_examples(settings.data_dir)
-    checksum = input_pipeline.checksum(train, test)
-    job = Job(settings, cluster, batches, train, test, checksum)
-    # A worker may get here before the chief has written the settings.
-    job.check_folder("*.ckpt*")
+    batches = inputs.settings.batches(inputs.cluster.num_workers)
+    job = Job(**vars(inputs), batches=batches)
+    job.check_folder()
     return job
 
 

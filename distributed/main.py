@@ -24,6 +24,7 @@ PROGRAM = Program(
     name="distributed",
     description=__doc__,
     settings=Settings,
+    inputs="distributed.inputs",
     jobs="distributed.jobs",
     read_cluster=lambda _, environment: read_cluster(environment),
     advice="Use a lower --learning_rate, and another --output_dir.",

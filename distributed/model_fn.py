@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from distributed.input_pipeline import NUM_CLASSES
+from distributed.inputs import NUM_CLASSES
 from distributed.settings import Settings
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.programs.batches import Batches

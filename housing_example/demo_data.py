@@ -8,7 +8,7 @@ nonlinear function of the other columns, plus noise.
 import numpy as np
 import pandas as pd
 
-from housing_example.features import COLUMNS
+from housing_example.table import COLUMNS
 
 NUM_ROWS = 506
 _NOISE = 2.0  # standard deviation of a price's noise [1,000 dollars]

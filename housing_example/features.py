@@ -1,4 +1,4 @@
-"""Columns of the table, and the network's inputs made of them.
+"""The network's inputs, made of the columns of the table.
 
 Shapes: B = examples of a micro-batch, F = the network's inputs per example.
 """
@@ -10,12 +10,8 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-TARGET = "MEDV"  # median price; 1,000 dollars in the Boston data, any unit does
-CATEGORY = "CHAS"  # 1 where the tract bounds the river, else 0
-COLUMNS = (
-    *("CRIM", "ZN", "INDUS", CATEGORY, "NOX", "RM", "AGE", "DIS", "RAD", "TAX"),
-    *("PTRATIO", "B", "LSTAT", TARGET),
-)
+from housing_example.table import CATEGORY, COLUMNS, TARGET
+
 _NUMBERS = tuple(name for name in COLUMNS if name not in (CATEGORY, TARGET))
 # Transforms for skewed columns; `math` is NumPy or `tf.math`.
 _TRANSFORMS = {

@@ -1,4 +1,4 @@
-"""Job of a run: check all inputs, train with and without accumulation, compare."""
+"""Job of a run: check the output folder, train with and without accumulation, compare."""
 
 import math
 import pathlib
@@ -11,6 +11,7 @@ from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import SETTINGS_FILE, write_text
+from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
 from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.plots import read_metrics, save
@@ -20,46 +21,31 @@ from estimator_accum.programs.strategies import (
     make_strategy,
 )
 from estimator_accum.programs.watchdog import ProgressHook, Watchdog
-from housing_example import demo_data, input_pipeline
-from housing_example.features import TARGET, measure
+from housing_example import input_pipeline
+from housing_example.features import measure
 from housing_example.model_fn import make_model_fn
 from housing_example.plots import draw
 from housing_example.results import Result, results_text
-from housing_example.settings import Settings
+from housing_example.table import TARGET, csv_text
 
 _UPDATES_BETWEEN_CHECKPOINTS = 250
 _EVAL_BATCH_SIZE = 512
 _PLOT = "housing.png"
 _RESULTS = "results.txt"
 _WITH, _WITHOUT = "with_accumulation", "without_accumulation"
-_FOREIGN = "[!.]*"  # files in a folder that is not of a run
 _SECS_BETWEEN_LOOKS = 0.2
 
 
-def prepare(settings: Settings, cluster: Cluster | None = None) -> Job:
-    """Reads, splits and checks everything that the run needs; writes nothing.
-
-    Args:
-        settings: Settings of the run, which `check` has accepted.
-        cluster: Cluster of which this process is a task; None is one process alone.
+def prepare(inputs: Inputs) -> Job:
+    """Divides the updates among the replicas, and checks whether a run may resume.
 
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    cluster = cluster or Cluster()
-    batches = settings.batches(count_replicas(settings.strategy, cluster))
-    if settings.train_csv:
-        train = input_pipeline.read_table(settings.train_csv)
-    else:
-        train = demo_data.generate()
-    if settings.test_csv:
-        test = input_pipeline.read_table(settings.test_csv)
-    else:
-        train, test = input_pipeline.split(train, settings.train_csv or "the data")
-    checksum = input_pipeline.checksum(train, test)
-    job = Job(settings, cluster, batches, train, test, checksum)
-    if cluster.is_chief:  # the other tasks check later what the chief has written
-        job.check_folder(_FOREIGN)
+    replicas = count_replicas(inputs.settings.strategy, inputs.cluster)
+    job = Job(**vars(inputs), batches=inputs.settings.batches(replicas))
+    if job.cluster.is_chief:  # the other tasks check later what the chief has written
+        job.check_folder()
     return job
 
 
@@ -81,8 +67,8 @@ def execute(job: Job) -> str | None:
         train(job, folder / _WITH, batches, watchdog)
         watchdog.stop()
         return None
-    for name, table in (("train.csv", job.train), ("test.csv", job.test)):
-        write_text(folder / name, input_pipeline.csv_text(table))
+    for name, examples in (("train.csv", job.train), ("test.csv", job.test)):
+        write_text(folder / name, csv_text(examples))
     job.write_settings()
     whole = Batches(batches.effective_batch_size, 1, 1)
     runs = {}
@@ -115,7 +101,7 @@ def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
-    job.check_folder(_FOREIGN)
+    job.check_folder()
 
 
 def train_and_test(

@@ -26,6 +26,7 @@ PROGRAM = Program(
     name="housing_example",
     description=__doc__,
     settings=Settings,
+    inputs="housing_example.inputs",
     jobs="housing_example.jobs",
     advice="Use a lower --learning_rate, or a --clip_norm, and another --output_dir.",
 )

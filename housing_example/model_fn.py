@@ -13,8 +13,9 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 from estimator_accum.programs.saving import make_saver_hooks
-from housing_example.features import TARGET, Moments, feature_columns
+from housing_example.features import Moments, feature_columns
 from housing_example.settings import Settings
+from housing_example.table import TARGET
 
 _UNITS = (16, 8, 4)
 

@@ -28,6 +28,7 @@ estimator.py; Apache-2.0, The TensorFlow Authors), and the behavior of TensorFlo
 """
 
 import importlib.metadata
+import os
 import types
 import warnings
 
@@ -49,6 +50,7 @@ def enable_estimator() -> types.ModuleType:
         ImportError: If tensorflow-estimator 2.15.0 or tf_keras is missing, protobuf
             does not fit, or `tf.keras` is already Keras 3.
     """
+    prefer_keras_2()
     import tensorflow as tf  # here, because the command's --help must not need it
 
     if _minor(tf.__version__) < (2, 16) or "estimator" in vars(tf):
@@ -65,6 +67,17 @@ def enable_estimator() -> types.ModuleType:
     _keras.use_keras_2()
     _modules.install()
     return tf
+
+
+def prefer_keras_2() -> None:
+    """Makes a later import of TensorFlow 2.16 or newer load Keras 2, and not Keras 3.
+
+    `enable_estimator` would replace Keras 3, whose import takes a second or more. A
+    value that TF_USE_LEGACY_KERAS already has stays.
+    """
+    version = _installed("tensorflow")
+    if version is not None and _minor(version) >= (2, 16) and _installed("tf_keras"):
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 
 def check_packages(tensorflow: str, installed: dict[str, str | None]) -> None:

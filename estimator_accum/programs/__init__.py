@@ -6,6 +6,7 @@ These modules read the environment, choose exit codes, make folders and print:
     program    quiet start, one-sentence errors;  ending: exit codes, final messages
     cluster    TF_CONFIG and Slurm;  strategies: --strategy
     batches    effective batch = micro-batch x micro-steps x replicas
+    inputs     settings and examples, read without TensorFlow
     job        a checked run, its Estimator and log lines
     folder     settings of a run;  lock: one run at a time;  disk: room for checkpoints
     plot_loss  the command `plot`;  metrics_file: reads train_metrics.csv

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
@@ -23,34 +23,69 @@ _CHECKSUMS = {
 }
 
 
-def check_run_folder(
-    output_dir: str | os.PathLike, settings: Mapping[str, Any], *, foreign: str
+def check_output_dir(
+    output_dir: str | os.PathLike,
+    *,
+    files: Iterable[str] = (),
+    folders: Iterable[str] = (),
 ) -> None:
-    """Raises ValueError unless the folder is free or holds a run with these settings.
+    """Raises ValueError unless a run can write its results; writes nothing.
+
+    Args:
+        output_dir: The folder, which need not exist.
+        files: Names that must not be folders.
+        folders: Names that must not be files.
+    """
+    folder = pathlib.Path(output_dir)
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    fault = "is not a folder" if not place.is_dir() else "cannot be written to"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(_unfit(folder, f"{place} {fault}"))
+    for name in files:
+        if (folder / name).is_dir():
+            raise ValueError(_unfit(folder, f"{folder / name} is a folder"))
+    for name in folders:
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise ValueError(_unfit(folder, f"{folder / name} is not a folder"))
+
+
+def _unfit(folder: str | os.PathLike, fault: str) -> str:
+    return (
+        "`--output_dir` must be a folder that a run can write to, or a path where one "
+        f"can be made. Received: {folder}, but {fault}. Use another one."
+    )
+
+
+def check_free(output_dir: str | os.PathLike, foreign: str) -> None:
+    """Raises ValueError if the folder holds other files and no run.
+
+    Args:
+        output_dir: The folder, which need not exist.
+        foreign: Glob pattern of files that a folder without settings must not hold.
+    """
+    folder = pathlib.Path(output_dir)
+    if (folder / SETTINGS_FILE).exists():
+        return
+    others = sorted(other.name for other in folder.glob(foreign))
+    if others:
+        raise ValueError(
+            "`--output_dir` must be new, empty, or hold a run of this program. "
+            f"Received: {folder} with {others[0]} and no {SETTINGS_FILE}. "
+            "Use another one."
+        )
+
+
+def check_same_run(output_dir: str | os.PathLike, settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if the folder holds a run with other settings.
 
     Args:
         output_dir: The folder, which need not exist.
         settings: The values that determine the run's weights, by flag name or
             `EXAMPLES_CHECKSUM`.
-        foreign: Glob pattern of files that a folder without settings must not hold.
     """
-    folder = pathlib.Path(output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(
-            f"`--output_dir` must be a folder. Received: {folder}, a file. "
-            "Use another one."
-        )
-    path = folder / SETTINGS_FILE
-    if not path.exists():
-        others = sorted(other.name for other in folder.glob(foreign))
-        if others:
-            raise ValueError(
-                "`--output_dir` must be new, empty, or hold a run of this program. "
-                f"Received: {folder} with {others[0]} and no {SETTINGS_FILE}. "
-                "Use another one."
-            )
-        return
-    check_same(path, settings, *SAME_RUN)
+    path = pathlib.Path(output_dir) / SETTINGS_FILE
+    if path.exists():
+        check_same(path, settings, *SAME_RUN)
 
 
 def check_same(

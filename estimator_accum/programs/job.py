@@ -3,14 +3,13 @@
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.batches import Batches
-from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.folder import check_run_folder, write_settings
+from estimator_accum.programs.folder import check_same_run, write_settings
+from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.progress import Progress, read_progress
 from estimator_accum.programs.settings import FLAGS, RunSettings
 from estimator_accum.programs.strategies import make_session_config
@@ -19,34 +18,20 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A checked run of a number of updates: nothing that it needs is missing.
+class Job(Inputs):
+    """A checked run: nothing that it needs is missing.
 
     Attributes:
-        settings: The user's settings, with `train_updates`.
-        cluster: Cluster of which this process is a task.
         batches: Division of each update's examples.
-        train: Training examples.
-        test: Test examples.
-        checksum: Checksum of training and test examples.
     """
 
-    settings: Any
-    cluster: Cluster
     batches: Batches
-    train: Any
-    test: Any
-    checksum: str
 
-    def check_folder(self, foreign: str) -> None:
-        """Raises ValueError unless the output folder is free or holds this same run.
-
-        Args:
-            foreign: Glob pattern of files that a folder without settings must not hold.
-        """
+    def check_folder(self) -> None:
+        """Raises ValueError if the output folder holds a run with other settings."""
         description = self.settings.description(self.batches, self.checksum)
         del description[FLAGS]
-        check_run_folder(self.settings.output_dir, description, foreign=foreign)
+        check_same_run(self.settings.output_dir, description)
 
     def write_settings(self) -> None:
         """Writes the settings with which the run can resume."""

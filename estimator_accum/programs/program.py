@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from estimator_accum import __version__
+from estimator_accum.compat import enable_estimator, prefer_keras_2
 from estimator_accum.programs.cluster import Cluster, read_cluster_of
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.settings import (
@@ -39,8 +40,10 @@ class Program:
         name: Name with which its error messages begin.
         description: Beginning of `--help`.
         settings: Its class of `RunSettings`.
-        jobs: Module with `prepare(settings, cluster)`, which checks everything and
-            writes nothing, and `execute(job)`, which returns what is to be printed.
+        inputs: Module with `read(settings, cluster)`, which reads and checks what it
+            can without TensorFlow, and writes nothing.
+        jobs: Module with `prepare(inputs)`, which checks everything else and writes
+            nothing, and `execute(job)`, which returns what is to be printed.
         advice: Remedy for gradients that are not finite.
         read_cluster: Function of settings and environment that returns the cluster of
             this task, or raises ValueError with one sentence; by default that of
@@ -50,6 +53,7 @@ class Program:
     name: str
     description: str
     settings: type[RunSettings]
+    inputs: str
     jobs: str
     advice: str
     read_cluster: Callable[[Any, Mapping[str, str]], Cluster] = (
@@ -80,17 +84,18 @@ class Program:
         if values.print_config:
             print(config_text(settings))
             return
-        with quiet_import(argv[1:]):  # takes seconds, so the flags are checked first
-            from estimator_accum.compat import enable_estimator
-            from estimator_accum.programs.ending import ended_in_words
-            from estimator_accum.programs.lock import locked
-
-            jobs = importlib.import_module(self.jobs)
-        folder = settings.output_dir
+        folder, room = settings.output_dir, self.jobs.partition(".")[0]
         try:
-            set_verbosity(values.verbosity, self.jobs.partition(".")[0])
+            set_verbosity(values.verbosity, room)
+            inputs = importlib.import_module(self.inputs).read(settings, cluster)
+            prefer_keras_2()
+            with quiet_import(argv[1:]):  # of TensorFlow: seconds
+                from estimator_accum.programs.ending import ended_in_words
+                from estimator_accum.programs.lock import locked
+
+                jobs = importlib.import_module(self.jobs)
             enable_estimator()
-            job = jobs.prepare(settings, cluster)
+            job = jobs.prepare(inputs)
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:
             self._refuse(sentence(error, values))

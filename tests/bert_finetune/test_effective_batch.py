@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import jobs, modeling, training
+from bert_finetune import inputs, jobs, modeling, training
 from bert_finetune.settings import Settings
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster
@@ -209,7 +209,7 @@ def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypat
     monkeypatch.setattr(training, "Watchdog", calls.Watchdog)
     monkeypatch.setattr(training, "make_strategy", lambda *_: None)
     monkeypatch.setattr(tf.estimator, "train_and_evaluate", calls.train)
-    training.train(jobs.prepare(changed, cluster))
+    training.train(jobs.prepare(inputs.read(changed, cluster)))
     watchdog, start, (_, (_, spec, _), _), stop = calls.mock_calls
     assert watchdog == mock.call.Watchdog(10**6, "worker 0")
     assert (start, stop) == (mock.call.Watchdog().start(), mock.call.Watchdog().stop())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import hf_import, import_hf_checkpoint
+from bert_finetune import checkpoint, import_hf_checkpoint
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from tests.helpers.models import hugging_face_folder
@@ -168,7 +168,7 @@ def test_full_disk_leaves_nothing(tmp_path, refused, monkeypatch):
         pathlib.Path(f"{path}.index").write_text("half")
         raise OSError("[Errno 28] No space left on device")
 
-    monkeypatch.setattr(hf_import, "write_checkpoint", fill)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", fill)
     assert "No space left" in refused(write_folder(tmp_path / "theirs"))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import evaluations, jobs, model_fn, recomputing, training
+from bert_finetune import evaluations, inputs, jobs, model_fn, recomputing, training
 from estimator_accum import recompute
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.progress import read_progress
@@ -80,7 +80,7 @@ def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
 @pytest.mark.once
 def test_a_run_killed_before_a_partial_window_was_applied_applies_it(settings, trained):
     """As after a kill between the last micro-step's save and the end of training."""
-    prepared = jobs.prepare(dataclasses.replace(settings, do_train=True))
+    prepared = jobs.prepare(inputs.read(dataclasses.replace(settings, do_train=True)))
     make_run_folder(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
@@ -171,7 +171,7 @@ def test_a_run_that_evaluates_ends_with_the_same_weights_and_uses_the_best(
     monkeypatch.setattr(jobs, "_measure", measured)
     done = {"do_eval": True, "do_predict": True, "do_export": "hf"}
     parts = dataclasses.replace(settings, **changes, **done, eval_every_updates=3)
-    text = jobs.execute(jobs.prepare(parts))
+    text = jobs.execute(jobs.prepare(inputs.read(parts)))
     expected, ours = all_variables(plain), all_variables(folder)
     assert ours.keys() == expected.keys() and ours["update_step"] == 7
     for name, value in expected.items():

@@ -10,9 +10,9 @@ import re
 import pytest
 import tensorflow as tf
 
-from bert_finetune import jobs
-from bert_finetune.output_dir import check_output_dir
+from bert_finetune import inputs, jobs
 from bert_finetune.settings import Settings
+from estimator_accum.programs.folder import check_output_dir
 from estimator_accum.programs.progress import latest_checkpoint
 from tests.helpers.models.tiny_bert import copy_at_step
 
@@ -28,7 +28,7 @@ def _refusal(settings, **changes) -> str:
     """Returns the error message; the folder must stay as it is."""
     before = _content(settings.output_dir)
     with pytest.raises(ValueError) as refused:
-        jobs.prepare(dataclasses.replace(settings, **changes))
+        jobs.prepare(inputs.read(dataclasses.replace(settings, **changes)))
     assert _content(settings.output_dir) == before
     return str(refused.value)
 
@@ -98,7 +98,9 @@ def test_hidden_act_is_used_in_place_of_the_one_in_the_file(copy, tmp_path, mode
     sentence = _refusal(copy, **mode, hidden_act="gelu_new")
     assert "whose run has bert_config.hidden_act=gelu, not gelu_new. Use" in sentence
     other = _other_config(copy, tmp_path, hidden_act="gelu_new")
-    run = jobs.prepare(dataclasses.replace(copy, **mode, **other, hidden_act="gelu"))
+    run = jobs.prepare(
+        inputs.read(dataclasses.replace(copy, **mode, **other, hidden_act="gelu"))
+    )
     assert run.config.hidden_act == "gelu"
 
 
@@ -130,7 +132,7 @@ def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_pa
     sentence = _refusal(copy, **_EVAL, **changes, task_name="SST-2")
     assert sentence.startswith("A trained classifier must be used for what it was tr")
     assert "whose run has --task_name=cola, not sst2. Use the same" in sentence
-    jobs.prepare(dataclasses.replace(copy, **_EVAL, **changes))
+    jobs.prepare(inputs.read(dataclasses.replace(copy, **_EVAL, **changes)))
 
 
 @_MODES

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distributed import jobs, main
+from distributed import inputs, jobs, main
 from estimator_accum.programs.cluster import Cluster
 from tests.helpers.models import short_run
 
@@ -28,5 +28,5 @@ def run_main(_loggers_as_before, monkeypatch, call) -> Callable[..., tuple[int, 
 def one_worker(tmp_path_factory) -> pathlib.Path:
     """Output folder of a run in one process, without accumulation."""
     folder = tmp_path_factory.mktemp("alone")
-    jobs.execute(jobs.prepare(short_run.short_settings(folder), Cluster()))
+    jobs.execute(jobs.prepare(inputs.read(short_run.short_settings(folder), Cluster())))
     return folder

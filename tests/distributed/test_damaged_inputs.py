@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from distributed import jobs, main
+from distributed import inputs, jobs, main
 from estimator_accum.programs.cluster import read_cluster
-from estimator_accum.programs.job import Job
+from estimator_accum.programs.inputs import Inputs
 from tests.helpers.oracles import fuzzing
 
 pytestmark = [
@@ -31,7 +31,8 @@ def run(tmp_path, monkeypatch):
 
 
 def test_damaged_tf_config_is_used_or_refused(tmp_path, monkeypatch, run):
-    monkeypatch.setattr(jobs, "prepare", _prepare)
+    monkeypatch.setattr(inputs, "read", _read)
+    monkeypatch.setattr(jobs, "prepare", lambda read: read)
 
     def damage(content: bytes) -> None:
         text = content.decode(errors="surrogateescape").replace("\0", "")
@@ -42,9 +43,9 @@ def test_damaged_tf_config_is_used_or_refused(tmp_path, monkeypatch, run):
     fuzzing.check(fuzzing.damaged_json(good), damage, tmp_path / "new")
 
 
-def _prepare(settings, cluster):
-    """Returns a job without examples, which are not damaged here."""
-    return Job(settings, cluster, None, None, None, "")
+def _read(settings, cluster):
+    """Returns inputs without examples, which are not damaged here."""
+    return Inputs(settings, cluster, None, None, "")
 
 
 @pytest.mark.parametrize("name", ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])

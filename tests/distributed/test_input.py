@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from distributed import digits, input_pipeline
-from distributed.input_pipeline import Examples, load_examples, places
+from distributed.input_pipeline import places
+from distributed.inputs import Examples, checksum, load_examples
 from estimator_accum.programs.batches import Batches
 
 
@@ -91,7 +92,7 @@ def test_generated_digits_are_the_same_again_and_all_ten():
     _assert_same(train, Examples(*digits.generate(2000, seed=0)))
     assert (train.images.shape, test.images.shape) == ((2000, 28, 28), (500, 28, 28))
     assert set(train.labels) == set(test.labels) == set(range(10))
-    assert input_pipeline.checksum(train) != input_pipeline.checksum(test)
+    assert checksum(train) != checksum(test)
 
 
 def test_generated_digits_look_like_their_glyphs():

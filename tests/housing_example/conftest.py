@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import per_example
-from housing_example import demo_data, input_pipeline, main, model_fn
+from housing_example import demo_data, main, model_fn
 from housing_example.settings import Settings
+from housing_example.table import csv_text
 from tests.helpers.processes import running
 
 
@@ -21,7 +22,7 @@ from tests.helpers.processes import running
 def csv(tmp_path_factory) -> pathlib.Path:
     """A CSV file of 20 generated examples with a header; tests must not change it."""
     path = tmp_path_factory.mktemp("csv") / "houses.csv"
-    path.write_text(input_pipeline.csv_text(demo_data.generate(20)))
+    path.write_text(csv_text(demo_data.generate(20)))
     return path
 
 

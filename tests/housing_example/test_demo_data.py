@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from housing_example import demo_data, input_pipeline
-from housing_example.features import COLUMNS, TARGET
+from housing_example import demo_data
+from housing_example.table import COLUMNS, TARGET, csv_text, read_table
 
 pytestmark = pytest.mark.once
 
@@ -21,8 +21,8 @@ def test_data_is_the_same_each_time_and_other_with_another_seed():
 def test_data_passes_the_checks_of_a_csv_file(tmp_path):
     table = demo_data.generate()
     path = tmp_path / "houses.csv"
-    path.write_text(input_pipeline.csv_text(table))
-    read = input_pipeline.read_table(str(path))
+    path.write_text(csv_text(table))
+    read = read_table(str(path))
     assert tuple(read.columns) == COLUMNS and len(read) == 506
     pd.testing.assert_frame_equal(read, table, check_dtype=False)
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from estimator_accum.programs.batches import Batches
 from housing_example import demo_data, input_pipeline
-from housing_example.features import COLUMNS, TARGET, feature_columns, measure
+from housing_example.features import feature_columns, measure
+from housing_example.table import COLUMNS, TARGET, checksum, read_table, split
 
 _ROW = "0.00632,18,2.31,0,0.538,6.575,65.2,4.09,1,296,15.3,396.9,4.98,24"
 _NAMES = ",".join(COLUMNS)
@@ -18,7 +19,7 @@ _NAMES = ",".join(COLUMNS)
 def _read(tmp_path, text: str) -> pd.DataFrame:
     path = tmp_path / "houses.csv"
     path.write_text(text)
-    return input_pipeline.read_table(str(path))
+    return read_table(str(path))
 
 
 def _with(cell: str, column: str) -> str:
@@ -103,30 +104,30 @@ def test_file_that_cannot_be_read_is_refused(tmp_path, name, sentence):
     (tmp_path / "image.csv").write_bytes(b"\x89PNG\xff")
     path = str(tmp_path / name)
     with pytest.raises(ValueError, match=sentence.format(path=path)):
-        input_pipeline.read_table(path)
+        read_table(path)
 
 
 def test_split_is_the_same_each_time_and_loses_no_row():
     table = demo_data.generate()
-    train, test = input_pipeline.split(table, "the data")
+    train, test = split(table, "the data")
     assert (len(train), len(test)) == (354, 152)  # an epoch is two updates of 177
-    again = input_pipeline.split(demo_data.generate(), "the data")
+    again = split(demo_data.generate(), "the data")
     pd.testing.assert_frame_equal(again[1], test)
     pd.testing.assert_frame_equal(pd.concat([train, test]).sort_index(), table)
 
 
 def test_one_row_cannot_be_split():
     with pytest.raises(ValueError, match="a.csv must hold at least 2 .* Received: 1."):
-        input_pipeline.split(demo_data.generate(1), "a.csv")
+        split(demo_data.generate(1), "a.csv")
 
 
 def test_checksum_tells_examples_and_their_order_apart():
     table = demo_data.generate(9)
     changed = table.assign(MEDV=table["MEDV"].where(table.index != 4, 10.0))
     tables = [(table, table), (table, changed), (table[::-1], table), (table,)]
-    assert len({input_pipeline.checksum(*each) for each in tables}) == 4
+    assert len({checksum(*each) for each in tables}) == 4
     again = demo_data.generate(9)
-    assert input_pipeline.checksum(table) == input_pipeline.checksum(again)
+    assert checksum(table) == checksum(again)
 
 
 def _batches(input_fn, count: int) -> list[tuple[dict, np.ndarray]]:
@@ -145,7 +146,7 @@ def _prices(csv, count: int, size: int, steps: int = 1, **options) -> np.ndarray
 
 
 def test_cells_reach_the_network_as_pandas_read_them(csv):
-    table = input_pipeline.read_table(str(csv))
+    table = read_table(str(csv))
     ((features, labels),) = _batches(input_pipeline.eval_input_fn(csv, 50), 1)
     assert set(features) == set(COLUMNS) - {TARGET}
     for name, values in features.items():
@@ -159,7 +160,7 @@ def test_order_of_the_examples_does_not_depend_on_the_micro_batch(csv):
     small = _prices(csv, 30, 3, steps=3)
     np.testing.assert_array_equal(small, _prices(csv, 10, 9))
     np.testing.assert_array_equal(small, _prices(csv, 30, 3))
-    table = input_pipeline.read_table(str(csv))
+    table = read_table(str(csv))
     for epoch in range(4):  # each has every example once
         seen = np.sort(small[20 * epoch : 20 * (epoch + 1)])
         np.testing.assert_allclose(seen, np.sort(table[TARGET]), rtol=1e-6)
@@ -169,7 +170,7 @@ def test_order_of_the_examples_does_not_depend_on_the_micro_batch(csv):
 
 def test_order_without_shuffling_is_that_of_the_file(csv):
     prices = _prices(csv, 10, 4, shuffle_buffer=0)
-    table = input_pipeline.read_table(str(csv))
+    table = read_table(str(csv))
     np.testing.assert_allclose(prices, np.tile(table[TARGET], 2), rtol=1e-6)
 
 
@@ -196,7 +197,7 @@ def test_replicas_share_each_update_and_leave_nothing_out(csv):
 
 
 def test_input_layer_gets_log_of_crim_clipped_b_and_chas_as_a_category(csv):
-    table = input_pipeline.read_table(str(csv))
+    table = read_table(str(csv))
     assert table["CHAS"].nunique() == 2 and table["B"].min() < 300
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features, _ = tf.compat.v1.data.make_one_shot_iterator(

@@ -70,7 +70,7 @@ def _refused(run_main, flags, folder) -> str:
         ({"test_csv": "/no.csv"}, "must be files that can be read. Received: /no.csv"),
         ({"train_csv": None, "test_csv": "/t.csv"}, "must come with `--train_csv`. R"),
         ({"effective_batch_size": 9, "gradient_accumulation_steps": 2}, ", not 4 * 2 "),
-        ({"output_dir": _SCRIPT}, "must be a folder. Received: "),
+        ({"output_dir": _SCRIPT}, "must be a folder that a run can write to"),
         ({"output_dir": _SCRIPT / "a"}, "where one can be made. Received: "),
         ({"output_dir": _SCRIPT.parent}, "and no run_settings.json. Use another one."),
     ],

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.watchdog import Watchdog
-from housing_example import input_pipeline, jobs, results
-from housing_example.features import TARGET, measure
+from housing_example import input_pipeline, inputs, jobs, results
+from housing_example.features import measure
 from housing_example.model_fn import make_model_fn
+from housing_example.table import TARGET, csv_text, read_table
 
 # Relative to a variable's largest weight. The two sides add the same numbers in another
 # order, which changes a sum by about 1e-7; after 500 updates they are at most 3.4e-6
@@ -24,13 +25,13 @@ _UPDATES = 250
 
 def _train(settings, name: str):
     """Trains one model in a folder of its own."""
-    job = jobs.prepare(settings)
+    job = jobs.prepare(inputs.read(settings))
     batches = job.batches
     if name == "whole":
         batches = Batches(batches.effective_batch_size, 1, 1)
     folder = pathlib.Path(settings.output_dir).parent
-    (folder / "train.csv").write_text(input_pipeline.csv_text(job.train))
-    (folder / "test.csv").write_text(input_pipeline.csv_text(job.test))
+    (folder / "train.csv").write_text(csv_text(job.train))
+    (folder / "test.csv").write_text(csv_text(job.test))
     watchdog = Watchdog(300, "alone")
     return jobs.train_and_test(job, folder / name, batches, watchdog)
 
@@ -68,7 +69,7 @@ def test_updates_of_59_x_3_give_weights_of_177(settings, boston, count_session_r
     # One run per micro-step; one more looks for an open window at the end of the data,
     # and two hooks of Estimator read the step every 100 micro-steps.
     assert runs["ours"] - runs["whole"] == (3 - 1) * _UPDATES + 1 + 2 * 5
-    truth = jobs.prepare(settings).test[TARGET].to_numpy()
+    truth = jobs.prepare(inputs.read(settings)).test[TARGET].to_numpy()
     error = ours.prices - truth
     assert ours.metrics["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-5)
     assert ours.metrics["mae"] == pytest.approx(np.mean(np.abs(error)), rel=1e-5)
@@ -85,7 +86,7 @@ def test_updates_of_59_x_3_give_weights_of_177(settings, boston, count_session_r
 
 @pytest.mark.parametrize("mode", ["train", "eval", "infer"])
 def test_only_the_training_graph_has_accumulators(settings, csv, mode):
-    table = input_pipeline.read_table(str(csv))
+    table = read_table(str(csv))
     model_fn = make_model_fn(settings, measure(table), 3)
     with tf.Graph().as_default():
         features, labels = tf.compat.v1.data.make_one_shot_iterator(
@@ -113,7 +114,7 @@ def test_only_the_training_graph_has_accumulators(settings, csv, mode):
 
 
 def test_layers_have_16_8_and_4_units(settings, csv):
-    table = input_pipeline.read_table(str(csv))
+    table = read_table(str(csv))
     model_fn = make_model_fn(settings, measure(table), 3)
     with tf.Graph().as_default():
         features, _ = tf.compat.v1.data.make_one_shot_iterator(

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.watchdog import ProgressHook
-from housing_example import demo_data, input_pipeline, jobs
+from housing_example import demo_data, input_pipeline, inputs, jobs
+from housing_example.table import csv_text
 from tests.helpers.processes import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -144,7 +145,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
     changes = {"train_csv": str(csv), "shuffle": True, "strategy": "multi_worker"}
     sizes = {"micro_batch_size": 4}
     settings = dataclasses.replace(settings_in(killed), **changes, **sizes, **_FLAGS)
-    told = jobs.execute(jobs.prepare(settings, cluster))
+    told = jobs.execute(jobs.prepare(inputs.read(settings, cluster)))
     assert calls[:3] == [
         ("start", 1_000_000, f"worker {rank}"),
         (range(rank, rank + 1), 4),
@@ -184,7 +185,7 @@ def test_a_cluster_of_one_task_trains_alone(csv, tmp_path, run_main, monkeypatch
     config = {"cluster": {"worker": ["localhost:1"]}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     path = tmp_path / "test.csv"
-    path.write_text(input_pipeline.csv_text(demo_data.generate(3, seed=5)))
+    path.write_text(csv_text(demo_data.generate(3, seed=5)))
     flags = {"train_csv": csv, "test_csv": path, "output_dir": tmp_path / "output"}
     flags |= {"strategy": "multi_worker", "effective_batch_size": 13}
     flags |= {"train_updates": 1, "gradient_accumulation_multiplier": 1}

@@ -1,5 +1,6 @@
 """A program's standard streams, and its error messages."""
 
+import json
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ from absl import flags
 
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.program import path_sentence, sentence
+from tests.helpers.models import tiny_bert
 from tests.helpers.processes import running
 
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
@@ -72,14 +74,46 @@ def test_a_reader_that_leaves_is_no_error():
 
 @pytest.mark.once
 @pytest.mark.usefixtures("real_starts")
-def test_flags_are_read_before_tensorflow_is_imported():
+def test_what_needs_no_tensorflow_is_checked_before_its_import(tmp_path):
     """The import takes seconds, and a launcher does not need it."""
+    bert = tmp_path / "bert"
+    tiny_bert.write_bert(bert)
+    tiny_bert.write_cola(tmp_path / "cola")
+    good = tiny_bert.command_line(bert, tmp_path / "cola", tmp_path / "new")
+    train = "bert_finetune.run_classifier"
+    commands = [
+        (train, good | changes)
+        for changes in (
+            {"task_name": "COLAA"},
+            {"data_dir": "nowhere"},
+            {"vocab_file": "nowhere"},
+            {"bert_config_file": "nowhere"},
+            {"max_seq_length": 2},
+            {"max_seq_length": 25},
+            {"output_dir": "/dev/null"},
+        )
+    ]
+    commands += [
+        ("bert_finetune.import_hf_checkpoint", {"input_dir": "n", "output_dir": "m"}),
+        ("housing_example.main", {"train_csv": "nowhere.csv"}),
+        ("housing_example.main", {"output_dir": "/dev/null"}),
+        ("housing_example.main", {"output_dir": bert}),
+        ("distributed.main", {"data_dir": "nowhere"}),
+        ("distributed.main", {"output_dir": "/dev/null"}),
+        ("distributed.launch_local", {"workers": 0}),
+    ]
     program = (
-        "import sys, bert_finetune.run_classifier, distributed.launch_local\n"
-        "import distributed.main, housing_example.main\n"
-        "print('tensorflow' in sys.modules)"
+        "import json, runpy, sys\n"
+        "for module, flags in json.loads(sys.argv[1]):\n"
+        "    sys.argv[1:] = [f'--{name}={value}' for name, value in flags.items()]\n"
+        "    try:\n"
+        "        runpy.run_module(module, run_name='__main__', alter_sys=True)\n"
+        "    except SystemExit as end:\n"
+        "        print(end.code, 'tensorflow' in sys.modules)\n"
     )
-    assert running.run("-c", program).stdout == "False\n"
+    done = running.run("-c", program, json.dumps(commands, default=str))
+    assert done.stdout.split("\n")[:-1] == ["2 False"] * len(commands), done.stderr
+    assert done.stderr.count("\n") == len(commands)
 
 
 def test_the_folders_above_a_run_are_made_too(tmp_path):

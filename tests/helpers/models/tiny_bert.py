@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune import jobs
+from bert_finetune import inputs, jobs
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes, write_checkpoint
 from bert_finetune.settings import Settings
@@ -98,7 +98,7 @@ def command_line(bert_dir, data_dir, output_dir) -> dict:
 def run(settings: Settings, **changes) -> pathlib.Path:
     """Executes a run in this process; returns its output folder."""
     settings = dataclasses.replace(settings, **changes)
-    prepared = jobs.prepare(settings)
+    prepared = jobs.prepare(inputs.read(settings))
     make_run_folder(settings.output_dir)
     jobs.execute(prepared)
     return pathlib.Path(settings.output_dir)

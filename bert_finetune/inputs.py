@@ -1,0 +1,140 @@
+"""Inputs of a run: task, architecture, vocabulary and examples; needs no TensorFlow."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bert_finetune.bert_config import BertConfig
+from bert_finetune.encoding import EncodedExamples
+from bert_finetune.own_task import find_task
+from bert_finetune.results import BEST, EVALUATIONS, EXPORT, prediction_files
+from bert_finetune.settings import Settings
+from bert_finetune.tasks import Example, Task, read_examples
+from bert_finetune.token_cache import cached_examples
+from bert_finetune.tokenization import (
+    WordPieceTokenizer,
+    check_case_matches_checkpoint,
+    check_max_seq_length,
+    check_vocabulary,
+)
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.folder import (
+    EVAL_RESULTS,
+    SETTINGS_FILE,
+    check_output_dir,
+)
+
+_ALONE = Cluster()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made of, read and checked.
+
+    Attributes:
+        settings: The user's settings.
+        cluster: Cluster of which this process is a task.
+        task: The GLUE task.
+        config: The encoder's architecture.
+        tokenizer: Tokenizer of the examples.
+        train: Training examples; None without --do_train.
+        dev: Dev examples by suffix of their results.
+        test: Test rows and examples by name of their submission file.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    task: Task
+    config: BertConfig
+    tokenizer: WordPieceTokenizer
+    train: EncodedExamples | None
+    dev: dict[str, EncodedExamples]
+    test: dict[str, tuple[list[Example], EncodedExamples]]
+
+
+def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:
+    """Reads and checks what needs no TensorFlow; writes only the token cache.
+
+    Args:
+        settings: The user's settings, which `check` has accepted.
+        cluster: Cluster of which this process is a task.
+
+    Raises:
+        ValueError: If an input does not fit; the message is one sentence.
+    """
+    task = find_task(settings.task_name)
+    _check_files(settings, task)
+    files, folders = _names_of_results(settings, task)
+    check_output_dir(settings.output_dir, files=files, folders=folders)
+    config = BertConfig.from_json_file(settings.bert_config_file)
+    if settings.hidden_act is not None:
+        config = dataclasses.replace(config, hidden_act=settings.hidden_act)
+    tokenizer = WordPieceTokenizer(settings.vocab_file, settings.do_lower_case)
+    check_vocabulary(tokenizer, config.vocab_size)
+    check_max_seq_length(
+        settings.max_seq_length,
+        is_pair=task.text_b is not None,
+        max_position_embeddings=config.max_position_embeddings,
+    )
+    check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)
+
+    def read_file(file: str, labelled: bool):
+        rows = read_examples(task, settings.data_dir, file, labelled=labelled)
+        path = pathlib.Path(settings.data_dir) / file
+        length = settings.max_seq_length
+        return rows, cached_examples(path, rows, tokenizer, length)
+
+    train = None
+    if settings.do_train:
+        _, train = read_file(task.train_file, labelled=True)
+    has_dev = settings.do_eval or settings.evaluates_in_training
+    dev = {
+        suffix: read_file(file, labelled=True)[1]
+        for suffix, file in (task.dev_files if has_dev else {}).items()
+    }
+    test = {
+        name: read_file(file, labelled=False)
+        for name, file in (task.test_files if settings.do_predict else {}).items()
+    }
+    return Inputs(settings, cluster, task, config, tokenizer, train, dev, test)
+
+
+def _check_files(settings: Settings, task: Task) -> None:
+    """Raises ValueError if a task of one's own lacks a file that the run needs."""
+    needed = {
+        "train_file": (settings.do_train, task.train_file),
+        "dev_file": (
+            settings.do_eval or settings.evaluates_in_training,
+            task.dev_files,
+        ),
+        "test_file": (settings.do_predict, task.test_files),
+    }
+    for key, (is_needed, file) in needed.items():
+        if is_needed and not file:
+            raise ValueError(
+                f"`--task_name` {task.source} must name the {key} that this run needs. "
+                "Received: none. Add it, or leave out what needs it."
+            )
+
+
+def _names_of_results(
+    settings: Settings, task: Task
+) -> tuple[Iterable[str], Iterable[str]]:
+    """Returns the files and the folders that the run writes, maybe hours later."""
+    files, folders = [], []
+    if settings.do_train:
+        files += ["checkpoint", SETTINGS_FILE]
+    if settings.do_eval:
+        files += [EVAL_RESULTS]
+    if settings.evaluates_in_training:
+        files += [EVALUATIONS, f"{BEST}/checkpoint", f"{BEST}/{SETTINGS_FILE}"]
+        folders += [BEST]
+    if settings.do_eval or settings.evaluates_in_training:
+        folders += [f"eval{suffix}" for suffix in task.dev_files]
+    if settings.do_predict:
+        for names in prediction_files(task).items():
+            files += names
+    if settings.do_export:
+        folders += [EXPORT]
+    return files, folders
