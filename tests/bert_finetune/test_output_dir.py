@@ -129,7 +129,9 @@ def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_pa
     """SST-2 also has two classes, so the shapes match."""
     checkpoint = f"{copy.output_dir}/model.ckpt-13"
     changes = {"output_dir": str(tmp_path / "new"), "init_checkpoint": checkpoint}
-    sentence = _refusal(copy, **_EVAL, **changes, task_name="SST-2")
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nw1\t1\n")
+    other = {"task_name": "SST-2", "data_dir": str(tmp_path)}
+    sentence = _refusal(copy, **_EVAL, **changes, **other)
     assert sentence.startswith("A trained classifier must be used for what it was tr")
     assert "whose run has --task_name=cola, not sst2. Use the same" in sentence
     jobs.prepare(inputs.read(dataclasses.replace(copy, **_EVAL, **changes)))
