@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from bert_finetune import metrics, modeling, optimization
 from bert_finetune.checkpoint import init_from_checkpoint
+from bert_finetune.optimizers import make_optimizer
 from bert_finetune.recomputing import wrapper_of
 from bert_finetune.settings import Settings
 from bert_finetune.tasks import Task
@@ -82,6 +83,7 @@ def make_model_fn(
                 num_updates,
                 gradient_accumulation_steps,
                 config,
+                bert_config.num_hidden_layers,
             )
         ops = metrics.eval_metric_ops(task.metrics, labels, logits, per_example_loss)
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
@@ -116,17 +118,19 @@ def _training(
     num_updates: int,
     gradient_accumulation_steps: AccumulationSteps,
     config,
+    num_layers: int,
 ):
     rate = optimization.learning_rate(
         settings.learning_rate,
         get_or_create_update_step(),
         num_updates,
         int(num_updates * settings.warmup_proportion),
+        settings.lr_schedule,
     )
     # accumulation: the train op, whose weight makes a short last micro-batch count less
     train_op = make_accumulating_train_op(
         loss,
-        optimization.AdamWeightDecayOptimizer(rate),
+        make_optimizer(settings, rate, num_layers),
         gradient_accumulation_steps,
         clip_norm=settings.clip_norm or None,
         weight=num_examples,

@@ -11,9 +11,12 @@ normalization and biases out.
 
 import math
 import re
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
+
+RateShare = Callable[[str], float]  # of a variable's name
 
 _NOT_DECAYED = re.compile("LayerNorm|layer_norm|bias")
 
@@ -23,23 +26,36 @@ def learning_rate(
     update_step: tf.Variable,
     num_updates: int,
     num_warmup_updates: int,
+    schedule: str = "linear",
 ) -> tf.Tensor:
-    """Returns the learning rate: linear warm-up from 0, then linear decay to 0.
+    """Returns the learning rate: linear warm-up from 0, then the schedule.
 
         update_step < num_warmup_updates:  initial_rate * update_step / num_warmup_updates
-        afterwards:                        initial_rate * (1 - update_step / num_updates)
+        afterwards, linear:     initial_rate * (1 - update_step / num_updates)
+                    cosine:     initial_rate * (1 + cos(pi * done)) / 2
+                    constant:   initial_rate
+
+    where `done` is the share of the updates after warm-up that are done.
 
     Args:
-        initial_rate: End of the warm-up line, and start at update 0 of the decay line.
+        initial_rate: End of the warm-up line, and start at update 0 of the linear decay.
         update_step: Updates so far, int64.
         num_updates: Updates of the whole run, >= 1.
         num_warmup_updates: Updates of warm-up; 0 turns it off.
+        schedule: "linear", "cosine" or "constant".
 
     Returns:
         The rate of the next update, a float32 scalar.
     """
     done = tf.cast(update_step.read_value(), tf.float32)
-    decayed = initial_rate * (1.0 - tf.minimum(done, num_updates) / num_updates)
+    if schedule == "linear":
+        decayed = initial_rate * (1.0 - tf.minimum(done, num_updates) / num_updates)
+    elif schedule == "cosine":
+        decays = max(1, num_updates - num_warmup_updates)
+        share = tf.minimum(done - num_warmup_updates, decays) / decays
+        decayed = initial_rate * (1.0 + tf.cos(math.pi * share)) / 2.0
+    else:
+        decayed = tf.constant(initial_rate)
     if num_warmup_updates == 0:
         return decayed
     warming = initial_rate * done / num_warmup_updates
@@ -58,6 +74,8 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         beta_1: Decay of the gradient's mean.
         beta_2: Decay of the squared gradient's mean.
         epsilon: Added to sqrt(v).
+        rate_share: Function of a variable's name that returns its share of the rate;
+            None gives each the whole.
     """
 
     def __init__(
@@ -67,6 +85,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
+        rate_share: RateShare | None = None,
     ):
         super().__init__(use_locking=False, name="AdamWeightDecayOptimizer")
         self._rate = rate
@@ -74,12 +93,13 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         self._beta_1 = beta_1
         self._beta_2 = beta_2
         self._epsilon = epsilon
+        self._rate_share = rate_share or (lambda name: 1.0)
 
     def _valid_dtypes(self):
         return {tf.float32, tf.float64}
 
     def _create_slots(self, var_list):
-        self._dtypes = {variable.dtype.base_dtype for variable in var_list}
+        self._set_kinds(var_list)
         for variable in var_list:
             for slot in ("m", "v"):
                 self._get_or_make_slot_with_initializer(
@@ -91,12 +111,24 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
                     f"adam_{slot}",
                 )
 
+    def _set_kinds(self, var_list) -> None:
+        self._kinds = {self._kind_of(v, v.dtype.base_dtype) for v in var_list}
+
+    def _kind_of(self, variable, dtype: tf.DType) -> tuple[tf.DType, float]:
+        return dtype, self._rate_share(variable.op.name)
+
     def _prepare(self):
         rate = tf.convert_to_tensor(self._rate, name="learning_rate")
-        self._scalars = {dtype: self._scalars_of(rate, dtype) for dtype in self._dtypes}
+        self._scalars = {
+            (dtype, share): self._scalars_of(rate * share, dtype)
+            for dtype, share in self._kinds
+        }
+
+    def _scalars_for(self, variable, dtype: tf.DType) -> dict[str, tf.Tensor]:
+        return dict(self._scalars[self._kind_of(variable, dtype)])
 
     def _scalars_of(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
-        """Returns the kernel's scalars, made once for all variables of a dtype."""
+        """Returns the kernel's scalars, made once for all variables of a kind."""
         rate, factor = tf.cast(rate, dtype), _root_of_v(self._beta_2, dtype)
         scalars = {
             "beta1_power": 0.0,  # no bias correction
@@ -111,9 +143,9 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
     def _resource_apply_dense(self, grad, handle):
         # By `.handle`: a mirrored variable has its own copy in every replica.
-        variable, scalars = handle, dict(self._scalars[grad.dtype])
+        variable, scalars = handle, self._scalars_for(handle, grad.dtype)
         share, decayed = scalars.pop("decay"), []
-        if _is_decayed(variable.op.name):
+        if is_decayed(variable.op.name):
             with tf.control_dependencies([grad]):  # computed from the old value
                 value = tf.raw_ops.ReadVariableOp(
                     resource=variable.handle, dtype=grad.dtype
@@ -159,5 +191,6 @@ def _root_of_v(beta_2: float, dtype: tf.DType) -> float:
     return math.sqrt(float(1 - rounded) / (1.0 - beta_2))
 
 
-def _is_decayed(name: str) -> bool:
+def is_decayed(name: str) -> bool:
+    """Returns whether a variable of this name has weight decay."""
     return _NOT_DECAYED.search(name) is None

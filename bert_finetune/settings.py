@@ -13,7 +13,10 @@ from estimator_accum.programs.settings import Number, RunSettings, flag
 
 HUGGING_FACE = "hf"  # value of --do_export
 NONE, LAYERS = "none", "layers"  # values of --recompute, besides AUTO
+OPTIMIZERS = ["adamw", "lamb", "adafactor", "sgd"]
+LR_SCHEDULES = ["linear", "cosine", "constant"]
 
+_FACTOR = Number(float, "a number > 0 and <= 1", lambda x: 0 < x <= 1)
 _SHARE = Number(float, "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
 
@@ -98,6 +101,27 @@ class Settings(RunSettings):
         0.1,
         "Share of the updates in which the rate rises linearly.",
         _SHARE,
+        decides=True,
+    )
+    lr_schedule: str = flag(
+        LR_SCHEDULES[0],
+        "Learning rate after warm-up. linear: to 0, google-research/bert's own; cosine: "
+        "half a wave to 0; constant.",
+        flags.EnumParser(LR_SCHEDULES),
+        decides=True,
+    )
+    layerwise_lr_decay: float = flag(
+        1.0,
+        "Factor of the learning rate from each layer to the one below; classifier and "
+        "pooler have the whole rate, the embeddings the lowest.",
+        _FACTOR,
+        decides=True,
+    )
+    optimizer: str = flag(
+        OPTIMIZERS[0],
+        "Optimizer. adamw: google-research/bert's, without bias correction; lamb; "
+        "adafactor: little memory for its slots; sgd: with momentum 0.9.",
+        flags.EnumParser(OPTIMIZERS),
         decides=True,
     )
     clip_norm: float = flag(1.0)

@@ -85,17 +85,26 @@ def test_slots_are_named_as_in_checkpoints_of_bert():
     assert names == {"layer/kernel", "layer/kernel/adam_m", "layer/kernel/adam_v"}
 
 
+_HALF_WAVE = (1 + np.cos(np.pi * np.arange(5) / 4)) / 2
+
+
 @pytest.mark.parametrize(
-    ("updates", "warm_up", "expected"),
+    ("schedule", "updates", "warm_up", "expected"),
     [
-        (10, 4, [0, 0.25, 0.5, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]),
-        (4, 0, [1, 0.75, 0.5, 0.25]),
+        ("linear", 10, 4, [0, 0.25, 0.5, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]),
+        ("linear", 4, 0, [1, 0.75, 0.5, 0.25]),
+        ("cosine", 4, 0, _HALF_WAVE),
+        ("cosine", 6, 2, [0, 0.5, *_HALF_WAVE, 0]),
+        ("cosine", 2, 2, [0, 0.5]),
+        ("constant", 4, 2, [0, 0.5, 1, 1, 1]),
     ],
 )
-def test_the_rate_rises_in_warm_up_then_falls_to_zero(updates, warm_up, expected):
+def test_the_rate_rises_in_warm_up_then_follows_its_schedule(
+    schedule, updates, warm_up, expected
+):
     with tf.Graph().as_default(), v1.Session() as session:
         update_step = get_or_create_update_step()
-        rate = optimization.learning_rate(1.0, update_step, updates, warm_up)
+        rate = optimization.learning_rate(1.0, update_step, updates, warm_up, schedule)
         session.run(v1.global_variables_initializer())
         for step, value in enumerate(expected):
             update_step.load(step, session)
