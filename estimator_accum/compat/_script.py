@@ -3,10 +3,13 @@
 import functools
 import importlib.machinery
 import importlib.util
+import logging as std_logging
 import os
 import pathlib
 import sys
 import types
+
+from absl import logging
 
 
 class NoProgramError(Exception):
@@ -43,14 +46,31 @@ def run_script(arguments: list[str], is_v1: bool = False) -> None:
     module.__file__ = path
     sys.modules["__main__"] = module
     sys.excepthook = functools.partial(_show_from, path)
+    _log_once()
     source = pathlib.Path(path).read_bytes()
     if is_v1:
-        from estimator_accum.compat.v1 import compile_v1
+        from estimator_accum.compat.v1 import compile_v1, list_missing
 
         code = compile_v1(source, path)
+        missing = list_missing(path, sys.path[0])
+        if missing:
+            print(missing, file=sys.stderr)
     else:
         code = compile(source, path, "exec")
     exec(code, vars(module))  # noqa: S102, what python does
+
+
+def _log_once() -> None:
+    """Shows TensorFlow's log lines once where `app.run` adds absl's handler to its own."""
+    absl_handler = logging.get_absl_handler()
+
+    def is_shown_here(record) -> bool:
+        others = std_logging.getLogger("tensorflow").handlers
+        streams = [getattr(handler, "stream", None) for handler in others]
+        stream = absl_handler.python_handler.stream
+        return record.name != "tensorflow" or stream not in streams
+
+    absl_handler.addFilter(is_shown_here)
 
 
 def _find_module(name: str) -> importlib.machinery.ModuleSpec:

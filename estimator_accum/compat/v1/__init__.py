@@ -26,6 +26,21 @@ def compile_v1(source: bytes, path: str) -> types.CodeType:
     return _imports.compile_v1(source, path)
 
 
+def list_missing(path: str, folder: str) -> str:
+    """Returns a list of the names that a script uses and that have no stand-in.
+
+    Args:
+        path: File of the script.
+        folder: Folder of its own modules.
+
+    Returns:
+        The text; "" if nothing is missing.
+    """
+    from estimator_accum.compat.v1 import _missing  # imports TensorFlow
+
+    return _missing.list_missing(path, folder)
+
+
 def enable_v1() -> types.ModuleType:
     """Makes the user's modules run as TensorFlow 1 code; returns `tf.compat.v1`.
 
@@ -49,6 +64,9 @@ def enable_v1() -> types.ModuleType:
         return v1
     from estimator_accum.compat.v1 import _contrib, _imports, _removed
 
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")  # users cannot do anything about these deprecations
     v1.disable_v2_behavior()
     v1.enable_resource_variables()
     # TensorFlow 1 has it in the base class, newer ones for reference variables alone.
@@ -56,4 +74,5 @@ def enable_v1() -> types.ModuleType:
     _removed.install()
     _imports.install()
     _contrib.install()  # last, because enable_v1() takes it as done
+    logger.setLevel(level)
     return v1

@@ -104,6 +104,7 @@ def test_only_files_that_nobody_installed_are_the_users(tmp_path, monkeypatch):
 
 
 _SCRIPT = """import importlib, sys
+from absl import logging
 import tensorflow as tf
 import installed
 import package.module
@@ -119,6 +120,8 @@ with tf.Session() as session:
     session.run(v.assign(7.0))
     print(session.run(v.initialized_value()))
 print(importlib.import_module("tensorflow") is installed.tf)
+logging.use_absl_handler()  # as tf.app.run does
+tf.logging.error("said once")
 print(enabling.enable_v1() is tf, sys.argv)
 package.module.fail()
 """
@@ -160,10 +163,12 @@ def test_runner_gives_tensorflow_1_to_the_users_modules_alone(script_folder):
         "True ['script.py', '--its', '--v1']",
     ]
     assert done.returncode == 1
+    assert done.stderr.count("said once") == 1
+    assert "    tf.no_such: package/module.py line 5\n" in done.stderr
     trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
     files = [line.split(", in ")[0] for line in trace if line.startswith("  File")]
     assert files[:2] == [
-        f'  File "{script_folder / "script.py"}", line 18',
+        f'  File "{script_folder / "script.py"}", line 21',
         f'  File "{script_folder / "package" / "module.py"}", line 5',
     ]
     assert "    tf.Session, tf.no_such" in trace

@@ -1,0 +1,76 @@
+"""Names without a stand-in, listed from a script's source."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum.compat.v1 import _contrib, _missing
+
+_SCRIPT = """import tensorflow as tf
+import tensorflow.contrib.slim as slim
+from tensorflow.contrib import crf, layers
+from tensorflow.examples.tutorials.mnist import input_data
+from package import model
+try:
+    from tensorflow.contrib.opt import LazyAdam
+except ImportError:
+    LazyAdam = None
+losses = tf.contrib.losses
+
+def network(x):
+    layers = []
+    layers.append(x)
+    x = slim.conv2d(slim.separable_conv2d(x), 1) + tf.app.flags.FLAGS.any
+    return losses.log_loss(x), tf.nn.relu(x)
+"""
+_INNER = """import collections as c, numpy as np, tensorflow
+from . import inner
+
+def network():
+    return tensorflow.contrib.image.rotate, np.no_such.name, np.random.randint
+
+def other(c):
+    return c.nothing
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "model.py").write_text(_INNER)
+    (tmp_path / "package" / "inner.py").write_text("x = = 1")
+    (tmp_path / "package" / "unused.py").write_text("import imp.no_such")
+    (tmp_path / "script.py").write_text(_SCRIPT)
+    names = _contrib._stand_ins()["slim"]
+    slim = _contrib._StandIn("tensorflow.contrib.slim", names)
+    v1 = types.ModuleType("v1")
+    vars(v1).update({"nn": tf.nn, "app": tf.compat.v1.app})
+    v1.contrib = _contrib._StandIn("tensorflow.contrib", {"slim": slim, "layers": slim})
+    monkeypatch.setattr(_missing, "tf", v1)
+    return tmp_path
+
+
+def test_names_without_a_stand_in_are_listed_at_once(folder):
+    assert _missing.list_missing(
+        str(folder / "script.py"), str(folder)
+    ).splitlines() == [
+        (
+            "Names of TensorFlow 1 that have no stand-in, so that the script fails where "
+            "it uses them (6):"
+        ),
+        "    numpy.no_such: package/model.py line 5",
+        "    tf.contrib.crf: script.py line 3",
+        "    tf.contrib.image: package/model.py line 5",
+        "    tf.contrib.losses: script.py line 10, script.py line 16",
+        "    tf.contrib.slim.separable_conv2d: script.py line 15",
+        "    tf.examples: script.py line 4",
+        "Replace them in the script, or run that on TensorFlow 1.15.",
+    ]
+
+
+def test_script_with_all_its_names_has_no_list(folder):
+    script = folder / "script.py"
+    script.write_text("import tensorflow.contrib.slim\ntensorflow.contrib.slim.conv2d")
+    assert _missing.list_missing(str(script), str(folder)) == ""
