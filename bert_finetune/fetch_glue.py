@@ -19,6 +19,7 @@ from bert_finetune.download import RemoteFile
 from bert_finetune.tasks import TASKS, Task, get_task
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 
+_NAME = "estimator-accum fetch glue"
 OFFICIAL_URL = "https://dl.fbaipublicfiles.com"
 _MRPC_COLUMNS = "#1 ID\t#2 ID\t#1 String\t#2 String\n"
 
@@ -129,11 +130,11 @@ SOURCES = {
 def main(argv: list[str] | None = None) -> int:
     """Fetches what the flags ask for and returns the exit code."""
     args = _parse(argv)
-    return exit_code_of(lambda: _run(args))
+    return exit_code_of(lambda: _run(args), _NAME)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneSentenceParser(__doc__, allow_abbrev=False)
+    parser = OneSentenceParser(__doc__, prog=_NAME, allow_abbrev=False)
     parser.add_argument(
         "--data_dir",
         type=pathlib.Path,
@@ -161,7 +162,7 @@ def _run(args: argparse.Namespace) -> None:
         return
     if args.data_dir is None:
         raise ValueError(
-            "`--data_dir` must name a folder. Received: nothing. Use --data_dir=glue, "
+            "`--data_dir` must name a folder. Received: none. Use --data_dir=glue, "
             "or --list to see what there is."
         )
     if args.archive and len(tasks) != 1:

@@ -16,7 +16,7 @@ from estimator_accum.programs.command_line import OneSentenceParser, exit_code_o
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(__doc__)
+    parser = OneSentenceParser(__doc__, prog="estimator-accum import")
     parser.add_folder(
         "input_dir",
         "folder with config.json, vocab.txt and model.safetensors of a BERT",
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         "output_dir", "folder to make; may exist if it is empty", required=True
     )
     flags = parser.parse_args(arguments)
-    return exit_code_of(lambda: _import(flags.input_dir, flags.output_dir))
+    return exit_code_of(lambda: _import(flags.input_dir, flags.output_dir), parser.prog)
 
 
 def _import(input_dir: pathlib.Path, output_dir: pathlib.Path) -> None:

@@ -103,15 +103,15 @@ def _check_checkpoints(
         check_checkpoint(str(best), config, num_labels)
     elif settings.eval_every_updates is not None and not settings.do_train:
         raise ValueError(
-            "Without --do_train, `--eval_every_updates` must find the best checkpoint "
+            "Without `--do_train`, `--eval_every_updates` must find the best checkpoint "
             f"of a run. Received: {settings.output_dir}, where {BEST}/ names none. "
             "Leave it out to use the last one."
         )
     if not settings.do_train:
         if not own and not init:
             raise ValueError(
-                "Without --do_train, --output_dir or --init_checkpoint must hold a "
-                f"trained classifier. Received: {settings.output_dir} without a "
+                "Without `--do_train`, `--output_dir` or `--init_checkpoint` must hold "
+                f"a trained classifier. Received: {settings.output_dir} without a "
                 "checkpoint, and no --init_checkpoint. Add --do_train=true."
             )
         check_same_model(own or init, description)

@@ -9,7 +9,7 @@ r"""Plans the training of a BERT before anything runs: what fits, and what it co
 It prints the cheapest way to train that fits: the largest micro-batch, with layers that
 are recomputed in the backward pass if that is faster, or if nothing else fits; and its
 memory, the disk space of the checkpoints, how long the one reduction of an update takes
-on the network, and, in the last line, the flags of `run_classifier` to paste. The bytes
+on the network, and, in the last line, the flags of `estimator-accum train` to paste. The bytes
 are those of tensors that are alive at the same time, within 15% of what was measured on
 encoders of 2 to 6 layers on a CPU; a fifth of the device's memory is reserved, because the
 allocator cannot use all of it. Exit codes: 0; 2 with one sentence when nothing fits or a
@@ -45,8 +45,9 @@ _SPEED = re.compile(r"([0-9.]+)\s*([kKmMgGtT]?)(bits?/s|bps|B/s)")
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line and prints the plan; returns the exit code."""
-    flags = _parser().parse_args(arguments)
-    return exit_code_of(lambda: _print_plan(flags))
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: _print_plan(flags), parser.prog)
 
 
 def _print_plan(flags: argparse.Namespace) -> None:
@@ -116,7 +117,7 @@ def cheapest_plan(
     if plans:
         return min(plans, key=lambda plan: plan.time)
     raise ValueError(
-        f"A micro-batch of 1 example must fit in --device_memory. Received: "
+        f"A micro-batch of 1 example must fit in `--device_memory`. Received: "
         f"{_mb(usable_bytes / USABLE_SHARE)}, and 1 example of {tokens} tokens takes "
         f"{_mb(memory.peak / USABLE_SHARE)} with what the allocator needs. Use "
         "shorter examples, a smaller encoder, or a device with more memory."
@@ -154,11 +155,15 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         ),
         ("gradients", memory.gradients, "beside the activations"),
         ("update", memory.update, "temporaries, when the activations are gone"),
-        ("peak", memory.peak, f"of {_mb(flags.device_memory * USABLE_SHARE)} usable"),
+        (
+            "peak of the model",
+            memory.peak,
+            f"of {_mb(flags.device_memory * USABLE_SHARE)} usable",
+        ),
         ("disk", memory.disk, f"{KEPT_CHECKPOINTS} checkpoints and the next one"),
     ]
     return [
-        *(f"{name:<16}{_mb(value):>12}  {note}".rstrip() for name, value, note in rows),
+        *(f"{name:<18}{_mb(value):>12}  {note}".rstrip() for name, value, note in rows),
         f"micro_batch_size {size}",
         f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
         str(batches),
@@ -180,7 +185,7 @@ def _reduction(memory: Memory, batches: Batches, bits_per_sec: float) -> list[st
 
 
 def _flags_to_paste(plan: Plan, tokens: int) -> str:
-    """Returns flags of `run_classifier` that make this plan."""
+    """Returns flags of `estimator-accum train` that make this plan."""
     batches = plan.batches
     examples = f"--train_batch_size={batches.largest_share}"
     if not batches.is_even:  # micro-batches differ by one example
@@ -198,18 +203,18 @@ def _check(flags: argparse.Namespace, config: BertConfig) -> None:
     check_counts(flags)
     if flags.max_seq_length > config.max_position_embeddings:
         raise ValueError(
-            "--max_seq_length must be at most `max_position_embeddings` of the "
+            "`--max_seq_length` must be at most `max_position_embeddings` of the "
             f"encoder, {config.max_position_embeddings}. Received: "
             f"{flags.max_seq_length}. Use shorter examples."
         )
     if flags.effective_batch_size < flags.num_replicas:
         raise ValueError(
-            "--effective_batch_size must have an example for each replica. Received: "
+            "`--effective_batch_size` must have an example for each replica. Received: "
             f"{flags.effective_batch_size} for {flags.num_replicas}. Use a larger one."
         )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> OneSentenceParser:
     parser = OneSentenceParser(__doc__, prog="estimator-accum plan")
     parser.add_argument(
         "--bert_config_file", required=True, metavar="FILE", help="the encoder's JSON"

@@ -4,9 +4,9 @@ The flags are those of google-research/bert's `run_classifier.py`, plus
 `--gradient_accumulation_steps`: 8 x 4 trains like 32, in the memory of 8.
 
     estimator-accum train --task_name=CoLA --do_train=true \
-        --do_eval=true --data_dir=glue/CoLA --vocab_file=bert/vocab.txt \
-        --bert_config_file=bert/bert_config.json \
-        --init_checkpoint=bert/bert_model.ckpt --max_seq_length=128 \
+        --do_eval=true --data_dir=glue/CoLA --vocab_file=bert/MODEL/vocab.txt \
+        --bert_config_file=bert/MODEL/bert_config.json \
+        --init_checkpoint=bert/MODEL/bert_model.ckpt --max_seq_length=128 \
         --train_batch_size=8 --gradient_accumulation_steps=4 --output_dir=cola_output
 
 Without sizes, an update is 32 examples at once. A stopped run resumes from its last
@@ -23,7 +23,7 @@ from bert_finetune.settings import Settings
 from estimator_accum.programs.program import Program
 
 PROGRAM = Program(
-    name="run_classifier.py",
+    name="estimator-accum train",
     description=__doc__,
     settings=Settings,
     inputs="bert_finetune.inputs",

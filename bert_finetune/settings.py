@@ -1,4 +1,4 @@
-"""Settings of a run: the flags of `run_classifier.py`."""
+"""Settings of a run: the flags of `estimator-accum train`."""
 
 import dataclasses
 import os
@@ -9,7 +9,16 @@ from absl import flags
 from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.own_task import is_task_file
 from estimator_accum.programs.batches import AUTO
-from estimator_accum.programs.settings import Number, RunSettings, flag
+from estimator_accum.programs.settings import (
+    COUNT,
+    DATA,
+    EVALUATION,
+    JOBS,
+    SIZES,
+    Number,
+    RunSettings,
+    flag,
+)
 
 HUGGING_FACE = "hf"  # value of --do_export
 NONE, LAYERS = "none", "layers"  # values of --recompute, besides AUTO
@@ -27,13 +36,35 @@ class _ExportParser(flags.BooleanParser):
         return HUGGING_FACE if argument == HUGGING_FACE else super().parse(argument)
 
 
+class _OffParser(flags.BooleanParser):
+    syntactic_help = "false, since TPUs are not supported"
+    remedy = "Leave it out; --strategy=mirrored trains on all GPUs of this machine."
+
+    def parse(self, argument: str | int) -> bool:
+        if super().parse(argument):
+            raise ValueError(self.syntactic_help)
+        return False
+
+
+_TEXT = flags.ArgumentParser()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings):
-    """Flags of `run_classifier.py`; an update is 32 x 1 examples by default."""
+    """Flags of `estimator-accum train`; an update is 32 x 1 examples by default."""
 
     usual_sizes: ClassVar[dict[str, Any]] = {
         "default_micro_batch_size": 32,
         "may_be_empty": True,
+    }
+    ignored: ClassVar[dict[str, flags.ArgumentParser]] = {
+        "use_tpu": _OffParser(),
+        "tpu_name": _TEXT,
+        "tpu_zone": _TEXT,
+        "gcp_project": _TEXT,
+        "master": _TEXT,
+        "num_tpu_cores": COUNT,
+        "iterations_per_loop": COUNT,
     }
 
     # The task and the model.
@@ -54,36 +85,40 @@ class Settings(RunSettings):
         "Checkpoint to start from, e.g. bert_model.ckpt.",
         decides=True,
         is_path=True,
+        group=DATA,
     )
     hidden_act: str | None = flag(
         None,
         "Activation of the encoder. None: that in --bert_config_file. gelu_new: GELU by "
         "tanh, as google-research/bert computes what its files call gelu.",
         flags.EnumParser(list(ACTIVATIONS)),
+        group=DATA,
     )
     do_lower_case: bool = flag(
-        True, "Lower-case the text: true for uncased models.", decides=True
+        True, "Lower-case the text: true for uncased models.", decides=True, group=DATA
     )
     max_seq_length: int = flag(
-        128, "Longest input [tokens]; longer ones are cut.", decides=True
+        128, "Longest input [tokens]; longer ones are cut.", decides=True, group=DATA
     )
     pad_to_max_length: bool = flag(
         False,
         "Pad every example to --max_seq_length, for shapes that never change. False: pad "
         "examples of like length together, to the longest one, and leave padding out of "
         "layers where possible; the results are the same.",
+        group=DATA,
     )
     dropout: bool = flag(True, "Use BERT's dropout in training.", decides=True)
 
     # What to do.
-    do_train: bool = flag(False, "Train on the training set.")
-    do_eval: bool = flag(False, "Evaluate on the dev set.")
-    do_predict: bool = flag(False, "Predict the test set.")
+    do_train: bool = flag(False, "Train on the training set.", group=JOBS)
+    do_eval: bool = flag(False, "Evaluate on the dev set.", group=JOBS)
+    do_predict: bool = flag(False, "Predict the test set.", group=JOBS)
     do_export: bool | str = flag(
         False,
         f"Export a SavedModel; {HUGGING_FACE}: a folder for Hugging Face's "
         "transformers instead.",
         _ExportParser(),
+        group=JOBS,
     )
 
     # Training.
@@ -92,6 +127,7 @@ class Settings(RunSettings):
         "Most tokens of a micro-batch, padding included. A replica's share of an update "
         "is cut into as few micro-batches as possible; --micro_batch_size does not cut "
         "it.",
+        group=SIZES,
     )
     learning_rate: float = flag(5e-5)
     num_train_epochs: float = flag(
@@ -146,14 +182,18 @@ class Settings(RunSettings):
         None,
         "Updates from one evaluation during training to the next; the best checkpoint "
         "is kept in best/, and used afterwards. None: no evaluation during training.",
+        group=EVALUATION,
     )
     early_stopping: int | None = flag(
         None,
         "Evaluations in a row without a better metric after which training stops. None: "
         "training does not stop early.",
+        group=EVALUATION,
     )
-    eval_batch_size: int = flag(8, "Examples per evaluation batch.")
-    predict_batch_size: int = flag(8, "Examples per prediction batch.")
+    eval_batch_size: int = flag(8, "Examples per evaluation batch.", group=EVALUATION)
+    predict_batch_size: int = flag(
+        8, "Examples per prediction batch.", group=EVALUATION
+    )
 
     def as_flags(self) -> dict[str, Any]:
         """Returns the given flags by name; the file of a task by its absolute path."""
@@ -177,12 +217,12 @@ class Settings(RunSettings):
         jobs = ("do_train", "do_eval", "do_predict", "do_export")
         if not any(getattr(self, job) for job in jobs):
             raise ValueError(
-                "At least one of --do_train, --do_eval, --do_predict and --do_export "
-                "must be true. Received: none of them. Use --do_train=true to train."
+                "At least one of `--do_train`, `--do_eval`, `--do_predict` and "
+                "`--do_export` must be true. Received: none of them. Use --do_train=true to train."
             )
         if self.init_checkpoint == "":
             raise ValueError(
-                "`--init_checkpoint` must name a checkpoint. Received: nothing. Use "
+                "`--init_checkpoint` must name a checkpoint. Received: none. Use "
                 "--init_checkpoint=bert_model.ckpt, or leave the flag out to start from "
                 "random weights."
             )

@@ -22,8 +22,9 @@ from absl import flags
 from distributed.main import PROGRAM
 from distributed.settings import Settings
 from estimator_accum.programs import launch
-from estimator_accum.programs.program import asks_for_help, sentence
+from estimator_accum.programs.program import asks_for_help, sentence, show
 from estimator_accum.programs.settings import (
+    DEVICES,
     FROM_0,
     config_text,
     define_flags,
@@ -37,11 +38,12 @@ from estimator_accum.programs.settings import (
 class _Cluster:
     """Flags of the launcher itself."""
 
-    workers: int = flag(2, launch.HELP["workers"])
-    evaluator: bool = flag(False, launch.HELP["evaluator"])
-    max_restarts: int = flag(5, launch.HELP["max_restarts"], FROM_0)
+    workers: int = flag(2, launch.HELP["workers"], group=DEVICES)
+    evaluator: bool = flag(False, launch.HELP["evaluator"], group=DEVICES)
+    max_restarts: int = flag(5, launch.HELP["max_restarts"], FROM_0, group=DEVICES)
 
 
+_NAME = "python -m distributed.launch_local"
 _MAIN = pathlib.Path(__file__).with_name("main.py")
 _EXIT_DOES_NOT_FIT = 2
 
@@ -57,17 +59,18 @@ def main(argv: list[str]) -> int:
     """Checks the flags, keeps the cluster running, and returns the exit code."""
     if asks_for_help(argv):
         own, of_tasks = define_flags(_Cluster), PROGRAM.flags()
-        print(__doc__, help_text(own), help_text(of_tasks), sep="\n")
+        usage = f"usage: {_NAME} [--flags]\n\n{__doc__}\n"
+        show(f"{usage}{help_text(own)}\n{help_text(of_tasks)}")
         return 0
     values = make_flags()
     try:
         settings = read_settings_of(Settings, values, argv)
         settings.batches(values.workers)
     except (flags.Error, ValueError) as error:
-        print(f"distributed: {sentence(error, values)}", file=sys.stderr)
+        print(f"{_NAME}: {sentence(error, values)}", file=sys.stderr)
         return _EXIT_DOES_NOT_FIT
     if values.print_config:
-        print(config_text(settings))
+        show(config_text(settings))
         return 0
     return launch.run(
         launch.Launch(

@@ -21,7 +21,7 @@ from estimator_accum.programs.cluster import read_cluster
 from estimator_accum.programs.program import Program
 
 PROGRAM = Program(
-    name="distributed",
+    name="python -m distributed.main",
     description=__doc__,
     settings=Settings,
     inputs="distributed.inputs",

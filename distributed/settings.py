@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from estimator_accum.programs.batches import AUTO
-from estimator_accum.programs.settings import RunSettings, flag
+from estimator_accum.programs.settings import DATA, RunSettings, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class Settings(RunSettings):
         None,
         "Folder with MNIST's files; generated digits if not given.",
         is_path=True,
+        group=DATA,
     )
     output_dir: str = flag("distributed_output")
     train_updates: int = flag(200)

@@ -23,7 +23,7 @@ from estimator_accum.programs.program import Program
 from housing_example.settings import Settings
 
 PROGRAM = Program(
-    name="housing_example",
+    name="python -m housing_example.main",
     description=__doc__,
     settings=Settings,
     inputs="housing_example.inputs",

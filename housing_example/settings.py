@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from estimator_accum.programs.settings import RunSettings, flag
+from estimator_accum.programs.settings import DATA, RunSettings, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,10 +16,16 @@ class Settings(RunSettings):
     }
 
     train_csv: str | None = flag(
-        None, "Training examples; generated ones if not given.", is_path=True
+        None,
+        "Training examples; generated ones if not given.",
+        is_path=True,
+        group=DATA,
     )
     test_csv: str | None = flag(
-        None, "Test examples; 30% of the training file if not given.", is_path=True
+        None,
+        "Test examples; 30% of the training file if not given.",
+        is_path=True,
+        group=DATA,
     )
     output_dir: str = flag("housing_output")
     strategy: str = flag("none")

@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace) -> None:
         return
     if args.data_dir is None:
         raise ValueError(
-            "`--data_dir` must name a folder. Received: nothing. Use --data_dir=mnist, "
+            "`--data_dir` must name a folder. Received: none. Use --data_dir=mnist, "
             "or --list to see what there is."
         )
     names = [file.name for file in files]

@@ -6,7 +6,7 @@ runs the frozen tensorflow-estimator 2.15.0 on a newer TensorFlow: unofficial, w
 Keras 2 (`tf_keras`) in that process, and not supported by the TensorFlow team. Up to
 TensorFlow 2.15 it does nothing. A script that must not be edited runs with
 
-    python -m estimator_accum.compat legacy_script.py --its --flags
+    estimator-accum compat legacy_script.py --its --flags
 
 Names that legacy scripts and tensorflow-estimator need and newer TensorFlows lack, with
 their replacements:
@@ -47,12 +47,19 @@ def enable_estimator() -> types.ModuleType:
         The module `tensorflow`.
 
     Raises:
-        ImportError: If tensorflow-estimator 2.15.0 or tf_keras is missing, protobuf
-            does not fit, or `tf.keras` is already Keras 3.
+        ImportError: If TensorFlow, tensorflow-estimator 2.15.0 or tf_keras is missing,
+            protobuf does not fit, or `tf.keras` is already Keras 3.
     """
     prefer_keras_2()
-    import tensorflow as tf  # here, because the command's --help must not need it
-
+    try:
+        import tensorflow as tf  # here, because the command's --help must not need it
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ImportError(
+            "The package tensorflow must be installed. Received: none. Run: "
+            "pip install 'estimator-accum[tf]'"
+        ) from None
     if _minor(tf.__version__) < (2, 16) or "estimator" in vars(tf):
         return tf
     check_packages(

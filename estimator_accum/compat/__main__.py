@@ -1,6 +1,6 @@
 """Runs a script with `tf.estimator`, without editing it.
 
-python -m estimator_accum.compat [--v1] legacy_script.py --its --flags
+estimator-accum compat [--v1] legacy_script.py --its --flags
 """
 
 import os
@@ -10,7 +10,7 @@ from estimator_accum.compat import enable_estimator
 from estimator_accum.compat._script import NoProgramError, run_script
 from estimator_accum.compat.v1 import enable_v1
 
-_USAGE = "python -m estimator_accum.compat [--v1] legacy_script.py --its --flags"
+_USAGE = "estimator-accum compat [--v1] legacy_script.py --its --flags"
 _HELP = f"""usage: {_USAGE}
 
 Runs the script, or -m and a module, as python does, with tf.estimator.
@@ -23,7 +23,7 @@ Runs the script, or -m and a module, as python does, with tf.estimator.
 def main(arguments: list[str]) -> None:
     is_v1 = arguments[:1] == ["--v1"]
     arguments = arguments[is_v1:]
-    script, *_ = arguments or ["nothing"]
+    script, *_ = arguments or ["none"]
     if script in ("-h", "--help"):
         print(_HELP)
         return
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _leave(sentence: str):
-    print(f"estimator_accum.compat: {sentence}", file=sys.stderr)
+    print(f"estimator-accum compat: {sentence}", file=sys.stderr)
     sys.exit(2)
 
 

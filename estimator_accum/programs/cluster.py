@@ -177,7 +177,7 @@ def _checked_task(task, jobs: dict[str, list[str]]) -> tuple[str, int]:
 
 
 def _shown(value) -> str:
-    return "nothing" if value is None else json.dumps(value)[:80]
+    return "none" if value is None else json.dumps(value)[:80]
 
 
 def _error(where: str, allowed: str, received: str, remedy: str = "") -> ValueError:

@@ -1,14 +1,44 @@
 """Command lines of scripts: flags, one-sentence errors, tables, exit codes."""
 
 import argparse
+import difflib
 import os
 import pathlib
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from estimator_accum import __version__
-from estimator_accum.programs.program import path_sentence
+from estimator_accum.programs.program import discard_stdout, path_sentence, show
+
+# argparse's messages, in this project's form.
+_FORMS = [
+    (
+        r"argument (.+?): invalid int value: (.*)",
+        r"`\1` must be an integer. Received: \2",
+    ),
+    (
+        r"argument (.+?): invalid float value: (.*)",
+        r"`\1` must be a number. Received: \2",
+    ),
+    (
+        r"argument (.+?): invalid choice: (.*) \(choose from (.*)\)",
+        r"`\1` must be one of \3. Received: \2",
+    ),
+    (r"argument (.+?): expected .*", r"`\1` must have a value. Received: none"),
+    (
+        r"argument (.+?): ignored explicit argument (.*)",
+        r"`\1` must have no value. Received: \2",
+    ),
+    (r"argument (.+?): (.*)", r"`\1` \2"),
+    (
+        r"the following arguments are required: (.*)",
+        lambda found: (
+            f"The flags `{found[1].replace(', ', '`, `')}` must be given. Received: none"
+        ),
+    ),
+]
 
 
 class FetchError(Exception):
@@ -16,7 +46,10 @@ class FetchError(Exception):
 
 
 class OneSentenceParser(argparse.ArgumentParser):
-    """An argument parser that reports errors in one sentence, without usage."""
+    """An argument parser that reports errors in one sentence, without usage.
+
+    The sentence and the usage line begin with `prog`, the file's name by default.
+    """
 
     def __init__(self, description: str, **options):
         """Makes a parser that shows `description`, a script's docstring, unchanged."""
@@ -43,9 +76,29 @@ class OneSentenceParser(argparse.ArgumentParser):
                 help=f"{what} (default: %(default){'d' if is_whole else 'g'})",
             )
 
+    def parse_args(self, args=None, namespace=None):
+        """Returns the flags; an unknown one is an error that names the nearest."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            self.error(f"Flags must be those of --help. Received: {name}.{hint}")
+        return found
+
+    def print_help(self, file=None) -> None:
+        """Prints the help text, for a reader who may leave early."""
+        show(self.format_help().rstrip("\n"))
+
     def error(self, message: str):
         """Exits with code 2."""
-        self.exit(2, f"{self.prog}: {message.rstrip('.')}. Try --help.\n")
+        for form, ours in _FORMS:
+            if re.fullmatch(form, message):
+                message = re.sub(form, ours, message)
+                break
+        if not message.endswith("?"):
+            message = f"{message.rstrip('.')}. See --help."
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def check_counts(flags: argparse.Namespace) -> None:
@@ -58,29 +111,34 @@ def check_counts(flags: argparse.Namespace) -> None:
             )
 
 
-def exit_code_of(action: Callable[[], int | None]) -> int:
+def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -> int:
     """Runs a script's action and prints its error as one sentence on stderr.
+
+    Args:
+        action: Function without arguments that may return an exit code.
+        speaker: Name with which the sentence begins; None is the file's name.
 
     Returns:
         The action's result, 0 for None; 1 if a fetch fails or yields another file; 2
         for bad flags or files; 130 (128 + SIGINT) after Ctrl-C; 141 (128 + SIGPIPE) if
         the reader of stdout has left.
     """
+    speaker = speaker or os.path.basename(sys.argv[0])
     try:
         code = action() or 0
         sys.stdout.flush()
         return code
     except FetchError as error:
-        print(error, file=sys.stderr)
+        print(f"{speaker}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
+        print(f"{speaker}: stopped by Ctrl-C", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         return 128 + signal.SIGPIPE
     except (TypeError, ValueError, OSError) as error:
-        print(path_sentence(error) or error, file=sys.stderr)
+        print(f"{speaker}: {path_sentence(error) or error}", file=sys.stderr)
         return 2
 
 

@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         "command", nargs=argparse.REMAINDER, help="what each task runs, and its flags"
     )
     flags = parser.parse_args(arguments)
-    return exit_code_of(lambda: run(_launch_of(flags)))
+    return exit_code_of(lambda: run(_launch_of(flags)), parser.prog)
 
 
 def _launch_of(flags: argparse.Namespace) -> Launch:
@@ -103,6 +104,12 @@ def _launch_of(flags: argparse.Namespace) -> Launch:
         raise ValueError(
             "A command must follow the flags. Received: none. For example: "
             "estimator-accum launch --workers=2 python train.py --its --flags"
+        )
+    if shutil.which(command[0]) is None:
+        raise ValueError(
+            "The command of the tasks must begin with a program that can be started. "
+            f"Received: {command[0]}. Write its path, or begin with `python -m` for a "
+            "module."
         )
     _check_sizes(flags)
     return Launch(

@@ -18,7 +18,7 @@ from estimator_accum.programs.metrics_file import METRICS
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line; returns the exit code."""
-    parser = OneSentenceParser(__doc__)
+    parser = OneSentenceParser(__doc__, prog="estimator-accum plot")
     parser.add_argument(
         "--output_dirs",
         type=_split,
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="the picture to write; .png, .svg or .pdf",
     )
     flags = parser.parse_args(arguments)
-    return exit_code_of(lambda: _plot(flags))
+    return exit_code_of(lambda: _plot(flags), parser.prog)
 
 
 def _plot(flags: argparse.Namespace) -> None:
@@ -65,7 +65,7 @@ def _split(text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise argparse.ArgumentTypeError(
-            f"must be names separated by single commas, received {text!r}"
+            f"must be names separated by single commas. Received: {text!r}"
         )
     return parts
 

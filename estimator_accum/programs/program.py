@@ -23,6 +23,7 @@ from estimator_accum.programs.cluster import Cluster, read_cluster_of
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.settings import (
     RunSettings,
+    allowed_values,
     config_text,
     define_program_flags,
     help_text,
@@ -30,6 +31,13 @@ from estimator_accum.programs.settings import (
 )
 
 _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
+# Other projects' names of flags: this project's name, or one with its value.
+_ELSEWHERE = {
+    "fp16": "precision=float16",
+    "use_fp16": "precision=float16",
+    "bf16": "precision=bfloat16",
+    "per_device_train_batch_size": "micro_batch_size",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Program:
     """A program that trains in an output folder, and what differs between them.
 
     Attributes:
-        name: Name with which its error messages begin.
+        name: Command that starts it, with which its messages and `--help` begin.
         description: Beginning of `--help`.
         settings: Its class of `RunSettings`.
         inputs: Module with `read(settings, cluster)`, which reads and checks what it
@@ -71,10 +79,12 @@ class Program:
         """
         values = self.flags()
         if asks_for_help(argv):
-            print(f"{self.description}\n{help_text(values)}")
+            show(
+                f"usage: {self.name} [--flags]\n\n{self.description}\n{help_text(values)}"
+            )
             return
         if "--version" in argv[1:]:
-            print(f"estimator-accum {__version__}")
+            show(f"estimator-accum {__version__}")
             return
         try:
             settings = read_settings_of(self.settings, values, argv)
@@ -82,7 +92,7 @@ class Program:
         except (flags.Error, ValueError, TypeError) as error:
             self._refuse(sentence(error, values))
         if values.print_config:
-            print(config_text(settings))
+            show(config_text(settings))
             return
         folder, room = settings.output_dir, self.jobs.partition(".")[0]
         try:
@@ -178,6 +188,19 @@ def set_verbosity(verbosity: int, *programs: str) -> None:
         logger.propagate = False
 
 
+def show(text: str) -> None:
+    """Prints text for a reader who may leave early, such as `| head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Sends the rest of the standard output nowhere, since its reader has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def asks_for_help(argv: Sequence[str]) -> bool:
     """Returns whether the command line has --help in one of its forms."""
     return bool({"-h", "--help", "--helpfull"} & set(argv))
@@ -186,9 +209,12 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
     """Returns an error in one line; absl's errors get this project's form."""
     if isinstance(error, flags.UnrecognizedFlagError):
-        _, _, similar = str(error).partition("Did you mean: ")
-        hint = f"Did you mean --{similar.rstrip(' ?')}?" if similar else "See --help."
-        return f"Flags must be those of --help. Received: --{error.flagname}. {hint}"
+        name = error.flagname
+        similar = str(error).partition("Did you mean: ")[2].rstrip(" ?")
+        ours = _ELSEWHERE.get(name, "")
+        similar = ours if ours.partition("=")[0] in flag_values else similar
+        hint = f"Did you mean --{similar}?" if similar else "See --help."
+        return f"Flags must be those of --help. Received: --{name}. {hint}"
     if isinstance(error, flags.CantOpenFlagFileError):
         reason = " ".join(str(error).split()).rpartition("[Errno")[2]
         return (
@@ -199,9 +225,7 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
         name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
         if name in flag_values:
             parser = flag_values[name].parser
-            kind = parser.syntactic_help or "true or false"
-            if allowed := getattr(parser, "enum_values", None):
-                kind = f"one of {', '.join(allowed)}"
+            kind = allowed_values(parser) or "true or false"
             remedy = getattr(parser, "remedy", "See --help.")
             return f"`--{name}` must be {kind}. Received: {_shown(value)}. {remedy}"
     return path_sentence(error) or " ".join(str(error).split())
@@ -220,6 +244,6 @@ def path_sentence(error: Exception) -> str | None:
         return None
     reason = os.strerror(error.errno)
     return (
-        "Files and folders must be there to be read and written. Received: "
-        f"{os.fspath(error.filename)!r}: {reason}. Name another path, or change this one."
+        "A path must be one that this program can use. Received: "
+        f"{os.fspath(error.filename)!r}: {reason}. Correct it, or name another one."
     )

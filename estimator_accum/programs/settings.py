@@ -6,8 +6,9 @@
 
     program --config=old/run_settings.json --output_dir=new
 
-A field has everything about its flag: type, default, help text, range, and whether it
-determines the weights. `SHARED_FLAGS` has that of the flags of several programs. Every
+A field has everything about its flag: type, default, help text, range, its group in
+--help, and whether it determines the weights. `SHARED_FLAGS` has that of the flags of
+several programs. Every
 training run writes its flags to `run_settings.json`, and `--print_config` prints them. A
 flag on the command line wins over the file of `--config`.
 """
@@ -17,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -28,11 +30,18 @@ from estimator_accum.programs.cluster import STRATEGIES
 from estimator_accum.programs.folder import EXAMPLES_CHECKSUM, read_settings
 
 Settings = TypeVar("Settings", bound="RunSettings")
+_TAB = 6 * " "  # before the lines of a help text
 FLAGS = "flags"  # key of the flags in `run_settings.json`
 OTHER_NAMES = {
     "micro_batch_size": "train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_multiplier",
 }
+# Groups of flags, in the order of --help.
+REQUIRED, JOBS, DATA = "required", "what to do", "data and model"
+SIZES, TRAINING, DEVICES = "batches", "training", "devices"
+EVALUATION, GENERAL = "evaluation and prediction", "general"
+IGNORED = "taken from google-research/bert's command lines"
+GROUPS = (REQUIRED, JOBS, DATA, SIZES, TRAINING, DEVICES, EVALUATION, GENERAL, IGNORED)
 
 
 class Number(flags.ArgumentParser):
@@ -96,6 +105,7 @@ def flag(
     what: str = "",
     parser: flags.ArgumentParser | None = None,
     *,
+    group: str | None = None,
     decides: bool = False,
     is_path: bool = False,
 ) -> Any:
@@ -106,36 +116,43 @@ def flag(
         what: Help text; that in `SHARED_FLAGS` if empty.
         parser: Parser of the value; by default that of the field's type, with numbers
             above 0.
+        group: Group in --help; that in `SHARED_FLAGS`, or `TRAINING`, if None. A flag
+            that is required is in `REQUIRED`.
         decides: Whether the weights depend on it.
         is_path: Whether it names a file or folder, which `run_settings.json` has as an
             absolute path.
     """
-    known = {"what": what, "parser": parser, "decides": decides, "is_path": is_path}
+    known = {"what": what, "parser": parser, "group": group}
+    known |= {"decides": decides, "is_path": is_path}
     metadata = {name: value for name, value in known.items() if value}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 SHARED_FLAGS = {
-    "output_dir": {"what": "Folder for checkpoints and results."},
+    "output_dir": {"what": "Folder for checkpoints and results.", "group": DATA},
     "effective_batch_size": {
         "what": "Examples of one update, over all micro-steps and replicas; by default "
-        "micro_batch_size x gradient_accumulation_steps x replicas."
+        "micro_batch_size x gradient_accumulation_steps x replicas.",
+        "group": SIZES,
     },
     "micro_batch_size": {
         "what": "Examples of one forward and backward pass of one replica; auto: each "
         "replica takes its share of --effective_batch_size at once, in twice as many "
         "micro-batches whenever memory runs out.",
         "parser": _MICRO_BATCH,
+        "group": SIZES,
     },
     "gradient_accumulation_steps": {
         "what": "Micro-batches of one replica that make one update.",
         "parser": _STEPS,
+        "group": SIZES,
     },
     "strategy": {
         "what": "Devices that train. none: one; mirrored: all of this machine; "
         "multi_worker: all tasks of the cluster that TF_CONFIG or Slurm describes, each "
         "started with the same flags.",
         "parser": flags.EnumParser(STRATEGIES),
+        "group": DEVICES,
     },
     "learning_rate": {
         "what": "Learning rate; the highest one where it changes.",
@@ -159,7 +176,8 @@ SHARED_FLAGS = {
     "watchdog_secs": {
         "what": "Seconds without a micro-step after which a task of a cluster ends "
         "itself, with exit code 75. Without this end, a task that has lost another one "
-        "waits for ever."
+        "waits for ever.",
+        "group": DEVICES,
     },
 }
 
@@ -173,6 +191,7 @@ class RunSettings:
     """
 
     usual_sizes: ClassVar[dict[str, Any]] = {}  # arguments of `share_out`
+    ignored: ClassVar[dict[str, flags.ArgumentParser]] = {}  # flags without effect
 
     output_dir: str = flag()
     effective_batch_size: int | None = flag(None)
@@ -256,44 +275,86 @@ def define_flags(settings_type: type) -> flags.FlagValues:
             p for t, p in _PARSERS.items() if t in types
         )
         default = None if field.default is dataclasses.MISSING else field.default
-        texts = {field.name: spec["what"]}
+        is_required = field.default is dataclasses.MISSING
+        group = REQUIRED if is_required else spec.get("group", TRAINING)
+        _define(values, group, field.name, spec["what"], parser, default)
         if field.name in OTHER_NAMES:
-            texts[OTHER_NAMES[field.name]] = f"Another name of --{field.name}."
-        is_bool = isinstance(parser, flags.BooleanParser)
-        for name, text in texts.items():
-            each = flags.Flag(parser, None, name, default, text, boolean=is_bool)
-            flags.DEFINE_flag(each, values)
+            text = f"Another name of --{field.name}."
+            _define(values, group, OTHER_NAMES[field.name], text, parser, default)
+    for name, parser in getattr(settings_type, "ignored", {}).items():
+        _define(values, IGNORED, name, "Without effect.", parser)
     return values
+
+
+def _define(values, group, name, text, parser, default=None, short_name=None) -> None:
+    is_bool = isinstance(parser, flags.BooleanParser)
+    each = flags.Flag(
+        parser, None, name, default, text, short_name=short_name, boolean=is_bool
+    )
+    flags.DEFINE_flag(each, values, module_name=group)
 
 
 def define_program_flags(settings_type: type) -> flags.FlagValues:
     """Returns the flags of a program: settings, --config, --print_config, --verbosity."""
     values = define_flags(settings_type)
-    flags.DEFINE_string(
-        "config",
-        None,
-        "File with values for the flags that are not given: run_settings.json of a run.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "print_config",
-        False,
-        "Print the flags as a file for --config, and do nothing else.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "verbosity",
-        -1,
-        "Level of log lines; 0 and more show TensorFlow's own.",
-        flag_values=values,
-        short_name="v",
-    )
+    rows = [
+        (
+            "config",
+            "File with values for flags that are not given: run_settings.json of a run.",
+            _PARSERS[str],
+        ),
+        (
+            "print_config",
+            "Print the flags as a file for --config, and do nothing else.",
+            _PARSERS[bool],
+            False,
+        ),
+        (
+            "verbosity",
+            "Level of log lines; 0 and more show TensorFlow's own.",
+            flags.IntegerParser(),
+            -1,
+            "v",
+        ),
+    ]
+    for row in rows:
+        _define(values, GENERAL, *row)
     return values
 
 
 def help_text(values: flags.FlagValues) -> str:
-    """Returns the flags' part of a --help text."""
-    return values.module_help(__name__).partition(":\n")[2]
+    """Returns the flags' part of a --help text: groups, required flags first."""
+    lines = ["Flags are written --flag=value; values below are the defaults."]
+    for group in GROUPS:
+        found = values.flags_by_module_dict().get(group, ())
+        members = [each for each in found if each.name not in OTHER_NAMES.values()]
+        if members:
+            lines += ["", f"{group}:"]
+        for each in members:
+            lines += _help_lines(each)
+    return "\n".join(lines)
+
+
+def _help_lines(flag_: flags.Flag) -> list[str]:
+    default = flag_.default
+    if isinstance(default, bool):
+        default = str(default).lower()
+    name = f"  --{flag_.name}" + (f"={default}" if default is not None else "")
+    if flag_.name in OTHER_NAMES:
+        name += f", --{OTHER_NAMES[flag_.name]}"
+    if flag_.short_name:
+        name += f", -{flag_.short_name}"
+    text = flag_.help
+    if kind := allowed_values(flag_.parser):
+        text += f" ({kind})"
+    return [name, *textwrap.wrap(text, 88, initial_indent=_TAB, subsequent_indent=_TAB)]
+
+
+def allowed_values(parser: flags.ArgumentParser) -> str:
+    """Returns the values that a parser takes, such as "an integer >= 1", or ""."""
+    if names := getattr(parser, "enum_values", None):
+        return f"one of {', '.join(names)}"
+    return parser.syntactic_help
 
 
 def _read_config(values: flags.FlagValues) -> None:
@@ -353,7 +414,7 @@ def read_settings_of(
     ]
     if missing := [f"--{name}" for name in required if not found[name]]:
         raise ValueError(
-            f"The flags {', '.join('--' + name for name in required)} must be given. "
+            f"The flags {', '.join(f'`--{name}`' for name in required)} must be given. "
             f"Received: none for {', '.join(missing)}. See --help."
         )
     settings = settings_type(**found)

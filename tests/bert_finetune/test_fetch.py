@@ -227,23 +227,25 @@ def test_published_test_files_of_mnist_have_the_checksums(real_data):
 def test_misspelt_flag_leaves_with_code_2_and_one_sentence(name):
     done = running.run("-m", "estimator_accum", "fetch", name, "--lisst")
     assert done.returncode == 2
-    sentence = f"fetch_{name}.py: unrecognized arguments: --lisst. Try --help.\n"
-    assert done.stderr == sentence
+    assert done.stderr == (
+        f"estimator-accum fetch {name}: Flags must be those of --help. Received: "
+        "--lisst. Did you mean --list?\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("main", "flags", "sentence"),
     [
-        (fetch_bert, "", "`--model` must be a .* name. Received: nothing. Use --list"),
+        (fetch_bert, "", "`--model` must be a .* name. Received: none. Use --list"),
         (fetch_bert, "--model=a/b/c --output_dir=a", "`--model` must be a .*: a/b/c,"),
         (fetch_bert, "--model=b --output_dir=a --archive=c", "`--archive` .*ived: b. "),
         (fetch_bert, f"--model={_TINY}", "`--output_dir` must name a fold"),
-        (fetch_glue, "--tasks=CoLA", "`--data_dir` must name a folder. Rec.*: nothing"),
+        (fetch_glue, "--tasks=CoLA", "`--data_dir` must name a folder. Rec.*: none"),
         (fetch_glue, "--tasks=CoLA --data_dir=file/a", ".*file.*': Not a directory"),
         (fetch_glue, "--tasks=ax", "`--tasks` must be one of CoLA, .*: 'ax'."),
         (fetch_glue, "--data_dir=a --archive=b", "be for one task. R.*: 9 tasks"),
         (fetch_glue, "--base_url=ftp://a", "`--base_url` must be an http.*'ftp:"),
-        (fetch_mnist, "", "`--data_dir` must name a folder. Received: nothing. "),
+        (fetch_mnist, "", "`--data_dir` must name a folder. Received: none. "),
     ],
 )
 def test_an_unfit_flag_is_refused(
@@ -352,7 +354,10 @@ def test_what_had_arrived_stays_after_ctrl_c(glue, fetchers, monkeypatch):
 
     monkeypatch.setattr(receiving, "tqdm", Interrupted)
     done = glue()
-    assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
+    assert (done.returncode, done.stderr) == (
+        130,
+        "estimator-accum fetch glue: stopped by Ctrl-C\n",
+    )
     (part,) = fetchers["glue"].folder.parent.glob(".CoLA.part/*.unfinished")
     assert part.read_bytes() == _COLA_ZIP
 

@@ -69,7 +69,7 @@ def test_the_plan_names_each_part_the_micro_batch_and_k(config, capsys):
     assert slots == pytest.approx(2 * megabytes, abs=0.06)
     with_rows = megabytes + 4 * 30522 / 1e6
     assert _megabytes(output, "accumulators") == pytest.approx(with_rows, abs=0.06)
-    assert _megabytes(output, "peak") <= 200
+    assert _megabytes(output, "peak of the model") <= 200
     assert "effective batch 64 = 32 examples x 2 micro-steps x 1 replica\n" in output
     assert "micro_batch_size 32\ngradient_accumulation_steps 2\n" in output
     assert "reduction" not in output  # one replica has nobody to reduce with
@@ -177,7 +177,7 @@ def test_the_cheapest_plan_that_fits_is_named(
     other = ("none", "layers")[not layers]
     code, output, error = _run(config, capsys, *more, f"--recompute={other}")
     if code == 2:
-        assert re.search(r"1 example must fit in --device_memory\. Received: ", error)
+        assert re.search(r"1 example must fit in `--device_memory`\. Received: ", error)
     else:
         other = re.search(r"^time ([\d.]+) of one", output, re.MULTILINE)[1]
         assert float(other) > time
@@ -265,7 +265,10 @@ def test_speeds_of_links(text, expected):
     ("arguments", "sentence"),
     [
         (["--device_memory=50MB"], r"1 example must fit.*Received: 50\.0 MB.*Use sh"),
-        (["--max_seq_length=1000"], r"--max_seq_length must be at most.* 512.*: 1000"),
+        (
+            ["--max_seq_length=1000"],
+            r"`--max_seq_length` must be at most.* 512.*: 1000",
+        ),
         (["--max_seq_length=0"], r"--max_seq_length` must be an integer >= 1.*: 0"),
         (["--num_replicas=65"], r"an example for each replica\. Received: 64 for 65"),
         (["--effective_batch_size=-4"], r"--effective_batch_size` must be.*ived: -4"),

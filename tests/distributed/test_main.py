@@ -16,7 +16,7 @@ from tests.helpers.processes import running
 def _refused(run_main, *flags) -> str:
     code, output = run_main(*flags)
     assert code == 2
-    assert output.startswith("distributed: ") and output.count("\n") == 1
+    assert output.startswith("python -m distributed.main: ") and output.count("\n") == 1
     return output
 
 
@@ -92,7 +92,11 @@ def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
 @pytest.mark.parametrize(
     "error, code, last",
     [
-        (LostTaskError("Start all\ntasks again."), 75, "distributed: Start all tasks"),
+        (
+            LostTaskError("Start all\ntasks again."),
+            75,
+            "python -m distributed.main: Start all",
+        ),
         (OSError("disk full"), 1, "OSError: disk full"),
     ],
 )

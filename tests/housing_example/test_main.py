@@ -59,7 +59,7 @@ def _refused(run_main, flags, folder) -> str:
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1, lines
-    assert lines[0].startswith("housing_example: ")
+    assert lines[0].startswith("python -m housing_example.main: ")
     return lines[0]
 
 

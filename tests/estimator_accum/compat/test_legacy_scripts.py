@@ -136,7 +136,7 @@ def test_runner_says_that_there_is_no_such_module(tmp_path):
     done = _runner("-m", "no_such", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "estimator_accum.compat: -m must be followed by a module that is a file, or a "
+        "estimator-accum compat: -m must be followed by a module that is a file, or a "
         "package with a __main__.py. Received: no_such. Run it where python -m no_such "
         "works."
     )
@@ -156,19 +156,19 @@ def test_runner_has_a_help_of_its_own():
     done = _runner("--help")
     assert (done.returncode, done.stderr) == (0, "")  # TensorFlow has not greeted
     assert done.stdout.startswith(
-        "usage: python -m estimator_accum.compat [--v1] legacy_script.py --its --flags\n"
+        "usage: estimator-accum compat [--v1] legacy_script.py --its --flags\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "received"), [([], "nothing"), (["/no/such.py"], "/no/such.py")]
+    ("arguments", "received"), [([], "none"), (["/no/such.py"], "/no/such.py")]
 )
 def test_runner_without_a_script_says_one_sentence(arguments, received):
     done = _runner(*arguments, TF_CPP_MIN_LOG_LEVEL="3")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"estimator_accum.compat: A Python script must be given. Received: {received}. "
-        "Run: python -m estimator_accum.compat [--v1] legacy_script.py --its --flags"
+        f"estimator-accum compat: A Python script must be given. Received: {received}. "
+        "Run: estimator-accum compat [--v1] legacy_script.py --its --flags"
     )
 
 
@@ -180,6 +180,6 @@ def test_runner_says_a_refusal_in_one_sentence(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1] == (
-        "estimator_accum.compat: TF_USE_LEGACY_KERAS must be 1 for tf.estimator. "
+        "estimator-accum compat: TF_USE_LEGACY_KERAS must be 1 for tf.estimator. "
         "Received: 0. Unset it, or set it to 1."
     )

@@ -56,7 +56,7 @@ def test_evaluator_trains_nothing_and_is_in_its_own_cluster_alone():
     [
         ("{", r"`TF_CONFIG` must be JSON\. Received: \{ \(.*\)\. Correct it, or unset"),
         ("[]", r"`TF_CONFIG` must be an object .*Received: \[\]\."),
-        ("{}", r'`TF_CONFIG\["cluster"\]` must be an object .*Received: nothing\.'),
+        ("{}", r'`TF_CONFIG\["cluster"\]` must be an object .*Received: none\.'),
     ],
 )
 def test_text_that_is_no_configuration_is_refused(text, sentence):
@@ -92,10 +92,10 @@ def test_malformed_cluster_is_refused(cluster, sentence):
 @pytest.mark.parametrize(
     "task, sentence",
     [
-        (None, r'\["task"\]` must be an object with type and.*Received: nothing\.'),
-        ({"index": 0}, r'\["type"\]` must be one of chief, worker, eval.*nothing\.'),
+        (None, r'\["task"\]` must be an object with type and.*Received: none\.'),
+        ({"index": 0}, r'\["type"\]` must be one of chief, worker, eval.*none\.'),
         ({"type": "ps", "index": 0}, r'must be one of .*Received: "ps"\.'),
-        ({"type": "worker"}, r'\["index"\]` must be an integer from 0 to 1 .*nothing'),
+        ({"type": "worker"}, r'\["index"\]` must be an integer from 0 to 1 .*none'),
         ({"type": "worker", "index": 2}, r"an integer from 0 to 1 .*Received: 2\."),
         ({"type": "worker", "index": -1}, r"Received: -1\."),
         ({"type": "worker", "index": "0"}, r'Received: "0"\.'),

@@ -269,9 +269,9 @@ def test_one_bar_shows_the_updates_on_a_terminal(launch, output_dir, monkeypatch
         ("--workers=0 python", "`--workers` must be an integer >= 1. Received: 0."),
         ("--max_restarts=-1 python", "`--max_restarts` must be an integer >= 0."),
         ("--workers=2", "A command must follow the flags. Received: none."),
-        ("--workers=x python", "--workers: invalid int value: 'x'. Try --help"),
-        ("--workes=2 python", "unrecognized arguments: --workes=2. Try --help"),
-        ("no-such-command", "'no-such-command': No such file or directory"),
+        ("--workers=x python", "`--workers` must be an integer. Received: 'x'."),
+        ("--workes=2 python", "Received: --workes. Did you mean --workers?"),
+        ("no-such-command", "can be started. Received: no-such-command. Write"),
     ],
 )
 def test_command_line_that_does_not_fit_is_one_sentence(capsys, arguments, sentence):
@@ -281,6 +281,7 @@ def test_command_line_that_does_not_fit_is_one_sentence(capsys, arguments, sente
         code = left.code
     captured = capsys.readouterr()
     assert code == 2 and captured.out == ""
+    assert captured.err.startswith("estimator-accum launch: ")
     assert sentence in captured.err and captured.err.count("\n") == 1
 
 

@@ -54,7 +54,7 @@ def test_a_path_that_the_system_refuses_is_named(tmp_path):
     with pytest.raises(OSError, match="File name too long") as raised:
         (tmp_path / ("x" * 300)).mkdir()
     assert sentence(raised.value, flags.FlagValues()).endswith(
-        "xxx': File name too long. Name another path, or change this one."
+        "xxx': File name too long. Correct it, or name another one."
     )
     assert path_sentence(OSError("A sentence of our own.")) is None
 
@@ -64,12 +64,19 @@ def test_a_reader_that_leaves_is_no_error():
         "import sys; from estimator_accum.programs.command_line import exit_code_of\n"
     )
     program += "sys.exit(exit_code_of(lambda: print('line\\n' * 100_000)))"
+    assert _code_without_reader(program) == 141
+    program = "from estimator_accum.programs.program import show\n"
+    assert _code_without_reader(program + "show('line\\n' * 100_000)") == 0
+
+
+def _code_without_reader(program: str) -> int:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=running.ROOT, **pipes) as process:
         process.stdout.close()
-        assert process.wait() == 141
+        code = process.wait()
         assert process.stderr.read() == b""
+    return code
 
 
 @pytest.mark.once

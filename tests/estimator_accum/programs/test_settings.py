@@ -17,6 +17,7 @@ from estimator_accum.programs.folder import check_free
 from estimator_accum.programs.job import Job
 from estimator_accum.programs.program import sentence
 from estimator_accum.programs.settings import (
+    GROUPS,
     SHARED_FLAGS,
     RunSettings,
     config_text,
@@ -71,10 +72,11 @@ def test_a_flag_of_two_programs_has_one_meaning(one, other):
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_help_names_every_flag(name):
     values = _PROGRAMS[name][0].flags()
-    shown = set(
-        re.findall(r"^ +(?:-v,)?--(?:\[no\])?(\w+):", help_text(values), re.MULTILINE)
+    lines = re.findall(r"^  --.*", help_text(values), re.MULTILINE)
+    shown = re.findall(r"--(\w+)", "".join(lines))
+    assert sorted(shown) == sorted(set(values) - {"v"}) and set(SHARED_FLAGS) & set(
+        shown
     )
-    assert shown == set(values) - {"v"} and set(SHARED_FLAGS) & shown
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,38 @@ def test_help_names_every_flag(name):
 )
 def test_a_flag_that_does_not_fit_is_one_sentence(arguments, expected):
     assert expected in _refusal(*arguments.split())
+
+
+_TPU = "--nouse_tpu --tpu_name=a --tpu_zone=b --gcp_project=c --master=d "
+_TPU += "--num_tpu_cores=8 --iterations_per_loop=1000"
+
+
+def test_flags_of_googles_bert_that_mean_nothing_here_are_taken():
+    given = _PROGRAMS["bert_finetune"][1]
+    assert _read(BERT, *given, *_TPU.split()) == _read(BERT, *given)
+    assert _refusal("--use_tpu=true", program=BERT) == (
+        "`--use_tpu` must be false, since TPUs are not supported. Received: 'true'. "
+        "Leave it out; --strategy=mirrored trains on all GPUs of this machine."
+    )
+
+
+@pytest.mark.parametrize("name, value", [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_other_projects_names_of_a_flag_are_understood(name, value):
+    values = flags.FlagValues()
+    flags.DEFINE_string("precision", None, "", flag_values=values)
+    with pytest.raises(flags.Error) as raised:
+        values(["program", f"--{name}"])
+    expected = f"Received: --{name}. Did you mean --precision={value}?"
+    assert sentence(raised.value, values).endswith(expected)
+
+
+def test_required_flags_come_first():
+    groups = re.findall(r"^(\w.*):$", help_text(BERT.flags()), re.MULTILINE)
+    assert groups == list(GROUPS)
+    first = help_text(BERT.flags()).partition("what to do:")[0]
+    assert re.findall(r"^  --(\w+)$", first, re.MULTILINE) == [
+        *("output_dir", "task_name", "data_dir", "vocab_file", "bert_config_file")
+    ]
 
 
 def test_flags_that_must_be_given_are_named():

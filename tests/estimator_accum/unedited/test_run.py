@@ -109,7 +109,7 @@ def test_flags_that_do_not_fit_are_one_sentence(line, sentence, capsys):
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("estimator-accum run: ") and said.count("\n") == 1
-    assert re.search(rf"{sentence}.*Try --help\.\n$", said)
+    assert re.search(rf"{sentence}.*See --help\.\n$", said)
 
 
 @pytest.fixture
