@@ -129,7 +129,10 @@ def flag(
 
 
 SHARED_FLAGS = {
-    "output_dir": {"what": "Folder for checkpoints and results.", "group": DATA},
+    "output_dir": {
+        "what": "Folder for checkpoints and results; a stopped run resumes there.",
+        "group": DATA,
+    },
     "effective_batch_size": {
         "what": "Examples of one update, over all micro-steps and replicas; by default "
         "micro_batch_size x gradient_accumulation_steps x replicas.",
@@ -169,7 +172,7 @@ SHARED_FLAGS = {
         "decides": True,
     },
     "seed": {
-        "what": "Random seed of the examples' order, dropout and the first weights.",
+        "what": "Random seed for example order, dropout and first weights.",
         "parser": FROM_0,
         "decides": True,
     },

@@ -64,7 +64,10 @@ def _refused(flags, capsys) -> str:
     ("changes", "expected"),
     [
         ({"task_name": None}, "must be given. Received: none for --task_name. See"),
-        ({"do_train": "false"}, "At least one of --do_train, --do_eval, --do_predict"),
+        (
+            {"do_train": "false"},
+            "At least one of `--do_train`, `--do_eval`, `--do_predict`",
+        ),
         ({"task_name": "colla"}, "must be one of CoLA, SST-2, MRPC, QQP, STS-B, MNLI"),
         ({"data_dir": "/nowhere"}, "must hold train.tsv of CoLA. Received: /nowhere"),
         ({"vocab_file": "/no.txt"}, "`--vocab_file` must be an existing file. Recei"),

@@ -27,6 +27,7 @@ from estimator_accum.programs.settings import (
 )
 from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert
+from tests.helpers.processes.running import ROOT
 
 _BERT = tiny_bert.command_line(*map(pathlib.Path, ("bert", "cola", "old")))
 _PROGRAMS = {
@@ -67,6 +68,19 @@ def test_a_flag_of_two_programs_has_one_meaning(one, other):
     for name in shared - {"data_dir"}:  # GLUE's or MNIST's
         assert ours[name].help == theirs[name].help, name
         assert type(ours[name].parser) is type(theirs[name].parser), name
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_tables_of_flags_have_the_words_of_help(name):
+    page = "docs/bert.md" if name == "bert_finetune" else f"{name}/README.md"
+    rows = re.findall(
+        r"^\| `--(\w+)` \|.*?\| (.*)", (ROOT / page).read_text(), re.MULTILINE
+    )
+    shared = {name: text for name, text in rows if name in SHARED_FLAGS}
+    assert len(shared) > 5
+    for each, text in shared.items():
+        said = _PROGRAMS[name][0].flags()[each].help
+        assert text.startswith(said[0].lower() + said[1:].rstrip(".")), each
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
