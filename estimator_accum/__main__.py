@@ -4,7 +4,7 @@ import runpy
 import sys
 
 from estimator_accum import __version__
-from estimator_accum.programs.program import show
+from estimator_accum.programs.program import missing_package, show
 
 _PROGRAM = "estimator-accum"
 _COMMANDS = {  # name: (module, description)
@@ -43,16 +43,6 @@ _COMMANDS = {  # name: (module, description)
         "shows whether `run` trains a script as it trains by itself",
     ),
 }
-# Extra of this package that brings a package; users' own scripts have others.
-_EXTRAS = {
-    "tensorflow": "tf",
-    "tf_keras": "tf",
-    "huggingface_hub": "bert",
-    "tokenizers": "bert",
-    "safetensors": "bert",
-    "matplotlib": "plot",
-    "pandas": "plot",
-}
 
 
 def main() -> int:
@@ -87,13 +77,10 @@ def main() -> int:
     try:
         runpy.run_module(commands[name][0], run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
-        if name in ("compat", "run", "check") or error.name not in _EXTRAS:
+        said = missing_package(error)
+        if name in ("compat", "run", "check") or said is None:
             raise
-        return _refuse(
-            f"{_PROGRAM} {name}",
-            f"The package {error.name} must be installed. Received: none. Run "
-            f"pip install '{_PROGRAM}[{_EXTRAS[error.name]}]'.",
-        )
+        return _refuse(f"{_PROGRAM} {name}", said)
     return 0
 
 

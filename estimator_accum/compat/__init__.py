@@ -57,8 +57,8 @@ def enable_estimator() -> types.ModuleType:
         if error.name != "tensorflow":
             raise
         raise ImportError(
-            "The package tensorflow must be installed. Received: none. Run: "
-            "pip install 'estimator-accum[tf]'"
+            "The package tensorflow must be installed. Received: none. Run "
+            "pip install 'estimator-accum[tf]'."
         ) from None
     if _minor(tf.__version__) < (2, 16) or "estimator" in vars(tf):
         return tf

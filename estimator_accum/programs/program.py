@@ -39,6 +39,17 @@ _ELSEWHERE = {
     "per_device_train_batch_size": "micro_batch_size",
 }
 
+# Extra of this package that brings a package; users' own scripts have others.
+_EXTRAS = {
+    "tensorflow": "tf",
+    "tf_keras": "tf",
+    "huggingface_hub": "bert",
+    "tokenizers": "bert",
+    "safetensors": "bert",
+    "matplotlib": "plot",
+    "pandas": "plot",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -228,7 +239,8 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
             kind = allowed_values(parser) or "true or false"
             remedy = getattr(parser, "remedy", "See --help.")
             return f"`--{name}` must be {kind}. Received: {_shown(value)}. {remedy}"
-    return path_sentence(error) or " ".join(str(error).split())
+    said = path_sentence(error) or missing_package(error)
+    return said or " ".join(str(error).split())
 
 
 def _shown(value: str) -> str:
@@ -236,6 +248,16 @@ def _shown(value: str) -> str:
         return str(float(value)) if "." in value else str(int(value))
     except ValueError:
         return repr(value)
+
+
+def missing_package(error: Exception) -> str | None:
+    """Returns which extra brings a missing package; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in _EXTRAS:
+        return None
+    return (
+        f"The package {error.name} must be installed. Received: none. Run "
+        f"pip install 'estimator-accum[{_EXTRAS[error.name]}]'."
+    )
 
 
 def path_sentence(error: Exception) -> str | None:

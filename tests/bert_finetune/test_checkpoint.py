@@ -166,6 +166,13 @@ def test_path_that_is_almost_right_gets_a_suggestion(given, tmp_path):
         check_checkpoint(f"{tmp_path}{given}", _CONFIG)
 
 
+def test_files_of_hugging_face_are_to_be_converted(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    remedy = rf"estimator-accum import --input_dir={tmp_path} --output_dir="
+    with pytest.raises(ValueError, match=remedy):
+        check_checkpoint(f"{tmp_path}/model.safetensors", _CONFIG)
+
+
 def test_encoder_starts_from_the_checkpoint_and_the_head_does_not(tmp_path):
     arrays = _arrays()
     slots = {f"{name}/adam_m": array for name, array in arrays.items()}

@@ -255,3 +255,9 @@ def test_tpus_are_refused():
         tpu.experimental.EmbeddingConfigSpec(feature_columns=[])
     estimator = tpu.TPUEstimator(model_fn, None, config, None, False, 8)
     assert isinstance(estimator, tf.compat.v1.estimator.Estimator)
+
+
+def test_missing_tensorflow_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match=r"must be installed.*estimator-accum\[tf\]"):
+        compat.enable_estimator()
