@@ -22,6 +22,7 @@ from estimator_accum import (
 )
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.tracking import make_reports
 
 # K, or a function of `update_step` where windows differ in K.
 AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
@@ -140,6 +141,7 @@ def _training(
     hooks = make_accumulation_hooks(
         partial_window="apply",
         metrics_dir=config.model_dir,
+        reports=make_reports(settings, config.model_dir),
         learning_rate=rate,
         weight_unit=WEIGHT_UNIT,
         total_updates=num_updates,

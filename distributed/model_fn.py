@@ -13,6 +13,7 @@ from distributed.settings import Settings
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.tracking import make_reports
 
 
 def make_model_fn(settings: Settings, batches: Batches) -> Callable:
@@ -60,6 +61,7 @@ def _training(loss, labels, settings: Settings, batches: Batches, config):
     )
     hooks = make_accumulation_hooks(
         metrics_dir=config.model_dir,
+        reports=make_reports(settings, config.model_dir),
         weight_unit="examples",
         total_updates=settings.train_updates,
         save_on_signal="update",

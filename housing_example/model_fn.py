@@ -13,6 +13,7 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.tracking import make_reports
 from housing_example.features import Moments, feature_columns
 from housing_example.settings import Settings
 from housing_example.table import TARGET
@@ -79,6 +80,7 @@ def _training(
     # accumulation: a row of train_metrics.csv an update
     hooks = make_accumulation_hooks(
         metrics_dir=config.model_dir,
+        reports=make_reports(settings, config.model_dir),
         learning_rate=rate,
         weight_unit="examples",
         total_updates=settings.train_updates,

@@ -14,6 +14,7 @@ flag on the command line wins over the file of `--config`.
 """
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -70,6 +71,20 @@ class Number(flags.ArgumentParser):
         if not self._is_valid(value):
             raise ValueError(self.syntactic_help)
         return value
+
+
+class _Trackers(flags.ArgumentParser):
+    """Names of experiment trackers, separated by commas."""
+
+    syntactic_help = "some of mlflow, wandb and tensorboard, installed, with commas"
+    remedy = "For one that is missing, use `pip install mlflow` or `pip install wandb`."
+
+    def parse(self, argument: str) -> str:
+        names = argument.split(",")
+        is_known = set(names) <= {"mlflow", "wandb", "tensorboard"}
+        if not is_known or None in map(importlib.util.find_spec, names):
+            raise ValueError(self.syntactic_help)
+        return argument
 
 
 def _from_1(number: int) -> bool:
@@ -176,6 +191,11 @@ SHARED_FLAGS = {
         "parser": FROM_0,
         "decides": True,
     },
+    "report_to": {
+        "what": "Experiment trackers of the updates: mlflow, wandb or both, with a "
+        "comma. train_metrics.csv and tensorboard have them in each run.",
+        "parser": _Trackers(),
+    },
     "watchdog_secs": {
         "what": "Seconds without a micro-step after which a task of a cluster ends "
         "itself, with exit code 75. Without this end, a task that has lost another one "
@@ -202,6 +222,7 @@ class RunSettings:
     gradient_accumulation_steps: int | None = flag(None)
     learning_rate: float = flag()
     seed: int = flag(0)
+    report_to: str | None = flag(None)
     watchdog_secs: int = flag(300)
 
     @property
