@@ -58,8 +58,8 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_refused_at_once(
         done = call(lambda flags: DISTRIBUTED.run(["program", *flags]) or 0, *flags)
         assert done.returncode == 2
         assert done.stderr == (
-            "distributed: `--report_to` must be some of mlflow, wandb and tensorboard, "
-            f"installed, with commas. Received: {value!r}. For one that is missing, use "
+            f"{DISTRIBUTED.name}: `--report_to` must be some of mlflow, wandb and "
+            f"tensorboard, installed, with commas. Received: {value!r}. For one that is missing, use "
             "`pip install mlflow` or `pip install wandb`.\n"
         )
 
