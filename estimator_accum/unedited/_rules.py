@@ -157,159 +157,50 @@ def _broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:
     return dims
 
 
-_UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Angle",
-    "AsString",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BesselI0e",
-    "BesselI1e",
-    "Bucketize",
-    "Cast",
-    "Ceil",
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "Complex",
-    "ComplexAbs",
-    "Conj",
-    "Cos",
-    "Cosh",
-    "Digamma",
-    "Elu",
-    "Erf",
-    "Erfc",
-    "Erfinv",
-    "Exp",
-    "Expm1",
-    "Floor",
-    "Imag",
-    "Invert",
-    "IsFinite",
-    "IsInf",
-    "IsNan",
-    "LeakyRelu",
-    "Lgamma",
-    "Log",
-    "Log1p",
-    "LogicalNot",
-    "Ndtri",
-    "Neg",
-    "OnesLike",
-    "PreventGradient",
-    "Print",
-    "Real",
-    "Reciprocal",
-    "Inv",
-    "Relu",
-    "Relu6",
-    "Rint",
-    "Round",
-    "Rsqrt",
-    "Selu",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Snapshot",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Square",
-    "StringLength",
-    "StringLower",
-    "StringStrip",
-    "StringToHashBucket",
-    "StringToHashBucketFast",
-    "StringToHashBucketStrong",
-    "StringToNumber",
-    "StringUpper",
-    "Tan",
-    "Tanh",
-    "ZerosLike",
-    "FakeQuantWithMinMaxArgs",
-    "FakeQuantWithMinMaxVars",
-    "RegexReplace",
-    "RegexFullMatch",
-    "StaticRegexReplace",
-    "StaticRegexFullMatch",
-]
-_STRUCTURAL = "Identity StopGradient PlaceholderWithDefault DebugIdentityV2"
-_BINARY = [
-    "AddN",
-    "ApproximateEqual",
-    "Atan2",
-    "Betainc",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "ClipByValue",
-    "Div",
-    "DivNoNan",
-    "EluGrad",
-    "Equal",
-    "FloorDiv",
-    "FloorMod",
-    "Greater",
-    "GreaterEqual",
-    "Igamma",
-    "Igammac",
-    "InvGrad",
-    "LeakyReluGrad",
-    "Less",
-    "LessEqual",
-    "LogicalAnd",
-    "LogicalOr",
-    "Maximum",
-    "Minimum",
-    "Mod",
-    "MulNoNan",
-    "NextAfter",
-    "NotEqual",
-    "Polygamma",
-    "Pow",
-    "RealDiv",
-    "ReciprocalGrad",
-    "Relu6Grad",
-    "ReluGrad",
-    "RsqrtGrad",
-    "SelectV2",
-    "SeluGrad",
-    "SigmoidGrad",
-    "SoftplusGrad",
-    "SoftsignGrad",
-    "SqrtGrad",
-    "SquaredDifference",
-    "StringJoin",
-    "TanhGrad",
-    "TruncateDiv",
-    "TruncateMod",
-    "Xdivy",
-    "Xlog1py",
-    "Xlogy",
-    "Zeta",
-    "AccumulateNV2",
-]
-
-
-ELEMENTWISE = (*_UNARY, *_BINARY)
+# Each element of the result is computed from those at its place.
+ELEMENTWISE = (
+    *("Abs", "AccumulateNV2", "Acos", "Acosh", "AddN", "Angle", "ApproximateEqual"),
+    *("AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e", "BesselI1e"),
+    *("Betainc", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Cast", "Ceil"),
+    *("CheckNumerics", "CheckNumericsV2", "ClipByValue", "Complex", "ComplexAbs"),
+    *("Conj", "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "Equal"),
+    *("Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs"),
+    *("FakeQuantWithMinMaxVars", "Floor", "FloorDiv", "FloorMod", "Greater"),
+    *("GreaterEqual", "Igamma", "Igammac", "Imag", "Inv", "InvGrad", "Invert"),
+    *("IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual"),
+    *("Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum"),
+    *("Minimum", "Mod", "MulNoNan", "Ndtri", "Neg", "NextAfter", "NotEqual"),
+    *("OnesLike", "Polygamma", "Pow", "PreventGradient", "Real", "RealDiv"),
+    *("Reciprocal", "ReciprocalGrad", "RegexFullMatch", "RegexReplace", "Relu"),
+    *("Relu6", "Relu6Grad", "ReluGrad", "Rint", "Round", "Rsqrt", "RsqrtGrad"),
+    *("SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh"),
+    *("Snapshot", "Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "Sqrt"),
+    *("SqrtGrad", "Square", "SquaredDifference", "StaticRegexFullMatch"),
+    *("StaticRegexReplace", "StringJoin", "StringLength", "StringLower", "StringStrip"),
+    *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong"),
+    *("StringToNumber", "StringUpper", "Tan", "Tanh", "TanhGrad", "TruncateDiv"),
+    *("TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike", "Zeta"),
+)
 
 
 @rule(*ELEMENTWISE)
 def _of_values(analysis, operation, states):
     _without_places(states)
-    if operation.type == "Print":
-        if states[0].kind != "rows":
-            raise Mixed(_ALONG)
-        return states[0]
     return _elementwise(analysis, list(operation.inputs), states, operation.outputs[0])
 
 
-@rule(*_STRUCTURAL.split(), "Enter", "NextIteration", "RefEnter", "RefIdentity")
+@rule("Print")
+def _print(analysis, operation, states):
+    _without_places(states)
+    if states[0].kind != "rows":
+        raise Mixed(_ALONG)
+    return states[0]
+
+
+@rule(
+    *("Identity", "StopGradient", "PlaceholderWithDefault", "DebugIdentityV2"),
+    *("Enter", "NextIteration", "RefEnter", "RefIdentity"),
+)
 def _passing(analysis, operation, states):
     state = states[0]
     if state.kind == "rows":
@@ -462,17 +353,15 @@ def _reduce_one(analysis, operation, states):
     return _without_axes(analysis, operation, state, axes)
 
 
-def _keep_dims(analysis, operation, state: State, changed: set[int] | None) -> None:
-    """Takes down that outputs have the shape of the first rows, but for some axes.
+def _keep_dims(analysis, operation, state: State, changed: set[int]) -> None:
+    """Takes down that outputs have the shape of the first rows.
 
     Args:
         analysis: The analysis.
         operation: The operation.
         state: The state of its outputs.
-        changed: Axes of another length; None if there are more or fewer axes.
+        changed: Axes of another length.
     """
-    if changed is None:
-        return
     tensor = next(t for t in operation.inputs if analysis.state(t).kind == "rows")
     dims = list(analysis.dims(tensor))
     for axis in changed:
@@ -495,8 +384,8 @@ def _along_the_last(analysis, operation, states):
     state = _one(states)
     if state.axis >= analysis.rank(operation.inputs[0]) - 1:
         raise Mixed(_ALONG)
-    is_diagonal = operation.type == "MatrixDiag"
-    _keep_dims(analysis, operation, state, None if is_diagonal else {-1})
+    if operation.type != "MatrixDiag":  # which has an axis more
+        _keep_dims(analysis, operation, state, {-1})
     return state
 
 
@@ -634,15 +523,8 @@ def _matrix_product(analysis, operation, states):
         if ranks[i] >= place:
             _check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
     state = State("rows", max(ranks) - place, each)
-    dims = [None] * max(ranks)
-    for axis in range(max(ranks) - 2):
-        found = {
-            analysis.dims(tensor)[axis - max(ranks) + rank]
-            for tensor, rank in zip(operation.inputs, ranks, strict=True)
-            if axis - max(ranks) + rank >= 0
-        }
-        dims[axis] = found.pop() if len(found) == 1 else None
-    analysis.set_dims(operation.outputs[0], state, dims)
+    dims = _broadcast_dims(analysis, list(operation.inputs), max(ranks))
+    analysis.set_dims(operation.outputs[0], state, [*dims[:-2], None, None])
     return state
 
 
@@ -1156,6 +1038,28 @@ def _reverse_sequence(analysis, operation, states):
 
 # Lists of tensors: TensorList of control flow v2, TensorArray of v1.
 
+# Places of the list, of the number of an element, and of elements that are put into it.
+_LISTS = {
+    "TensorListSetItem": (0, 1, 2),
+    "TensorListPushBack": (0, None, 1),
+    "TensorArrayWriteV3": (3, 1, 2),
+    "TensorListFromTensor": (None, None, 0),
+    "TensorArrayScatterV3": (3, 1, 2),
+    "TensorListGetItem": (0, 1, None),
+    "TensorArrayReadV3": (2, 1, None),
+    "TensorListStack": (0, None, None),
+    "TensorListGather": (0, 1, None),
+    "TensorArrayGatherV3": (2, 1, None),
+}
+
+
+def _places(operation, states: list[State]) -> tuple[int | None, int | None]:
+    """Returns the places of the list, and of elements that are put into it."""
+    of, index, item = _LISTS[operation.type]
+    if index is not None and states[index].kind != "fixed":
+        raise Mixed("an element is chosen by a value")
+    return of, item
+
 
 def _element(found: State) -> State:
     """Returns the state of a list's elements."""
@@ -1164,13 +1068,11 @@ def _element(found: State) -> State:
     return State("rows", found.axis, found.each) if found.kind == "list" else found
 
 
-def _list_of(analysis, operation, element: State, item: tf.Tensor) -> State:
-    """Returns the state of a list with `item`; its dims are those of its elements."""
-    _without_places([element])
-    if element.kind != "rows":
-        return element
-    found = element._replace(kind="list")
-    analysis.set_dims(operation.outputs[0], found, analysis.dims(item))
+def _with(found: State, element: State) -> State:
+    """Returns the state of a list that `element`, a list's state, joins."""
+    found = join(found, element)
+    if found.kind == "mixed":
+        raise Mixed("a list of elements of several kinds")
     return found
 
 
@@ -1182,27 +1084,35 @@ def _take(analysis, found: State, of: tf.Tensor, output: tf.Tensor) -> State:
     return element
 
 
-@rule("TensorListSetItem")
-def _set_item(analysis, operation, states):
-    found, index, item = states
-    if index.kind != "fixed":
-        raise Mixed("an element is chosen by a value")
-    return _checked(
-        join(found, _list_of(analysis, operation, item, operation.inputs[2]))
-    )
+@rule("TensorListSetItem", "TensorListPushBack", "TensorArrayWriteV3")
+def _put(analysis, operation, states):
+    of, item = _places(operation, states)
+    element, tensor = states[item], operation.inputs[item]
+    _without_places([element])
+    if element.kind == "rows":
+        element = element._replace(kind="list")  # its dims are those of its elements
+        analysis.set_dims(operation.outputs[0], element, analysis.dims(tensor))
+    return _with(states[of], element)
 
 
-def _checked(found: State) -> State:
-    if found.kind == "mixed":
-        raise Mixed("a list of elements of several kinds")
-    return found
+@rule("TensorListFromTensor", "TensorArrayScatterV3")
+def _unstack(analysis, operation, states):
+    of, item = _places(operation, states)
+    state, tensor = states[item], operation.inputs[item]
+    if state.kind != "rows":
+        return state if of is None else join(states[of], state)
+    _without_places([state])
+    if state.axis == 0:
+        raise Mixed("a list of examples")
+    found = state._replace(kind="list", axis=state.axis - 1)
+    analysis.set_dims(operation.outputs[0], found, analysis.dims(tensor)[1:])
+    return found if of is None else _with(states[of], found)
 
 
-@rule("TensorListPushBack")
-def _push(analysis, operation, states):
-    return _checked(
-        join(states[0], _list_of(analysis, operation, states[1], operation.inputs[1]))
-    )
+@rule("TensorListGetItem", "TensorArrayReadV3")
+def _get(analysis, operation, states):
+    of, _ = _places(operation, states)
+    return _take(analysis, states[of], operation.inputs[of], operation.outputs[0])
 
 
 @rule("TensorListPopBack")
@@ -1213,63 +1123,18 @@ def _pop(analysis, operation, states):
     return [states[0], _take(analysis, states[0], handle, item)]
 
 
-@rule("TensorListGetItem")
-def _get_item(analysis, operation, states):
-    if states[1].kind != "fixed":
-        raise Mixed("an element is chosen by a value")
-    return _take(analysis, states[0], operation.inputs[0], operation.outputs[0])
-
-
 @rule("TensorListStack", "TensorListGather", "TensorArrayGatherV3")
 def _stack(analysis, operation, states):
-    found = states[2] if operation.type == "TensorArrayGatherV3" else states[0]
-    if operation.type != "TensorListStack" and states[1].kind != "fixed":
-        raise Mixed("an element is chosen by a value")
-    element = _element(found)
+    of, _ = _places(operation, states)
+    element, tensor = _element(states[of]), operation.inputs[of]
     if element.kind != "rows":
         return element
-    of = operation.inputs[2 if operation.type == "TensorArrayGatherV3" else 0]
     element = element._replace(axis=element.axis + 1)
-    if analysis.knows_dims(of):
-        analysis.set_dims(operation.outputs[0], element, [None, *analysis.dims(of)])
+    if analysis.knows_dims(tensor):
+        analysis.set_dims(operation.outputs[0], element, [None, *analysis.dims(tensor)])
     return element
-
-
-@rule("TensorListFromTensor", "TensorArrayScatterV3")
-def _unstack(analysis, operation, states):
-    is_array = operation.type == "TensorArrayScatterV3"
-    state = states[2] if is_array else states[0]
-    if is_array and states[1].kind != "fixed":
-        raise Mixed("an element is chosen by a value")
-    if state.kind != "rows":
-        return join(states[3], state) if is_array else state
-    _without_places([state])
-    if state.axis == 0:
-        raise Mixed("a list of examples")
-    found = state._replace(kind="list", axis=state.axis - 1)
-    dims = analysis.dims(operation.inputs[2 if is_array else 0])
-    analysis.set_dims(operation.outputs[0], found, dims[1:])
-    return _checked(join(states[3], found)) if is_array else found
 
 
 @rule("TensorListLength", "TensorArraySizeV3", "TensorListElementShape")
 def _length(analysis, operation, states):
     return FIXED
-
-
-@rule("TensorArrayWriteV3")
-def _write(analysis, operation, states):
-    _, index, item, flow = states
-    if index.kind != "fixed":
-        raise Mixed("an element is chosen by a value")
-    return _checked(
-        join(flow, _list_of(analysis, operation, item, operation.inputs[2]))
-    )
-
-
-@rule("TensorArrayReadV3")
-def _read(analysis, operation, states):
-    _, index, flow = states
-    if index.kind != "fixed":
-        raise Mixed("an element is chosen by a value")
-    return _take(analysis, flow, operation.inputs[2], operation.outputs[0])
