@@ -14,16 +14,12 @@ as well, anything else the slices themselves.
 """
 
 import contextlib
-import functools
-import inspect
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import backprop
-from tensorflow.python.ops import control_flow_util, gradients_util
+from tensorflow.python.ops import control_flow_util
 
 from estimator_accum._accumulators import (
     Accumulator,
@@ -33,7 +29,6 @@ from estimator_accum._accumulators import (
     create_accumulator,
     touched_rows,
 )
-from estimator_accum._clock import is_interception_off, without_interception
 from estimator_accum._gradients import Gradient, cast
 from estimator_accum._graph import (
     data_ancestors,
@@ -60,10 +55,6 @@ _SCALING = {"Mul", "RealDiv"}
 
 # The counter of a loop that tf.vectorized_map and jacobians make.
 _COUNTER = re.compile(r"(^|/)loop_body(_\d+)?/PlaceholderWithDefault$")
-
-_local = threading.local()  # replicas build their graphs in threads of their own
-_lock = threading.Lock()
-_users = []
 
 
 class _Sparse(NamedTuple):
@@ -476,154 +467,6 @@ def _read_rows(
     return tf.IndexedSlices(*total, shape), clear_rows(accumulator, rows, values)
 
 
-@contextlib.contextmanager
-def intercepting(interception: Interception) -> Iterator[None]:
-    """Gives this thread's calls of tf.gradients and tf.GradientTape to it."""
-    with _lock:
-        if not _users:
-            _patch()
-        _users.append(interception)
-    _local.interception = interception
-    try:
-        yield
-    finally:
-        _local.interception = None
-        with _lock:
-            _users.remove(interception)
-            if not _users:
-                _restore()
-
-
-def _current() -> Interception | None:
-    return None if is_interception_off() else getattr(_local, "interception", None)
-
-
-_OWN = {}  # TensorFlow's functions, by place
-
-
-def _patch() -> None:
-    _OWN["gradients"] = helper = gradients_util._GradientsHelper
-    _OWN["tape"] = tape_gradient = backprop.GradientTape.gradient
-
-    def compute(ys, xs, grad_ys, stop_gradients, *args, **kwargs):
-        with without_interception():
-            return helper(
-                ys, xs, grad_ys, *args, stop_gradients=stop_gradients, **kwargs
-            )
-
-    @functools.wraps(helper)
-    def gradients(*args, **kwargs):
-        interception = _current()
-        given = signature.bind(*args, **kwargs).arguments
-        ys, xs = _as_list(given.pop("ys")), _as_list(given.pop("xs"))
-        # A source graph is given by TensorFlow itself, inside of functions.
-        is_inner = given.pop("src_graph", None) is not None
-        # Of composite tensors it calls itself, with their parts.
-        if (
-            interception is None
-            or is_inner
-            or tf.executing_eagerly()
-            or _are_composite([*ys, *xs])
-        ):
-            return helper(*args, **kwargs)
-        ys = [tf.convert_to_tensor(y) for y in ys]
-        grad_ys = given.pop("grad_ys", None)
-        grad_ys = None if grad_ys is None else _as_list(grad_ys)
-        stops = _as_list(given.pop("stop_gradients", None) or [])
-        return interception.gradients(
-            ys,
-            xs,
-            grad_ys,
-            lambda ys, xs, grad_ys, more: compute(
-                ys, xs, grad_ys, [*stops, *more], **given
-            ),
-        )
-
-    signature = inspect.signature(helper)
-
-    @functools.wraps(tape_gradient)
-    def gradient(
-        tape, target, sources, output_gradients=None, unconnected_gradients="none"
-    ):
-        interception = _current()
-        if interception is None or tf.executing_eagerly():
-            return tape_gradient(
-                tape, target, sources, output_gradients, unconnected_gradients
-            )
-        ys = [tf.convert_to_tensor(y) for y in tf.nest.flatten(target)]
-        xs = tf.nest.flatten(sources)
-        _check_watches_itself(tape)
-        watched = {id(variable) for variable in tape.watched_variables()}
-        not_recorded = _not_recorded(tape, ys)
-        tape_gradient(tape, target, [])  # ends it, or refuses a second call
-        given = None
-        if output_gradients is not None:
-            given = tf.nest.flatten(output_gradients)
-
-        def compute_of_tape(ys, xs, grad_ys, stops):
-            return compute(ys, xs, grad_ys, [*stops, *not_recorded])
-
-        found = interception.gradients(ys, xs, given, compute_of_tape)
-        for i, x in enumerate(xs):
-            if isinstance(x, tf.Variable) and id(x) not in watched:
-                found[i] = None
-            is_zero = tf.UnconnectedGradients(unconnected_gradients).value == "zero"
-            if found[i] is None and is_zero:
-                found[i] = tf.zeros_like(x)
-        return tf.nest.pack_sequence_as(sources, found)
-
-    _OWN["push"], _OWN["pop"], _OWN["reset"] = push, pop, reset = (
-        backprop.GradientTape._push_tape,
-        backprop.GradientTape._pop_tape,
-        backprop.GradientTape.reset,
-    )
-
-    @functools.wraps(push)
-    def push_tape(tape):
-        push(tape)
-        _recorded(tape).append([_version(), None])
-
-    @functools.wraps(reset)
-    def reset_tape(tape):
-        reset(tape)
-        del _recorded(tape)[:-1]
-
-    @functools.wraps(pop)
-    def pop_tape(tape):
-        _recorded(tape)[-1][1] = _version()
-        pop(tape)
-
-    gradients_util._GradientsHelper = gradients
-    backprop.GradientTape.gradient = gradient
-    backprop.GradientTape._push_tape = push_tape
-    backprop.GradientTape._pop_tape = pop_tape
-    backprop.GradientTape.reset = reset_tape
-
-
-def _restore() -> None:
-    gradients_util._GradientsHelper = _OWN["gradients"]
-    backprop.GradientTape.gradient = _OWN["tape"]
-    backprop.GradientTape._push_tape = _OWN["push"]
-    backprop.GradientTape._pop_tape = _OWN["pop"]
-    backprop.GradientTape.reset = _OWN["reset"]
-
-
-def _version() -> int:
-    """Returns the number of the last operation of the graph."""
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    return operations[-1]._id if operations else -1
-
-
-def _check_watches_itself(tape: tf.GradientTape) -> None:
-    """Raises ValueError if uses of a variable may not count, for it was watched late."""
-    if not tape._watch_accessed_variables:
-        raise ValueError(
-            "A tf.GradientTape must watch variables by itself, for its gradients to be "
-            "those of the whole batch. Received: watch_accessed_variables=False, for "
-            f"the gradient of {tape!r}. Leave it out, or train without micro-batches."
-        )
-
-
 def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
@@ -651,35 +494,6 @@ def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> 
                 f"Received: {operation.name} of type {inner.type}, which combines "
                 "examples. Train without micro-batches."
             )
-
-
-def _recorded(tape: tf.GradientTape) -> list[list]:
-    """Returns the half-open ranges of operations that a tape has recorded."""
-    return vars(tape).setdefault("_estimator_accum_recorded", [])
-
-
-def _not_recorded(tape: tf.GradientTape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors through which gradients of a tape do not flow."""
-    ranges = [(begin, end or _version()) for begin, end in _recorded(tape)]
-    return [
-        output
-        for operation in data_ancestors([y.op for y in ys])
-        if not any(begin < operation._id <= end for begin, end in ranges)
-        for output in operation.outputs
-        if _is_trainable(output)
-    ]
-
-
-def _as_list(value) -> list:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _are_composite(values: list) -> bool:
-    return any(
-        isinstance(value, tf.__internal__.CompositeTensor)
-        and not isinstance(value, tf.Variable)
-        for value in values
-    )
 
 
 def _source(x) -> tf.Operation:

@@ -34,9 +34,10 @@ from estimator_accum.microbatch._repeatable import (
 )
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
 from estimator_accum.unedited._activations import report_activations
-from estimator_accum.unedited._gradients import Interception, intercepting
+from estimator_accum.unedited._gradients import Interception
 from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._keys import Keys
+from estimator_accum.unedited._patches import intercepting
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
 _TIMELESS = {"Const", "Placeholder", "VarHandleOp", "VariableV2"}
@@ -58,7 +59,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
             model_fn does with a micro-batch cannot be done with several.
     """
     interception = Interception(batch)
-    with batch.as_current(), intercepting(interception):
+    with batch.as_current(), intercepting(interception.gradients):
         spec = build()
     if batch.weight is not None and not interception.is_used:
         with batch.as_current():
