@@ -31,6 +31,7 @@ from estimator_accum._graph import (
     define,
     descendants,
     insert,
+    is_in_branch,
 )
 
 _COMPUTED = "_estimator_accum_computed"  # a graph's attribute
@@ -103,7 +104,7 @@ def find_change(
         parts = _parts(gradient)
         is_computed = any(part.op in later for part in parts)
         # A schedule is read once per window, but a loss scale with its micro-batch.
-        may_vary = not is_computed or _is_in_branch()
+        may_vary = not is_computed or is_in_branch()
         if all(_is_linear(part, known, later, may_vary) for part in parts):
             kept.append((gradient, variable))
         elif is_computed:
@@ -214,13 +215,8 @@ def _check_is_given(gradient: Gradient, variable: tf.Variable) -> None:
             )
 
 
-def _is_in_branch() -> bool:
-    graph = tf.compat.v1.get_default_graph()
-    return graph.building_function or graph._get_control_flow_context() is not None
-
-
 def _check_place(gradient: tf.Tensor) -> None:
-    if _is_in_branch():
+    if is_in_branch():
         raise ValueError(
             "Gradients that are changed must not be applied in a branch, which would be "
             f"chosen by micro-batch. Received: {gradient.name} in a tf.cond, or an "

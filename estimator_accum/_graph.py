@@ -87,6 +87,33 @@ def descendants(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
     return found
 
 
+def data_descendants(
+    tensors: Iterable[tf.Tensor],
+    where: Callable[[tf.Operation], bool] = lambda operation: True,
+) -> set[tf.Operation]:
+    """Returns the operations that compute from `tensors`.
+
+    Args:
+        tensors: Tensors.
+        where: Condition on the operations; the search stops at one that fails it.
+    """
+    found, waiting = set(), list(tensors)
+    while waiting:
+        for user in waiting.pop().consumers():
+            if user not in found and where(user):
+                found.add(user)
+                waiting += user.outputs
+    return found
+
+
+def replace(tensor: tf.Tensor, other: tf.Tensor) -> None:
+    """Makes all that reads `tensor` so far read `other`."""
+    for consumer in tensor.consumers():
+        for i, read in enumerate(consumer.inputs):
+            if read.name == tensor.name:
+                consumer._update_input(i, other)
+
+
 def define(
     operations: Iterable[tf.Operation],
     in_order: frozenset[tf.Operation] = frozenset(),
@@ -162,6 +189,12 @@ def insert(
     )
     copies = dict(zip(names, copies, strict=True))
     return [copies.get(each.name, inputs.get(each.name)) for each in wanted]
+
+
+def is_in_branch() -> bool:
+    """Returns whether operations are made in a function, or in a branch or loop."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph.building_function or graph._get_control_flow_context() is not None
 
 
 def library_of_functions() -> dict:

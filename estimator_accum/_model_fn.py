@@ -171,12 +171,12 @@ def microbatch_model_fn(
 
 def _trained(batch: WholeBatch, build: Callable, count: MicroBatchCount, config):
     """Returns a spec whose train op is only the update."""
-    spec, keys = build_unedited(batch, build)
-    if keys is None:
+    spec, spot_check = build_unedited(batch, build)
+    if spot_check is None:
         spec = _split_declared(batch, spec)
     _check_micro_ops(batch.micro_ops)
     hook = TrainingHook(
-        _replicas(batch.finish(keys=keys)),
+        _replicas(batch.finish(spot_check=spot_check)),
         count,
         spec.scaffold.saver if spec.scaffold else None,
         config.model_dir if config is not None and config.is_chief else None,

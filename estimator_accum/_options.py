@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from estimator_accum._clock import AccumulationSteps, Clock, current_batch
 from estimator_accum._gradients import Gradient, are_cpus_of_one_process
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import ancestors, is_in_branch
 
 _SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _FOR_EACH_EXAMPLE = (
@@ -113,8 +113,7 @@ def _check_name(name) -> None:
 
 
 def _check_no_branch() -> None:
-    graph = tf.compat.v1.get_default_graph()
-    if graph.building_function or graph._get_control_flow_context() is not None:
+    if is_in_branch():
         raise ValueError(
             "Inside `microbatch_model_fn` a train op must not be made inside a tf.cond: "
             "its parts run at different times. Received: a branch, such as those of "

@@ -53,12 +53,9 @@ class ReplicaBatch(NamedTuple):
     """One replica's part of the graph, complete.
 
     Attributes:
-        begin, size, rows, num_micro_batches, should_recompute: As of `WholeBatch`.
-        names: Names of the features and labels, such as `features['x']`.
-        stage: Fetches that take the next batch: the shape of each feature and label,
-            and the operations that store them.
-        take: Operations that copy the variables that micro-batches write.
-        take_back: Operations that undo the micro-batches so far, before a retry.
+        batch: Its batch, to which nothing is added any more.
+        snapshot: Operations that copy the variables that micro-batches write.
+        roll_back: Operations that undo the micro-batches so far, before a retry.
         initialize: Operations that run once in a new session, because the variables
             here are in no collection.
         passes: The passes, in their order.
@@ -66,43 +63,17 @@ class ReplicaBatch(NamedTuple):
             op is fed, and what computes these after the last pass. If one micro-batch
             is the batch, its own are fetched with it.
         refusals: Operations that fail if a batch cannot be cut, and the sentences.
-        keys: Check before the first update; None if there is nothing to check.
+        spot_check: Check before the first update; None if there is nothing to check.
     """
 
-    begin: tf.Tensor
-    size: tf.Tensor
-    rows: tf.Tensor
-    num_micro_batches: tf.Tensor
-    should_recompute: tf.Tensor | None
-    names: list[str]
-    stage: tuple[list[tf.Tensor], list[tf.Operation]]
-    take: tuple[tf.Operation, ...]
-    take_back: tuple[tf.Operation, ...]
+    batch: "WholeBatch"
+    snapshot: tuple[tf.Operation, ...]
+    roll_back: tuple[tf.Operation, ...]
     initialize: tuple[tf.Operation, ...]
     passes: tuple[Pass, ...]
     reported: dict[tf.Tensor, tf.Tensor]
     refusals: dict[tf.Operation, str]
-    keys: Any
-
-    def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
-        """Returns the feeds of one micro-batch.
-
-        Args:
-            begin: Its first example.
-            size: Its number of examples.
-            rows: Number of examples in the batch.
-            number: Number of micro-batches in the batch.
-            recompute: Whether layers that can be are recomputed.
-        """
-        feeds = {
-            self.begin: begin,
-            self.size: size,
-            self.rows: rows,
-            self.num_micro_batches: number,
-        }
-        if self.should_recompute is not None:
-            feeds[self.should_recompute] = recompute
-        return feeds
+    spot_check: Any
 
 
 class WholeBatch(Clock):
@@ -121,6 +92,9 @@ class WholeBatch(Clock):
             batch.
         is_first: Scalar bool, whether this is the batch's first micro-batch.
         is_whole: Scalar bool, whether this micro-batch is the whole batch.
+        names: Names of the features and labels, such as `features['x']`.
+        stage: Fetches that take the next batch: the shape of each feature and label,
+            and the operations that store them.
         sliced: The current micro-batch, in the structure of `data`.
         parts: The components of `data`, sliced and whole.
         should_recompute: Scalar bool placeholder, whether layers are recomputed; None
@@ -146,13 +120,13 @@ class WholeBatch(Clock):
             self.is_whole = tf.equal(self.size, self.rows)
         with tf.device("/cpu:0"):
             staged = stage(data, self.begin, self.size)
-        self._names, self._stage, self.parts, self.sliced = staged
+        self.names, self.stage, self.parts, self.sliced = staged
         self.reduction, self.weight = reduction, None
         self.should_recompute = None
         self._is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
         self.micro_ops = self.last_pass.each
-        self.initialize_ops, self.discard_ops, self.handles = [], [], []
+        self._initialize, self._roll_back, self.handles = [], [], []
         self.computed_twice, self._reported, self._refusals = [], {}, {}
         self._is_finished = False
 
@@ -202,7 +176,7 @@ class WholeBatch(Clock):
         once: Iterable[tf.Operation] = (),
         done: Iterable[tf.Tensor] = (),
         initialize: Iterable[tf.Operation] = (),
-        undo: Iterable[tf.Operation] = (),
+        roll_back: Iterable[tf.Operation] = (),
         handles: Iterable[tf.Tensor] = (),
         twice: Iterable[tf.Tensor] = (),
         reported: Mapping[tf.Tensor, tf.Tensor] | None = None,
@@ -217,7 +191,7 @@ class WholeBatch(Clock):
             once: Operations that run once, after the micro-batches.
             done: Placeholders that are fed from `once` on.
             initialize: Operations that run once in a new session.
-            undo: Operations that drop the micro-batches so far, before a retry.
+            roll_back: Operations that undo the micro-batches so far, before a retry.
             handles: Handles of variables that micro-batches may write and that a retry
                 does not restore.
             twice: Outputs of whole_batch_loss.
@@ -238,8 +212,8 @@ class WholeBatch(Clock):
         of.empty.extend(empty)
         of.once.extend(once)
         of.done.extend(done)
-        self.initialize_ops.extend(initialize)
-        self.discard_ops.extend(undo)
+        self._initialize.extend(initialize)
+        self._roll_back.extend(roll_back)
         self.handles.extend(handles)
         self.computed_twice.extend(twice)
         self._reported.update(reported or {})
@@ -257,34 +231,50 @@ class WholeBatch(Clock):
             handles=[variable.handle for variable in variables],
         )
 
-    def finish(self, fetched: Iterable[tf.Tensor] = (), keys=None) -> ReplicaBatch:
+    def finish(
+        self, fetched: Iterable[tf.Tensor] = (), spot_check=None
+    ) -> ReplicaBatch:
         """Returns what there is to run; nothing may be registered any more.
 
         Args:
             fetched: Tensors that may be fetched with each micro-batch.
-            keys: Check before the first update; None if there is nothing to check.
+            spot_check: Check before the first update; None if there is nothing to check.
         """
         self._is_finished = True
         take, restore = [], []
-        if self._is_auto or not self._is_trained or keys is not None:
+        if self._is_auto or not self._is_trained or spot_check is not None:
             operations = [*self.micro_ops, *(tensor.op for tensor in fetched)]
             take, restore = snapshot(operations, self.handles)
         return ReplicaBatch(
-            begin=self.begin,
-            size=self.size,
-            rows=self.rows,
-            num_micro_batches=self.num_micro_batches,
-            should_recompute=self.should_recompute,
-            names=self._names,
-            stage=self._stage,
-            take=tuple(take),
-            take_back=(*restore, *self.discard_ops),
-            initialize=tuple(self.initialize_ops),
+            batch=self,
+            snapshot=tuple(take),
+            roll_back=(*restore, *self._roll_back),
+            initialize=tuple(self._initialize),
             passes=tuple(self.passes),
             reported=self._reported,
             refusals=self._refusals,
-            keys=keys,
+            spot_check=spot_check,
         )
+
+    def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
+        """Returns the feeds of one micro-batch.
+
+        Args:
+            begin: Its first example.
+            size: Its number of examples.
+            rows: Number of examples in the batch.
+            number: Number of micro-batches in the batch.
+            recompute: Whether layers that can be are recomputed.
+        """
+        feeds = {
+            self.begin: begin,
+            self.size: size,
+            self.rows: rows,
+            self.num_micro_batches: number,
+        }
+        if self.should_recompute is not None:
+            feeds[self.should_recompute] = recompute
+        return feeds
 
     def default_weight(self, reduction: str) -> tf.Tensor:
         """Returns the default weight: the micro-batch's examples; 1 for a sum."""
@@ -354,7 +344,7 @@ class WholeBatch(Clock):
         with tf.control_dependencies(None):
             if self._is_trained:
                 self.register_sums([counted.op], accumulators)
-                self.register(undo=_clear(accumulators))
+                self.register(roll_back=_clear(accumulators))
             return tf.constant(1, tf.int64)
 
 

@@ -142,7 +142,7 @@ class PredictionHook(MicroBatchHook):
 
     def __init__(self, replica: ReplicaBatch, count: MicroBatchCount, predictions):
         super().__init__([replica], count)
-        self._size, begin = replica.size, replica.begin.op
+        self._size, begin = replica.batch.size, replica.batch.begin.op
         is_dict = isinstance(predictions, dict)
         named = predictions if is_dict else {None: predictions}
         self._predictions = {

@@ -17,6 +17,7 @@ from estimator_accum._graph import (
     functions_of,
     library_of_functions,
     nodes_of,
+    replace,
 )
 from estimator_accum._seed import (
     DRAWS,
@@ -140,7 +141,6 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
 
 def _draw_by(operation: tf.Operation, seed_of) -> None:
     (drawn,) = operation.outputs
-    consumers = drawn.consumers()
     draw, names = STATELESS[operation.type]
     inputs = dict(zip(names, operation.inputs, strict=True))
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
@@ -148,10 +148,7 @@ def _draw_by(operation: tf.Operation, seed_of) -> None:
         seed = seed_of("/".join(map(str, (operation.name, *seeds))))
         replacement = draw(**inputs, seed=seed, dtype=drawn.dtype)
     replacement.set_shape(drawn.shape)
-    for consumer in consumers:
-        for index, tensor in enumerate(consumer.inputs):
-            if tensor.name == drawn.name:
-                consumer._update_input(index, replacement)
+    replace(drawn, replacement)
 
 
 def _all_nodes(operation: tf.Operation, library: dict) -> Iterator:

@@ -60,11 +60,11 @@ class BatchRunner:
     def begin(self) -> None:
         """Gathers what there is to run, before the session is made."""
         replicas = self._replicas
-        switches = [replica.should_recompute for replica in replicas]
+        switches = [replica.batch.should_recompute for replica in replicas]
         self._count.can_recompute = any(each is not None for each in switches)
-        self._take_back = [replica.take_back for replica in replicas]
+        self._roll_back = [replica.roll_back for replica in replicas]
         self._passes = list(zip(*(each.passes for each in replicas), strict=True))
-        self._keys = [replica.keys for replica in replicas]
+        self._spot_checks = [replica.spot_check for replica in replicas]
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Initializes, in a new session, the variables that are in no collection."""
@@ -92,10 +92,11 @@ class BatchRunner:
         """
         replicas = self._replicas
         staged, _ = session.run(
-            [[each.stage for each in replicas], [each.take for each in replicas]]
+            [[r.batch.stage for r in replicas], [r.snapshot for r in replicas]]
         )
         shapes = [shapes for shapes, _ in staged]
-        rows = [rows_of(r.names, s) for r, s in zip(replicas, shapes, strict=True)]
+        names = [replica.batch.names for replica in replicas]
+        rows = list(map(rows_of, names, shapes))
         if not any(rows):
             raise ValueError(
                 "A batch must have at least one example. Received: none at "
@@ -115,7 +116,7 @@ class BatchRunner:
                 continue
             secs = time.monotonic() - begin
             if self._has_failed_anywhere(session, False):
-                session.run(self._take_back)
+                session.run(self._roll_back)
                 continue
             self._count.time_batch(secs / max(rows))
             return result
@@ -145,7 +146,7 @@ class BatchRunner:
             size = -(-n // self._count.value)  # ceil
             cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
         is_whole = max(len(cut.begins) for cut in cuts) == 1
-        self._look_at_keys(session, rows)
+        self._spot_check(session, rows)
         last, done, later, fetched = {}, {}, {}, []
         for passes in self._passes:
             own = dict.fromkeys([p for each in passes for p in each.done], True)
@@ -179,20 +180,21 @@ class BatchRunner:
         for replica, (rows, size, begins) in zip(self._replicas, cuts, strict=True):
             if i < len(begins):
                 own = min(size, rows - begins[i])
-                feeds |= replica.feeds(begins[i], own, rows, len(begins), recompute)
+                number = len(begins)
+                feeds |= replica.batch.feeds(begins[i], own, rows, number, recompute)
         return feeds
 
-    def _look_at_keys(self, session, rows: list[int]) -> None:
-        """Has the keys of each replica looked at, once, if its batch may be cut."""
+    def _spot_check(self, session, rows: list[int]) -> None:
+        """Has the numbers of each replica looked at, once, if its batch may be cut."""
         if self._count.is_fixed and self._count.value == 1:
             return
-        for i, (keys, n) in enumerate(zip(self._keys, rows, strict=True)):
-            if keys is not None and n > 1:
-                switch = self._replicas[i].should_recompute
+        for i, (spot_check, n) in enumerate(zip(self._spot_checks, rows, strict=True)):
+            if spot_check is not None and n > 1:
+                switch = self._replicas[i].batch.should_recompute
                 feeds = {} if switch is None else {switch: self._count.recompute}
-                keys.look(session, n, feeds)
-                session.run(self._take_back)
-                self._keys[i] = None
+                spot_check.run(session, n, feeds)
+                session.run(self._roll_back)
+                self._spot_checks[i] = None
 
     def _reported(
         self, session, rows, fetched, own: int, feeds: dict, place: str
@@ -288,15 +290,15 @@ class BatchRunner:
 
     def _cut_finer(self, session, rows, shapes, place: str, error: Exception) -> None:
         if self._count.is_last(max(rows)):
-            names, shape = self._replicas[0].names, shapes[0]
+            names = self._replicas[0].batch.names
             raise ValueError(
                 "One example must fit in memory. Received: an example of "
-                f"{describe_example(names, shape)} at {place}, which "
+                f"{describe_example(names, shapes[0])} at {place}, which "
                 "alone ran out of memory. Use shorter examples, a smaller model, or a "
                 "device with more memory."
             ) from error
         self._count.increase(max(rows), place)
-        session.run(self._take_back)
+        session.run(self._roll_back)
         self._on_change()
 
 

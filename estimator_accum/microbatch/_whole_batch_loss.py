@@ -21,7 +21,7 @@ from estimator_accum._clock import (
     set_current_batch,
     without_interception,
 )
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import ancestors, is_in_branch
 from estimator_accum._options import check_loss
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
@@ -306,8 +306,7 @@ def _value_of(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _check_place() -> None:
-    graph = tf.compat.v1.get_default_graph()
-    if graph.building_function or graph._get_control_flow_context() is not None:
+    if is_in_branch():
         raise ValueError(
             "whole_batch_loss must be called in the model_fn itself. Received: a "
             "tf.function, branch or loop. Call it with what that returns."

@@ -4,7 +4,7 @@ import logging
 
 import tensorflow as tf
 
-from estimator_accum._graph import data_ancestors
+from estimator_accum._graph import data_ancestors, data_descendants
 from estimator_accum.unedited._head import Border, View
 from estimator_accum.unedited._sizes import Size
 from estimator_accum.unedited._states import Mixed
@@ -44,15 +44,9 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
 
 
 def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]:
-    found = {each for each in operations if each.type in _READS}
-    waiting = list(found)
-    while waiting:
-        for output in waiting.pop().outputs:
-            for user in output.consumers():
-                if user in operations and user not in found:
-                    found.add(user)
-                    waiting.append(user)
-    return found
+    reads = {each for each in operations if each.type in _READS}
+    values = [output for operation in reads for output in operation.outputs]
+    return reads | data_descendants(values, operations.__contains__)
 
 
 def _elements(view: View, operation: tf.Operation) -> int:

@@ -34,6 +34,7 @@ from estimator_accum._graph import (
     data_ancestors,
     operations_with_own_gradients,
     read,
+    replace,
 )
 from estimator_accum._options import check_own_job
 from estimator_accum.microbatch._batch import WholeBatch
@@ -67,7 +68,7 @@ class _Sparse(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """Gradients of one call, for the keys.
+    """Gradients of one call, for the spot check.
 
     Attributes:
         view: The graph at the time.
@@ -94,7 +95,7 @@ class Interception:
         early: Copies that run before gradients flow, after the first pass.
         sums: Names of the variables by the operations that read their gradients' sums.
         losses: The tensors whose gradients were computed.
-        derived: Derived gradients, for the keys.
+        derived: Derived gradients, for the spot check.
         waited_for: Operations of the micro-batch that the gradients waited for.
         clear: Operations that run after the sums are read.
         is_used: Whether a gradient with respect to a variable was computed.
@@ -404,7 +405,7 @@ class Interception:
         gradient = cast(sparse.gradient, sparse.accumulator.total.dtype)
         self._commit([sparse.accumulator], [gradient])
         self.clear += sparse.clear
-        self._batch.register(undo=sparse.clear)
+        self._batch.register(roll_back=sparse.clear)
 
     def _replace_norms(self, sparse: _Sparse, norms: list[tf.Operation]) -> None:
         """Replaces L2Loss of the sum by the sum of L2Loss of the slices."""
@@ -418,10 +419,7 @@ class Interception:
         add = half.write(before + tf.nn.l2_loss(values))
         self._batch.register(each=[add])
         for norm in norms:
-            for consumer in norm.outputs[0].consumers():
-                for i, tensor in enumerate(consumer.inputs):
-                    if tensor.name == norm.outputs[0].name:
-                        consumer._update_input(i, total)
+            replace(norm.outputs[0], total)
 
     def _keep_slices(self, sparse: _Sparse) -> None:
         """Makes the sum what it is for the whole batch: the slices of all examples."""

@@ -13,7 +13,7 @@ of rows is wanted, it is computed, and no row is collected.
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from estimator_accum._graph import define, insert
+from estimator_accum._graph import data_descendants, define, insert
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, collect
@@ -102,14 +102,9 @@ class View:
 
 def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     """Returns the operations that compute from a micro-batch, or take it."""
-    waiting = [part.sliced for part in batch.parts]
-    found = {tensor.op for tensor in waiting}
-    while waiting:
-        for operation in waiting.pop().consumers():
-            if operation not in found and not hasattr(operation, _OF_WHOLE_BATCH):
-                found.add(operation)
-                waiting += operation.outputs
-    return found
+    slices = [part.sliced for part in batch.parts]
+    found = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
+    return found | {tensor.op for tensor in slices}
 
 
 def is_in_loop(operation: tf.Operation) -> bool:

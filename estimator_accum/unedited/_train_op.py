@@ -36,8 +36,8 @@ from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
 from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._gradients import Interception
 from estimator_accum.unedited._head import Copies, View, of_batch
-from estimator_accum.unedited._keys import Keys
 from estimator_accum.unedited._patches import intercepting
+from estimator_accum.unedited._spot_check import SpotCheck
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
 _TIMELESS = {"Const", "Placeholder", "VarHandleOp", "VariableV2"}
@@ -45,9 +45,9 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def build_unedited(batch: WholeBatch, build: Callable):
-    """Returns the EstimatorSpec of a model_fn, and the keys of its gradients.
+    """Returns the EstimatorSpec of a model_fn, and the spot check of its gradients.
 
-    If it trains by this library, there are no keys, None. If it has a train op of its
+    If it trains by this library, there is no spot check, None. If it has a train op of its
     own, that needs no micro-batch any more.
 
     Args:
@@ -70,11 +70,11 @@ def build_unedited(batch: WholeBatch, build: Callable):
     interception.finish()
     once = _Once(batch, interception, [train_op, *interception.waited_for])
     with batch.as_current():
-        keys = once.finish(_losses(spec, interception))
+        spot_check = once.finish(_losses(spec, interception))
     with tf.control_dependencies(None):
         clear = interception.clear
         train_op = tf.group(train_op, *once.moved, *clear, name="train_batch")
-    return spec._replace(train_op=train_op), keys
+    return spec._replace(train_op=train_op), spot_check
 
 
 def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
@@ -128,7 +128,7 @@ class _Once:
         self._forward, self._done = set(), set()
         self.moved = []
 
-    def finish(self, losses: list[tf.Tensor]) -> Keys:
+    def finish(self, losses: list[tf.Tensor]) -> SpotCheck:
         """Divides the graph, and finds the values for the batch that are needed.
 
         Args:
@@ -162,13 +162,13 @@ class _Once:
         make_repeatable(rows, "Rows of examples that the loss combines")
         derived = self._interception.derived
         _check_places(batch, [each.view for each in derived])
-        keys = Keys(batch, derived, copies.collected, view)
+        spot_check = SpotCheck(batch, derived, copies.collected, view)
         report_activations(view, losses)
         self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
         _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
-        return keys
+        return spot_check
 
     def _check_passes(self) -> None:
         """Raises ValueError if something changes with every micro-batch."""

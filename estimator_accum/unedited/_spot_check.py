@@ -1,12 +1,12 @@
-"""The keys: a look at the numbers before the first batch that is cut.
+"""A spot check: a look at the numbers before the first batch that is cut.
 
     rows of 8 examples         = those of 1, 3 and 4 of them, joined
     gradients of 8 examples    = the sum of those of 1, 3 and 4
 
-with random gradients of the rows, and the same random numbers in both. They guard the
-rules of the analysis, and see what no analysis of the forward pass can: a gradient of
-its own (tf.custom_gradient) that combines examples. They change no variable. Where they
-fail, training is refused.
+with random gradients of the rows, and the same random numbers in both. It guards the
+rules of the analysis, and sees what no analysis of the forward pass can: a gradient of
+its own (tf.custom_gradient) that combines examples. It changes no variable. Where it
+fails, training is refused.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clippe
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-class Keys:
+class SpotCheck:
     """Compares micro-batches of one replica with what they are parts of.
 
     Args:
@@ -91,7 +91,7 @@ class Keys:
         has_own = operations_with_own_gradients(needed)
         self._scales = _SCALES if has_own else _SCALES[:1]
 
-    def look(self, session: tf.compat.v1.Session, rows: int, feeds: dict) -> None:
+    def run(self, session: tf.compat.v1.Session, rows: int, feeds: dict) -> None:
         """Looks at the first examples of the batch that is staged.
 
         Args:
@@ -106,7 +106,7 @@ class Keys:
         number = min(_MOST_EXAMPLES, rows)
         while number > 1:
             try:
-                self._look(session, number, feeds)
+                self._compare(session, number, feeds)
                 return
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -117,7 +117,7 @@ class Keys:
             "looked at whether their gradients add up"
         )
 
-    def _look(self, session, number: int, feeds: dict) -> None:
+    def _compare(self, session, number: int, feeds: dict) -> None:
         groups = [size for size in _GROUPS if size < number]
         if sum(groups) >= number:
             groups = groups[:1]
