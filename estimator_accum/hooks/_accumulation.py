@@ -261,15 +261,15 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             self._requested, run_values.results or ()
         ):
             self._partial_updates[index].remember(of_partial)
-            if self._windows[index].global_step_after is not None:
-                self._last_global_step = int(values[-1])
+            values = dict(zip(self._scalars[index], values))
+            if "global_step" in values:
+                self._last_global_step = int(values["global_step"])
             else:  # the caller counts it, after the train op
                 self._last_global_step = run_context.session.run(self._global_step())
-            by_name = dict(zip(self._scalars[index], values))
-            if values[0]:
-                self._report(index, by_name)
+            if values["has_updated"]:
+                self._report(index, values)
             if index == 0 and self._signals is not None:
-                self._is_stopped |= self._stops_after(by_name)
+                self._is_stopped |= self._stops_after(values)
         if self._is_stopped:
             run_context.request_stop()
 
@@ -308,13 +308,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                         "the Saver of your own Scaffold as `saver`."
                     )
         else:
-            for window, held, steps in self._partial_windows(session):
+            for partial in self._partial_windows(session):
                 _logger.info(
-                    "partial window of %s: %d of %d micro-steps kept in the "
-                    "checkpoint; the next train() resumes in mid-window.",
-                    window.name,
-                    held,
-                    steps,
+                    "%s kept in the checkpoint; the next train() resumes in mid-window.",
+                    _described(*partial),
                 )
         for reports in self._reports:
             for report in reports:
@@ -373,36 +370,23 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         partial = self._partial_windows(session)
         # The first window comes last: it moves update_step, which the others read.
         for window, held, steps in reversed(partial):
-            index = self._windows.index(window)
+            index, what = self._windows.index(window), _described(window, held, steps)
             result = self._partial_updates[index].run(session)
             if result is None:
                 _logger.warning(
-                    "partial window of %s: %d of %d micro-steps kept: what the update "
-                    "is computed from needs a micro-batch.",
-                    window.name,
-                    held,
-                    steps,
+                    "%s kept: what the update is computed from needs a micro-batch.",
+                    what,
                 )
-                continue
-            result["micro_batches"] = held * window.num_replicas
-            if not result["has_updated"]:
+            elif not result["has_updated"]:
+                _logger.info("%s dropped: their gradients are not finite.", what)
+            else:
                 _logger.info(
-                    "partial window of %s: %d of %d micro-steps dropped: their "
-                    "gradients are not finite.",
-                    window.name,
-                    held,
-                    steps,
+                    "%s applied as update %d, divided by their own weight.",
+                    what,
+                    int(result["update_step"]),
                 )
-                continue
-            _logger.info(
-                "partial window of %s: %d of %d micro-steps applied as update %d, "
-                "divided by their own weight.",
-                window.name,
-                held,
-                steps,
-                int(result["update_step"]),
-            )
-            self._report(index, result)
+                result["micro_batches"] = held * window.num_replicas
+                self._report(index, result)
         return bool(partial)
 
     def _partial_windows(self, session) -> list[tuple[Window, int, int]]:
@@ -446,10 +430,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return scalars
 
     def _window_scalars(self, window: Window) -> dict[str, tf.Tensor]:
-        """Returns the scalars of a report by name; NaN if there is nothing to report.
-
-        The first is `has_updated`; the last is `global_step`, if the train op moves it.
-        """
+        """Returns the scalars of a report by name; NaN if there is nothing to report."""
         scalars = {
             "has_updated": window.has_updated,
             "loss": window.loss,
@@ -467,6 +448,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if window.global_step_after is not None:
             scalars["global_step"] = window.global_step_after
         return scalars
+
+
+def _described(window: Window, held: int, steps: int) -> str:
+    return f"partial window of {window.name}: {held} of {steps} micro-steps"
 
 
 def _counters(window: Window) -> list[tf.Tensor]:

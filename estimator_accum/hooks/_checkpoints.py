@@ -129,18 +129,16 @@ class WindowlessRestore:
         state = _by_name(v for window in windows for v in window.state)
         statistics = _by_name(v for window in windows for v in window.statistics)
         self._state_names = state.keys()
-        self._initialize = tf.compat.v1.variables_initializer(
-            [*state.values(), *statistics.values()]
-        )
+        ours = [*state.values(), *statistics.values()]
+        self._initialize = tf.compat.v1.variables_initializer(ours)
         # Made now: the graph is finalized before the checkpoint is known.
         self._scalars = {
-            name: _Assignment(variable)
+            name: _assigner(variable)
             for name, variable in {
                 "update_step": windows[0].update_step,
                 **statistics,
             }.items()
         }
-        ours = [*state.values(), *statistics.values()]
         with tf.compat.v1.name_scope(None):
             self._window = _saver(list(state.values()), "restore_accumulation")
             others = _without(_saveables_of(saver), ours)
@@ -158,13 +156,13 @@ class WindowlessRestore:
         self._others.restore(sess, save_path)
         sess.run(self._initialize)
         for name in self._scalars.keys() & names:
-            self._scalars[name].run(sess, reader.get_tensor(name))
+            self._scalars[name](sess, reader.get_tensor(name))
         if self._state_names <= names:
             self._window.restore(sess, save_path)
             return
         known = "update_step" if "update_step" in names else "global_step"
         if known in names:
-            self._scalars["update_step"].run(sess, reader.get_tensor(known))
+            self._scalars["update_step"](sess, reader.get_tensor(known))
         _logger.info(
             "%s has no accumulators for this graph: its window starts empty, and "
             "update_step continues from the checkpoint's %s.",
@@ -173,15 +171,11 @@ class WindowlessRestore:
         )
 
 
-class _Assignment:
-    """Assigns to a scalar variable after the graph is finalized."""
-
-    def __init__(self, variable: tf.Variable):
-        self._value = tf.compat.v1.placeholder(variable.dtype.base_dtype, [])
-        self._assign = tf.compat.v1.assign(variable, self._value)
-
-    def run(self, session: tf.compat.v1.Session, value) -> None:
-        session.run(self._assign, {self._value: value})
+def _assigner(variable: tf.Variable) -> Callable:
+    """Returns a function of a session and the value that it gives a scalar variable."""
+    value = tf.compat.v1.placeholder(variable.dtype.base_dtype, [])
+    assign = tf.compat.v1.assign(variable, value)
+    return lambda session, given: session.run(assign, {value: given})
 
 
 def _saver(variables: list | dict, name: str) -> tf.compat.v1.train.Saver:
@@ -203,26 +197,17 @@ def _saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict:
 
 
 def _without(saveables: list | dict, ours: list[tf.Variable]) -> list | dict:
-    ours = _ByIdentity(ours)
+    ours = set(map(id, ours))  # variables compare elementwise
     if isinstance(saveables, dict):
-        return {name: each for name, each in saveables.items() if each not in ours}
-    return [each for each in saveables if each not in ours]
-
-
-class _ByIdentity:
-    """Membership by identity, because variables compare elementwise."""
-
-    def __init__(self, items: list):
-        self._ids = {id(item) for item in items}
-
-    def __contains__(self, item) -> bool:
-        return id(item) in self._ids
+        return {name: each for name, each in saveables.items() if id(each) not in ours}
+    return [each for each in saveables if id(each) not in ours]
 
 
 def _warn_of_lost_window(reader, names: set[str], state_names: set[str]) -> None:
     """Warns if this graph cannot continue the checkpoint's partial window."""
     for name in names:
-        if not name.endswith("/micro_steps") or f"{name[:-12]}/weight" not in names:
+        scope, _, what = name.rpartition("/")
+        if what != "micro_steps" or f"{scope}/weight" not in names:
             continue
         open_steps = int(reader.get_tensor(name))
         if open_steps and not (name in state_names and state_names <= names):

@@ -26,27 +26,6 @@ _DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
 class Accumulating(Saving, _DelegatingTrackable):
     """Optimizer part that all Keras versions share; see `accumulate` for arguments."""
 
-    # Attributes of this object; all others are set on the wrapped optimizer.
-    _OWN = frozenset(
-        {
-            "_inner",
-            "_trackable",
-            "gradient_accumulation_steps",
-            "weight",
-            "on_nonfinite",
-            "partial_window",
-            "_is_reduced",
-            "_window",
-            "_indices",
-            "_trained_variables",
-            "_losses",
-            "_clock",
-            "_strategy",
-            "_closing",
-            "_traced_steps",
-        }
-    )
-
     def __init__(
         self,
         optimizer,
@@ -54,21 +33,27 @@ class Accumulating(Saving, _DelegatingTrackable):
         weight=None,
         on_nonfinite=None,
     ):
-        self._inner = optimizer
-        _DelegatingTrackable.__init__(self, optimizer)
-        self.gradient_accumulation_steps = gradient_accumulation_steps
-        self.weight = weight
-        self.on_nonfinite = on_nonfinite
-        self.partial_window = "keep"
-        self._is_reduced = False
-        self._window = self._clock = self._strategy = None
-        self._indices, self._trained_variables = {}, []
-        self._losses = {}
-        self._closing = {}  # functions that apply a partial window
-        self._traced_steps = None
+        # Attributes of this object; all others are set on the wrapped optimizer.
+        vars(self).update(
+            _inner=optimizer,
+            _trackable=optimizer,  # of DelegatingTrackable
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            weight=weight,
+            on_nonfinite=on_nonfinite,
+            partial_window="keep",
+            _is_reduced=False,
+            _window=None,
+            _indices={},
+            _trained_variables=[],
+            _losses={},
+            _clock=None,
+            _strategy=None,
+            _closing={},  # functions that apply a partial window
+            _traced_steps=None,
+        )
 
     def __getattr__(self, name):
-        if name in self._OWN or name.startswith("__"):
+        if name == "_inner" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
@@ -79,7 +64,8 @@ class Accumulating(Saving, _DelegatingTrackable):
     def __setattr__(self, name, value):
         if name == "gradient_accumulation_steps":
             self._check_not_traced(value)
-        if name in self._OWN or isinstance(getattr(type(self), name, None), property):
+        is_own = name in vars(self)
+        if is_own or isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:
             setattr(self._inner, name, value)

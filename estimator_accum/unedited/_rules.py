@@ -98,13 +98,7 @@ def _without_places(states: list[State]) -> None:
 def _aligned(
     analysis, tensors: list[tf.Tensor], states: list[State]
 ) -> tuple[int, Size]:
-    """Returns the axis of the examples from the right, and the rows of each example.
-
-    Args:
-        analysis: The analysis.
-        tensors: Tensors that broadcast.
-        states: Their states.
-    """
+    """Returns the axis of the examples from the right, and the rows of each example."""
     ranks = [analysis.rank(tensor) for tensor in tensors]
     rows = [(rank - s.axis, s) for rank, s in zip(ranks, states) if s.kind == "rows"]
     (place, state), *others = rows
@@ -289,12 +283,7 @@ def _with_axis(
 ) -> State:
     """Returns the state of the output, which has one axis more than the first input.
 
-    Args:
-        analysis: The analysis.
-        operation: The operation.
-        state: The state of the first input.
-        axis: The new axis.
-        size: Its length; None if it is not known.
+    `state` is that of the first input; the `size` of the new axis is None if unknown.
     """
     found = state._replace(axis=state.axis + (axis <= state.axis), is_first=False)
     dims = list(analysis.dims(operation.inputs[0]))
@@ -354,14 +343,7 @@ def _reduce_one(analysis, operation, states):
 
 
 def _keep_dims(analysis, operation, state: State, changed: set[int]) -> None:
-    """Takes down that outputs have the shape of the first rows.
-
-    Args:
-        analysis: The analysis.
-        operation: The operation.
-        state: The state of its outputs.
-        changed: Axes of another length.
-    """
+    """Takes down that outputs have the shape of the first rows, but for some axes."""
     tensor = next(t for t in operation.inputs if analysis.state(t).kind == "rows")
     dims = list(analysis.dims(tensor))
     for axis in changed:
@@ -569,13 +551,9 @@ def _einsum_with_dots(
 
 
 def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
-    """Returns the state and shape of `tensor` in another shape.
+    """Returns the state and shape of `tensor` in the shape `target`, of sizes.
 
-    Args:
-        analysis: The analysis.
-        tensor: The tensor.
-        state: Its state.
-        target: The shape, sizes; -1 is what is left.
+    A size of -1 is what is left.
     """
     source, target = analysis.dims(tensor), list(target)
     if Size(-1) in target:
