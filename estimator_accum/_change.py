@@ -26,12 +26,15 @@ import tensorflow as tf
 from estimator_accum._gradients import Gradient, values_of
 from estimator_accum._graph import (
     FED,
+    READERS,
+    VARIABLES,
     ancestors,
     data_ancestors,
     define,
     descendants,
     insert,
     is_in_branch,
+    value_of_graph,
 )
 
 _COMPUTED = "_estimator_accum_computed"  # a graph's attribute
@@ -39,11 +42,7 @@ _NORM = "_for_norm"  # suffix of copies that compute a norm of slices
 _SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "StopGradient", "Sub"}
 _PRODUCTS = {"Div", "Mul", "RealDiv"}
 # Operations with state that are the same for all micro-batches of an update.
-_VARIABLES = {
-    "StatelessRandomGetAlg",
-    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"),
-    *("VarIsInitializedOp", "Variable", "VariableShape", "VariableV2"),
-}
+_VARIABLES = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
 _REMEDY = (
     "Pass `clip_norm` if it clips, or leave the optimizer as it is, without "
     "AccumulatingOptimizer, and cut whole batches by microbatch_model_fn."
@@ -67,9 +66,7 @@ def remember(pairs: Iterable[tuple], loss: object) -> None:
 
 def _known(graph: tf.Graph) -> dict[str, _Computed]:
     """Returns what `compute_gradients` returned in a graph, by names of tensors."""
-    if not hasattr(graph, _COMPUTED):
-        setattr(graph, _COMPUTED, {})
-    return getattr(graph, _COMPUTED)
+    return value_of_graph(graph, _COMPUTED, {})
 
 
 def _parts(gradient: Gradient) -> list[tf.Tensor]:

@@ -8,6 +8,12 @@ import tensorflow as tf
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 # Values that a session gets from outside, under this name and no copy's.
 FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
+VARIABLES = {"VarHandleOp", "Variable", "VariableV2"}
+# Operations that take a variable's handle and leave the variable as it is.
+READERS = {
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
+    *("VarIsInitializedOp", "VariableShape"),
+}
 _OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
 
 
@@ -189,6 +195,13 @@ def insert(
     )
     copies = dict(zip(names, copies, strict=True))
     return [copies.get(each.name, inputs.get(each.name)) for each in wanted]
+
+
+def value_of_graph(graph: tf.Graph, name: str, default):
+    """Returns what a graph holds under a name, `default` from the first call on."""
+    if not hasattr(graph, name):
+        setattr(graph, name, default)
+    return getattr(graph, name)
 
 
 def is_in_branch() -> bool:

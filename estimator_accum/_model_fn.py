@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum._clock import current_batch
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import ancestors, value_of_graph
 from estimator_accum._options import check_reduction
 from estimator_accum._window import get_windows
 from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
@@ -307,9 +307,8 @@ def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
     Every replica has a hook, of which only the first one's runs.
     """
     graph = tf.compat.v1.get_default_graph()
-    replicas = getattr(graph, _REPLICAS_ATTRIBUTE, [])
+    replicas = value_of_graph(graph, _REPLICAS_ATTRIBUTE, [])
     replicas.append(replica)
-    setattr(graph, _REPLICAS_ATTRIBUTE, replicas)
     return replicas
 
 

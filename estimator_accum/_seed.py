@@ -6,6 +6,7 @@ import zlib
 import tensorflow as tf
 
 from estimator_accum._clock import current_batch
+from estimator_accum._graph import value_of_graph
 
 _ATTRIBUTE = "_estimator_accum_micro_batch_number"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
@@ -84,7 +85,7 @@ def _micro_batch_number(batch) -> tf.Tensor:
     number, count = 0, 1
     if replica is not None:
         number, count = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
-    numbers = getattr(graph, _ATTRIBUTE, {})
+    numbers = value_of_graph(graph, _ATTRIBUTE, {})
     key = (batch, getattr(number, "name", number))
     if key not in numbers:
         with tf.control_dependencies(None):
@@ -92,7 +93,6 @@ def _micro_batch_number(batch) -> tf.Tensor:
             if batch is not None:
                 found = found * _MOST_EXAMPLES + batch.begin
         numbers[key] = found
-        setattr(graph, _ATTRIBUTE, numbers)
     return numbers[key]
 
 

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 import tensorflow as tf
 
 from estimator_accum._graph import (
+    READERS,
+    VARIABLES,
     ancestors,
     functions_of,
     library_of_functions,
@@ -20,14 +22,6 @@ from estimator_accum._graph import (
 from estimator_accum.microbatch._export import TAKES_A_BATCH, inputs_of
 from estimator_accum.microbatch._staging import Slot
 
-# Operations that take a variable's handle and leave the variable as it is.
-_READERS = {
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VariableShape",
-    "VarIsInitializedOp",
-}
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 
@@ -162,12 +156,11 @@ def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     operation = tensor.op
     while operation.type in _PASSING:
         operation = operation.inputs[0].op
-    is_variable = operation.type in ("VarHandleOp", "VariableV2", "Variable")
-    return operation if is_variable else None
+    return operation if operation.type in VARIABLES else None
 
 
 def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
-    if operation.type in _READERS or operation.type in _PASSING:
+    if operation.type in READERS or operation.type in _PASSING:
         return False
     if tensor.dtype._is_ref_dtype:
         return _WRITERS.search(operation.type) is not None
@@ -178,4 +171,4 @@ def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
 def _writes(node) -> bool:
     if functions_of(node):  # it does what the functions do
         return False
-    return node.op not in _READERS and _WRITERS.search(node.op) is not None
+    return node.op not in READERS and _WRITERS.search(node.op) is not None

@@ -13,6 +13,8 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from estimator_accum._graph import (
+    READERS,
+    VARIABLES,
     ancestors,
     functions_of,
     library_of_functions,
@@ -31,8 +33,8 @@ from estimator_accum.microbatch._graph import path_to, variable_of, written_by
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.
 _HARMLESS = {
-    *("VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp", "VariableShape"),
-    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
+    *VARIABLES,
+    *READERS,
     *("HashTable", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"),
     *("Assert", "CheckNumerics", "CheckNumericsV2"),
     *("Empty", "TensorArrayV3", "TensorArraySizeV3", "TensorArrayReadV3"),

@@ -21,7 +21,7 @@ from estimator_accum._clock import (
     set_current_batch,
     without_interception,
 )
-from estimator_accum._graph import ancestors, is_in_branch
+from estimator_accum._graph import VARIABLES, ancestors, is_in_branch
 from estimator_accum._options import check_loss
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
@@ -40,7 +40,6 @@ from estimator_accum.microbatch._whole import (
 )
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
-_VARIABLES = ("VarHandleOp", "VariableV2")
 _ONE_ROW = (
     "`outputs` of whole_batch_loss must have one row for each example, of one shape."
 )
@@ -282,7 +281,7 @@ def _captured(
     """Returns the tensors from outside of loss_fn that it uses beside `given`."""
     used = [tensor for operation in created for tensor in operation.inputs]
     # A variable is outside, also if loss_fn creates it.
-    inside = {each for each in created if each.type not in _VARIABLES}
+    inside = {each for each in created if each.type not in VARIABLES}
     known = {tensor.name for tensor in given}
     found = {t.name: t for t in [*used, loss] if t.op not in inside}
     return [tensor for name, tensor in found.items() if name not in known]

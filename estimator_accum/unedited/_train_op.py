@@ -15,10 +15,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum._graph import (
+    VARIABLES,
     ancestors,
     data_ancestors,
     descendants,
     library_of_functions,
+    value_of_graph,
 )
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._graph import (
@@ -40,7 +42,7 @@ from estimator_accum.unedited._patches import intercepting
 from estimator_accum.unedited._spot_check import SpotCheck
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
-_TIMELESS = {"Const", "Placeholder", "VarHandleOp", "VariableV2"}
+_TIMELESS = {"Const", "Placeholder", *VARIABLES}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -365,10 +367,8 @@ def _update_last(cut: _Cut) -> None:
     Without micro-batches gradients take longest, so an average of variables beside the
     update, or a schedule that reads a counter, sees the values from before it.
     """
-    graph = tf.compat.v1.get_default_graph()
-    cuts = getattr(graph, _CUTS_ATTRIBUTE, [])
+    cuts = value_of_graph(tf.compat.v1.get_default_graph(), _CUTS_ATTRIBUTE, [])
     cuts.append(cut)
-    setattr(graph, _CUTS_ATTRIBUTE, cuts)
 
     def finish(strategy):  # when the last replica comes; they may wait for each other
         del strategy
