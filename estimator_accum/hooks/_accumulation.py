@@ -24,7 +24,6 @@ last checkpoint.
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -38,9 +37,9 @@ from estimator_accum.hooks._checkpoints import (
     get_or_add_saver,
     keep_initial_values,
 )
-from estimator_accum.hooks._partial_window import PartialUpdate, as_vector
+from estimator_accum.hooks._reported import ReportedWindow
 from estimator_accum.hooks._signals import SignalStop
-from estimator_accum.reports import CsvReport, Report, TensorBoardReport, Update
+from estimator_accum.reports import CsvReport, Report, TensorBoardReport
 from estimator_accum.reports._progress import ProgressReport
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -183,8 +182,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._is_stopped = False  # by a signal
 
     def begin(self) -> None:
-        self._windows = get_windows()
-        if not (self._windows and all(map(_can_be_run, self._windows))):
+        windows = get_windows()
+        if not (windows and all(map(_can_be_run, windows))):
             raise ValueError(
                 "make_accumulation_hooks needs an accumulating train op that it can "
                 "run. Received: a graph without one, or with one inside a tf.cond or "
@@ -192,29 +191,26 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 "loss-scaling optimizer inside AccumulatingOptimizer, not around it; "
                 "or leave the hooks out."
             )
-        if self._global_step() is None:
+        self._global_step = windows[0].global_step
+        if self._global_step is None:
+            self._global_step = tf.compat.v1.train.get_global_step()
+        if self._global_step is None:
             raise ValueError(
                 "make_accumulation_hooks needs a global step. Received: a graph without "
                 "one. Pass tf.compat.v1.train.get_or_create_global_step() to minimize()."
             )
-        keep_initial_values(self._windows)
+        keep_initial_values(windows)
         saver = self._saver or get_or_add_saver()
-        WindowlessRestore(saver, self._windows)
+        WindowlessRestore(saver, windows)
         self._watch = SaveWatch(saver, self._before_save)
         self._session = self._coordinator = self._run_context = None
-        _, *further = self._windows
-        self._reports = [self._make_reports(None)]
-        self._reports += [self._make_reports(window.name) for window in further]
-        for reports in self._reports:
-            for report in reports:
-                report.check()
-        self._scalars = [self._window_scalars(window) for window in self._windows]
-        self._partial_updates = [
-            PartialUpdate(window, self._of_partial(window)) for window in self._windows
-        ]
-        self._fetched = [
-            [as_vector(scalars), partial.needed]
-            for scalars, partial in zip(self._scalars, self._partial_updates)
+        first, *further = windows
+        self._windows = [
+            ReportedWindow(first, self._make_reports(None), self._learning_rate),
+            *(
+                ReportedWindow(window, self._make_reports(window.name), None)
+                for window in further
+            ),
         ]
         self._known_requests = {}
         self._is_stopped = False
@@ -225,12 +221,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._session, self._coordinator = session, coord
         self._run_context = None
         self._running, self._has_data_ended = None, False
-        self._last_global_step = session.run(self._global_step())
-        for window, reports in zip(self._windows, self._reports, strict=True):
-            update_step = int(session.run(window.update_step))
-            for report in reports:
-                report.open(update_step)
-        self._since = [time.perf_counter()] * len(self._windows)
+        self._last_global_step = session.run(self._global_step)
+        for window in self._windows:
+            window.open(session)
         if self._signals is not None:
             self._signals.open(coord)
 
@@ -242,40 +235,37 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         # The run before this one was a train op's and did not finish.
         self._has_data_ended |= self._running == _TRAIN_OP
         self._running = _TRAIN_OP if self._requested else _OTHER
-        fetched = [self._fetched[index] for index in self._requested]
-        if not fetched:
+        if not self._requested:
             return None
+        fetched = [window.fetched for window in self._requested]
         return tf.compat.v1.train.SessionRunArgs(fetched, self._stop_requests())
 
     def _stop_requests(self) -> dict | None:
         """Returns the feeds that tell the other tasks of a cluster of a signal."""
         if self._signals is None or not self._signals.is_asked:
             return None
-        windows = [self._windows[index] for index in self._requested]
-        return {w.stop_request: 1.0 for w in windows if w.stop_request is not None}
+        requests = [each.window.stop_request for each in self._requested]
+        return {request: 1.0 for request in requests if request is not None}
 
     def after_run(self, run_context, run_values) -> None:
         self._has_data_ended &= self._running == _OTHER
         self._running = None
-        for index, (values, of_partial) in zip(
-            self._requested, run_values.results or ()
-        ):
-            self._partial_updates[index].remember(of_partial)
-            values = dict(zip(self._scalars[index], values))
+        for window, fetched in zip(self._requested, run_values.results or ()):
+            values = window.take(fetched)
             if "global_step" in values:
                 self._last_global_step = int(values["global_step"])
             else:  # the caller counts it, after the train op
-                self._last_global_step = run_context.session.run(self._global_step())
+                self._last_global_step = run_context.session.run(self._global_step)
             if values["has_updated"]:
-                self._report(index, values)
-            if index == 0 and self._signals is not None:
+                window.report(values, self._last_global_step)
+            if window is self._windows[0] and self._signals is not None:
                 self._is_stopped |= self._stops_after(values)
         if self._is_stopped:
             run_context.request_stop()
 
     def _stops_after(self, values: dict) -> bool:
         """Returns whether a signal ends training now; the same in all replicas."""
-        window = self._windows[0]
+        window = self._windows[0].window
         if window.stop_request is not None:
             return values["stop_requests"] > 0
         is_inside = math.isnan(values["weight"])
@@ -283,24 +273,22 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             return False
         return self._signals.is_asked
 
-    def _windows_that_run(self, run_context) -> list[int]:
-        """Returns the indices of the windows whose train op the caller runs."""
+    def _windows_that_run(self, run_context) -> list[ReportedWindow]:
+        """Returns the windows whose train op the caller runs."""
         graph = run_context.session.graph
         operations = fetched_operations(graph, run_context.original_args.fetches)
         request = tuple(operation.name for operation in operations)
         if request not in self._known_requests:
             needed = ancestors(operations)
             self._known_requests[request] = [
-                index
-                for index, window in enumerate(self._windows)
-                if all(counter.op in needed for counter in _counters(window))
+                window for window in self._windows if window.runs_with(needed)
             ]
         return self._known_requests[request]
 
     def end(self, session) -> None:
         if self._applies_at_the_end():
             if self._apply_partial_windows(session):
-                self._watch.save_again(session, session.run(self._global_step()))
+                self._watch.save_again(session, session.run(self._global_step))
                 if not self._watch.has_saved:
                     _logger.warning(
                         "the applied window is in no checkpoint: none was written "
@@ -308,14 +296,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                         "the Saver of your own Scaffold as `saver`."
                     )
         else:
-            for partial in self._partial_windows(session):
-                _logger.info(
-                    "%s kept in the checkpoint; the next train() resumes in mid-window.",
-                    _described(*partial),
-                )
-        for reports in self._reports:
-            for report in reports:
-                report.close()
+            for window in self._windows:
+                window.log_kept(session)
+        for window in self._windows:
+            window.close()
         if self._is_stopped or (self._signals is not None and self._signals.is_asked):
             self._end_for_signal(session)
         elif self._signals is not None:
@@ -328,16 +312,16 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             self._signals.stop()
             return
         first = self._windows[0]
-        place = f"update {int(session.run(first.update_step)):,}"
-        for window, held, steps in self._partial_windows(session):
-            if window is first:
-                place += f", micro-step {held} of {steps}"
+        place = f"update {int(session.run(first.window.update_step)):,}"
+        held, steps = first.held(session)
+        if held:
+            place += f", micro-step {held} of {steps}"
 
         def finish() -> None:
             _logger.warning("saved at %s; the same command resumes.", place)
             self._signals.stop()
 
-        if self._watch.has_saved_at(session.run(self._global_step())):
+        if self._watch.has_saved_at(session.run(self._global_step)):
             finish()
         else:  # a later hook saves, or its error ends training
             self._watch.after_next_save = finish
@@ -345,7 +329,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def _before_save(self, session) -> int:
         if session is self._session and self._is_final_save(session):
             self._apply_partial_windows(session)
-        return session.run(self._global_step())
+        return session.run(self._global_step)
 
     def _applies_at_the_end(self) -> bool:
         if self._is_stopped:
@@ -363,101 +347,16 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if self._running == _TRAIN_OP:
             # Either the data has ended, or an earlier hook saves right after this
             # micro-step.
-            return session.run(self._global_step()) == self._last_global_step
+            return session.run(self._global_step) == self._last_global_step
         return self._run_context.stop_requested or self._coordinator.should_stop()
 
     def _apply_partial_windows(self, session) -> bool:
-        partial = self._partial_windows(session)
+        """Applies the partial windows; returns whether there are any."""
+        is_any = False
         # The first window comes last: it moves update_step, which the others read.
-        for window, held, steps in reversed(partial):
-            index, what = self._windows.index(window), _described(window, held, steps)
-            result = self._partial_updates[index].run(session)
-            if result is None:
-                _logger.warning(
-                    "%s kept: what the update is computed from needs a micro-batch.",
-                    what,
-                )
-            elif not result["has_updated"]:
-                _logger.info("%s dropped: their gradients are not finite.", what)
-            else:
-                _logger.info(
-                    "%s applied as update %d, divided by their own weight.",
-                    what,
-                    int(result["update_step"]),
-                )
-                result["micro_batches"] = held * window.num_replicas
-                self._report(index, result)
-        return bool(partial)
-
-    def _partial_windows(self, session) -> list[tuple[Window, int, int]]:
-        found = []
-        for window in self._windows:
-            if window.micro_steps is None:
-                continue
-            held, steps = session.run(
-                [window.micro_steps, window.gradient_accumulation_steps]
-            )
-            if held:
-                found.append((window, int(held), int(steps)))
-        return found
-
-    def _global_step(self) -> tf.Variable | None:
-        window = self._windows[0]
-        if window.global_step is not None:
-            return window.global_step
-        return tf.compat.v1.train.get_global_step()
-
-    def _report(self, index: int, values: dict) -> None:
-        now = time.perf_counter()
-        values["secs"], self._since[index] = now - self._since[index], now
-        values["global_step"] = self._last_global_step
-        update = Update(
-            **{
-                name: kind(values[name])
-                for name, kind in Update.__annotations__.items()
-                if name in values
-            }
-        )
-        for report in self._reports[index]:
-            report.write(update)
-
-    def _of_partial(self, window: Window) -> dict[str, tf.Tensor]:
-        """Returns a partial window's scalars to report; it adds no micro-step."""
-        scalars = self._window_scalars(window)
-        for name in ("global_step", "micro_batches", "stop_requests"):
-            scalars.pop(name, None)
-        scalars["update_step"], scalars["clipped_share"] = window.of_partial
-        return scalars
-
-    def _window_scalars(self, window: Window) -> dict[str, tf.Tensor]:
-        """Returns the scalars of a report by name; NaN if there is nothing to report."""
-        scalars = {
-            "has_updated": window.has_updated,
-            "loss": window.loss,
-            "gradient_norm": window.gradient_norm,
-            "weight": window.weight,
-            "update_step": window.update_step_after,
-            "clipped_share": window.clipped_share,
-            "noise_scale": window.noise_scale,
-            "micro_batches": window.micro_steps_after * window.num_replicas,
-        }
-        if self._learning_rate is not None and window is self._windows[0]:
-            scalars["learning_rate"] = self._learning_rate
-        if window.stop_request is not None:
-            scalars["stop_requests"] = window.stop_requests
-        if window.global_step_after is not None:
-            scalars["global_step"] = window.global_step_after
-        return scalars
-
-
-def _described(window: Window, held: int, steps: int) -> str:
-    return f"partial window of {window.name}: {held} of {steps} micro-steps"
-
-
-def _counters(window: Window) -> list[tf.Tensor]:
-    """Returns the counters that every micro-step moves and nothing else does."""
-    counters = [window.update_step_after, window.global_step_after]
-    return [counter for counter in counters if counter is not None]
+        for window in reversed(self._windows):
+            is_any |= window.apply_partial(session, self._last_global_step)
+        return is_any
 
 
 def _can_be_run(window: Window) -> bool:
