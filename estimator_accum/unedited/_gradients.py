@@ -385,7 +385,8 @@ class Interception:
                 )
             dtype = tf.float32 if gradient.dtype in _HALVES else gradient.dtype
             is_sparse = isinstance(gradient, tf.IndexedSlices)
-            wanted.append((f"{_name(x)}/batch_gradient", shape, dtype, is_sparse))
+            # A variable's `op` has the same name in every replica.
+            wanted.append((f"{x.op.name}/batch_gradient", shape, dtype, is_sparse))
 
         def create(strategy):
             del strategy
@@ -498,11 +499,6 @@ def _source(x) -> tf.Operation:
     """Returns the operation of a tensor, or of a variable's handle."""
     handle = getattr(x, "handle", None)
     return x.op if handle is None else handle.op
-
-
-def _name(x) -> str:
-    """Returns the name, which is the same in every replica for a variable."""
-    return x.op.name
 
 
 def _context(operation: tf.Operation):

@@ -15,6 +15,7 @@ which is always right.
 n = number of examples in the micro-batch, which no static shape may contain.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -25,8 +26,15 @@ from tensorflow.python.ops import control_flow_util_v2
 from estimator_accum._graph import functions_of, library_of_functions, nodes_of
 from estimator_accum._seed import STATELESS, is_draw
 from estimator_accum.unedited import _rules
-from estimator_accum.unedited._sizes import ARITHMETIC, N, Size, Unknown, compute, sizes
-from estimator_accum.unedited._sizes import has_examples as _has_examples
+from estimator_accum.unedited._sizes import (
+    ARITHMETIC,
+    N,
+    Size,
+    Unknown,
+    compute,
+    has_examples,
+    sizes,
+)
 from estimator_accum.unedited._states import (
     EMPTY_LIST,
     FIXED,
@@ -309,7 +317,7 @@ class Analysis:
             values = [self.value(output) for output in operation.outputs]
             if any(value is None for value in values):
                 raise Mixed("the number of examples as a value")
-            return [SIZES if _has_examples(value) else FIXED for value in values]
+            return [SIZES if has_examples(value) else FIXED for value in values]
         rule = _rules.RULES.get(operation.type)
         if rule is None:
             raise Mixed("there is no rule for it")
@@ -325,7 +333,7 @@ class Analysis:
             value = self.value(output)
             if value is None:
                 raise Mixed("the shape of what is mixed")
-            found.append(SIZES if _has_examples(value) else FIXED)
+            found.append(SIZES if has_examples(value) else FIXED)
         return found
 
     def _value(self, tensor: tf.Tensor) -> np.ndarray | None:
@@ -414,13 +422,7 @@ class Analysis:
             self._body(operation, name, operation.inputs[1:], states[1:])[0]
             for name in names
         ]
-        return [self._joined(ways) for ways in zip(*ways, strict=True)]
-
-    def _joined(self, ways: Iterable[State]) -> State:
-        first, *others = ways
-        for other in others:
-            first = join(first, other)
-        return first
+        return [functools.reduce(join, each) for each in zip(*ways, strict=True)]
 
     def _loop(self, operation: tf.Operation, states: list[State]):
         tensors = list(operation.inputs)
@@ -475,7 +477,7 @@ class Analysis:
                 predicate = tensor.op.inputs[1]
             if predicate is None or self.state(predicate).kind != "fixed":
                 raise Mixed("the batch decides which branch is taken")
-        return [self._joined(states), FIXED]
+        return [functools.reduce(join, states), FIXED]
 
 
 def _may_have_rows(tensor: tf.Tensor) -> bool:
