@@ -35,6 +35,24 @@ def ancestors(
     return _walk(list(operations), needed)
 
 
+def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
+    """Returns the names of operations that need each other, down to `operation`.
+
+    Args:
+        needed: The result of `ancestors`.
+        operation: One of its keys.
+        first: Number of names before three dots; the last three are always there.
+    """
+    names = []
+    while operation is not None:
+        names.append(operation.name)
+        operation = needed[operation]
+    names.reverse()
+    if len(names) > first + 3:
+        names[first:-3] = ["..."]
+    return ", which needs ".join(names)
+
+
 def data_ancestors(
     operations: list[tf.Operation],
 ) -> dict[tf.Operation, tf.Operation | None]:

@@ -15,21 +15,20 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum._clock import current_batch
-from estimator_accum._graph import ancestors, value_of_graph
+from estimator_accum._graph import ancestors, path_to, value_of_graph
 from estimator_accum._options import check_reduction
 from estimator_accum._window import get_windows
 from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
 from estimator_accum.microbatch._count import MicroBatchCount
-from estimator_accum.microbatch._export import RefuseTraining, is_fed
-from estimator_accum.microbatch._graph import (
-    check_input_summaries,
-    path_to,
-    split_train_op,
-)
 from estimator_accum.microbatch._hooks import (
     MicroBatchHook,
     PredictionHook,
     TrainingHook,
+)
+from estimator_accum.microbatch._inputs import (
+    RefuseTraining,
+    check_input_summaries,
+    is_fed,
 )
 from estimator_accum.microbatch._repeatable import check_not_written
 from estimator_accum.microbatch._whole import mean_over_batch
@@ -194,13 +193,37 @@ def _split_declared(batch: WholeBatch, spec):
         )
     _check_update(batch.begin.op)
     check_declared(batch, spec.loss)
-    each, once = split_train_op(train_op, batch.begin.op)
+    each, once = _split(train_op, batch.begin.op)
     batch.register(each=each)
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
     check_not_written(batch.computed_twice, batch.micro_ops)
     with tf.control_dependencies(None):
         train_op = tf.group(*once, name="train_batch")
     return spec._replace(loss=loss, train_op=train_op)
+
+
+def _split(
+    train_op: tf.Operation, begin: tf.Operation
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Splits `train_op` into (per-micro-batch, per-batch) operations.
+
+    Args:
+        train_op: Train op of an EstimatorSpec; groups of operations are taken apart.
+        begin: The placeholder on which every slice of the batch depends.
+    """
+    each, once, seen, waiting = [], [], set(), [train_op]
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen:
+            continue
+        seen.add(operation)
+        if begin not in ancestors([operation]):
+            once.append(operation)
+        elif operation.type == "NoOp":
+            waiting += operation.control_inputs
+        else:
+            each.append(operation)
+    return each, once
 
 
 def _check_update(begin: tf.Operation) -> None:
@@ -290,7 +313,7 @@ def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tu
             )
         with tf.control_dependencies(None):
             whole = tf.group(*_operations(update))
-        each, once = split_train_op(whole, begin)
+        each, once = _split(whole, begin)
         batch.register(each=each)
         with tf.control_dependencies(None):
             rest[name] = value, tf.group(*once)

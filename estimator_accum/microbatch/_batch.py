@@ -21,8 +21,8 @@ from estimator_accum._accumulators import (
 from estimator_accum._clock import Clock, set_current_batch
 from estimator_accum._graph import read
 from estimator_accum.microbatch._gather import Exchange, make_exchange
-from estimator_accum.microbatch._graph import snapshot
 from estimator_accum.microbatch._staging import Slot, stage
+from estimator_accum.microbatch._writes import snapshot
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from estimator_accum._graph import (
     functions_of,
     library_of_functions,
     nodes_of,
+    path_to,
     replace,
 )
 from estimator_accum._seed import (
@@ -28,7 +29,7 @@ from estimator_accum._seed import (
     micro_batch_seed,
     moves_generator,
 )
-from estimator_accum.microbatch._graph import path_to, variable_of, written_by
+from estimator_accum.microbatch._writes import variable_of, written_by
 
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.

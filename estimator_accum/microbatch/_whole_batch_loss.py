@@ -21,22 +21,21 @@ from estimator_accum._clock import (
     set_current_batch,
     without_interception,
 )
-from estimator_accum._graph import VARIABLES, ancestors, is_in_branch
+from estimator_accum._graph import VARIABLES, ancestors, is_in_branch, path_to
 from estimator_accum._options import check_loss
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._gather import gather
-from estimator_accum.microbatch._graph import (
-    needed_by_updates,
-    path_to,
-    variable_of,
-    written_by,
-)
 from estimator_accum.microbatch._whole import (
     WHOLE_BATCH_LOSS,
     collect,
     keep,
     keep_rows,
+)
+from estimator_accum.microbatch._writes import (
+    needed_by_updates,
+    variable_of,
+    written_by,
 )
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"

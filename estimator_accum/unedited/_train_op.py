@@ -4,7 +4,7 @@
     once             the train op, and whatever else the model_fn writes
 
 The second part gets what it has without micro-batches: the gradients
-(estimator_accum/unedited/_gradients.py) and, by feeding, the value for the whole batch
+(estimator_accum/unedited/_interception.py) and, by feeding, the value for the whole batch
 of every other tensor that it is computed from.
 """
 
@@ -20,14 +20,10 @@ from estimator_accum._graph import (
     data_ancestors,
     descendants,
     library_of_functions,
+    path_to,
     value_of_graph,
 )
 from estimator_accum.microbatch._batch import WholeBatch
-from estimator_accum.microbatch._graph import (
-    path_to,
-    variable_of,
-    writers_of,
-)
 from estimator_accum.microbatch._repeatable import (
     SHOWING,
     changes_something,
@@ -35,9 +31,10 @@ from estimator_accum.microbatch._repeatable import (
     make_repeatable,
 )
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
+from estimator_accum.microbatch._writes import variable_of, writers_of
 from estimator_accum.unedited._activations import report_activations
-from estimator_accum.unedited._gradients import Interception
 from estimator_accum.unedited._head import Copies, View, of_batch
+from estimator_accum.unedited._interception import Interception
 from estimator_accum.unedited._patches import intercepting
 from estimator_accum.unedited._spot_check import SpotCheck
 

@@ -1,8 +1,7 @@
-"""Graph analysis for micro-batches: splits the train op, finds written variables.
+"""Variables that operations write, and their roll back.
 
-Operations of a train op that need the micro-batch (statistics, metrics) run with every
-micro-batch, and the rest, the update itself, once per batch. Variables that the first
-part writes must be rolled back if memory runs out in mid-batch.
+What runs with every micro-batch may write variables, such as batch normalization's
+averages. They must be as before, if memory runs out in mid-batch and it is retried.
 """
 
 import functools
@@ -19,69 +18,10 @@ from estimator_accum._graph import (
     library_of_functions,
     nodes_of,
 )
-from estimator_accum.microbatch._export import TAKES_A_BATCH, inputs_of
 from estimator_accum.microbatch._staging import Slot
 
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
-
-
-def split_train_op(
-    train_op: tf.Operation, begin: tf.Operation
-) -> tuple[list[tf.Operation], list[tf.Operation]]:
-    """Splits `train_op` into (per-micro-batch, per-batch) operations.
-
-    Args:
-        train_op: Train op of an EstimatorSpec; groups of operations are taken apart.
-        begin: The placeholder on which every slice of the batch depends.
-    """
-    each, once, seen, waiting = [], [], set(), [train_op]
-    while waiting:
-        operation = waiting.pop()
-        if operation in seen:
-            continue
-        seen.add(operation)
-        if begin not in ancestors([operation]):
-            once.append(operation)
-        elif operation.type == "NoOp":
-            waiting += operation.control_inputs
-        else:
-            each.append(operation)
-    return each, once
-
-
-def check_input_summaries(batch: dict) -> None:
-    """Raises ValueError if a summary of input_fn would take a batch from training.
-
-    Args:
-        batch: The features and labels from input_fn, in any structure.
-    """
-    takers = {op for op in inputs_of(batch) if TAKES_A_BATCH.match(op.type)}
-    for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
-        if takers & ancestors([summary.op]).keys():
-            raise ValueError(
-                "A summary must not read the input pipeline, of which every read takes "
-                f"a batch. Received: {summary.op.name}, made by input_fn. Make it in "
-                "model_fn."
-            )
-
-
-def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
-    """Returns the names of operations that need each other, down to `operation`.
-
-    Args:
-        needed: The result of `ancestors`.
-        operation: One of its keys.
-        first: Number of names before three dots; the last three are always there.
-    """
-    names = []
-    while operation is not None:
-        names.append(operation.name)
-        operation = needed[operation]
-    names.reverse()
-    if len(names) > first + 3:
-        names[first:-3] = ["..."]
-    return ", which needs ".join(names)
 
 
 def snapshot(
