@@ -1,6 +1,15 @@
-"""`accumulate`: one call from a Keras optimizer to one that accumulates."""
+"""`accumulate`: one call from a Keras optimizer to one that accumulates.
+
+    keras 3                        `Keras3`
+    tf.keras 2.15 and tf_keras     `Keras2`, and `Keras2Legacy` for
+                                   `optimizers.legacy`, which tf.estimator uses
+
+An adapter is the family's part of `_optimizer.Accumulating`; the other part, with the
+rule, is the same for all families.
+"""
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +18,15 @@ import wrapt
 
 from estimator_accum._clock import AccumulationSteps
 from estimator_accum._options import check_accumulation_steps, check_on_nonfinite
-from estimator_accum.keras import _families
+from estimator_accum.keras._keras_2 import Keras2, Keras2Legacy
+from estimator_accum.keras._keras_3 import Keras3
 from estimator_accum.keras._optimizer import Accumulating
+
+_ADAPTERS = {
+    "OptimizerV2": Keras2Legacy,
+    "_BaseOptimizer": Keras2,
+    "BaseOptimizer": Keras3,
+}
 
 
 def accumulate(
@@ -63,12 +79,12 @@ def accumulate(
         ValueError: If K < 1, or `on_nonfinite` is not a policy that the optimizer
             allows.
     """
-    family = _families.find_family(optimizer)
+    family = _find_family(optimizer)
     _check_optimizer(optimizer, family)
     check_accumulation_steps(gradient_accumulation_steps)
     _check_weight(weight)
     root, adapter = family
-    keras = _families.load(root)
+    keras = importlib.import_module(root)
     _, loss_scaling = adapter._bases(keras)
     if keras.mixed_precision.global_policy().name == "mixed_float16" and not isinstance(
         optimizer, loss_scaling
@@ -81,10 +97,19 @@ def accumulate(
     return cls(optimizer, gradient_accumulation_steps, weight, on_nonfinite)
 
 
+def _find_family(optimizer) -> tuple[str, type] | None:
+    """Returns ("keras" or "tf_keras", adapter), or None for other objects."""
+    for cls in type(optimizer).__mro__:
+        root = cls.__module__.split(".")[0]
+        if root in ("keras", "tf_keras") and cls.__name__ in _ADAPTERS:
+            return root, _ADAPTERS[cls.__name__]
+    return None
+
+
 @functools.cache
 def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
     """Makes the class for one kind of optimizer, and registers it for `load_model`."""
-    keras = _families.load(root)
+    keras = importlib.import_module(root)
     optimizer, loss_scaling = adapter._bases(keras)
     bases = (optimizer,)
     if is_loss_scaling:  # `compile` leaves its instances alone
@@ -104,7 +129,8 @@ def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
 
 def _register_classes(keras) -> None:
     """Registers all classes for `load_model` of this Keras."""
-    for adapter in _families.adapters_of(keras):
+    adapters = [Keras3] if hasattr(keras, "ops") else [Keras2, Keras2Legacy]
+    for adapter in adapters:
         for is_loss_scaling in (False, True):
             _wrapper_class(keras.__name__, adapter, is_loss_scaling)
 
@@ -139,7 +165,7 @@ def _check_optimizer(optimizer, family) -> None:
             f"{type(innermost).__name__} with gradient_accumulation_steps={steps}. "
             "Leave it out there."
         )
-    backend = _families.load(family[0]).backend.backend()
+    backend = importlib.import_module(family[0]).backend.backend()
     if backend != "tensorflow":
         raise TypeError(
             "`optimizer` must run on TensorFlow. Received: Keras 3 with the backend "
