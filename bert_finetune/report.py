@@ -16,7 +16,7 @@ from bert_finetune.tasks import Task
 from bert_finetune.training import Run
 from estimator_accum.programs.command_line import aligned
 from estimator_accum.programs.disk import spoken
-from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.folder import METRICS
 from estimator_accum.programs.progress import read_progress
 
 _PLOT = "training.png"

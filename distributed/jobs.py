@@ -8,10 +8,9 @@ from distributed import input_pipeline
 from distributed.model_fn import make_model_fn
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.folder import write_results
+from estimator_accum.programs.folder import METRICS, write_results
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
-from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.strategies import make_strategy
 from estimator_accum.programs.watchdog import EvaluationHook, ProgressHook, Watchdog
 

@@ -10,10 +10,9 @@ import tensorflow as tf
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.folder import SETTINGS_FILE, write_text
+from estimator_accum.programs.folder import METRICS, SETTINGS_FILE, write_text
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
-from estimator_accum.programs.metrics_file import METRICS
 from estimator_accum.programs.plots import read_metrics, save
 from estimator_accum.programs.strategies import (
     count_local_replicas,

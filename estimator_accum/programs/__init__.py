@@ -8,10 +8,10 @@ These modules read the environment, choose exit codes, make folders and print:
     batches    effective batch = micro-batch x micro-steps x replicas
     inputs     settings and examples, read without TensorFlow
     job        a checked run, its Estimator and log lines
-    folder     settings of a run;  lock: one run at a time;  disk: room for checkpoints
-    plot_loss  the command `plot`;  metrics_file: reads train_metrics.csv
+    folder     files of a run;  lock: one run at a time;  disk: room for checkpoints
+    plot_loss  the command `plot`;  plots: pictures of runs
     progress   steps and updates done;  saving: the hook that saves checkpoints
-    bars       batches done of an evaluation or a prediction;  plots: pictures of runs
+    bars       batches done of an evaluation or a prediction
     watchdog   ends a task when another task of the cluster is lost
     launch     starts a command as all tasks of a cluster on this machine
 """

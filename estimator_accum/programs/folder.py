@@ -1,6 +1,6 @@
-"""Output folder of a run: its settings, and whether this run may resume there.
+"""Output folder of a run: its files, and whether this run may resume there.
 
-A run writes `run_settings.json` beside its checkpoints.
+A run writes `run_settings.json` beside its checkpoints. Needs no TensorFlow.
 """
 
 import contextlib
@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
+METRICS = "train_metrics.csv"  # which the chief writes
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
 SAME_RUN = (  # rule and remedy
     "`--output_dir` must be new or hold a run with the same settings.",
     "Use another --output_dir, or the same settings and files to resume.",
 )
+_LAST_ROW_BYTES = 1000  # at most
 _CHECKSUMS = {
     EXAMPLES_CHECKSUM: "other examples",
     VOCABULARY_CHECKSUM: "another vocabulary",
@@ -166,6 +168,20 @@ def write_results(output_dir: str | os.PathLike, values: Mapping[str, Any]) -> s
     text = "".join(f"{name} = {values[name]}\n" for name in sorted(values))
     write_text(pathlib.Path(output_dir) / EVAL_RESULTS, text)
     return text
+
+
+def last_update(output_dir: str | os.PathLike) -> int:
+    """Returns the last update that `train_metrics.csv` has; 0 before the first.
+
+    After a restart it keeps its value until training resumes.
+    """
+    try:
+        with (pathlib.Path(output_dir) / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_ROW_BYTES))
+            rows = file.read().decode().split("\n")[1:-1]
+    except FileNotFoundError:
+        return 0
+    return int(rows[-1].partition(",")[0]) if rows else 0
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

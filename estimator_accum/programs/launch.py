@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import tqdm
 
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.programs.metrics_file import METRICS, last_update
+from estimator_accum.programs.folder import METRICS, last_update
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECS_BETWEEN_LOOKS = 0.2

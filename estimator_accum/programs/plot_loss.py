@@ -13,7 +13,7 @@ import pathlib
 import sys
 
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.folder import METRICS
 
 
 def main(arguments: list[str] | None = None) -> int:

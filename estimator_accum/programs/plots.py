@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from estimator_accum.programs.folder import whole_file
-from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.folder import METRICS, whole_file
 
 Columns = Mapping[str, np.ndarray]  # float64 by name, a value for each row
 

@@ -39,7 +39,7 @@ if __name__ == "__main__":  # a clone runs without installation
 
 from bert_finetune.bert_config import BertConfig
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.programs.metrics_file import METRICS
+from estimator_accum.programs.folder import METRICS
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _CODES = {
