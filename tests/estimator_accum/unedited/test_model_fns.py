@@ -5,32 +5,32 @@ import tensorflow as tf
 
 from tests.helpers.models import model_fns
 from tests.helpers.models.examples import make_dataset
-from tests.helpers.oracles.exactness import assert_exact, assert_exact_or_refused
+from tests.helpers.models.losses import features_of
+from tests.helpers.oracles import exactness
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 
 
-def _input_fn(script):
-    return lambda: make_dataset(script.features)
+def _check(assert_of, case):
+    script, tolerance = case
+    model_fn = model_fns.model_fn_of(script)
+    assert_of(model_fn, lambda: make_dataset(features_of(script)), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", model_fns.MODEL_FNS)
+@pytest.mark.parametrize("name", model_fns.EXACT)
 def test_a_model_fn_trains_as_with_the_batch_at_once(name):
-    script = model_fns.MODEL_FNS[name]
-    assert_exact(script.model_fn, _input_fn(script), tolerance=script.tolerance)
+    _check(exactness.assert_exact, model_fns.EXACT[name])
 
 
 @pytest.mark.parametrize("name", model_fns.WITH_CONTROL_FLOW)
 def test_a_model_fn_with_branches_trains_as_with_the_batch_at_once(name, control_flow):
-    script = model_fns.WITH_CONTROL_FLOW[name]
-    assert_exact(script.model_fn, _input_fn(script))
+    _check(exactness.assert_exact, model_fns.WITH_CONTROL_FLOW[name])
 
 
 @pytest.mark.parametrize("name", model_fns.EXACT_OR_REFUSED)
 def test_a_model_fn_is_exact_or_refused(name):
-    script = model_fns.EXACT_OR_REFUSED[name]
-    assert_exact_or_refused(script.model_fn, _input_fn(script))
+    _check(exactness.assert_exact_or_refused, model_fns.EXACT_OR_REFUSED[name])
 
 
 @pytest.fixture
@@ -46,5 +46,4 @@ def reference_variables():
     "name", ["adam", "clipped", "sparse_and_clipped", "averaged_weights", "frozen"]
 )
 def test_a_model_fn_with_reference_variables(name, reference_variables):
-    script = model_fns.MODEL_FNS[name]
-    assert_exact(script.model_fn, _input_fn(script))
+    _check(exactness.assert_exact, model_fns.EXACT[name])

@@ -1,19 +1,28 @@
 """Model_fns that a cut batch once trained with other weights, without a word.
 
-Batches of 16 examples and of one, cut in 4 and in 1.
+Batches of 16 examples and of one, cut in 4 and in 1. A trap is a function of the batch
+that returns the loss, and perhaps the gradient that is applied.
 """
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import microbatch_model_fn
+from tests.helpers.models.interception import build
+from tests.helpers.oracles.exactness import assert_exact
 
+pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _numbers = np.random.default_rng(0)
 _BATCHES = [
     (_numbers.normal(size=(n, 3)), _numbers.normal(size=n)) for n in (16, 1, 16)
 ]
+_TRAPS = {}
+
+
+def _trap(make):
+    _TRAPS[make.__name__[1:]] = make
+    return make
 
 
 def _weights():
@@ -36,49 +45,54 @@ def _counter():
     )
 
 
+@_trap
 def _function_with_rows(x, y):
     weights = _weights()
     squares = tf.function(lambda x, y: (_predicted(x, weights) - y) ** 2)
-    return tf.reduce_mean(squares(x, y)), None
+    return tf.reduce_mean(squares(x, y))
 
 
+@_trap
 def _one_of_several_results(x, y):
     weights = _weights()
     hidden, twice = tf.identity_n([tf.tanh(tf.matmul(x, weights)), weights * 2])
-    return tf.reduce_mean(hidden) ** 2 + tf.reduce_sum(twice**2) + 0 * tf.reduce_sum(
-        y
-    ), None
+    return tf.reduce_mean(hidden) ** 2 + tf.reduce_sum(twice**2) + 0 * tf.reduce_sum(y)
 
 
+@_trap
 def _direct_gradients(x, y):
     """A variable of the head, beside a shape that is not known."""
     weights, factor = _weights(), v1.get_variable("factor", initializer=np.float64(2))
     hidden = tf.tanh(tf.matmul(x, weights))[:, : tf.cast(tf.size(y) * 0 + 2, tf.int32)]
     mean = tf.reduce_sum(hidden) / tf.cast(tf.size(hidden), tf.float64)
-    return (factor * mean - tf.reduce_mean(y)) ** 2, None
+    return (factor * mean - tf.reduce_mean(y)) ** 2
 
 
+@_trap
 def _counted_before_the_loss(x, y):
     loss = _mean(x, y, _weights())
     with tf.control_dependencies([_counter().assign_add(1.0)]):
-        return tf.identity(loss), None
+        return tf.identity(loss)
 
 
+@_trap
 def _averaged_before_the_loss(x, y):
     weights, counter = _weights(), _counter()
     loss, largest = _mean(x, y, weights), tf.reduce_max(_predicted(x, weights))
     with tf.control_dependencies([counter.assign(0.9 * counter + 0.1 * largest)]):
-        return tf.identity(loss), None
+        return tf.identity(loss)
 
 
+@_trap
 def _unknown_widths(x, y):
     """One of two lengths that are not known is 1."""
     weights, mask = _weights(), x[:, : tf.cast(tf.size(y) * 0 + 3, tf.int32)]
     narrow = _predicted(x, weights)[:, None][:, : tf.cast(tf.size(y) * 0 + 1, tf.int32)]
     chosen = tf.where(mask > 0, narrow, tf.zeros_like(narrow))
-    return tf.reduce_mean((chosen - y[:, None]) ** 2), None
+    return tf.reduce_mean((chosen - y[:, None]) ** 2)
 
 
+@_trap
 def _watched_by_a_tape_that_starts_anew(x, y):
     weights = _weights()
     with tf.GradientTape() as tape:
@@ -88,6 +102,7 @@ def _watched_by_a_tape_that_starts_anew(x, y):
     return loss, tape.gradient(loss, weights)
 
 
+@_trap
 def _slopes_of_rows(x, y):
     weights = _weights()
     found = _predicted(x, weights)
@@ -113,18 +128,21 @@ def _is_training():
     return v1.placeholder_with_default(True, [])
 
 
+@_trap
 def _draw_in_a_function(x, y):
     weights = _weights()
     found = tf.function(lambda x: tf.matmul(x, weights) * _draw())(x)
     return _share(weights)(tf.reduce_mean(found * y[:, None]))
 
 
+@_trap
 def _draw_in_a_function_of_nothing(x, y):
     weights = _weights()
     found = tf.matmul(x, weights) * tf.function(_draw)()
     return _share(weights)(tf.reduce_mean(found * y[:, None]))
 
 
+@_trap
 def _draw_in_a_branch(x, y):
     weights = _weights()
     found = tf.matmul(x, weights)
@@ -132,6 +150,7 @@ def _draw_in_a_branch(x, y):
     return _share(weights)(tf.reduce_mean(found * y[:, None]))
 
 
+@_trap
 def _draw_in_a_loop(x, y):
     weights = _weights()
     _, found = tf.while_loop(
@@ -142,12 +161,14 @@ def _draw_in_a_loop(x, y):
     return _share(weights)(tf.reduce_mean(found * y[:, None]))
 
 
+@_trap
 def _recomputed(x, y):
     weights = _weights()
     squares = tf.recompute_grad(lambda z: (tf.reduce_sum(tf.tanh(z), 1) - y) ** 2)
-    return tf.reduce_mean(squares(tf.matmul(x, weights))), None
+    return tf.reduce_mean(squares(tf.matmul(x, weights)))
 
 
+@_trap
 def _divided_by_the_number_of_slices(x, y):
     weights = _weights()
     rows = tf.gather(weights, tf.cast(x[:, :2] > 0, tf.int32))
@@ -157,28 +178,17 @@ def _divided_by_the_number_of_slices(x, y):
     return 0 * number, tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
+@_trap
 def _of_unknown_length(x, y):
     weights, limit = _weights(), v1.placeholder_with_default([[1.0]], [None, None])
     found = _predicted(x, weights)[:, None] * tf.cast(limit, tf.float64)
-    return tf.reduce_mean((found - y[:, None]) ** 2), None
+    return tf.reduce_mean((found - y[:, None]) ** 2)
 
 
-_TRAPS = {
-    each.__name__[1:]: each
-    for each in (
-        *(_function_with_rows, _one_of_several_results, _direct_gradients),
-        *(_counted_before_the_loss, _averaged_before_the_loss, _unknown_widths),
-        *(_watched_by_a_tape_that_starts_anew, _slopes_of_rows),
-        *(_draw_in_a_function, _draw_in_a_function_of_nothing, _draw_in_a_branch),
-        *(_draw_in_a_loop, _recomputed, _of_unknown_length),
-        *(_divided_by_the_number_of_slices,),
-    )
-}
-
-
-def _trained(make, cut) -> tuple[dict, list]:
+def _model_fn(make):
     def model_fn(features, labels, mode):
-        loss, gradient = make(features, labels)
+        made = make(features, labels)
+        loss, gradient = made if isinstance(made, tuple) else (made, None)
         sgd, step = v1.train.GradientDescentOptimizer(0.1), v1.train.get_global_step()
         if gradient is None:
             train_op = sgd.minimize(loss, step)
@@ -187,45 +197,27 @@ def _trained(make, cut) -> tuple[dict, list]:
             train_op = sgd.apply_gradients(pairs, step)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    with tf.Graph().as_default():
-        v1.train.get_or_create_global_step()
-        sets = [tf.data.Dataset.from_tensors(batch) for batch in _BATCHES]
-        data = sets[0].concatenate(sets[1]).concatenate(sets[2])
-        batch = v1.data.make_one_shot_iterator(data).get_next()
-        spec = cut(model_fn)(*batch, mode=tf.estimator.ModeKeys.TRAIN)
-        losses = []
-        with v1.train.SingularMonitoredSession([*spec.training_hooks]) as session:
-            for _ in _BATCHES:
-                losses.append(session.run([spec.train_op, spec.loss])[1])
-            variables = {v.op.name: v for v in v1.global_variables()}
-            return session.raw_session().run(variables), losses
+    return model_fn
 
 
-@pytest.mark.usefixtures("graph_optimizer")
+def _input_fn():
+    first, *others = map(tf.data.Dataset.from_tensors, _BATCHES)
+    for other in others:
+        first = first.concatenate(other)
+    return first
+
+
 @pytest.mark.parametrize("name", _TRAPS)
 def test_a_cut_batch_trains_as_the_batch_at_once(name):
-    values, losses = _trained(_TRAPS[name], lambda model_fn: model_fn)
     for micro_batches in (4, 1):
-        ours, our_losses = _trained(
-            _TRAPS[name],
-            lambda model_fn: microbatch_model_fn(model_fn, micro_batches),  # noqa: B023
-        )
-        np.testing.assert_allclose(our_losses, losses, rtol=1e-9)
-        assert ours.keys() == values.keys()
-        for each, value in values.items():
-            np.testing.assert_allclose(ours[each], value, rtol=1e-9, atol=1e-12)
+        model_fn = _model_fn(_TRAPS[name])
+        assert_exact(model_fn, _input_fn, micro_batches, updates=len(_BATCHES))
 
 
 def test_a_static_number_of_examples_is_refused():
-    def model_fn(features, labels, mode):
+    def make(features, labels):
         features.set_shape([16, 3])
-        loss = _mean(features, labels, _weights())
-        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+        return _mean(features, labels, _weights())
 
-    with tf.Graph().as_default():
-        v1.train.get_or_create_global_step()
-        with pytest.raises(ValueError, match=r"no static number .*\(16, 3\)\. Call `T"):
-            microbatch_model_fn(model_fn, 4)(
-                *map(tf.constant, _BATCHES[0]), mode=tf.estimator.ModeKeys.TRAIN
-            )
+    with pytest.raises(ValueError, match=r"no static number .*\(16, 3\)\. Call `T"):
+        build(_model_fn(make), _BATCHES[0])

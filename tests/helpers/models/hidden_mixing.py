@@ -2,7 +2,7 @@
 
 They do so in later examples or batches only, in gradients of their own, or by what runs
 once for each batch. Each trains as with the batch at once, or is refused; none may train
-otherwise.
+otherwise. The public functions are those of `HIDDEN`.
 
 B = examples, T = tokens.
 """
@@ -18,6 +18,7 @@ from tests.helpers.models.losses import (
     entropies,
     number,
     outputs,
+    public_functions,
     squared,
     token_outputs,
     unit,
@@ -142,48 +143,33 @@ def _size_in_a_function(y, x):
     return tf.reduce_mean(squared(y, _last(hidden(x))))
 
 
-WITH_CONTROL_FLOW = {
-    "growing_in_a_loop": _growing_in_a_loop,
-    "size_in_a_loop": _size_in_a_loop,
-    "size_as_rounds": _size_as_rounds,
-    "size_in_a_function": _size_in_a_function,
-    "rounds_of_the_largest": _rounds_of_the_largest,
-    "rounds_of_large_states": _rounds_of_large_states,
-    "steps_of_sequences": _steps_of_sequences,
-    "centered_in_a_loop": _centered_in_a_loop,
-    "carried_on": _carried_on,
-    "branch_of_any_later": _branch_of_any_later,
-    "in_a_function_with_a_loop": _in_a_function_with_a_loop,
-}
-
-
-def _reordered(growing, y):
+def reordered(growing, y):
     """[B, T, 4] becomes [T, B, 4] by a reshape, not by a transposition."""
     n, tokens = tf.shape(growing)[0], tf.shape(growing)[1]
     mixed = tf.reshape(token_outputs(growing), [tokens, n, 3])
     return tf.reduce_mean(squared(y, tf.reduce_sum(tf.tanh(mixed), 0)))
 
 
-def _reordered_by_the_rest(growing, y):
+def reordered_by_the_rest(growing, y):
     mixed = tf.reshape(token_outputs(growing), [tf.shape(growing)[1], -1, 3])
     return tf.reduce_mean(squared(y, tf.reduce_sum(tf.tanh(mixed), 0)))
 
 
-def _tokens_beside_examples(growing, y):
+def tokens_beside_examples(growing, y):
     """[B * T] beside [T * B]: as long, but of other examples."""
     tokens = tf.tanh(token_outputs(growing))[:, :, 0]  # [B, T]
     beside = tf.reshape(tf.transpose(tokens), [-1]) * tf.reshape(tokens, [-1])
     return tf.reduce_mean(beside) + 0.1 * tf.reduce_mean(y)
 
 
-def _shifted_rows(y, x, late):
+def shifted_rows(y, x, late):
     """gather: some examples get their predecessor's output."""
     z = outputs(x)
     own = tf.range(tf.shape(z)[0]) - tf.cast(tf.equal(late, 2), tf.int32)
     return tf.reduce_mean(squared(y, tf.gather(tf.tanh(z), own)))
 
 
-def _tokens_of_the_next_example(y, seq, late):
+def tokens_of_the_next_example(y, seq, late):
     """A position behind the end of a sequence is the next sequence's first."""
     hidden = tf.reshape(tf.tanh(tf.tensordot(seq, variable("first", 4, 5), 1)), [-1, 5])
     first = tf.range(tf.shape(seq)[0]) * TOKENS
@@ -192,19 +178,19 @@ def _tokens_of_the_next_example(y, seq, late):
     return tf.reduce_mean(squared(y, _last(tf.gather(hidden, first + place))))
 
 
-def _tokens_of_the_example_before(y, seq, late):
+def tokens_of_the_example_before(y, seq, late):
     """A position before the begin of a sequence is the last sequence's end."""
     hidden = tf.reshape(tf.tanh(tf.tensordot(seq, variable("first", 4, 5), 1)), [-1, 5])
     first = tf.range(tf.shape(seq)[0]) * TOKENS
     return tf.reduce_mean(squared(y, _last(tf.gather(hidden, first - late))))
 
 
-def _rolled_by_the_largest(y, x, late):
+def rolled_by_the_largest(y, x, late):
     z = tf.tanh(outputs(x))
     return tf.reduce_mean(squared(y, tf.roll(z, tf.reduce_max(late), 0)))
 
 
-def _places_minus_values(cls, x, late):
+def places_minus_values(cls, x, late):
     """gather_nd, where values are subtracted from packed places."""
     log_p, zeros = tf.nn.log_softmax(outputs(x)), tf.zeros_like(late)
     places = tf.stack([tf.range(tf.shape(log_p)[0]), cls], 1)
@@ -212,7 +198,7 @@ def _places_minus_values(cls, x, late):
     return -tf.reduce_mean(chosen * tf.abs(chosen))
 
 
-def _values_in_front_of_places(y, x, cls):
+def values_in_front_of_places(y, x, cls):
     """gather_nd of packed places in another order, and of a part of them."""
     z = tf.tanh(outputs(x))
     places = tf.stack([tf.range(tf.shape(z)[0]), cls], 1)
@@ -224,13 +210,13 @@ def _values_in_front_of_places(y, x, cls):
     return tf.reduce_mean(squared(y, chosen + tf.reshape(first, [-1, 2, 3])[:, 1]))
 
 
-def _windows(x, y):
+def windows(x, y):
     """The axis of the examples is time for a convolution."""
     hidden = tf.nn.conv1d(x[None], variable("filters", 3, 4, 5), 1, "SAME")[0]
     return tf.reduce_mean(squared(y, _last(tf.tanh(hidden))))
 
 
-def _contrast(seq, y):
+def contrast(seq, y):
     """[B, T, 4] is one image of B x T points for tf.image."""
     moved = tf.image.adjust_contrast(tf.cast(seq, tf.float32), 0.5)
     return tf.reduce_mean(
@@ -238,7 +224,7 @@ def _contrast(seq, y):
     )
 
 
-def _contrast_of_one_image(seq, y, late):
+def contrast_of_one_image(seq, y, late):
     """The same, where the first examples are black."""
     seq *= tf.cast(late, tf.float64)[:, None, None]
     moved = tf.raw_ops.AdjustContrastv2(
@@ -249,7 +235,7 @@ def _contrast_of_one_image(seq, y, late):
     )
 
 
-def _atrous(image, y):
+def atrous(image, y):
     """A dilated depthwise convolution by space_to_batch."""
     hidden = tf.space_to_batch_nd(image, [2, 2], [[0, 0], [0, 0]])
     hidden = tf.nn.conv2d(hidden, variable("filters", 2, 2, 2, 3), 1, "SAME")
@@ -257,7 +243,7 @@ def _atrous(image, y):
     return tf.reduce_mean(squared(y, tf.reduce_mean(hidden, [1, 2])))
 
 
-def _repeated(x, y):
+def repeated(x, y):
     """Importance weighting: several samples of each example, one after another."""
     shifts = tf.constant([[-0.5], [0.1], [0.4]], tf.float64)
     many = tf.repeat(x, 3, axis=0) + tf.tile(shifts, [tf.shape(x)[0], 1])
@@ -265,7 +251,7 @@ def _repeated(x, y):
     return -tf.reduce_mean(tf.reduce_logsumexp(-losses, 1))
 
 
-def _tiled(x, y):
+def tiled(x, y):
     """Samples of all examples, and again of all examples."""
     shifts = tf.repeat(
         tf.constant([[-0.5], [0.1], [0.4]], tf.float64), tf.shape(x)[0], 0
@@ -275,32 +261,32 @@ def _tiled(x, y):
     return -tf.reduce_mean(tf.reduce_logsumexp(-losses, 0))
 
 
-def _first_axis_of_classes(cls, z):
+def first_axis_of_classes(cls, z):
     """one_hot along the first axis: sums of classes by a product."""
     chosen = tf.one_hot(cls, 3, axis=0, dtype=tf.float64)  # [3, B]
     return tf.reduce_mean(tf.matmul(chosen, tf.tanh(z)) ** 2) / number(z)
 
 
-def _place_as_weight(y, z):
+def place_as_weight(y, z):
     n, ends = tf.shape(z)[0], tf.constant([1.0, 0.5], tf.float64)
     weights = tf.cast(tf.range(n), tf.float64) / tf.cast(n, tf.float64)
     return tf.reduce_mean(each(y, z) * weights * tf.linspace(ends[0], ends[1], n))
 
 
-def _whole_batches_as_weight(y, z):
+def whole_batches_as_weight(y, z):
     """The examples of an epoch without its last batch, which is too short."""
     n = tf.shape(z)[0]
     weight = tf.cast(48 // n * n, tf.float64) / 48
     return tf.reduce_mean(y * tf.tanh(z * weight))
 
 
-def _weights_of_places(y, z):
+def weights_of_places(y, z):
     """A learned weight for each of the batch's first 11 places."""
     weights = tf.pad(tf.exp(variable("places", 11)), [[0, 7]])[: tf.shape(z)[0]]
     return tf.reduce_mean(each(y, z) * weights)
 
 
-def _least_squares(x, y):
+def least_squares(x, y):
     """The last layer is solved for, on the batch."""
     hidden = tf.tanh(_first(x))
     gram = tf.matmul(hidden, hidden, transpose_a=True) + tf.eye(5, dtype=tf.float64)
@@ -308,7 +294,7 @@ def _least_squares(x, y):
     return tf.reduce_mean(squared(y, tf.matmul(hidden, solved)))
 
 
-def _sampled(ids, z):
+def sampled(ids, z):
     """Sampled softmax with given candidates."""
     labels = tf.cast(ids[:, :1], tf.int64)
     candidates = tf.constant([1, 4, 7], tf.int64)
@@ -325,19 +311,19 @@ def _sampled(ids, z):
     return tf.reduce_mean(losses)
 
 
-def _shared_noise(y, z):
+def shared_noise(y, z):
     """One draw for the whole batch; it cancels out."""
     noisy = z + tf.random.normal([1, 3], dtype=tf.float64)
     return tf.reduce_mean(squared(y, noisy - tf.reduce_mean(noisy, 0)))
 
 
-def _own_noise(y, z):
+def own_noise(y, z):
     """A draw for each example; it cancels out."""
     noise = tf.random.normal([tf.shape(z)[0], 1], dtype=tf.float64)
     return tf.reduce_mean(squared(y, tf.nn.softmax(z + noise)))
 
 
-def _one_draw_in_both_passes(y, z):
+def one_draw_in_both_passes(y, z):
     """Noise of each example, which cancels out if backwards it is that of forwards."""
     noise = tf.random.normal([tf.shape(z)[0], 1], dtype=tf.float64)
     loud, quiet = z * tf.exp(noise), tf.exp(-noise)
@@ -345,7 +331,7 @@ def _one_draw_in_both_passes(y, z):
     return tf.sqrt(tf.reduce_mean(squared(y, again)))
 
 
-def _axes_of_the_rank(y, z):
+def axes_of_the_rank(y, z):
     """A mean over all axes but the first, as helpers write it; one by a negative axis."""
     own = tf.reduce_mean(squared(y, z), tf.range(1, tf.rank(z)))
     largest = tf.reduce_max(tf.abs(z), axis=-2)
@@ -374,7 +360,7 @@ def _clipped(x):
     return tf.identity(x), lambda d: tf.clip_by_norm(d, 0.05)
 
 
-def _clipped_beside_draws(y, x):
+def clipped_beside_draws(y, x):
     """A function draws numbers, which do not count; beside it gradients are clipped."""
 
     @tf.function
@@ -395,7 +381,7 @@ def _clipped_at_20(x):
     return tf.identity(x), lambda d: tf.clip_by_norm(d, 20.0)
 
 
-def _clipped_in_a_function(y, z):
+def clipped_in_a_function(y, z):
     clipped = tf.function(lambda z: 1.0 * _clipped_at_20(z))
     return 100 * tf.reduce_sum(squared(y, clipped(z)))
 
@@ -415,7 +401,7 @@ def _large(z, late):
     return z + 3 * tf.cast(tf.sign(late), tf.float64)[:, None]
 
 
-def _summed_where_large(y, z, late):
+def summed_where_large(y, z, late):
     return tf.reduce_mean(squared(y, _summed(_large(z, late))))
 
 
@@ -440,14 +426,14 @@ def _divided_by_the_largest(op, d):
     return d / (1 + tf.reduce_max(tf.nn.relu(op.inputs[0] - 2.0)))
 
 
-def _overridden_where_large(y, z, late):
+def overridden_where_large(y, z, late):
     name, z = "DividedByTheBatchsLargest", _large(z, late)
     with v1.get_default_graph().gradient_override_map({"Identity": name}):
         z = tf.identity(z)
     return tf.reduce_mean(squared(y, z))
 
 
-def _overridden(y, z):
+def overridden(y, z):
     graph = v1.get_default_graph()
     with graph.gradient_override_map({"Identity": "DividedByTheBatchsNorm"}):
         z = tf.identity(z)
@@ -458,7 +444,7 @@ def _through(function):
     return lambda y, z: tf.reduce_mean(squared(y, function(z)))
 
 
-def _adversarial_embeddings(ids, y):
+def adversarial_embeddings(ids, y):
     """FGM: embeddings move along their gradient, of length 1 for the whole batch."""
     embedded = tf.gather(variable("embedding", WORDS, 5), ids)
 
@@ -470,7 +456,7 @@ def _adversarial_embeddings(ids, y):
     return loss(embedded) + loss(moved)
 
 
-def _other_data(y, z):
+def other_data(y, z):
     """Examples of another dataset, read in the model_fn: one batch for each update."""
     values = np.random.default_rng(5).normal(size=[40, 4])
     data = tf.data.Dataset.from_tensor_slices(values).batch(4)
@@ -478,7 +464,7 @@ def _other_data(y, z):
     return tf.reduce_mean(each(y, z)) + tf.reduce_mean(outputs(other) ** 2)
 
 
-def _other_data_beside(y, x):
+def other_data_beside(y, x):
     """The other dataset's mean centers the inputs."""
     values = np.random.default_rng(5).normal(size=[40, 4])
     data = tf.data.Dataset.from_tensor_slices(values).batch(4)
@@ -486,7 +472,7 @@ def _other_data_beside(y, x):
     return tf.reduce_mean(each(y, outputs(x - tf.reduce_mean(other, 0))))
 
 
-def _counting_in_python(y, z):
+def counting_in_python(y, z):
     """A weight that Python computes, another one at each call."""
     calls = itertools.count(1)
     weight = tf.numpy_function(lambda: 1 / next(calls), [], tf.float64)
@@ -499,19 +485,19 @@ def _counter():
     return v1.get_variable("counter", initializer=start, trainable=False)
 
 
-def _annealed(y, z):
+def annealed(y, z):
     """A weight that falls with each run, by a variable that the forward pass counts."""
     weight = 1 / _counter().assign_add(1)
     return tf.reduce_mean(each(y, z)) + weight * tf.reduce_mean(z**2)
 
 
-def _annealed_inside(y, x):
+def annealed_inside(y, x):
     """The same, in front of the network."""
     scale = 1 / _counter().assign_add(1)
     return tf.reduce_mean(each(y, outputs(scale * x)))
 
 
-def _spectral_norm(y, x):
+def spectral_norm(y, x):
     """The largest singular value, by a vector that each run improves by one step."""
     weights = variable("first", 4, 5)
     start = tf.constant([[0.1, -0.7, 0.2, 0.3, 0.5]], tf.float64)
@@ -525,7 +511,7 @@ def _spectral_norm(y, x):
     return tf.reduce_mean(squared(y, _last(tf.tanh(tf.matmul(x, normalized)))))
 
 
-def _renormalized(y, x):
+def renormalized(y, x):
     """Running statistics, that the batch changes before it reads them."""
     hidden = _first(x)
     start = tf.zeros([5], tf.float64)
@@ -534,7 +520,7 @@ def _renormalized(y, x):
     return tf.reduce_mean(squared(y, _last(tf.tanh(hidden - tf.stop_gradient(update)))))
 
 
-def _both_ways_of_a_table(ids, y):
+def both_ways_of_a_table(ids, y):
     """One table: a row for each word, and a penalty of the batch's distinct rows."""
     table = variable("table", WORDS, 3)
     z = tf.reduce_sum(tf.gather(table, ids), 1) / 4
@@ -542,7 +528,7 @@ def _both_ways_of_a_table(ids, y):
     return tf.reduce_mean(squared(y, z)) + tf.norm(rows)
 
 
-def _both_ways_of_weights(y, x):
+def both_ways_of_weights(y, x):
     """The first layer's weights are in the loss of the batch, too."""
     weights = variable("first", 4, 5)
     hidden = tf.tanh(tf.matmul(x, weights))
@@ -553,78 +539,43 @@ def _both_ways_of_weights(y, x):
     )
 
 
-def _entropy_of_neighbours(cls, z):
+def entropy_of_neighbours(cls, z):
     """A cumulative maximum and a difference, both along examples, in integers too."""
     seen = tf.cumsum(tf.one_hot(cls, 3, dtype=tf.int32), 0)
     weights = 1 / tf.cast(1 + tf.gather(seen, cls, batch_dims=1), tf.float64)
     return tf.reduce_mean(entropies(cls, z) * weights)
 
 
-HIDDEN = {
-    "reordered": _reordered,
-    "reordered_by_the_rest": _reordered_by_the_rest,
-    "tokens_beside_examples": _tokens_beside_examples,
-    "shifted_rows": _shifted_rows,
-    "tokens_of_the_next_example": _tokens_of_the_next_example,
-    "tokens_of_the_example_before": _tokens_of_the_example_before,
-    "places_minus_values": _places_minus_values,
-    "values_in_front_of_places": _values_in_front_of_places,
-    "rolled_by_the_largest": _rolled_by_the_largest,
-    "windows": _windows,
-    "contrast": _contrast,
-    "contrast_of_one_image": _contrast_of_one_image,
-    "atrous": _atrous,
-    "repeated": _repeated,
-    "tiled": _tiled,
-    "first_axis_of_classes": _first_axis_of_classes,
-    "place_as_weight": _place_as_weight,
-    "whole_batches_as_weight": _whole_batches_as_weight,
-    "weights_of_places": _weights_of_places,
-    "least_squares": _least_squares,
-    "sampled": _sampled,
-    "shared_noise": _shared_noise,
-    "own_noise": _own_noise,
-    "one_draw_in_both_passes": _one_draw_in_both_passes,
-    "axes_of_the_rank": _axes_of_the_rank,
-    "dropped_where_large": _through(_dropped_where_large),
-    "small_ones_dropped": _through(_small_ones_dropped),
-    "scaled_by_the_batch": _through(_scaled_by_the_batch),
-    "clipped_beside_draws": _clipped_beside_draws,
-    "clipped_in_a_function": _clipped_in_a_function,
-    "summed_where_large": _summed_where_large,
-    "overridden": _overridden,
-    "overridden_where_large": _overridden_where_large,
-    "adversarial_embeddings": _adversarial_embeddings,
-    "other_data": _other_data,
-    "other_data_beside": _other_data_beside,
-    "counting_in_python": _counting_in_python,
-    "annealed": _annealed,
-    "annealed_inside": _annealed_inside,
-    "spectral_norm": _spectral_norm,
-    "renormalized": _renormalized,
-    "both_ways_of_a_table": _both_ways_of_a_table,
-    "both_ways_of_weights": _both_ways_of_weights,
-    "entropy_of_neighbours": _entropy_of_neighbours,
-}
+dropped_where_large = _through(_dropped_where_large)
+small_ones_dropped = _through(_small_ones_dropped)
+scaled_by_the_batch = _through(_scaled_by_the_batch)
 
 
-def _as_often_as_any(y, z, late):
+def as_often_as_any(y, z, late):
     """A weight that is the length of a list of examples."""
     weight = tf.cast(tf.shape(tf.where(late > 0))[0], tf.float64)
     return tf.reduce_mean(squared(y, z * (1 + weight)))
 
 
-def _as_long_as_the_longest(y, seq, late):
+def as_long_as_the_longest(y, seq, late):
     """Tokens up to the length of a mask."""
     longest = tf.shape(tf.sequence_mask(1 + late))[1]
     return tf.reduce_mean(squared(y[:, None], token_outputs(seq[:, :longest])))
 
 
-HIDDEN |= {
-    "as_often_as_any": _as_often_as_any,
-    "as_long_as_the_longest": _as_long_as_the_longest,
-}
-WITH_CONTROL_FLOW |= {
+WITH_CONTROL_FLOW = {
+    "growing_in_a_loop": _growing_in_a_loop,
+    "size_in_a_loop": _size_in_a_loop,
+    "size_as_rounds": _size_as_rounds,
+    "size_in_a_function": _size_in_a_function,
+    "rounds_of_the_largest": _rounds_of_the_largest,
+    "rounds_of_large_states": _rounds_of_large_states,
+    "steps_of_sequences": _steps_of_sequences,
+    "centered_in_a_loop": _centered_in_a_loop,
+    "carried_on": _carried_on,
+    "branch_of_any_later": _branch_of_any_later,
+    "in_a_function_with_a_loop": _in_a_function_with_a_loop,
     "scaled_in_a_branch": _scaled_in_a_branch,
     "scaled_in_a_loop": _scaled_in_a_loop,
 }
+HIDDEN = public_functions(__name__)

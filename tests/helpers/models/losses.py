@@ -8,6 +8,7 @@ B = examples, T = tokens.
 """
 
 import inspect
+import sys
 import zlib
 from collections.abc import Callable
 
@@ -80,6 +81,15 @@ def model_fn_of(loss: Callable, make_train_op: Callable | None = None) -> Callab
 def descend(loss: tf.Tensor, rate: float = 0.01) -> tf.Operation:
     step = v1.train.get_or_create_global_step()
     return v1.train.GradientDescentOptimizer(rate).minimize(loss, step)
+
+
+def public_functions(module: str) -> dict[str, Callable]:
+    """Returns the functions that a module defines under public names."""
+    return {
+        name: each
+        for name, each in vars(sys.modules[module]).items()
+        if getattr(each, "__module__", "") == module and not name.startswith("_")
+    }
 
 
 def squared(y, z):

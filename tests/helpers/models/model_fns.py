@@ -1,16 +1,21 @@
-"""Whole model_fns of scripts without this library: what they do with their gradients.
+"""Whole scripts without this library: what they do with their gradients.
+
+A script is a function that returns (loss, train op), or a spec; `model_fn_of` makes it a
+model_fn. Its arguments are named after what it reads, as those of the losses in
+`tests.helpers.models.losses`. `EXACT`, `WITH_CONTROL_FLOW` and `EXACT_OR_REFUSED` have
+(script, tolerance) by name; None is the tolerance of the variables' types.
 
 B = examples.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tests.helpers.models.examples import CLASSES, WORDS
 from tests.helpers.models.losses import (
+    call,
     each,
     entropies,
     number,
@@ -21,27 +26,31 @@ from tests.helpers.models.losses import (
 from tests.helpers.oracles.exactness import SINGLE
 
 v1 = tf.compat.v1
-_SPEC = tf.estimator.EstimatorSpec
+EXACT, WITH_CONTROL_FLOW, EXACT_OR_REFUSED = {}, {}, {}
 
 
-class Script(NamedTuple):
-    """A model_fn, and what its test needs.
+def model_fn_of(script: Callable) -> Callable:
+    def model_fn(features, labels, mode):
+        made = call(script, features, labels)
+        if isinstance(made, tf.estimator.EstimatorSpec):
+            return made
+        return tf.estimator.EstimatorSpec(mode, loss=made[0], train_op=made[1])
 
-    Attributes:
-        model_fn: Function of features, labels and mode.
-        features: Names of the features that it reads.
-        tolerance: Largest difference; None is that of the variables' types.
-    """
-
-    model_fn: Callable
-    features: tuple[str, ...] = ("x", "mask")
-    tolerance: float | None = None
+    return model_fn
 
 
-def _masked(features, y, z=None):
+def _in(table: dict, tolerance: float | None = None) -> Callable:
+    """Decorates the scripts of a table."""
+
+    def add(script):
+        table[script.__name__] = script, tolerance
+        return script
+
+    return add
+
+
+def _masked(y, z, mask):
     """A loss that is no mean of micro-batches' losses."""
-    z = outputs(features["x"]) if z is None else z
-    mask = features["mask"]
     return tf.reduce_sum(each(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
 
 
@@ -58,46 +67,78 @@ def _adam(rate=0.02, **options):
     return v1.train.AdamOptimizer(rate, epsilon=1e-3, **options)
 
 
-def _optimizer(make: Callable, **options):
-    def model_fn(features, labels, mode):
-        loss = _masked(features, labels)
-        return _SPEC(
-            mode, loss=loss, train_op=make().minimize(loss, _step(), **options)
-        )
-
-    return model_fn
+def _apply(gradients, rate=0.02):
+    """Descends along gradients of all variables."""
+    pairs = zip(gradients, v1.trainable_variables(), strict=True)
+    return _descent(rate).apply_gradients(pairs, _step())
 
 
-def _clipped(features, labels, mode):
+def _gradients(loss, *more):
+    return tf.gradients(loss, v1.trainable_variables(), *more)
+
+
+def _state(name, start, dtype=tf.float64):
+    """A variable that is not trained."""
+    start = tf.constant(start, dtype)
+    return v1.get_variable(name, initializer=start, trainable=False)
+
+
+@_in(EXACT)
+def adam(y, z, mask):
+    loss = _masked(y, z, mask)
+    return loss, _adam().minimize(loss, _step())
+
+
+@_in(EXACT)
+def adagrad(y, z, mask):
+    loss = _masked(y, z, mask)
+    return loss, v1.train.AdagradOptimizer(0.05).minimize(loss, _step())
+
+
+@_in(EXACT)
+def options_of_minimize(y, z, mask):
+    loss = _masked(y, z, mask)
+    aggregation = tf.AggregationMethod.EXPERIMENTAL_ACCUMULATE_N
+    gate = v1.train.Optimizer.GATE_GRAPH
+    return loss, _descent().minimize(
+        loss, _step(), gate_gradients=gate, aggregation_method=aggregation
+    )
+
+
+@_in(EXACT)
+def clipped(y, z, mask):
     """google-research/bert: tf.gradients, clip_by_global_norm, its own step."""
-    loss = _masked(features, labels)
+    loss = _masked(y, z, mask)
     step, variables = _step(), v1.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.1)
     train_op = _adam().apply_gradients(zip(gradients, variables, strict=True))
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, step.assign_add(1)))
+    return loss, tf.group(train_op, step.assign_add(1))
 
 
-def _each_clipped(features, labels, mode):
-    loss, optimizer = _masked(features, labels), _descent()
+@_in(EXACT)
+def each_clipped(y, z, mask):
+    loss, optimizer = _masked(y, z, mask), _descent()
     pairs = [
         (tf.clip_by_norm(tf.clip_by_value(gradient, -0.3, 0.3), 0.2), variable)
         for gradient, variable in optimizer.compute_gradients(loss)
     ]
-    return _SPEC(mode, loss=loss, train_op=optimizer.apply_gradients(pairs, _step()))
+    return loss, optimizer.apply_gradients(pairs, _step())
 
 
-def _sparse_and_clipped(features, labels, mode):
+@_in(EXACT)
+def sparse_and_clipped(y, ids, mask):
     """Rows of an embedding, looked up repeatedly; momentum moves the touched ones."""
-    words = tf.gather(variable("table", WORDS, 3), features["ids"])
-    loss = _masked(features, labels, tf.reduce_sum(words, 1) / 3)
+    words = tf.gather(variable("table", WORDS, 3), ids)
+    loss = _masked(y, tf.reduce_sum(words, 1) / 3, mask)
     optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
     gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
     gradients, _ = tf.clip_by_global_norm(gradients, 0.2)
     pairs = zip(gradients, variables, strict=True)
-    return _SPEC(mode, loss=loss, train_op=optimizer.apply_gradients(pairs, _step()))
+    return loss, optimizer.apply_gradients(pairs, _step())
 
 
-def _keras_tape(features, labels, mode):
+@_in(EXACT)
+def keras_tape(y, x, mask):
     """A Keras model, its penalties, a tape and an optimizer of Keras."""
     layers = tf.keras.layers
     model = tf.keras.Sequential(
@@ -107,169 +148,132 @@ def _keras_tape(features, labels, mode):
         ]
     )
     with tf.GradientTape() as tape:
-        loss = _masked(features, labels, model(features["x"], training=True))
-        loss += tf.add_n(model.losses)
+        loss = _masked(y, model(x, training=True), mask) + tf.add_n(model.losses)
     gradients = tape.gradient(loss, model.trainable_variables)
     optimizer = tf.keras.optimizers.legacy.SGD(0.05, momentum=0.9)
     optimizer.iterations = _step()
     pairs = zip(gradients, model.trainable_variables, strict=True)
-    return _SPEC(mode, loss=loss, train_op=optimizer.apply_gradients(pairs))
+    return loss, optimizer.apply_gradients(pairs)
 
 
-def _two_tapes(features, labels, mode):
+@_in(EXACT)
+def two_gradients_of_a_tape(y, x, mask):
     """One persistent tape, two losses, their gradients added with weights."""
     with tf.GradientTape(persistent=True) as tape:
-        z = outputs(features["x"])
-        loss, size = _masked(features, labels, z), tf.norm(z)
+        z = outputs(x)
+        loss, size = _masked(y, z, mask), tf.norm(z)
     variables = v1.trainable_variables()
     first, second = (tape.gradient(value, variables) for value in (loss, size))
-    gradients = [a + 0.1 * b for a, b in zip(first, second, strict=True)]
-    pairs = zip(gradients, variables, strict=True)
-    return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
+    return loss, _apply([a + 0.1 * b for a, b in zip(first, second, strict=True)])
 
 
-def _several_losses(features, labels, mode):
+@_in(EXACT)
+def several_losses(y, z):
     """tf.gradients of a list: a sum, a penalty, a loss per example."""
-    z, variables = outputs(features["x"]), v1.trainable_variables()
-    penalty = 10 * tf.nn.l2_loss(variables[0])
-    losses = [tf.reduce_sum(each(labels, z)) / 10, penalty, tf.abs(z[:, 0])]
-    pairs = zip(tf.gradients(losses, variables), variables, strict=True)
-    train_op = _descent().apply_gradients(pairs, _step())
-    return _SPEC(mode, loss=losses[0] + penalty, train_op=train_op)
+    penalty = 10 * tf.nn.l2_loss(v1.trainable_variables()[0])
+    losses = [tf.reduce_sum(each(y, z)) / 10, penalty, tf.abs(z[:, 0])]
+    return losses[0] + penalty, _apply(_gradients(losses))
 
 
-def _own_derivative(features, labels, mode):
+@_in(EXACT)
+def own_derivative(y, z):
     """The derivative with respect to outputs by hand: grad_ys, divided by the size."""
-    z, variables = outputs(features["x"]), v1.trainable_variables()
-    derivative = 2 * (z - labels) / tf.cast(tf.size(z), tf.float64)
-    gradients = tf.gradients(z, variables, grad_ys=[derivative])
-    pairs = zip(gradients, variables, strict=True)
-    loss = tf.reduce_mean(squared(labels, z))
-    return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
+    derivative = 2 * (z - y) / tf.cast(tf.size(z), tf.float64)
+    return tf.reduce_mean(squared(y, z)), _apply(_gradients(z, [derivative]))
 
 
-def _in_two_stages(features, labels, mode):
-    """Back-propagation in two calls: to the outputs, and on to the weights."""
-    z, variables = outputs(features["x"]), v1.trainable_variables()
-    loss = _masked(features, labels, z)
-    (slope,) = tf.gradients(loss, z)
-    slope *= tf.minimum(tf.constant(1.0, tf.float64), 0.2 / tf.norm(slope))
-    pairs = zip(tf.gradients(z, variables, slope), variables, strict=True)
-    return _SPEC(
-        mode, loss=loss, train_op=_descent(0.1).apply_gradients(pairs, _step())
-    )
-
-
-def _two_rates(features, labels, mode):
+@_in(EXACT)
+def two_rates(y, z, mask):
     """Two optimizers for two groups of variables, gradients computed once."""
-    loss, variables = _masked(features, labels), v1.trainable_variables()
+    loss, variables = _masked(y, z, mask), v1.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.5)
     pairs = list(zip(gradients, variables, strict=True))
     first = _descent(0.05).apply_gradients(pairs[:2])
-    second = _adam().apply_gradients(pairs[2:], _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(first, second))
+    return loss, tf.group(first, _adam().apply_gradients(pairs[2:], _step()))
 
 
-def _frozen(features, labels, mode):
+@_in(EXACT)
+def frozen(y, x, mask):
     """Only the last layer is trained; the first one gets a loss of its own."""
-    hidden = tf.tanh(tf.matmul(features["x"], variable("first", 4, 5)))
+    hidden = tf.tanh(tf.matmul(x, variable("first", 4, 5)))
     z = tf.matmul(tf.stop_gradient(hidden), variable("last", 5, 3))
-    loss, second = _masked(features, labels, z), tf.math.reduce_std(hidden)
+    loss, second = _masked(y, z, mask), tf.math.reduce_std(hidden)
     first, last = v1.trainable_variables()
     train_op = _descent().minimize(loss, _step(), var_list=[last])
-    other = _descent(-0.1).minimize(second, var_list=[first])
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, other))
+    return loss, tf.group(train_op, _descent(-0.1).minimize(second, var_list=[first]))
 
 
-def _averaged_weights(features, labels, mode):
-    loss = _masked(features, labels)
+@_in(EXACT)
+def averaged_weights(y, z, mask):
+    loss = _masked(y, z, mask)
     train_op = _descent().minimize(loss, _step())
     average = tf.train.ExponentialMovingAverage(0.9)
     with tf.control_dependencies([train_op]):
-        train_op = average.apply(v1.trainable_variables())
-    return _SPEC(mode, loss=loss, train_op=train_op)
+        return loss, average.apply(v1.trainable_variables())
 
 
-def _rate_of_the_loss(features, labels, mode):
+@_in(EXACT)
+def rate_of_the_loss(y, z, mask):
     """Polyak's step: the loss over the gradient's squared norm."""
-    loss, variables = _masked(features, labels), v1.trainable_variables()
-    gradients = tf.gradients(loss, variables)
+    loss = _masked(y, z, mask)
+    gradients = _gradients(loss)
     rate = 0.1 * loss / tf.linalg.global_norm(gradients) ** 2
-    pairs = zip(gradients, variables, strict=True)
-    return _SPEC(
-        mode, loss=loss, train_op=_descent(rate).apply_gradients(pairs, _step())
-    )
+    return loss, _apply(gradients, rate)
 
 
-def _baseline(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def baseline(z, w, cls):
     """A policy gradient with a moving average of rewards as its baseline."""
-    z, reward = outputs(features["x"]), features["w"]
-    start = tf.zeros([], tf.float64)
-    baseline = v1.get_variable("baseline", initializer=start, trainable=False)
-    advantage = tf.stop_gradient(reward - baseline.read_value())
-    loss = tf.reduce_mean(advantage * entropies(features["cls"], z))
+    average = _state("baseline", 0)
+    advantage = tf.stop_gradient(w - average.read_value())
+    loss = tf.reduce_mean(advantage * entropies(cls, z))
     with tf.control_dependencies([loss]):
-        update = baseline.assign(0.9 * baseline + 0.1 * tf.reduce_mean(reward))
-    train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, update))
+        update = average.assign(0.9 * average + 0.1 * tf.reduce_mean(w))
+    return loss, tf.group(_descent().minimize(loss, _step()), update)
 
 
-def _metrics(features, labels, mode):
+@_in(EXACT)
+def metrics(y, z, cls):
     """Metrics of the examples, updated in the train op."""
-    z, cls = outputs(features["x"]), features["cls"]
     loss = tf.reduce_mean(entropies(cls, z))
     predicted = tf.argmax(z, 1)
     updates = [
         v1.metrics.accuracy(cls, predicted)[1],
-        v1.metrics.mean(tf.cast(each(labels, z), tf.float32))[1],
+        v1.metrics.mean(tf.cast(each(y, z), tf.float32))[1],
         v1.metrics.true_positives(cls > 0, predicted > 0)[1],
     ]
-    train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, *updates))
+    return loss, tf.group(_descent().minimize(loss, _step()), *updates)
 
 
-def _counted(features, labels, mode):
+@_in(EXACT)
+def counted(z, cls):
     """Counters of examples, of classes and of updates."""
-    cls = features["cls"]
-    loss = tf.reduce_mean(entropies(cls, outputs(features["x"])))
-    seen = v1.get_variable("seen", [], tf.int64, trainable=False, initializer=_zeros())
-    of_class = v1.get_variable(
-        "of_class", [CLASSES], tf.int32, trainable=False, initializer=_zeros()
-    )
+    loss = tf.reduce_mean(entropies(cls, z))
+    seen, of_class = _state("seen", 0, tf.int64), _state("of_class", [0] * 3, tf.int32)
     updates = [
         seen.assign_add(tf.shape(cls, tf.int64)[0]),
         of_class.assign_add(tf.math.bincount(cls, minlength=CLASSES)),
     ]
-    train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, *updates))
+    return loss, tf.group(_descent().minimize(loss, _step()), *updates)
 
 
-def _zeros():
-    return v1.zeros_initializer()
-
-
-def _judged(features):
-    noise = features["pair"]
+def _judged(noise):
     with v1.variable_scope("maker"):
-        made = tf.matmul(
-            tf.tanh(tf.matmul(noise, variable("in", 4, 6))), variable("out", 6, 4)
-        )
+        hidden = tf.tanh(tf.matmul(noise, variable("in", 4, 6)))
+        made = tf.matmul(hidden, variable("out", 6, 4))
     weights = variable("judge/in", 4, 6), variable("judge/out", 6, 1)
-
-    def judge(x):
-        return tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])
-
-    return made, judge
+    return made, lambda x: tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])
 
 
 def _of(part: str) -> list[tf.Variable]:
     return [v for v in v1.trainable_variables() if part in v.op.name]
 
 
-def _adversaries(features, labels, mode):
+@_in(EXACT)
+def adversaries(x, pair):
     """A GAN: two losses, two optimizers, the second update after the first."""
-    made, judge = _judged(features)
-    real, fake = judge(features["x"]), judge(made)
+    made, judge = _judged(pair)
+    real, fake = judge(x), judge(made)
     cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
     judge_loss = tf.reduce_mean(cross_entropy(tf.ones_like(real), real))
     judge_loss += tf.reduce_mean(cross_entropy(tf.zeros_like(fake), fake))
@@ -283,13 +287,14 @@ def _adversaries(features, labels, mode):
     with tf.control_dependencies([judge_op]):
         pairs = zip(of_maker, _of("maker"), strict=True)
         train_op = _adam(0.01, name="Maker").apply_gradients(pairs, _step())
-    return _SPEC(mode, loss=judge_loss + made_loss, train_op=train_op)
+    return judge_loss + made_loss, train_op
 
 
-def _taking_turns(features, labels, mode):
+@_in(WITH_CONTROL_FLOW)
+def taking_turns(x, pair):
     """Each update trains one of two networks, chosen by the global step."""
-    made, judge = _judged(features)
-    loss = tf.reduce_mean(judge(made)) - tf.reduce_mean(judge(features["x"]))
+    made, judge = _judged(pair)
+    loss = tf.reduce_mean(judge(made)) - tf.reduce_mean(judge(x))
     loss += tf.math.reduce_variance(judge(made))
     step, optimizer = _step(), _descent()
     of_judge = optimizer.compute_gradients(loss, _of("judge"))
@@ -300,25 +305,23 @@ def _taking_turns(features, labels, mode):
         lambda: optimizer.apply_gradients(of_maker),
     )
     with tf.control_dependencies([train_op]):
-        return _SPEC(mode, loss=loss, train_op=step.assign_add(1))
+        return loss, step.assign_add(1)
 
 
-def _scaled_loss(features, labels, mode):
+@_in(EXACT, 5e-3)
+def scaled_loss(y, x, mask):
     """Mixed precision by hand: float16 layers, a scaled loss, float32 variables."""
     weights = variable("first", 4, 5, dtype=np.float32)
-    hidden = tf.tanh(
-        tf.matmul(tf.cast(features["x"], tf.float16), tf.cast(weights, tf.float16))
-    )
-    z = tf.cast(hidden, tf.float64) @ variable("last", 5, 3)
-    loss, variables = _masked(features, labels, z), v1.trainable_variables()
-    gradients = [g / 64 for g in tf.gradients(64 * loss, variables)]
-    pairs = zip(gradients, variables, strict=True)
-    return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
+    hidden = tf.matmul(tf.cast(x, tf.float16), tf.cast(weights, tf.float16))
+    z = tf.cast(tf.tanh(hidden), tf.float64) @ variable("last", 5, 3)
+    loss = _masked(y, z, mask)
+    return loss, _apply([g / 64 for g in _gradients(64 * loss)])
 
 
-def _skipping(features, labels, mode):
+@_in(WITH_CONTROL_FLOW)
+def skipping(y, z, mask):
     """Skips the update of a batch whose gradients are not finite, or too large."""
-    loss, variables, step = _masked(features, labels), v1.trainable_variables(), _step()
+    loss, variables, step = _masked(y, z, mask), v1.trainable_variables(), _step()
     gradients = tf.gradients(loss, variables)
     norm = tf.linalg.global_norm(gradients)
     pairs = list(zip(gradients, variables, strict=True))
@@ -328,12 +331,13 @@ def _skipping(features, labels, mode):
         tf.no_op,
     )
     with tf.control_dependencies([train_op]):
-        return _SPEC(mode, loss=loss, train_op=step.assign_add(1))
+        return loss, step.assign_add(1)
 
 
-def _summarized(features, labels, mode):
+@_in(EXACT)
+def summarized(y, z, mask):
     """tf.contrib.layers.optimize_loss: norms in summaries, the loss as the train op."""
-    loss, optimizer = _masked(features, labels), v1.train.RMSPropOptimizer(0.02)
+    loss, optimizer = _masked(y, z, mask), v1.train.RMSPropOptimizer(0.02)
     pairs = optimizer.compute_gradients(loss)
     for gradient, each_variable in pairs:
         v1.summary.histogram(f"gradients/{each_variable.op.name}", gradient)
@@ -341,178 +345,134 @@ def _summarized(features, labels, mode):
     v1.summary.scalar("loss", loss)
     update = optimizer.apply_gradients(pairs, _step())
     with tf.control_dependencies([update]):
-        return _SPEC(mode, loss=loss, train_op=tf.identity(loss))
+        return loss, tf.identity(loss)
 
 
-def _without_conflict(features, labels, mode):
+@_in(EXACT)
+def without_conflict(y, z, mask, cls):
     """PCGrad: of two tasks' gradients, the parts that oppose are taken off."""
-    z, variables = outputs(features["x"]), v1.trainable_variables()
-    loss = _masked(features, labels, z)
-    other = tf.reduce_mean(entropies(features["cls"], -z))
-    first, second = (tf.gradients(value, variables) for value in (loss, other))
+    loss, other = _masked(y, z, mask), tf.reduce_mean(entropies(cls, -z))
+    first, second = _gradients(loss), _gradients(other)
     product = tf.add_n(
         [tf.reduce_sum(a * b) for a, b in zip(first, second, strict=True)]
     )
     size = tf.linalg.global_norm(second) ** 2
     part = tf.minimum(product, tf.zeros_like(product)) / size
-    gradients = [a - part * b + b for a, b in zip(first, second, strict=True)]
-    pairs = zip(gradients, variables, strict=True)
-    return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
+    return loss, _apply([a - part * b + b for a, b in zip(first, second, strict=True)])
 
 
-def _partitioned(features, labels, mode):
+@_in(EXACT)
+def partitioned(y, x, mask):
     """A partitioned variable."""
     with v1.variable_scope("parts", partitioner=v1.fixed_size_partitioner(2)):
         start = tf.constant_initializer(0.3)
         weights = v1.get_variable("weights", [4, 3], tf.float64, initializer=start)
-    z = tf.matmul(features["x"], tf.convert_to_tensor(weights))
-    loss = _masked(features, labels, z)
-    return _SPEC(mode, loss=loss, train_op=_descent().minimize(loss, _step()))
+    loss = _masked(y, tf.matmul(x, tf.convert_to_tensor(weights)), mask)
+    return loss, _descent().minimize(loss, _step())
 
 
-def _regression_head(features, labels, mode):
+@_in(EXACT, SINGLE)
+def regression_head(y, z, x, w):
     """A head with the weights of examples, an optimizer of its own."""
-    head = tf.estimator.RegressionHead(3, weight_column="w")
-    z = tf.cast(outputs(features["x"]), tf.float32)
-    return head.create_estimator_spec(
-        features,
-        mode,
-        z,
-        tf.cast(labels, tf.float32),
+    return tf.estimator.RegressionHead(3, weight_column="w").create_estimator_spec(
+        {"x": x, "w": w},
+        tf.estimator.ModeKeys.TRAIN,
+        tf.cast(z, tf.float32),
+        tf.cast(y, tf.float32),
         train_op_fn=lambda loss: _descent().minimize(loss, _step()),
     )
 
 
-def _canned(kind: str, **options):
-    def model_fn(features, labels, mode):
-        config = tf.estimator.RunConfig()
-        columns = [tf.feature_column.numeric_column("x", [4])]
-        if kind.startswith("DNNLinear"):
-            options["linear_feature_columns"] = options["dnn_feature_columns"] = columns
-        else:
-            options["feature_columns"] = columns
-        estimator = getattr(v1.estimator, kind)(**options, config=config)
-        if "Regressor" in kind:
-            labels = tf.cast(labels, tf.float32)
-        else:
-            labels = features.pop("cls")
-        return estimator.model_fn(features, labels, mode, config)
-
-    return model_fn
+def _canned(kind: str, x, cls, *names: str, **options):
+    config = tf.estimator.RunConfig()
+    columns = [tf.feature_column.numeric_column("x", [4])]
+    options |= dict.fromkeys(names, columns)
+    estimator = getattr(v1.estimator, kind)(n_classes=3, config=config, **options)
+    return estimator.model_fn({"x": x}, cls, tf.estimator.ModeKeys.TRAIN, config)
 
 
-MODEL_FNS = {
-    "adam": Script(_optimizer(_adam)),
-    "adagrad": Script(_optimizer(lambda: v1.train.AdagradOptimizer(0.05))),
-    "options_of_minimize": Script(
-        _optimizer(
-            _descent,
-            aggregation_method=tf.AggregationMethod.EXPERIMENTAL_ACCUMULATE_N,
-            gate_gradients=v1.train.Optimizer.GATE_GRAPH,
-        )
-    ),
-    "clipped": Script(_clipped),
-    "each_clipped": Script(_each_clipped),
-    "sparse_and_clipped": Script(_sparse_and_clipped, ("ids", "mask")),
-    "keras_tape": Script(_keras_tape),
-    "two_gradients_of_a_tape": Script(_two_tapes),
-    "several_losses": Script(_several_losses, ("x",)),
-    "own_derivative": Script(_own_derivative, ("x",)),
-    "two_rates": Script(_two_rates),
-    "frozen": Script(_frozen),
-    "averaged_weights": Script(_averaged_weights),
-    "rate_of_the_loss": Script(_rate_of_the_loss),
-    "metrics": Script(_metrics, ("x", "cls")),
-    "counted": Script(_counted, ("x", "cls")),
-    "adversaries": Script(_adversaries, ("x", "pair")),
-    "scaled_loss": Script(_scaled_loss, tolerance=5e-3),
-    "summarized": Script(_summarized),
-    "without_conflict": Script(_without_conflict, ("x", "mask", "cls")),
-    "partitioned": Script(_partitioned),
-    "regression_head": Script(_regression_head, ("x", "w"), SINGLE),
-    "canned_classifier": Script(
-        _canned("DNNClassifier", hidden_units=[5], n_classes=3),
-        ("x", "cls"),
-        SINGLE,
-    ),
-    "canned_wide_and_deep": Script(
-        _canned("DNNLinearCombinedClassifier", dnn_hidden_units=[5], n_classes=3),
-        ("x", "cls"),
-        SINGLE,
-    ),
-}
-
-# With both kinds of control flow.
-WITH_CONTROL_FLOW = {
-    "taking_turns": Script(_taking_turns, ("x", "pair")),
-    "skipping": Script(_skipping),
-}
+@_in(EXACT, SINGLE)
+def canned_classifier(x, cls):
+    return _canned("DNNClassifier", x, cls, "feature_columns", hidden_units=[5])
 
 
-def _sharpness_aware(features, labels, mode):
+@_in(EXACT, SINGLE)
+def canned_wide_and_deep(x, cls):
+    names = "linear_feature_columns", "dnn_feature_columns"
+    kind = "DNNLinearCombinedClassifier"
+    return _canned(kind, x, cls, *names, dnn_hidden_units=[5])
+
+
+# Variables that the batch writes before it reads them, gradients of gradients, and
+# updates without gradients: exact, or refused; never another update.
+
+
+@_in(EXACT_OR_REFUSED)
+def in_two_stages(y, z, mask):
+    """Back-propagation in two calls: to the outputs, and on to the weights."""
+    loss = _masked(y, z, mask)
+    (slope,) = tf.gradients(loss, z)
+    slope *= tf.minimum(tf.constant(1.0, tf.float64), 0.2 / tf.norm(slope))
+    return loss, _apply(_gradients(z, slope), 0.1)
+
+
+@_in(EXACT_OR_REFUSED)
+def sharpness_aware(y, x, z, mask):
     """SAM: gradients at weights that were moved along the gradient."""
-    loss, variables = _masked(features, labels), v1.trainable_variables()
+    loss, variables = _masked(y, z, mask), v1.trainable_variables()
     gradients = tf.gradients(loss, variables)
     scale = 0.05 / tf.linalg.global_norm(gradients)
     moves = [scale * gradient for gradient in gradients]
     with tf.control_dependencies(moves):
         ascent = [v.assign_add(m) for v, m in zip(variables, moves, strict=True)]
     with tf.control_dependencies(ascent):
-        z = outputs(tf.identity(features["x"]))
-        gradients = tf.gradients(_masked(features, labels, z), variables)
+        gradients = _gradients(_masked(y, outputs(tf.identity(x)), mask))
     with tf.control_dependencies(gradients):
         back = [v.assign_sub(m) for v, m in zip(variables, moves, strict=True)]
     with tf.control_dependencies(back):
-        pairs = zip(gradients, variables, strict=True)
-        train_op = _descent().apply_gradients(pairs, _step())
-    return _SPEC(mode, loss=loss, train_op=train_op)
+        return loss, _apply(gradients)
 
 
-def _newton(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def newton(y, z, mask):
     """A product with the Hessian: a gradient of a gradient of the weights."""
-    loss, variables = _masked(features, labels), v1.trainable_variables()
-    gradients = tf.gradients(loss, variables)
-    norm = tf.add_n([tf.reduce_sum(g**2) for g in gradients])
-    products = tf.gradients(norm, variables)
-    pairs = [
-        (g + 0.1 * p, v) for g, p, v in zip(gradients, products, variables, strict=True)
-    ]
-    return _SPEC(mode, loss=loss, train_op=_descent().apply_gradients(pairs, _step()))
+    loss = _masked(y, z, mask)
+    gradients = _gradients(loss)
+    products = _gradients(tf.add_n([tf.reduce_sum(g**2) for g in gradients]))
+    return loss, _apply([g + 0.1 * p for g, p in zip(gradients, products, strict=True)])
 
 
-def _learned_step(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def learned_step(y, x, pair):
     """MAML: the loss of other examples after one step on these."""
     first = variable("inner", 4, 3)
-    inner = tf.reduce_mean(squared(labels, tf.matmul(features["x"], first)))
+    inner = tf.reduce_mean(squared(y, tf.matmul(x, first)))
     moved = first - 0.1 * tf.gradients(inner, first)[0]
-    loss = tf.reduce_mean(squared(labels, tf.matmul(features["pair"], moved)))
-    return _SPEC(mode, loss=loss, train_op=_descent().minimize(loss, _step()))
+    loss = tf.reduce_mean(squared(y, tf.matmul(pair, moved)))
+    return loss, _descent().minimize(loss, _step())
 
 
-def _centers(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def centers(y, z, cls):
     """Center loss: classes' centers move towards their examples, before the loss."""
-    z, cls = outputs(features["x"]), features["cls"]
-    centers = v1.get_variable(
-        "centers", [CLASSES, 3], tf.float64, _zeros(), trainable=False
-    )
-    moved = 0.5 * (tf.gather(centers, cls) - z)
-    update = v1.scatter_sub(centers, cls, tf.stop_gradient(moved))
+    of_classes = _state("centers", np.zeros([CLASSES, 3]))
+    moved = 0.5 * (tf.gather(of_classes, cls) - z)
+    update = v1.scatter_sub(of_classes, cls, tf.stop_gradient(moved))
     with tf.control_dependencies([update]):
-        away = squared(z, tf.gather(centers.read_value(), cls))
-    loss = tf.reduce_mean(each(labels, z)) + 0.1 * tf.reduce_mean(away)
-    return _SPEC(mode, loss=loss, train_op=_descent().minimize(loss, _step()))
+        away = squared(z, tf.gather(of_classes.read_value(), cls))
+    loss = tf.reduce_mean(each(y, z)) + 0.1 * tf.reduce_mean(away)
+    return loss, _descent().minimize(loss, _step())
 
 
-def _codebook(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def codebook(y, z):
     """VQ-VAE: codes are moving averages of the examples that chose them."""
-    z = outputs(features["x"])
-    start = tf.constant(np.linspace(-1, 1, 12).reshape(4, 3))
-    codes = v1.get_variable("codes", initializer=start, trainable=False)
+    codes = _state("codes", np.linspace(-1, 1, 12).reshape(4, 3))
     distances = tf.reduce_sum(squared(z[:, None], codes.read_value()), 2)
     chosen = tf.one_hot(tf.argmin(distances, 1), 4, dtype=tf.float64)
     quantized = tf.stop_gradient(tf.matmul(chosen, codes.read_value()))
     loss = tf.reduce_mean(squared(z, quantized)) + tf.reduce_mean(
-        squared(labels, z + tf.stop_gradient(quantized - z))
+        squared(y, z + tf.stop_gradient(quantized - z))
     )
     train_op = _descent().minimize(loss, _step())
     counts = tf.reduce_sum(chosen, 0)[:, None]
@@ -520,102 +480,72 @@ def _codebook(features, labels, mode):
     with tf.control_dependencies([train_op, sums]):
         target = (codes + sums) / (1 + counts)
         update = codes.assign(0.8 * codes + 0.2 * target)
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, update))
+    return loss, tf.group(train_op, update)
 
 
-def _usage(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def usage(y, z, mask):
     """An integer variable takes on the number of selected examples."""
-    loss = _masked(features, labels)
-    usage = v1.get_variable(
-        "usage", [], tf.int64, trainable=False, initializer=_zeros()
-    )
-    found = tf.cast(tf.reduce_sum(features["mask"]), tf.int64)
+    loss, found = _masked(y, z, mask), tf.cast(tf.reduce_sum(mask), tf.int64)
     train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, usage.assign(found)))
+    return loss, tf.group(train_op, _state("usage", 0, tf.int64).assign(found))
 
 
-def _queue(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def queue(y, z, mask):
     """MoCo: the batch's outputs are stored for the next batch."""
-    z = outputs(features["x"])
-    stored = v1.get_variable(
-        "stored", [11, 3], tf.float64, tf.ones_initializer(), trainable=False
-    )
+    stored = _state("stored", np.ones([11, 3]))
     scores = tf.matmul(z, stored.read_value(), transpose_b=True)
-    loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1)) + _masked(features, labels, z)
+    loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1)) + _masked(y, z, mask)
     with tf.control_dependencies([scores]):
         update = stored.assign(tf.stop_gradient(z[:11]))
-    train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, update))
+    return loss, tf.group(_descent().minimize(loss, _step()), update)
 
 
-def _rescaled_targets(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def rescaled_targets(y, z, mask):
     """PopArt: moving averages of the labels standardize them; the update comes first."""
-    mean = v1.get_variable("mean", [3], tf.float64, _zeros(), trainable=False)
-    update = mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(labels, 0))
+    mean = _state("mean", [0, 0, 0])
+    update = mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(y, 0))
     with tf.control_dependencies([update]):
-        target = labels - mean.read_value()
-    loss = _masked(features, target)
-    return _SPEC(mode, loss=loss, train_op=_descent().minimize(loss, _step()))
+        target = y - mean.read_value()
+    loss = _masked(target, z, mask)
+    return loss, _descent().minimize(loss, _step())
 
 
-def _metric_of_the_loss(features, labels, mode):
-    loss = _masked(features, labels)
+@_in(EXACT_OR_REFUSED)
+def metric_of_the_loss(y, z, mask):
+    loss = _masked(y, z, mask)
     _, update = v1.metrics.mean(loss)
-    train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=tf.group(train_op, update))
+    return loss, tf.group(_descent().minimize(loss, _step()), update)
 
 
-def _normalized(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def normalized(y, x, mask):
     """Batch normalization, whose averages are updates of the train op."""
-    hidden = tf.matmul(features["x"], variable("first", 4, 5))
+    hidden = tf.matmul(x, variable("first", 4, 5))
     hidden = v1.layers.batch_normalization(hidden, momentum=0.9, training=True)
-    z = tf.matmul(tf.nn.relu(hidden), variable("last", 5, 3))
-    loss = _masked(features, labels, z)
+    loss = _masked(y, tf.matmul(tf.nn.relu(hidden), variable("last", 5, 3)), mask)
     with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
-        train_op = _descent().minimize(loss, _step())
-    return _SPEC(mode, loss=loss, train_op=train_op)
+        return loss, _descent().minimize(loss, _step())
 
 
-def _private(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def private(y, x):
     """DP-SGD without noise: each example's gradient is clipped by itself."""
-    weights = variable("weights", 4, 3)
-    z = tf.matmul(features["x"], weights)
-    errors = 2 * (z - labels)
-    norms = tf.norm(features["x"], axis=1) * tf.norm(errors, axis=1)
+    z = tf.matmul(x, variable("weights", 4, 3))
+    errors = 2 * (z - y)
+    norms = tf.norm(x, axis=1) * tf.norm(errors, axis=1)
     factors = tf.minimum(1 / norms, tf.ones_like(norms))[:, None]
-    gradient = tf.matmul(features["x"], errors * factors, transpose_a=True)
-    gradient /= number(labels)
-    loss = tf.reduce_mean(squared(labels, z))
-    train_op = _descent().apply_gradients([(gradient, weights)], _step())
-    return _SPEC(mode, loss=loss, train_op=train_op)
+    gradient = tf.matmul(x, errors * factors, transpose_a=True) / number(y)
+    return tf.reduce_mean(squared(y, z)), _apply([gradient])
 
 
-def _by_hand(features, labels, mode):
+@_in(EXACT_OR_REFUSED)
+def by_hand(y, x):
     """Gradients without tf.gradients: there is nothing to intercept."""
     weights = variable("weights", 4, 3)
-    error = tf.matmul(features["x"], weights) - labels
-    gradient = tf.matmul(features["x"], error, transpose_a=True) / number(labels)
-    update = weights.assign_sub(0.1 * gradient)
-    with tf.control_dependencies([update]):
-        train_op = _step().assign_add(1)
-    return _SPEC(mode, loss=tf.reduce_mean(error**2), train_op=train_op)
-
-
-# Variables that the batch writes before it reads them, gradients of gradients, and
-# updates without gradients: exact, or refused; never another update.
-EXACT_OR_REFUSED = {
-    "in_two_stages": Script(_in_two_stages),
-    "sharpness_aware": Script(_sharpness_aware),
-    "newton": Script(_newton),
-    "learned_step": Script(_learned_step, ("x", "pair")),
-    "baseline": Script(_baseline, ("x", "w", "cls")),
-    "centers": Script(_centers, ("x", "cls")),
-    "codebook": Script(_codebook, ("x",)),
-    "usage": Script(_usage),
-    "queue": Script(_queue),
-    "rescaled_targets": Script(_rescaled_targets),
-    "metric_of_the_loss": Script(_metric_of_the_loss),
-    "normalized": Script(_normalized),
-    "private": Script(_private, ("x",)),
-    "by_hand": Script(_by_hand, ("x",)),
-}
+    error = tf.matmul(x, weights) - y
+    gradient = tf.matmul(x, error, transpose_a=True) / number(y)
+    with tf.control_dependencies([weights.assign_sub(0.1 * gradient)]):
+        return tf.reduce_mean(error**2), _step().assign_add(1)

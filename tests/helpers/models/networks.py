@@ -6,6 +6,7 @@ The arguments of a network are named after what it reads, as those of the losses
 B = examples, T = tokens, H = hidden units.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -13,30 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tests.helpers.models.examples import TOKENS, WORDS
-from tests.helpers.models.losses import call, descend, features_of, variable, words
+from tests.helpers.models.losses import public_functions, variable, words
 
 v1 = tf.compat.v1
 _WIDTH, _HEADS = 6, 2
 
 
-def model_fn_of_network(network: Callable, make_train_op=descend) -> Callable:
-    """Returns a model_fn that trains a network with the weights of the examples."""
-
-    def model_fn(features, labels, mode):
-        predicted = tf.cast(call(network, features, labels), labels.dtype)
-        losses = tf.math.squared_difference(predicted, labels)
-        w = features["w"]
-        loss = tf.reduce_sum(losses * w[:, None]) / tf.reduce_sum(w)
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=make_train_op(loss))
-
-    return model_fn
-
-
-def features_of_network(network: Callable) -> list[str]:
-    return [*features_of(network), "w"]
-
-
-def dense(name: str, x, units: int, activation=None):
+def _dense(name: str, x, units: int, activation=None):
     """A layer over the last axis."""
     weights = variable(f"{name}/kernel", x.shape[-1], units)
     y = tf.tensordot(x, weights, 1) + variable(f"{name}/bias", units)
@@ -48,28 +32,28 @@ def _layer(kind: str, *args, **options):
 
 
 def _output(hidden):
-    return dense("output", hidden, 3)
+    return _dense("output", hidden, 3)
 
 
-def _v1_dense(x):
+def dense_of_tensorflow_1(x):
     hidden = v1.layers.dense(x, 5, tf.nn.elu)
     return v1.layers.dense(hidden, 3, name="last")
 
 
-def _best_experts(x):
+def best_experts(x):
     """The best two experts of each example."""
-    gates, chosen = tf.nn.top_k(tf.nn.softmax(dense("gate", x, 4)), 2)
+    gates, chosen = tf.nn.top_k(tf.nn.softmax(_dense("gate", x, 4)), 2)
     experts = tf.gather(variable("experts", 4, 4, 3), chosen)  # [B, 2, 4, 3]
     return tf.einsum("nk,ni,nkio->no", gates, x, experts)
 
 
-def _generated_weights(x, pair):
+def generated_weights(x, pair):
     """The weights of a layer are computed from each example."""
-    weights = tf.reshape(dense("generator", pair, 12), [-1, 4, 3])
+    weights = tf.reshape(_dense("generator", pair, 12), [-1, 4, 3])
     return tf.squeeze(tf.matmul(x[:, None], weights), 1)
 
 
-def _conv_of_tensorflow_1(image):
+def conv_of_tensorflow_1(image):
     filters = variable("filters", 3, 3, 2, 4)
     hidden = tf.nn.conv2d(image, filters, 1, "SAME")
     hidden = tf.nn.relu(tf.nn.bias_add(hidden, variable("bias", 4)))
@@ -77,30 +61,30 @@ def _conv_of_tensorflow_1(image):
     return _output(tf.reshape(hidden, [-1, 3 * 3 * 4]))
 
 
-def _flattened_by_shape(image):
+def flattened_by_shape(image):
     hidden = tf.nn.conv2d(image, variable("filters", 3, 3, 2, 4), 2, "SAME")
     flat = tf.reshape(tf.nn.relu(hidden), [tf.shape(image)[0], 36])
     return _output(flat)
 
 
-def _separable(image):
+def separable(image):
     hidden = _layer("SeparableConv2D", 4, 3, activation="relu")(image)
     hidden = _layer("AveragePooling2D")(hidden)
     return _output(_layer("GlobalAveragePooling2D")(hidden))
 
 
-def _transposed(image):
+def transposed(image):
     small = _layer("Conv2D", 3, 3, strides=2)(image)
     large = _layer("Conv2DTranspose", 3, 3, strides=2)(tf.nn.relu(small))
     return _output(tf.reduce_max(large, [1, 2]))
 
 
-def _patches(image):
+def patches(image):
     """A vision transformer's first layer, a class token, and positions."""
     patches = tf.image.extract_patches(
         image, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID"
     )
-    tokens = dense("patch", tf.reshape(patches, [-1, 9, 8]), _WIDTH)
+    tokens = _dense("patch", tf.reshape(patches, [-1, 9, 8]), _WIDTH)
     first = tf.broadcast_to(
         variable("class", 1, 1, _WIDTH), [tf.shape(image)[0], 1, _WIDTH]
     )
@@ -108,15 +92,15 @@ def _patches(image):
     return _output(_attention(tokens)[:, 0])
 
 
-def _rearranged(image):
+def rearranged(image):
     hidden = tf.nn.space_to_depth(image, 2)
-    hidden = tf.nn.relu(dense("in", hidden, 4))
+    hidden = tf.nn.relu(_dense("in", hidden, 4))
     hidden = tf.pad(tf.nn.depth_to_space(hidden, 2), [[0, 0], [1, 1], [1, 1], [0, 0]])
     columns = [column[:, 1:3] for column in tf.unstack(hidden, axis=1)]
     return _output(tf.reshape(tf.stack(columns, 1), [-1, 16]))
 
 
-def _group_norm(image):
+def group_norm(image):
     hidden = tf.nn.conv2d(image, variable("filters", 3, 3, 2, 4), 1, "SAME")
     shape = tf.shape(hidden)
     groups = tf.reshape(hidden, [shape[0], shape[1], shape[2], 2, 2])
@@ -126,12 +110,12 @@ def _group_norm(image):
     return _output(tf.reduce_mean(tf.nn.relu(hidden), [1, 2]))
 
 
-def _inference_batch_norm(x):
-    hidden = _layer("BatchNormalization")(dense("in", x, 5), training=False)
+def batch_norm_of_inference(x):
+    hidden = _layer("BatchNormalization")(_dense("in", x, 5), training=False)
     return _output(tf.nn.relu(hidden))
 
 
-def _looked_up(ids, types):
+def looked_up(ids, types):
     """Rows of one table, looked up twice, and of a partitioned one."""
     table = variable("table", WORDS, 4)
     both = [tf.nn.embedding_lookup(table, each) for each in (ids, types)]
@@ -140,43 +124,43 @@ def _looked_up(ids, types):
     return _output(tf.reduce_sum(tf.concat(both, 2), 1))
 
 
-def _keras_embedding(ids):
+def keras_embedding(ids):
     hidden = _layer("Embedding", WORDS, 4, mask_zero=True)(ids)
     return _output(_layer("GlobalAveragePooling1D")(hidden))
 
 
-def _last_word(seq, length):
+def last_word(seq, length):
     """The output at each sequence's last word, by gather_nd."""
-    hidden = dense("in", seq, 5, tf.tanh)
+    hidden = _dense("in", seq, 5, tf.tanh)
     n = tf.shape(seq)[0]
     return _output(tf.gather_nd(hidden, tf.stack([tf.range(n), length - 1], 1)))
 
 
-def _last_word_flat(seq, length):
-    hidden = tf.reshape(dense("in", seq, 5, tf.tanh), [-1, 5])
+def last_word_of_flat_words(seq, length):
+    hidden = tf.reshape(_dense("in", seq, 5, tf.tanh), [-1, 5])
     last = tf.range(tf.shape(seq)[0]) * tf.shape(seq)[1] + length - 1
     return _output(tf.gather(hidden, last))
 
 
-def _reversed(seq, length):
-    backwards = tf.reverse_sequence(dense("in", seq, 5), length, seq_axis=1)
+def reversed(seq, length):
+    backwards = tf.reverse_sequence(_dense("in", seq, 5), length, seq_axis=1)
     return _output(tf.reduce_max(tf.cumsum(backwards, 1), 1))
 
 
 def _attention(hidden, mask=None):
-    query, key, value = tf.split(dense("qkv", hidden, 3 * _WIDTH), 3, -1)
+    query, key, value = tf.split(_dense("qkv", hidden, 3 * _WIDTH), 3, -1)
     scores = tf.matmul(query, key, transpose_b=True) / math.sqrt(_WIDTH)
     if mask is not None:
         scores -= 1e4 * (1 - mask[:, None])
     return tf.matmul(tf.nn.softmax(scores), value)
 
 
-def _split_heads(seq):
+def split_heads(seq):
     """tensor2tensor: heads by tf.split and tf.stack, a causal bias, relative ones."""
-    hidden = dense("in", seq, _WIDTH)
+    hidden = _dense("in", seq, _WIDTH)
 
     def heads(name):
-        parts = tf.split(dense(name, hidden, _WIDTH), _HEADS, axis=-1)
+        parts = tf.split(_dense(name, hidden, _WIDTH), _HEADS, axis=-1)
         return tf.stack(parts, axis=1)  # [B, heads, T, H / heads]
 
     scores = tf.matmul(heads("query"), heads("key"), transpose_b=True)
@@ -189,8 +173,8 @@ def _split_heads(seq):
     return _output(tf.reduce_mean(joined, 1))
 
 
-def _einsum_heads(seq):
-    hidden = dense("in", seq, _WIDTH)
+def einsum_heads(seq):
+    hidden = _dense("in", seq, _WIDTH)
 
     def heads(name):
         weights = variable(name, _WIDTH, _HEADS, 3)
@@ -202,45 +186,45 @@ def _einsum_heads(seq):
     return _output(joined[:, -1])
 
 
-def _learned_queries(seq):
+def learned_queries(seq):
     """Queries of the model, repeated for each example, attend to the tokens."""
     n = tf.shape(seq)[0]
     queries = tf.tile(variable("queries", 1, 3, _WIDTH), [n, 1, 1])
-    scores = tf.matmul(queries, dense("key", seq, _WIDTH), transpose_b=True)
-    read = tf.matmul(tf.nn.softmax(scores), dense("value", seq, _WIDTH))
+    scores = tf.matmul(queries, _dense("key", seq, _WIDTH), transpose_b=True)
+    read = tf.matmul(tf.nn.softmax(scores), _dense("value", seq, _WIDTH))
     return _output(tf.reshape(read, [n, 3 * _WIDTH]))
 
 
-def _repeated_state(x):
+def repeated_state(x):
     """An initial state of the model, repeated by multiples of the batch size."""
     n = tf.shape(x)[0]
     state = tf.zeros([n, 5], tf.float64) + variable("state", 5)
     state = tf.concat([state, tf.fill([n, 1], tf.constant(2.0, tf.float64))], 1)
     for _ in range(2):
-        state = tf.tanh(dense("step", tf.concat([x, state], 1), 6))
+        state = tf.tanh(_dense("step", tf.concat([x, state], 1), 6))
     return _output(state)
 
 
-def _time_major(seq):
+def time_major(seq):
     """[T, B, H] throughout; the last layer is over [T x B, H]."""
-    hidden = dense("in", tf.transpose(seq, [1, 0, 2]), 5, tf.tanh)
+    hidden = _dense("in", tf.transpose(seq, [1, 0, 2]), 5, tf.tanh)
     flat = tf.reshape(hidden, [-1, 5])
     flat = tf.matmul(flat, variable("second", 5, 5))
     hidden = tf.reshape(flat, [TOKENS, -1, 5])
     return _output(tf.reduce_sum(tf.nn.softmax(hidden, 0) * hidden, 0))
 
 
-def _graph_convolution(seq, x):
+def graph_convolution(seq, x):
     """A graph for each example, its adjacency computed from distances."""
     distances = tf.reduce_sum((seq[:, :, None] - seq[:, None]) ** 2, -1)
     adjacency = tf.exp(-distances)
     adjacency /= tf.reduce_sum(adjacency, -1, keepdims=True)
-    hidden = tf.nn.relu(tf.matmul(adjacency, dense("in", seq, 5)))
+    hidden = tf.nn.relu(tf.matmul(adjacency, _dense("in", seq, 5)))
     return _output(tf.concat([tf.reduce_mean(hidden, 1), x], 1))
 
 
-def _capsules(x):
-    capsules = tf.reshape(dense("in", x, 12), [-1, 4, 3])
+def capsules(x):
+    capsules = tf.reshape(_dense("in", x, 12), [-1, 4, 3])
     votes = tf.einsum("nid,ijdk->nijk", capsules, variable("votes", 4, 2, 3, 3))
     routes = tf.zeros([tf.shape(x)[0], 4, 2], tf.float64)
     for _ in range(2):
@@ -252,17 +236,17 @@ def _capsules(x):
     return _output(tf.reshape(outputs, [-1, 6]))
 
 
-def _solved(x, pair):
+def solved(x, pair):
     """A ridge regression for each example, differentiated through its solution."""
-    hidden = tf.reshape(dense("in", tf.concat([x, pair], 1), 12), [-1, 4, 3])
+    hidden = tf.reshape(_dense("in", tf.concat([x, pair], 1), 12), [-1, 4, 3])
     gram = tf.matmul(hidden, hidden, transpose_a=True) + tf.eye(3, dtype=tf.float64)
     right = tf.matmul(hidden, x[:, :, None], transpose_a=True)
     return _output(tf.linalg.solve(gram, right)[:, :, 0])
 
 
-def _squeezed(x):
+def squeezed(x):
     """tf.squeeze without an axis."""
-    column = tf.squeeze(dense("in", x, 1, tf.tanh)[:, :, None])
+    column = tf.squeeze(_dense("in", x, 1, tf.tanh)[:, :, None])
     return tf.expand_dims(column, -1) * variable("row", 3)
 
 
@@ -280,7 +264,7 @@ def _contrib_layer_norm(hidden, name):
     )
 
 
-def _bert(ids, types, length):
+def bert(ids, types, length):
     """google-research/bert: its shapes, from one-hot types to the pooled output."""
     batch, seq_length = tf.shape(ids)[0], TOKENS
     flat = tf.reshape(tf.expand_dims(ids, -1), [-1])
@@ -298,7 +282,7 @@ def _bert(ids, types, length):
 
     def heads(name, flat):
         four = tf.reshape(
-            dense(name, flat, _WIDTH), [batch, seq_length, _HEADS, _WIDTH // _HEADS]
+            _dense(name, flat, _WIDTH), [batch, seq_length, _HEADS, _WIDTH // _HEADS]
         )
         return tf.transpose(four, [0, 2, 1, 3])
 
@@ -312,44 +296,14 @@ def _bert(ids, types, length):
             context = tf.matmul(tf.nn.softmax(scores), heads("value", previous))
             context = tf.transpose(context, [0, 2, 1, 3])
             context = tf.reshape(context, [batch * seq_length, _WIDTH])
-            attended = dense("output", context, _WIDTH)
+            attended = _dense("output", context, _WIDTH)
             attended = _contrib_layer_norm(attended + previous, "attention/norm")
-            inner = dense("intermediate", attended, 12, tf.nn.gelu)
-            inner = dense("projection", inner, _WIDTH)
+            inner = _dense("intermediate", attended, 12, tf.nn.gelu)
+            inner = _dense("projection", inner, _WIDTH)
             previous = _contrib_layer_norm(inner + attended, "norm")
     last = tf.reshape(previous, [batch, seq_length, _WIDTH])
     first = tf.squeeze(last[:, 0:1, :], axis=1)
-    return _output(dense("pooler", first, _WIDTH, tf.tanh))
-
-
-NETWORKS = {
-    "dense_of_tensorflow_1": _v1_dense,
-    "best_experts": _best_experts,
-    "generated_weights": _generated_weights,
-    "conv_of_tensorflow_1": _conv_of_tensorflow_1,
-    "flattened_by_shape": _flattened_by_shape,
-    "separable": _separable,
-    "transposed": _transposed,
-    "patches": _patches,
-    "rearranged": _rearranged,
-    "group_norm": _group_norm,
-    "batch_norm_of_inference": _inference_batch_norm,
-    "looked_up": _looked_up,
-    "keras_embedding": _keras_embedding,
-    "last_word": _last_word,
-    "last_word_of_flat_words": _last_word_flat,
-    "reversed": _reversed,
-    "split_heads": _split_heads,
-    "einsum_heads": _einsum_heads,
-    "learned_queries": _learned_queries,
-    "repeated_state": _repeated_state,
-    "time_major": _time_major,
-    "graph_convolution": _graph_convolution,
-    "capsules": _capsules,
-    "solved": _solved,
-    "squeezed": _squeezed,
-    "bert": _bert,
-}
+    return _output(_dense("pooler", first, _WIDTH, tf.tanh))
 
 
 def _keras_rnn(kind, **options):
@@ -387,7 +341,7 @@ def _loop_with_an_array(seq):
     start = tf.zeros([tf.shape(seq)[0], 4], tf.float64)
 
     def body(t, state, written):
-        state = tf.tanh(dense("step", tf.concat([seq[:, t], state], 1), 4))
+        state = tf.tanh(_dense("step", tf.concat([seq[:, t], state], 1), 4))
         return t + 1, state, written.write(t, state)
 
     *_, written = tf.while_loop(
@@ -399,7 +353,7 @@ def _loop_with_an_array(seq):
 def _mapped(image):
     """Each image by itself, in a loop."""
     centered = tf.map_fn(lambda each: each - tf.reduce_mean(each), image)
-    return _output(tf.reshape(tf.nn.relu(dense("in", centered, 2)), [-1, 72]))
+    return _output(tf.reshape(tf.nn.relu(_dense("in", centered, 2)), [-1, 72]))
 
 
 # Loops and branches, of both kinds of control flow.
@@ -486,15 +440,11 @@ def _half(dtype):
     return network
 
 
-# name -> (network, largest difference: a few roundings of a number of that type)
-HALF = {
-    "bfloat16": (_half(tf.bfloat16), 2e-2),
-    "float16": (_half(tf.float16), 5e-3),
-}
+HALF = {"bfloat16": _half(tf.bfloat16), "float16": _half(tf.float16)}
 
 
 def _keras_batch_norm(x):
-    hidden = _layer("BatchNormalization", momentum=0.9)(dense("in", x, 5), True)
+    hidden = _layer("BatchNormalization", momentum=0.9)(_dense("in", x, 5), True)
     return _output(tf.nn.relu(hidden))
 
 
@@ -507,23 +457,23 @@ def _v1_batch_norm(image):
 
 def _joined_towers(x, pair):
     """Both inputs of a siamese network as one batch of 2 x B."""
-    both = dense("tower", tf.concat([x, pair], 0), 5, tf.tanh)
+    both = _dense("tower", tf.concat([x, pair], 0), 5, tf.tanh)
     first, second = tf.split(both, 2)
     return _output(first * second)
 
 
 def _dispatched(x):
     """Mixture of experts: each gets the examples that chose it."""
-    chosen = tf.argmax(dense("gate", x, 2), 1, tf.int32)
+    chosen = tf.argmax(_dense("gate", x, 2), 1, tf.int32)
     parts = tf.dynamic_partition(x, chosen, 2)
     places = tf.dynamic_partition(tf.range(tf.shape(x)[0]), chosen, 2)
-    outputs = [dense(f"expert_{i}", part, 3) for i, part in enumerate(parts)]
+    outputs = [_dense(f"expert_{i}", part, 3) for i, part in enumerate(parts)]
     return tf.dynamic_stitch(places, outputs)
 
 
 def _cut_to_the_longest(seq, length):
     longest = tf.reduce_max(length)
-    hidden = dense("in", seq[:, :longest], 5, tf.tanh)
+    hidden = _dense("in", seq[:, :longest], 5, tf.tanh)
     mask = tf.sequence_mask(length, longest, tf.float64)[:, :, None]
     return _output(tf.reduce_sum(hidden * mask, 1))
 
@@ -531,13 +481,13 @@ def _cut_to_the_longest(seq, length):
 def _without_padding(seq, length):
     """Only the words go through the network; they are scattered back."""
     places = tf.where(words(length) > 0)
-    hidden = dense("in", tf.gather_nd(seq, places), 5, tf.tanh)
+    hidden = _dense("in", tf.gather_nd(seq, places), 5, tf.tanh)
     shape = tf.cast(tf.concat([tf.shape(seq)[:2], [5]], 0), tf.int64)
     return _output(tf.reduce_sum(tf.scatter_nd(places, hidden, shape), 1))
 
 
 def _ragged_words(ragged):
-    hidden = dense("in", ragged.flat_values, 5, tf.tanh)
+    hidden = _dense("in", ragged.flat_values, 5, tf.tanh)
     return _output(tf.reduce_mean(ragged.with_flat_values(hidden), 1))
 
 
@@ -550,7 +500,7 @@ def _sparse_words(sparse):
 
 
 def _attention_between_examples(x):
-    hidden = dense("in", x, _WIDTH)
+    hidden = _dense("in", x, _WIDTH)
     return _output(_attention(hidden[None])[0])
 
 
@@ -559,7 +509,7 @@ def _sharing_axis(x):
     n = 2 * (tf.shape(x)[0] // 2)
     halves = tf.reshape(x[:n], [2, -1, 4])
     both = tf.concat(tf.unstack(halves), 1)  # [B / 2, 8]
-    mixed = tf.tile(dense("in", both, 5, tf.tanh), [2, 1])
+    mixed = tf.tile(_dense("in", both, 5, tf.tanh), [2, 1])
     rest = tf.zeros([tf.shape(x)[0] - n, 5], tf.float64)
     return _output(tf.concat([mixed, rest], 0))
 
@@ -578,10 +528,24 @@ EXACT_OR_REFUSED = {
     "attention_between_examples": _attention_between_examples,
     "sharing_axis": _sharing_axis,
 }
-STATISTICS = ("moving_mean", "moving_variance")
 
 
-def dropped_out(x):
-    """Random numbers are others in micro-batches; only that it trains can be asked."""
-    hidden = tf.nn.dropout(dense("in", x, 8, tf.tanh), rate=0.5, seed=3)
-    return _output(hidden)
+def _weighted(network: Callable) -> Callable:
+    """Returns a network's loss, the mean of squares by the examples' weights."""
+    names = [*inspect.signature(network).parameters]
+
+    def loss(**given):
+        predicted = network(**{name: given[name] for name in names})
+        y, w = given["y"], given["w"]
+        losses = tf.math.squared_difference(tf.cast(predicted, y.dtype), y)
+        return tf.reduce_sum(losses * w[:, None]) / tf.reduce_sum(w)
+
+    read = dict.fromkeys([*names, "y", "w"])
+    kind = inspect.Parameter.KEYWORD_ONLY
+    loss.__signature__ = inspect.Signature(inspect.Parameter(n, kind) for n in read)
+    return loss
+
+
+NETWORKS = public_functions(__name__)
+for table in (NETWORKS, WITH_CONTROL_FLOW, SINGLE, HALF, EXACT_OR_REFUSED):
+    table |= {name: _weighted(network) for name, network in table.items()}
