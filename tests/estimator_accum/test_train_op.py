@@ -13,6 +13,7 @@ from estimator_accum import (
 )
 from estimator_accum._graph import ancestors
 from tests.helpers.models.interfaces import after_each, sgd, start_session
+from tests.helpers.models.script_models import Assigning
 from tests.helpers.models.toy_models import (
     OPTIMIZERS,
     make_batches,
@@ -208,32 +209,11 @@ def test_an_embedding_costs_a_micro_step_the_rows_that_it_touches():
             assert sum(allocated) < table_bytes / 10  # the mask of touched rows
 
 
-class _VariableMakingAdam(v1.train.Optimizer):
-    """Creates slots inside apply_gradients, as BERT's AdamWeightDecayOptimizer does."""
-
-    def __init__(self):
-        super().__init__(False, "VariableMakingAdam")
-
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        assignments = []
-        for gradient, variable in grads_and_vars:
-            name = variable.name.removesuffix(":0")
-            zeros = {"initializer": tf.zeros_initializer(), "trainable": False}
-            m, v = (
-                v1.get_variable(f"{name}/{slot}", variable.shape, **zeros)
-                for slot in ("adam_m", "adam_v")
-            )
-            next_m = 0.9 * m + tf.multiply(0.1, gradient)
-            next_v = 0.999 * v + 0.001 * tf.square(tf.convert_to_tensor(gradient))
-            update = next_m / (tf.sqrt(next_v) + 1e-6) + 0.01 * variable
-            assignments += [variable.assign(variable - 0.1 * update)]
-            assignments += [m.assign(next_m), v.assign(next_v)]
-        return tf.group(*assignments, name=name)
-
-
 def test_an_optimizer_may_make_variables_inside_apply_gradients():
+    """As BERT's AdamWeightDecayOptimizer does."""
+
     def make(rate, step):
-        return _VariableMakingAdam()
+        return Assigning(0.1)
 
     batches = make_batches(5, 6)
     ours, plain = train_accumulating(make, batches, 2), train_plain(make, batches)

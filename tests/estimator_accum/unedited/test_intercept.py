@@ -29,6 +29,7 @@ from tests.helpers.models.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.models.script_models import SCRIPTS
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
@@ -213,12 +214,6 @@ def _plateau(loss):
         return optimizer.minimize(loss, _step())
 
 
-def _returned_loss(loss):
-    """tf.contrib.layers.optimize_loss: the train op is the loss after the update."""
-    with tf.control_dependencies([plain("momentum")(loss)]):
-        return tf.identity(loss)
-
-
 def _in_turn(loss):
     """Two optimizers in the branches of a tf.cond on the global step."""
     first = v1.train.GradientDescentOptimizer(0.1)
@@ -286,7 +281,6 @@ _TRAIN_OPS = {
     "kept_examples": _kept_examples,
     "average_of_the_loss": _average_of_the_loss,
     "plateau": _plateau,
-    "returned_loss": _returned_loss,
     "in_turn": _in_turn,
     "scaled": _scaled,
     "loss_scale_optimizer": _loss_scale_optimizer,
@@ -523,14 +517,8 @@ def test_two_replicas_train_as_with_their_batches_at_once(tmp_path):
         return optimizer.apply_gradients(pairs, _step())
 
     def trained(model_fn, folder):
-        with tf.Graph().as_default():  # eager creation needs two CPUs
-            strategy = tf.distribute.MirroredStrategy(
-                ["/cpu:0", "/cpu:1"],
-                cross_device_ops=tf.distribute.ReductionToOneDevice(),
-            )
-        session = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
         config = tf.estimator.RunConfig(
-            str(folder), train_distribute=strategy, session_config=session
+            str(folder), train_distribute=two_replicas(), session_config=TWO_CPUS
         )
         estimator = tf.estimator.Estimator(model_fn, config=config)
         estimator.train(input_fn_of(64, 16))

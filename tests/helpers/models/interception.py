@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn, per_example
+from tests.helpers.models.little_memory import Memory
 
 v1 = tf.compat.v1
 TRAIN = tf.estimator.ModeKeys.TRAIN
@@ -80,14 +81,9 @@ def relative_difference(ours: dict, theirs: dict, without: str = "/") -> float:
 def short_of_memory(model_fn: Callable, rows: int) -> Callable:
     """Returns `model_fn` on a machine with memory for `rows` examples at once."""
 
-    def limited(features, labels, mode):
-        def allocate(labels):
-            if len(labels) > rows:
-                raise MemoryError(f"{len(labels)} examples")
-            return labels
+    memory = Memory(lambda examples: examples <= rows)
 
-        allocated = tf.numpy_function(allocate, [labels], labels.dtype)
-        allocated.set_shape(labels.shape)
-        return model_fn(features, per_example(allocated), mode)
+    def limited(features, labels, mode):
+        return model_fn(features, per_example(memory.allocate(labels)), mode)
 
     return limited

@@ -383,26 +383,6 @@ def regression_head(y, z, x, w):
     )
 
 
-def _canned(kind: str, x, cls, *names: str, **options):
-    config = tf.estimator.RunConfig()
-    columns = [tf.feature_column.numeric_column("x", [4])]
-    options |= dict.fromkeys(names, columns)
-    estimator = getattr(v1.estimator, kind)(n_classes=3, config=config, **options)
-    return estimator.model_fn({"x": x}, cls, tf.estimator.ModeKeys.TRAIN, config)
-
-
-@_in(EXACT, SINGLE)
-def canned_classifier(x, cls):
-    return _canned("DNNClassifier", x, cls, "feature_columns", hidden_units=[5])
-
-
-@_in(EXACT, SINGLE)
-def canned_wide_and_deep(x, cls):
-    names = "linear_feature_columns", "dnn_feature_columns"
-    kind = "DNNLinearCombinedClassifier"
-    return _canned(kind, x, cls, *names, dnn_hidden_units=[5])
-
-
 # Variables that the batch writes before it reads them, gradients of gradients, and
 # updates without gradients: exact, or refused; never another update.
 

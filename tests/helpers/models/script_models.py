@@ -17,7 +17,7 @@ _STEPS = 20
 _WORDS = [f"word{i}" for i in range(30)]
 
 
-def dataset(**arrays) -> tf.data.Dataset:
+def _dataset(**arrays) -> tf.data.Dataset:
     labels = arrays.pop("labels")
     data = tf.data.Dataset.from_tensor_slices((arrays, labels))
     return data.batch(BATCH, drop_remainder=True).repeat()
@@ -34,21 +34,21 @@ def _spec(mode, loss, train_op, **more):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, **more)
 
 
-def tokens_input_fn():
+def _tokens_input_fn():
     """Returns sequences of word numbers with lengths from 3 to 8, and classes."""
     random = np.random.default_rng(0)
     ids = random.integers(1, 30, [5 * BATCH, 8])
     lengths = random.integers(3, 9, len(ids))
     ids *= np.arange(8) < lengths[:, None]
-    return dataset(ids=ids, lengths=lengths, labels=(ids.sum(1) % 3).astype(np.int64))
+    return _dataset(ids=ids, lengths=lengths, labels=(ids.sum(1) % 3).astype(np.int64))
 
 
-def repeated_input_fn():
+def _repeated_input_fn():
     """Returns batches whose four quarters are equal, as are their statistics."""
     random = np.random.default_rng(2)
     x = random.normal(size=[5, 1, 4, 5]).astype(np.float32)
     x = np.tile(x, [1, 4, 1, 1]).reshape(-1, 5)
-    return dataset(x=x, labels=np.sin(x.sum(1, keepdims=True)).astype(np.float32))
+    return _dataset(x=x, labels=np.sin(x.sum(1, keepdims=True)).astype(np.float32))
 
 
 def _encoder(features) -> tf.Tensor:
@@ -78,7 +78,7 @@ def _classifier_loss(features, labels) -> tf.Tensor:
     return tf.reduce_mean(per_example)
 
 
-class _Assigning(v1.train.Optimizer):
+class Assigning(v1.train.Optimizer):
     """An optimizer that only has `apply_gradients`, with variables of its own."""
 
     def __init__(self, rate, decay: float = 0.01):
@@ -91,7 +91,7 @@ class _Assigning(v1.train.Optimizer):
         for gradient, variable in grads_and_vars:
             if gradient is None:
                 continue
-            slots = [
+            m, v = (
                 v1.get_variable(
                     f"{variable.op.name}/{slot}",
                     variable.shape,
@@ -99,28 +99,16 @@ class _Assigning(v1.train.Optimizer):
                     initializer=v1.zeros_initializer(),
                 )
                 for slot in ("adam_m", "adam_v")
-            ]
-            m, v = slots
+            )
             next_m = tf.multiply(0.9, m) + tf.multiply(0.1, gradient)
             next_v = tf.multiply(0.999, v) + tf.multiply(0.001, tf.square(gradient))
             update = next_m / (tf.sqrt(next_v) + 1e-6)
             if not re.search("LayerNorm", variable.op.name):
                 update += self._decay * variable
-            next_value = variable - self._step_size(variable, update) * update
+            next_value = variable - self._rate * update
             assignments += [variable.assign(next_value)]
             assignments += [m.assign(next_m), v.assign(next_v)]
         return tf.group(*assignments, name=name)
-
-    def _step_size(self, variable, update):
-        del variable, update
-        return self._rate
-
-
-class _Lamb(_Assigning):
-    def _step_size(self, variable, update):
-        norms = tf.norm(variable), tf.norm(update)
-        ratio = tf.where(norms[1] > 0, norms[0] / norms[1], 1.0)
-        return self._rate * tf.where(norms[0] > 0, ratio, 1.0)
 
 
 def _warm_up_and_decay(step: tf.Tensor, rate: float = 1e-3) -> tf.Tensor:
@@ -129,23 +117,17 @@ def _warm_up_and_decay(step: tf.Tensor, rate: float = 1e-3) -> tf.Tensor:
     return tf.where(done < 1.0, rate * done, decayed)
 
 
-def _assigned_step_model_fn(make_optimizer):
+def _assigned_step(features, labels, mode):
     """google-research: tf.gradients, clip_by_global_norm(1.0), global_step.assign."""
-
-    def model_fn(features, labels, mode):
-        loss = _classifier_loss(features, labels)
-        step = v1.train.get_or_create_global_step()
-        # One read: the schedule must not race the assignment below.
-        now = tf.identity(step.read_value())
-        optimizer = make_optimizer(_warm_up_and_decay(now))
-        variables = v1.trainable_variables()
-        gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.3)
-        train_op = optimizer.apply_gradients(
-            zip(gradients, variables, strict=True), global_step=step
-        )
-        return _spec(mode, loss, tf.group(train_op, [step.assign(now + 1)]))
-
-    return model_fn
+    loss = _classifier_loss(features, labels)
+    step = v1.train.get_or_create_global_step()
+    # One read: the schedule must not race the assignment below.
+    now = tf.identity(step.read_value())
+    optimizer, variables = Assigning(_warm_up_and_decay(now)), v1.trainable_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.3)
+    pairs = zip(gradients, variables, strict=True)
+    train_op = optimizer.apply_gradients(pairs, global_step=step)
+    return _spec(mode, loss, tf.group(train_op, [step.assign(now + 1)]))
 
 
 class _Adafactor(v1.train.Optimizer):
@@ -194,13 +176,13 @@ def _adafactor(features, labels, mode):
     return _spec(mode, loss, _Adafactor().minimize(loss, step))
 
 
-def tagging_input_fn():
+def _tagging_input_fn():
     """Returns sentences of strings, their lengths, and a tag for each word."""
     random = np.random.default_rng(3)
     ids = random.integers(0, 30, [5 * BATCH, 6])
     lengths = random.integers(2, 7, len(ids))
     words = np.array(_WORDS)[ids]
-    return dataset(words=words, lengths=lengths, labels=ids % 3)
+    return _dataset(words=words, lengths=lengths, labels=ids % 3)
 
 
 def _lstm(inputs: tf.Tensor, units: int) -> tf.Tensor:
@@ -286,33 +268,6 @@ def _residual(features, labels, mode):
     return _spec(mode, loss, tf.group(minimize_op, *update_ops))
 
 
-def _translator(features, labels, mode):
-    """OpenNMT-tf 1: an encoder's and a decoder's loops, attention, optimize_loss."""
-    del labels
-    ids = features["ids"]
-    embedded = tf.gather(_variable("embedding", 30, 4), ids)
-    with v1.variable_scope("encoder"):
-        memory = _lstm(embedded, 5)
-    with v1.variable_scope("decoder"):
-        hidden = _lstm(tf.concat([memory, embedded], 2), 5)
-        attention = tf.nn.softmax(tf.matmul(hidden, memory, transpose_b=True))
-        hidden = tf.concat([hidden, tf.matmul(attention, memory)], 2)
-    logits = tf.tensordot(hidden, _variable("projection", 10, 30), 1)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
-    mask = tf.sequence_mask(features["lengths"], tf.shape(ids)[1], tf.float32)
-    loss = tf.reduce_mean(tf.reduce_sum(losses * mask, 1))
-    step = v1.train.get_or_create_global_step()
-    rate = v1.train.exponential_decay(0.5, step, 5, 0.9)
-    optimizer = v1.train.GradientDescentOptimizer(rate)
-    gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
-    gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
-    v1.summary.scalar("gradient_norm", norm)
-    pairs = zip(gradients, variables, strict=True)
-    update = optimizer.apply_gradients(pairs, global_step=step)
-    with tf.control_dependencies([update]):
-        return _spec(mode, loss, tf.identity(loss))
-
-
 def _window_by_hand(features, labels, mode):
     """A window of its own: every third batch applies the mean of three gradients."""
     loss = _classifier_loss(features, labels)
@@ -347,11 +302,9 @@ def _window_by_hand(features, labels, mode):
 
 
 SCRIPTS = {
-    "bert": (_assigned_step_model_fn(_Assigning), tokens_input_fn),
-    "albert": (_assigned_step_model_fn(_Lamb), tokens_input_fn),
-    "tensor2tensor": (_adafactor, tokens_input_fn),
-    "tf_ner": (_tagger, tagging_input_fn),
-    "resnet": (_residual, repeated_input_fn),
-    "opennmt": (_translator, tokens_input_fn),
-    "window by hand": (_window_by_hand, tokens_input_fn),
+    "bert": (_assigned_step, _tokens_input_fn),
+    "tensor2tensor": (_adafactor, _tokens_input_fn),
+    "tf_ner": (_tagger, _tagging_input_fn),
+    "resnet": (_residual, _repeated_input_fn),
+    "window by hand": (_window_by_hand, _tokens_input_fn),
 }
