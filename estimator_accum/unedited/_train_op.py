@@ -152,7 +152,7 @@ class _Once:
             if is_twice:
                 values = keep(batch, batch.first_pass(), "reported", values)
         self._handles = {handle.op for handle in batch.handles}
-        self._check_passes()
+        self._check_passes(values)
         batch.register(reported=dict(zip(tensors, values, strict=True)))
         passes = [op for each in batch.passes for op in each.each]
         draw_once_per_batch(passes, self._of_batch)
@@ -169,9 +169,10 @@ class _Once:
         _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
         return spot_check
 
-    def _check_passes(self) -> None:
-        """Raises ValueError if something changes with every micro-batch."""
-        needed = ancestors([op for each in self._batch.passes for op in each.each])
+    def _check_passes(self, values: list[tf.Tensor]) -> None:
+        """Raises ValueError if something changes before the train op runs."""
+        each = [op for other in self._batch.passes for op in other.each]
+        needed = ancestors([*each, *(value.op for value in values)])
         for operation in needed:
             if self._changes(operation):
                 raise ValueError(
