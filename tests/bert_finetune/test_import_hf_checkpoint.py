@@ -81,13 +81,6 @@ def test_program_makes_the_three_parts(tmp_path, call):
     assert (made / "vocab.txt").read_text().split() == hugging_face_folder.VOCABULARY
 
 
-def test_help_says_what_it_reads_and_makes(call):
-    done = call(import_hf_checkpoint.main, "--help")
-    assert done.returncode == 0
-    for word in ("model.safetensors", "bert_model.ckpt", "--input_dir", "--output_dir"):
-        assert word in done.stdout
-
-
 def test_kernels_are_transposed_and_the_rest_is_copied(tmp_path, import_folder):
     tensors = random_tensors()
     (tmp_path / "bert").mkdir()  # an empty one is filled

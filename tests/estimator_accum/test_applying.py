@@ -143,11 +143,7 @@ def _halved(step):
 @pytest.mark.parametrize(
     "make_optimizer, on_nonfinite, words",
     [
-        (
-            _decayed,
-            "raise",
-            "PolynomialDecay, from which AdamOptimizer computes, reads",
-        ),
+        (_decayed, "raise", "PolynomialDecay, from which AdamOptimizer comput"),
         (lambda _: Adafactor(0.1), "skip_window", "Adafactor reads global_step, which"),
         (
             lambda step: v1.train.AdagradDAOptimizer(0.1, step),

@@ -438,14 +438,8 @@ def _twice():
     "call, sentence",
     [
         (_in_a_function, "outside of branches and loops. Received: a tf.function, or"),
-        (
-            _in_a_branch,
-            "Received: a tf.function, or a branch or loop of control flow v2",
-        ),
-        (
-            _in_a_branch_of_tensorflow_1,
-            "a branch or loop of control flow v1. Call it in",
-        ),
+        (_in_a_branch, "a tf.function, or a branch or loop of control flow v2"),
+        (_in_a_branch_of_tensorflow_1, "a branch or loop of control flow v1. Call it "),
         (
             _around_a_branch_of_tensorflow_1,
             "control flow of TensorFlow 1. .*type (Merge|Switch)",

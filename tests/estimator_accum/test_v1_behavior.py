@@ -19,7 +19,7 @@ _TESTS = {
     "microbatch/test_memory.py": "failures_anywhere",
     "microbatch/test_inside_model_fn.py": "clipping_schedules or batch_normalization "
     "or loss_scale",
-    "microbatch/test_estimators.py": "canned_estimators",
+    "microbatch/test_estimators.py": "canned_estimators_train",
 }
 
 

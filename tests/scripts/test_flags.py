@@ -36,10 +36,7 @@ _COMPARE = "compare_batches --data_dir=x --bert_dir=y --output_dir=output"
         ("disturb_runs --output_dir=full --signals=1", "must be new"),
         ("disturb_runs", "must be new, and `--signals` or `--full_disks` above 0"),
         ("optimizer_table --optimizers=Adam,Lion", "Ada.*: Lion. L"),
-        (
-            "quickstart_demo --output_dir=full/file",
-            "demo before. .* full/file, a file.",
-        ),
+        ("quickstart_demo --output_dir=full/file", "demo before. .* full/file, a file"),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
         (
             "public_scripts --work_dir=new --errors=0",

@@ -1,4 +1,4 @@
-"""Estimators with a model_fn that trains in micro-batches."""
+"""Estimators that train in micro-batches have the weights of the batch."""
 
 import pytest
 import tensorflow as tf
@@ -8,8 +8,10 @@ from tests.helpers.models.microbatch_runs import (
     INPUT,
     OPTIMIZERS,
     Fetch,
+    by_optimizer,
     by_train_op,
     difference,
+    embedding_layer,
     hidden_layer,
     input_fn_of,
     loss_of,
@@ -147,6 +149,64 @@ def test_canned_estimators_train_in_micro_batches(tmp_path):
     assert difference(values, expected) <= 1e-6
 
 
+_BATCHES = 3  # the batches of words_input_fn
+
+
+def _deep(optimizer):
+    numeric, _, embedded = word_columns()
+    return lambda folder, config: tf.estimator.DNNClassifier(
+        [4], [numeric, embedded], optimizer=optimizer, model_dir=folder, config=config
+    )
+
+
+def _wide_and_deep(folder, config):
+    numeric, words, _ = word_columns()
+    return tf.estimator.DNNLinearCombinedRegressor(
+        linear_feature_columns=[words],
+        linear_optimizer=lambda: tf.keras.optimizers.legacy.SGD(0.01),
+        dnn_feature_columns=[numeric],
+        dnn_hidden_units=[4],
+        dnn_optimizer=lambda: tf.keras.optimizers.legacy.Adam(0.01),
+        loss_reduction=tf.keras.losses.Reduction.SUM,
+        model_dir=folder,
+        config=config,
+    )
+
+
+_SGD = tf.keras.optimizers.legacy.SGD
+_ESTIMATORS = {
+    "adam": (_deep(lambda: tf.keras.optimizers.legacy.Adam(0.01)), "mean"),
+    "default": (_deep("Adagrad"), "mean"),
+    "clipped": (_deep(lambda: _SGD(0.5, global_clipnorm=0.1)), "mean"),
+    "wide_and_deep": (_wide_and_deep, "sum"),
+}
+
+
+@pytest.mark.parametrize("name", _ESTIMATORS)
+def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path):
+    make, reduction = _ESTIMATORS[name]
+    config = tf.estimator.RunConfig(tf_random_seed=3)
+    plain = make(str(tmp_path / "plain"), config)
+    # Stops before the end of the data, where TensorFlow's Adam decays an embedding's
+    # slots once more.
+    plain.train(words_input_fn, max_steps=_BATCHES)
+    expected = variables_of(plain)
+    # One micro-batch is exact, except for the order in which an embedding's rows sum.
+    count, tolerance = (1, 1e-7) if name == "default" else (4, 1e-6)
+    folder = str(tmp_path / "ours")
+    model_fn = make(folder, config).model_fn
+    model_fn = microbatch_model_fn(model_fn, count, reduction=reduction)
+    ours = tf.estimator.Estimator(model_fn, folder, config)
+    ours.train(words_input_fn, max_steps=_BATCHES)
+    values = variables_of(ours)
+    added = values.keys() - expected.keys()
+    assert all("update_step" in name for name in added)
+    assert values["global_step"] == _BATCHES
+    assert difference(values, expected) <= tolerance
+    if name == "default":  # ours evaluates like the plain one
+        assert ours.evaluate(words_input_fn)["global_step"] == _BATCHES
+
+
 def test_accumulators_are_in_no_collection(tmp_path):
     class Collections(v1.train.SessionRunHook):
         def begin(self):
@@ -180,3 +240,45 @@ def test_wrong_arguments_are_named(error, arguments, message):
         microbatch_model_fn(make_model_fn(by_train_op("sgd")), **arguments)
     with pytest.raises(TypeError, match="`model_fn` must be a function.*Received: 5"):
         microbatch_model_fn(5)
+
+
+# 5 batches, the last of which is short.
+_INPUT = input_fn_of(examples=4 * 64 + 37, batch_size=64)
+
+
+@pytest.mark.usefixtures("graph_optimizer")
+@pytest.mark.parametrize(
+    ("make_train_op", "optimizer"), [(by_train_op, "adam"), (by_optimizer, "momentum")]
+)
+def test_any_number_of_micro_batches_gives_the_batchs_weights_and_one_to_the_bit(
+    make_train_op, optimizer, tmp_path
+):
+    theirs = train(make_model_fn(plain(optimizer)), tmp_path / "plain", _INPUT)
+    model_fn = make_model_fn(make_train_op(optimizer))
+    several = [(3, 5e-7), (64, 5e-7)] if optimizer == "momentum" else []
+    for count, tolerance in [(1, 0), ("auto", 0), *several]:
+        ours = train_in_micro_batches(model_fn, tmp_path / str(count), _INPUT, count)
+        assert theirs["global_step"] == 5
+        assert ours["update_step"] == ours["global_step"] == 5
+        assert difference(ours, theirs) <= tolerance
+
+
+@pytest.mark.usefixtures("graph_optimizer")
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"),
+    [
+        ("adam", 0),
+        # The plain optimizer adds a row's gradients to the row one by one.
+        ("sgd", 5e-6),
+    ],
+)
+def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
+    # Stops before the end of the data, where plain Adam decays its slots once more.
+    options = {"input_fn": _INPUT, "max_steps": 4}
+    model_fn = make_model_fn(plain(optimizer), embedding_layer)
+    theirs = train(model_fn, tmp_path / "plain", **options)
+    model_fn = make_model_fn(by_train_op(optimizer), embedding_layer)
+    for count in (1, 8):
+        folder = tmp_path / str(count)
+        ours = train_in_micro_batches(model_fn, folder, micro_batches=count, **options)
+        assert difference(ours, theirs) <= max(tolerance, 1e-6 * (count > 1))

@@ -95,11 +95,7 @@ _CHECKED = {
     "constant": (_divided_by_a_constant, 0, r"verdict: equal up to rounding"),
     "batch_normalization": (_normalized, 0, r"verdict: equal up to rounding"),
     "in_batch_negatives": (_against_others, 0, r"verdict: equal up to rounding"),
-    "own_gradient": (
-        _clipped_backwards,
-        2,
-        r"^verdict: refused\. A tf\.custom_gradient",
-    ),
+    "own_gradient": (_clipped_backwards, 2, r"^verdict: refused\. A tf\.custom_gradie"),
     "noise": (_noisy, 1, r"verdict: undecided, .*: random_normal/Ra"),
 }
 
@@ -140,12 +136,7 @@ _NAN = np.array([np.nan, 1.0])
         (np.ones(2), _NAN, "DIFFERENT", "different, 1 of 1"),
         (_NAN, np.ones(2), "DIFFERENT", "different, 1 of 1"),
         (_NAN, _NAN[::-1], "DIFFERENT", "different, 1 of 1"),
-        (
-            _NAN,
-            _NAN,
-            "NaN or infinite in both",
-            "undecided, for 1 of 1 variables are N",
-        ),
+        (_NAN, _NAN, "NaN or infinite in both", "undecided, for 1 of 1 variables are "),
         (np.array(9), np.array(2), "DIFFERENT", "different, 1 of 1"),
         (np.array(True), np.array(False), "DIFFERENT", "different, 1 of 1"),
     ],
