@@ -215,7 +215,7 @@ def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
     source = write_folder(tmp_path / "theirs", model_type=model_type)
     (source / "vocab.txt").unlink()  # as in other models
     sentence = rf"`model_type` in \S+config.json must be 'bert'. Rec.*: {model_type!r}."
-    assert re.match(sentence, refused(source))
+    assert re.search(sentence, refused(source))
 
 
 @pytest.mark.parametrize(
@@ -248,4 +248,4 @@ def test_half_a_pooler_and_quantized_tensors_are_refused(tmp_path, refused):
 
 def test_a_missing_flag_is_refused(refusal):
     said = refusal(import_hf_checkpoint.main, "--input_dir=x")
-    assert "required: --output_dir" in said
+    assert "`--output_dir` must be given" in said
