@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -18,18 +19,20 @@ from bert_finetune.evaluations import (
 from bert_finetune.inputs import Inputs
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.output_dir import (
+    EARLIER_EPOCHS,
     check_same_cut,
     check_same_model,
     check_same_run,
     describe_run,
     describe_training,
+    earlier_epochs,
 )
 from bert_finetune.recomputing import choose
 from bert_finetune.results import BEST, EXPORT
 from bert_finetune.settings import HUGGING_FACE, Settings
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
-from bert_finetune.windows import make_windows
+from bert_finetune.windows import Windows, make_windows
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster, enter
@@ -60,22 +63,41 @@ def prepare(inputs: Inputs) -> Run:
     description = describe_run(settings, inputs.task, inputs.config, inputs.tokenizer)
     windows = None
     if settings.do_train:
-        windows = make_windows(
-            len(train),
-            settings.num_train_epochs,
-            settings.batches(count_replicas(settings.strategy, inputs.cluster)),
-            settings.seed,
-            None if settings.pad_to_max_length else train.lengths,
-            settings.tokens_per_micro_batch,
-        )
+        make = functools.partial(_windows, inputs)
+        count = lambda epochs, earlier: make(epochs, earlier).num_updates
+        epochs = settings.num_train_epochs
+        earlier = earlier_epochs(settings.output_dir, epochs, count)
+        windows = make(epochs, earlier)
         settings = _with_recompute(settings, inputs.config, windows)
         description |= describe_training(settings, train.checksum, windows.batches)
-        check_same_run(settings.output_dir, description)
+        description[EARLIER_EPOCHS] = earlier
+        if check_same_run(settings.output_dir, description):
+            _logger.info(
+                "training on, from %g epochs to %g: from update %s on the learning rate "
+                "is that of a run of %s updates",
+                *(earlier[-1], epochs),
+                f"{count(earlier[-1], earlier[:-1]) + 1:,}",
+                f"{windows.num_updates:,}",
+            )
     _check_checkpoints(settings, inputs.task, inputs.config, description)
     if settings.do_train:
         check_same_cut(settings.output_dir, description)
     parts = vars(inputs) | {"settings": settings}
     return Run(**parts, description=description, windows=windows)
+
+
+def _windows(inputs: Inputs, epochs: float, earlier: Sequence[float]) -> Windows:
+    """Returns the windows of a run of this length."""
+    settings, train = inputs.settings, inputs.train
+    return make_windows(
+        len(train),
+        epochs,
+        settings.batches(count_replicas(settings.strategy, inputs.cluster)),
+        settings.seed,
+        None if settings.pad_to_max_length else train.lengths,
+        settings.tokens_per_micro_batch,
+        earlier,
+    )
 
 
 def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings:

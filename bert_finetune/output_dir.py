@@ -2,13 +2,16 @@
 
 A training run writes `run_settings.json` beside its checkpoints. Training resumes there
 only with the same settings, since other settings give another meaning to the order of
-the examples, the schedule and the window of a checkpoint; evaluation, prediction and
-export need the same task, tokenization and architecture. The number of micro-batches
-and replicas of an update may change, but not within an update.
+the examples, the schedule and the window of a checkpoint; a finished run trains on with
+more epochs. Evaluation, prediction and export need the same task, tokenization and
+architecture. The number of micro-batches and replicas of an update may change, but not
+within an update.
 """
 
 import dataclasses
+import math
 import pathlib
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -23,6 +26,7 @@ from estimator_accum.programs.folder import (
     SETTINGS_FILE,
     VOCABULARY_CHECKSUM,
     check_same,
+    read_settings,
     write_settings,
 )
 from estimator_accum.programs.progress import latest_checkpoint, read_progress
@@ -32,6 +36,7 @@ from estimator_accum.programs.settings import FLAGS
 _MODEL_FIELDS = (
     *("task_name", "labels", "do_lower_case", "bert_config", VOCABULARY_CHECKSUM),
 )
+_EPOCHS, EARLIER_EPOCHS = "num_train_epochs", "earlier_epochs"
 _CUT_FIELDS = (
     "micro_batch_size",
     "gradient_accumulation_steps",
@@ -69,24 +74,74 @@ def describe_training(
     }
 
 
-def check_same_run(output_dir: str, description: dict) -> None:
-    """Raises ValueError if the folder's run was begun with other settings or files.
+def earlier_epochs(
+    output_dir: str,
+    num_train_epochs: float,
+    count_updates: Callable[[float, Sequence[float]], int],
+) -> list[float]:
+    """Returns the epochs of the folder's shorter runs, which this one trains on.
 
     Args:
         output_dir: Output folder of this run.
-        description: Description of this run, training examples included.
+        num_train_epochs: Epochs of this run.
+        count_updates: Function of a run's epochs and those of its shorter runs that
+            returns the number of its updates.
+    """
+    path = pathlib.Path(output_dir) / SETTINGS_FILE
+    before = read_settings(path) if path.exists() else {}
+    earlier, epochs = before.get(EARLIER_EPOCHS, []), before.get(_EPOCHS, math.inf)
+    if num_train_epochs <= epochs:
+        return earlier
+    try:
+        progress = read_progress(output_dir)
+    except tf.errors.OpError:  # damaged: the run is refused
+        return earlier
+    is_finished = progress.update == count_updates(epochs, earlier)
+    return [*earlier, epochs] if is_finished and not progress.micro_step else earlier
+
+
+def check_same_run(output_dir: str, description: dict) -> bool:
+    """Checks that the folder is free, or its run begun with the same settings and files.
+
+    A finished run may have had fewer epochs.
+
+    Args:
+        output_dir: Output folder of this run.
+        description: Description of this run, training examples and `earlier_epochs`
+            included.
+
+    Returns:
+        Whether a finished run is trained on.
+
+    Raises:
+        ValueError: If it is neither.
     """
     path = pathlib.Path(output_dir) / SETTINGS_FILE
     if path.exists():
+        before = read_settings(path)
         now = {k: v for k, v in description.items() if k not in {FLAGS, *_CUT_FIELDS}}
-        check_same(path, now, *SAME_RUN)
-    elif latest_checkpoint(output_dir):
+        earlier = before.get(EARLIER_EPOCHS, []), now.pop(EARLIER_EPOCHS)
+        if is_trained_on := earlier[0] != earlier[1]:
+            del now[_EPOCHS]
+        rule, _ = SAME_RUN
+        start = latest_checkpoint(output_dir) or f"{output_dir}/model.ckpt-*"
+        check_same(
+            path,
+            now,
+            rule,
+            "Use the same settings and files to resume (a finished run trains on with "
+            "more --num_train_epochs), or another --output_dir, and --init_checkpoint="
+            f"{start} there to start from this run's weights.",
+        )
+        return is_trained_on
+    if latest_checkpoint(output_dir):
         raise ValueError(
             "`--output_dir` must be new or hold a run of this program. Received: "
             f"{output_dir}, with checkpoints but no {SETTINGS_FILE}. "
             "Use another --output_dir, and this one's checkpoint as "
             "--init_checkpoint to start from it."
         )
+    return False
 
 
 def check_same_cut(output_dir: str, description: dict) -> None:

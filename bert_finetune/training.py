@@ -137,7 +137,7 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
 
 def _schedule(windows: Windows) -> AccumulationSteps:
     """Returns K: an integer, or a function of `update_step` if windows differ in K."""
-    if windows.tokens is not None:
+    if windows.is_uneven:
         table = windows.micro_steps_by_update
         if np.all(table == table[0]):
             return int(table[0])

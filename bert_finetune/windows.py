@@ -4,7 +4,8 @@
     epoch after epoch | effective_batch_size examples each | | micro-steps x replicas
 
 The stream is a pure function of seed and place: epoch e is the permutation of all
-examples drawn from (seed, e), and epochs follow one another without a gap. An update
+examples drawn from (seed, e), and epochs follow one another without a gap; where a run
+that was trained on had ended, a window ends. An update
 sums over its window, so neither the number of micro-steps and replicas nor the order
 inside the window changes the update. Windows are sorted by length, so that examples of
 similar length are padded together.
@@ -14,7 +15,7 @@ R = replicas, K = micro-steps of a window.
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,8 @@ class Windows:
 
     Attributes:
         num_examples: Number of examples of an epoch.
-        total: Number of examples of the run, over all epochs.
+        ends: Number of examples, over all epochs, at the end of the run, after those at
+            the end of each shorter one that was trained on. A window ends there.
         batches: Size of a window and division of its examples.
         seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
         lengths: Length of each example [tokens], by which windows are sorted; None
@@ -38,7 +40,7 @@ class Windows:
     """
 
     num_examples: int
-    total: int
+    ends: tuple[int, ...]
     batches: Batches
     seed: int
     lengths: np.ndarray | None = None
@@ -46,8 +48,29 @@ class Windows:
 
     @property
     def num_updates(self) -> int:
-        """Number of windows of the run; the last one may have fewer examples."""
-        return -(-self.total // self.batches.effective_batch_size)
+        """Number of windows of the run; one at an end may have fewer examples."""
+        return sum(number for number, *_ in self._parts())
+
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        """Yields windows, first example and end of each part of the run."""
+        start = 0
+        for end in self.ends:
+            yield -(-(end - start) // self.batches.effective_batch_size), start, end
+            start = end
+
+    def _range(self, update: int) -> tuple[int, int]:
+        """Returns the half-open range of a window's examples in the stream."""
+        size = self.batches.effective_batch_size
+        for number, start, end in self._parts():
+            if update < number:
+                return start + update * size, min(start + (update + 1) * size, end)
+            update -= number
+        raise IndexError(update)
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if K may differ in more windows than the last one."""
+        return self.tokens is not None or len(self.ends) > 1
 
     def num_micro_steps(self, update: int = 0, micro_step: int = 0) -> int:
         """Returns the number of micro-steps that are left of the run.
@@ -56,7 +79,7 @@ class Windows:
             update: Updates that are done.
             micro_step: Micro-steps of the next update that are done.
         """
-        if self.tokens is not None:
+        if self.is_uneven:
             return int(self.micro_steps_by_update[update:].sum()) - micro_step
         if update >= self.num_updates:
             return 0
@@ -81,8 +104,7 @@ class Windows:
         Args:
             update: Number of the window, from 0 to num_updates - 1.
         """
-        first = update * self.batches.effective_batch_size
-        behind = min(first + self.batches.effective_batch_size, self.total)
+        first, behind = self._range(update)
         parts = []
         while first < behind:  # more than one pass where epochs meet
             epoch, offset = divmod(first, self.num_examples)
@@ -118,8 +140,8 @@ class Windows:
             self.batches.gradient_accumulation_steps,
         )
         bounds = np.arange(1, steps) * whole // steps
-        size = min(whole, self.total - update * whole)
-        return bounds[bounds < size]
+        first, behind = self._range(update)
+        return bounds[bounds < behind - first]
 
     def _bounds_by_tokens(self, lengths: np.ndarray) -> np.ndarray:
         """Returns the bounds of the fewest parts, filled with the shortest first."""
@@ -157,6 +179,7 @@ def make_windows(
     seed: int,
     lengths: np.ndarray | None = None,
     tokens: int | None = None,
+    earlier_epochs: Sequence[float] = (),
 ) -> Windows:
     """Returns the windows of a training run.
 
@@ -168,6 +191,8 @@ def make_windows(
         lengths: Length of each example [tokens], by which windows are sorted; None
             leaves them unsorted.
         tokens: Most tokens of a replica's micro-batch; needs `lengths`.
+        earlier_epochs: Number of epochs of each shorter run that was trained on, in
+            ascending order.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -177,8 +202,10 @@ def make_windows(
             f"`seed` must be an integer, 0 <= seed < 2**64. Received: {seed}."
         )
     # Rounded first: 100 * 0.29 is 28.999999999999996.
-    total = round(num_examples * num_train_epochs, 6)
-    if not 1 <= total < math.inf:
+    ends = [
+        round(num_examples * each, 6) for each in (*earlier_epochs, num_train_epochs)
+    ]
+    if not 1 <= ends[-1] < math.inf:
         raise ValueError(
             "`--num_train_epochs` must be finite and reach one example. Received: "
             f"{num_train_epochs} of {num_examples} examples. "
@@ -190,7 +217,7 @@ def make_windows(
             f"{tokens}, for examples of up to {lengths.max()} tokens. Use a larger one, "
             "or a smaller --max_seq_length."
         )
-    return Windows(num_examples, int(total), batches, seed, lengths, tokens)
+    return Windows(num_examples, tuple(map(int, ends)), batches, seed, lengths, tokens)
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:

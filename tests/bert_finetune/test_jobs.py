@@ -261,3 +261,79 @@ def test_recomputed_layers_train_to_the_same_weights(
     for name, value in expected.items():
         # The graph's optimizer may round the last bit differently.
         np.testing.assert_allclose(found[name], value, 1e-4, 1e-7, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def trained_on(bert_dir, cola_dir, tmp_path_factory) -> pathlib.Path:
+    """Folder of a run of 1 epoch, 7 updates, trained on to 2 with dropout.
+
+    Its last update before the end of the first epoch has 2 examples, one micro-step.
+    """
+    folder = tmp_path_factory.mktemp("trained_on") / "output"
+    settings = tiny_bert.make_settings(bert_dir, cola_dir, folder)
+    settings = dataclasses.replace(settings, do_train=True, dropout=True)
+    run(settings, save_checkpoints_steps=5)
+    run(settings, num_train_epochs=2.0, save_checkpoints_steps=3)
+    return folder
+
+
+def test_a_finished_run_trains_on_over_whole_epochs_at_the_new_rate(trained_on):
+    rows = metrics(trained_on)
+    assert [int(row["update_step"]) for row in rows] == list(range(1, 15))
+    assert [int(row["examples"]) for row in rows][6::7] == [50, 100]
+    assert [int(row["global_step"]) for row in rows][6::7] == [13, 26]
+    rates = [float(row["learning_rate"]) for row in rows]
+    expected = [1 - done / 7 for done in range(7)]
+    expected += [1 - done / 14 for done in range(7, 14)]
+    np.testing.assert_allclose(rates, 1e-3 * np.array(expected), rtol=1e-5)
+
+
+@pytest.mark.once
+def test_a_run_that_is_trained_on_resumes(settings, trained_on, caplog):
+    """From micro-step 22, in the middle of an update."""
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    folder = tiny_bert.copy_at_step(trained_on, pathlib.Path(settings.output_dir), 22)
+    assert read_progress(str(folder)) == (22, 11, 1)
+    run(settings, do_train=True, dropout=True, num_train_epochs=2.0)
+    assert "training on" not in caplog.text
+    ours, expected = all_variables(folder), all_variables(trained_on)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+@pytest.mark.once
+def test_at_a_constant_rate_one_epoch_and_another_are_two(settings, tmp_path, caplog):
+    """48 examples are 6 whole updates; momentum is kept."""
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    tiny_bert.write_cola(tmp_path / "cola", 48)
+    changes = {"do_train": True, "lr_schedule": "constant", "optimizer": "sgd"}
+    changes |= {"warmup_proportion": 0.0, "data_dir": str(tmp_path / "cola")}
+    run(settings, **changes)
+    ours = all_variables(run(settings, **changes, num_train_epochs=2.0))
+    sentence = "training on, from 1 epochs to 2: from update 7 on the learning rate is "
+    assert f"{sentence}that of a run of 12 updates" in caplog.text
+    changes["output_dir"] = str(tmp_path / "at_once")
+    expected = all_variables(run(settings, **changes, num_train_epochs=2.0))
+    assert ours.keys() == expected.keys() and ours["update_step"] == 12
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "received"),
+    [
+        (10, {"num_train_epochs": 2.0}, "--num_train_epochs=1.0, not 2.0. Use"),
+        (13, {"num_train_epochs": 0.5}, "--num_train_epochs=1.0, not 0.5. Use"),
+        (13, {"num_train_epochs": 2.0, "seed": 1}, "--seed=0, not 1. Use the same"),
+    ],
+)
+def test_an_unfinished_run_and_other_settings_are_refused_with_the_way_out(
+    trained_settings, tmp_path, step, changes, received
+):
+    folder = tiny_bert.copy_at_step(trained_settings.output_dir, tmp_path / "new", step)
+    changes["output_dir"] = str(folder)
+    settings = dataclasses.replace(trained_settings, **changes)
+    with pytest.raises(ValueError) as refused:
+        jobs.prepare(inputs.read(settings))
+    assert received in str(refused.value)
+    assert f"--init_checkpoint={folder}/model.ckpt-{step} " in str(refused.value)

@@ -210,3 +210,23 @@ _SEED = "`seed` must be an integer, 0 <= .* Received: "
 def test_epochs_of_no_example_and_seeds_out_of_range_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         _windows(**options)
+
+
+@pytest.mark.parametrize("tokens", [None, 64])
+def test_a_run_that_is_trained_on_ends_a_window_where_the_shorter_one_ended(tokens):
+    lengths = np.random.default_rng(0).integers(3, 17, 23)
+    batches, given = Batches(8, 4, 1), (lengths, tokens)
+    make = lambda epochs, *more: make_windows(23, epochs, batches, 1, *given, *more)
+    short, long = make(1.5), make(3, [1, 1.5])
+    whole = make(1)
+    assert (whole.num_updates, make(1.5, [1]).num_updates) == (3, 5)
+    assert long.num_updates == 3 + 2 + 5  # of 23, 11 and 35 examples
+    stream = [long.examples(update).tolist() for update in range(10)]
+    assert [len(rows) for rows in stream] == [8, 8, 7, 8, 3, 8, 8, 8, 8, 3]
+    assert _flat(stream) == _flat(make(3).examples(i).tolist() for i in range(9))
+    assert _flat(stream[:5]) == _flat(short.examples(i).tolist() for i in range(5))
+    micro_steps = [len(long.shares(update)) for update in range(10)]
+    assert long.micro_steps_by_update.tolist() == micro_steps
+    for done in range(11):
+        assert long.num_micro_steps(done) == sum(micro_steps[done:])
+    assert long.num_micro_steps(4, 1) == sum(micro_steps[4:]) - 1
