@@ -153,7 +153,8 @@ def graph_optimizer():
 def _loggers_as_before():
     """Restores the process's loggers, which main() changes and other tests read."""
     rooms = ("estimator_accum", "bert_finetune", "distributed", "housing_example")
-    names = ("tensorflow", *(f"tensorflow.{room}" for room in rooms))
+    summary = "tensorflow.estimator_accum.summary"
+    names = ("tensorflow", *(f"tensorflow.{room}" for room in rooms), summary)
     loggers = [logging.getLogger(name) for name in names]
     states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
     yield
@@ -161,6 +162,7 @@ def _loggers_as_before():
         each.setLevel(level)
         each.propagate = propagate
         each.handlers[:] = handlers
+        each.disabled = False
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from estimator_accum._clock import EveryKRuns, EveryRun
 from estimator_accum._graph import ancestors, fetched_operations
 from estimator_accum._window import Window, get_windows
 from estimator_accum.hooks._checkpoints import (
@@ -39,6 +40,7 @@ from estimator_accum.hooks._checkpoints import (
 )
 from estimator_accum.hooks._reported import ReportedWindow
 from estimator_accum.hooks._signals import SignalStop
+from estimator_accum.hooks._summary import TrainingSummary
 from estimator_accum.reports import CsvReport, Report, TensorBoardReport
 from estimator_accum.reports._progress import ProgressReport
 
@@ -63,7 +65,9 @@ def make_accumulation_hooks(
 ) -> list[tf.compat.v1.train.SessionRunHook]:
     """Makes the hooks of a run that trains with `make_accumulating_train_op`.
 
-    For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
+    A line at the start has the effective batch and the updates of `max_steps` or
+    `steps`, one at the end the updates, their speed and the peak memory; the logger
+    `tensorflow.estimator_accum.summary` has both. For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
     MonitoredTrainingSession. With them, a run resumes with accumulation, from an empty
     window, even if its checkpoint was trained without.
 
@@ -125,6 +129,8 @@ def make_accumulation_hooks(
             f"Received: {total_updates}. Pass None if the total is unknown."
         )
 
+    summary = TrainingSummary(weight_unit, micro_batch_size)
+
     def make_reports(name: str | None) -> list[Report]:
         made: list[Report] = [ProgressReport(total_updates)] if name is None else []
         if not tf.distribute.get_strategy().extended.should_save_summary:
@@ -134,10 +140,16 @@ def make_accumulation_hooks(
                 CsvReport(metrics_dir, weight_unit, name),
                 TensorBoardReport(metrics_dir, weight_unit, micro_batch_size, name),
             ]
-        return made + (list(reports) if name is None else [])
+        if name is not None:
+            return made
+        # A whole batch has a hook of its own, with the same two lines.
+        is_stepwise = isinstance(get_windows()[0].clock, EveryRun | EveryKRuns)
+        return [*made, *[summary] * is_stepwise, *reports]
 
     signals = SignalStop(save_on_signal == "update") if save_on_signal else None
-    hook = AccumulationHook(partial_window, learning_rate, make_reports, saver, signals)
+    hook = AccumulationHook(
+        partial_window, learning_rate, make_reports, summary, saver, signals
+    )
     return [hook]
 
 
@@ -162,6 +174,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         learning_rate: Scalar Tensor to report; None reports none.
         make_reports: Returns the reports of a train op. Its argument is None for the
             graph's first train op, else the train op's name.
+        summary: One of those reports, or none of them, to be told of the first window.
         saver: The Saver of the run; None finds it in the graph.
         signals: Stops training when a signal arrives; None ignores signals.
     """
@@ -171,12 +184,14 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         partial_window: str,
         learning_rate: tf.Tensor | None,
         make_reports: Callable[[str | None], list[Report]],
+        summary: TrainingSummary,
         saver: tf.compat.v1.train.Saver | None,
         signals: SignalStop | None = None,
     ):
         self._partial_window = partial_window
         self._learning_rate = learning_rate
         self._make_reports = make_reports
+        self._summary = summary
         self._saver = saver
         self._signals = signals
         self._is_stopped = False  # by a signal
@@ -224,6 +239,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._last_global_step = session.run(self._global_step)
         for window in self._windows:
             window.open(session)
+        first = self._windows[0]
+        held, steps = first.held(session)
+        self._summary.describe(first.window, held, steps, self._last_global_step)
         if self._signals is not None:
             self._signals.open(coord)
 

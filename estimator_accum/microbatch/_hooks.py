@@ -10,12 +10,16 @@ Estimator's own run is never retried.
 N = number of examples in the batch.
 """
 
+import math
+import time
+
 import numpy as np
 import tensorflow as tf
 
 from estimator_accum._graph import ancestors
 from estimator_accum._window import get_windows
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
+from estimator_accum.hooks._summary import TrainingSummary, Update
 from estimator_accum.microbatch._batch import ReplicaBatch
 from estimator_accum.microbatch._count import MicroBatchCount
 from estimator_accum.microbatch._runner import BatchRunner
@@ -96,16 +100,48 @@ class TrainingHook(MicroBatchHook):
         if windows:  # else the model_fn has an optimizer without a window
             WindowlessRestore(self._saver or get_or_add_saver(), windows)
             self._clocks[0] = windows[0].update_step
+        self._summary = TrainingSummary("examples")
+        self._summary.check()
+        self._is_chief = tf.distribute.get_strategy().extended.should_save_summary
         super().begin()
 
     def after_create_session(self, session, coord) -> None:
         super().after_create_session(session, coord)
         self._batch, self._global_step = map(int, session.run(self._clocks))
+        self._summary.open(self._batch)
+        self._since = time.perf_counter()
         self._summarize()
 
     def before_run(self, run_context):
-        self._global_step += 1
-        return super().before_run(run_context)
+        arguments = super().before_run(run_context)
+        if self._is_chief:
+            self._summary.write_batch(self._described_batch(), 1, self._global_step)
+        return arguments
+
+    def after_run(self, run_context, run_values) -> None:
+        super().after_run(run_context, run_values)
+        now, rows = time.perf_counter(), sum(self._runner.rows)
+        nan, secs = math.nan, now - self._since
+        self._summary.write(Update(self._batch, self._batch, nan, nan, rows, secs=secs))
+        self._since = now
+
+    def end(self, session) -> None:
+        if self._is_chief:
+            self._summary.open(int(session.run(self._clocks[0])))
+            self._summary.close()
+
+    def _described_batch(self) -> str:
+        rows = self._runner.rows
+        size = -(-max(rows) // self._count.value)
+        count = -(-max(rows) // size)
+        is_even = {size * count} == set(rows)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        name = "effective batch" if replicas == len(rows) else "batch of this task"
+        return (
+            f"{name} {sum(rows):,} = {'' if is_even else 'at most '}{size:,} examples x "
+            f"{count:,} micro-batch{'es' * (count > 1)}"
+            f"{f' x {len(rows)} replicas' * (len(rows) > 1)}"
+        )
 
     def _summarize(self) -> None:
         if self._summary_dir is None:
@@ -117,7 +153,7 @@ class TrainingHook(MicroBatchHook):
         for name, value in scalars.items():
             summary.value.add(tag=f"accumulation/{name}", simple_value=value)
         writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir)
-        writer.add_summary(summary, self._global_step)
+        writer.add_summary(summary, self._batch)
         writer.flush()  # the next error may be the last
 
 

@@ -43,6 +43,9 @@ class BatchRunner:
         replicas: The replicas; the list is complete when `begin` is called.
         count: The number of micro-batches.
         on_change: Called when `count` has changed.
+
+    Attributes:
+        rows: Examples of the last batch, for each replica.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class BatchRunner:
         self._on_change = on_change
         self._exchanges = []  # those that this batch has begun
         self._capacity = None  # of an exchange
+        self.rows = []
 
     def begin(self) -> None:
         """Gathers what there is to run, before the session is made."""
@@ -96,7 +100,7 @@ class BatchRunner:
         )
         shapes = [shapes for shapes, _ in staged]
         names = [replica.batch.names for replica in replicas]
-        rows = list(map(rows_of, names, shapes))
+        self.rows = rows = list(map(rows_of, names, shapes))
         if not any(rows):
             raise ValueError(
                 "A batch must have at least one example. Received: none at "

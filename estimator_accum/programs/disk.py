@@ -9,6 +9,8 @@ import shutil
 
 import tensorflow as tf
 
+from estimator_accum.reports._memory import spoken
+
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 _ERRORS = (errno.ENOSPC, errno.EDQUOT)
@@ -66,14 +68,6 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
         if missing > free:
             reason = f"{spoken(missing)} needed for checkpoints, {spoken(free)} free"
             raise OSError(errno.ENOSPC, reason, str(self._folder))
-
-
-def spoken(size: int) -> str:
-    """Returns a number of bytes as text with a unit."""
-    for unit, bytes_of_it in (("GB", 1e9), ("MB", 1e6)):
-        if size >= bytes_of_it:
-            return f"{size / bytes_of_it:,.1f} {unit}"
-    return f"{size / 1e3:,.0f} kB"
 
 
 def is_of_full_disk(error: BaseException) -> bool:

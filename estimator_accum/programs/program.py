@@ -188,6 +188,8 @@ def set_verbosity(verbosity: int, *programs: str) -> None:
     """
     tensorflow_level = logging.INFO if verbosity >= 0 else logging.ERROR
     logging.getLogger("tensorflow").setLevel(tensorflow_level)
+    # The programs say more about their batches and their end.
+    logging.getLogger("tensorflow.estimator_accum.summary").disabled = True
     if verbosity < 0:
         warnings.filterwarnings("ignore", "To make it possible to preserve tf.data")
     handler = logging.StreamHandler()

@@ -71,16 +71,21 @@ class Display:
             place += f" of {self._total:,}"
             parts.append(f"{tqdm.std.tqdm.format_interval(max(secs, 0))} left")
         line = f"{self._description}: {', '.join([place, *parts])}"
-        if _logger.isEnabledFor(logging.INFO):
-            _logger.info("%s", line)
-        elif _logger.isEnabledFor(logging.WARNING) and sys.stderr is not None:
-            tqdm.std.tqdm.write(line, file=sys.stderr)
+        write_line(line, _logger)
 
     def close(self) -> None:
         """Leaves the display as it stands."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def write_line(line: str, logger: logging.Logger) -> None:
+    """Writes a line to a logger that shows INFO, to stderr for one that shows warnings."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", line)
+    elif logger.isEnabledFor(logging.WARNING) and sys.stderr is not None:
+        tqdm.std.tqdm.write(line, file=sys.stderr)
 
 
 def _is_notebook() -> bool:

@@ -11,11 +11,12 @@ from estimator_accum.reports._report import Report, Update
 
 
 class TensorBoardReport(Report):
-    """TensorBoard scalars under `accumulation/`, at the update's global_step.
+    """TensorBoard scalars under `accumulation/`, at the number of the update.
 
-    update_step, <unit> (so far), learning_rate, loss, gradient_norm, <unit>_per_sec,
-    weight, effective_batch_size, clipped_share and noise_scale, where <unit> is the
-    unit of the weights. What is unknown is left out. A resumed run takes <unit> so far
+    Runs of 8 x 4 and of 32 x 1 examples so have the same horizontal axis. The scalars
+    are global_step, <unit> (so far), learning_rate, loss, gradient_norm,
+    <unit>_per_sec, weight, effective_batch_size, clipped_share and noise_scale, where
+    <unit> is the unit of the weights. What is unknown is left out. A resumed run takes <unit> so far
     from the `train_metrics.csv` of the folder, or counts from 0 if there is none.
 
     Args:
@@ -54,7 +55,7 @@ class TensorBoardReport(Report):
         """Adds the scalars of one update."""
         self._weight += update.weight
         values = self._table.values_of(update) | {
-            "update_step": update.update_step,
+            "global_step": update.global_step,
             self._unit: self._weight,
             "weight": update.weight,
             "clipped_share": update.clipped_share,
@@ -71,7 +72,7 @@ class TensorBoardReport(Report):
                     if not math.isnan(value)
                 ]
             ),
-            update.global_step,
+            update.update_step,
         )
 
     def _effective_batch_size(self, update: Update) -> float:

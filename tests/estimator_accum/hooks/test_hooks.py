@@ -286,7 +286,7 @@ def _rows_without_speed(folder):
 
 
 def _scalars(folder) -> dict[tuple[str, int], float]:
-    """Returns TensorBoard's scalars by name and global step."""
+    """Returns TensorBoard's scalars by name and number of the update."""
     return {
         (tag.removeprefix("accumulation/"), step): value
         for tag, step, value in read_scalars(folder)
@@ -296,8 +296,8 @@ def _scalars(folder) -> dict[tuple[str, int], float]:
 def test_metrics_go_to_tensorboard_too(applied):
     scalars = _scalars(applied.model_dir)
     row = _rows(applied.model_dir)[1]
-    for name in ("loss", "gradient_norm", "learning_rate", "update_step"):
-        np.testing.assert_allclose(scalars[(name, 8)], float(row[name]), rtol=1e-6)
+    for name in ("loss", "gradient_norm", "learning_rate", "global_step"):
+        np.testing.assert_allclose(scalars[(name, 2)], float(row[name]), rtol=1e-6)
 
 
 def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
@@ -324,12 +324,12 @@ def test_tensorboard_has_what_the_csv_has_no_column_for(tmp_path):
             for value, k in ((5, 4), (1, 4), (1, 2), (2, 4)):  # K drops in mid-window
                 session.run(train_op, {slope: value, steps: k})
     scalars = _scalars(tmp_path)
-    for at, clipped, held in ((2, 1, 2), (4, 0.5, 2), (7, 2 / 3, 3), (8, 0.75, 1)):
+    for at, clipped, held in ((1, 1, 2), (2, 0.5, 2), (3, 2 / 3, 3), (4, 0.75, 1)):
         assert scalars[("clipped_share", at)] == pytest.approx(clipped)
         assert scalars[("effective_batch_size", at)] == 2 * 8 * held
         assert scalars[("weight", at)] == 2 * held
-    assert scalars[("noise_scale", 2)] == 0
-    assert scalars[("noise_scale", 7)] > 0
+    assert scalars[("noise_scale", 1)] == 0
+    assert scalars[("noise_scale", 3)] > 0
 
 
 def test_a_worker_that_is_not_the_chief_writes_no_metrics(tmp_path, monkeypatch):
