@@ -29,7 +29,11 @@ from estimator_accum.programs.folder import (
     read_settings,
     write_settings,
 )
-from estimator_accum.programs.progress import latest_checkpoint, read_progress
+from estimator_accum.programs.progress import (
+    ends_at,
+    latest_checkpoint,
+    read_progress,
+)
 from estimator_accum.programs.settings import FLAGS
 
 # Settings needed to use a trained model, and settings that say how an update is cut.
@@ -92,12 +96,8 @@ def earlier_epochs(
     earlier, epochs = before.get(EARLIER_EPOCHS, []), before.get(_EPOCHS, math.inf)
     if num_train_epochs <= epochs:
         return earlier
-    try:
-        progress = read_progress(output_dir)
-    except tf.errors.OpError:  # damaged: the run is refused
-        return earlier
-    is_finished = progress.update == count_updates(epochs, earlier)
-    return [*earlier, epochs] if is_finished and not progress.micro_step else earlier
+    is_finished = ends_at(output_dir, count_updates(epochs, earlier))
+    return [*earlier, epochs] if is_finished else earlier
 
 
 def check_same_run(output_dir: str, description: dict) -> bool:
@@ -129,8 +129,8 @@ def check_same_run(output_dir: str, description: dict) -> bool:
             path,
             now,
             rule,
-            "Use the same settings and files to resume (a finished run trains on with "
-            "more --num_train_epochs), or another --output_dir, and --init_checkpoint="
+            "Use the same settings and files (a finished run trains on with more "
+            "--num_train_epochs), or another --output_dir, and --init_checkpoint="
             f"{start} there to start from this run's weights.",
         )
         return is_trained_on

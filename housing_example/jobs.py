@@ -44,7 +44,7 @@ def prepare(inputs: Inputs) -> Job:
     replicas = count_replicas(inputs.settings.strategy, inputs.cluster)
     job = Job(**vars(inputs), batches=inputs.settings.batches(replicas))
     if job.cluster.is_chief:  # the other tasks check later what the chief has written
-        job.check_folder()
+        job.check_folder(_WITH, _WITHOUT)
     return job
 
 
@@ -100,7 +100,7 @@ def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
-    job.check_folder()
+    job.check_folder(_WITH, _WITHOUT)
 
 
 def train_and_test(

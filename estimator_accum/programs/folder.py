@@ -16,7 +16,7 @@ METRICS = "train_metrics.csv"  # which the chief writes
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
 SAME_RUN = (  # rule and remedy
     "`--output_dir` must be new or hold a run with the same settings.",
-    "Use another --output_dir, or the same settings and files to resume.",
+    "Use another --output_dir, or the same settings and files; a finished run trains on.",
 )
 _LAST_ROW_BYTES = 1000  # at most
 _CHECKSUMS = {

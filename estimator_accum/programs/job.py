@@ -2,15 +2,21 @@
 
 import logging
 import os
+import pathlib
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.batches import Batches
-from estimator_accum.programs.folder import check_same_run, write_settings
+from estimator_accum.programs.folder import (
+    SETTINGS_FILE,
+    check_same_run,
+    read_settings,
+    write_settings,
+)
 from estimator_accum.programs.inputs import Inputs
-from estimator_accum.programs.progress import Progress, read_progress
+from estimator_accum.programs.progress import Progress, ends_at, read_progress
 from estimator_accum.programs.settings import FLAGS, RunSettings
 from estimator_accum.programs.strategies import make_session_config
 
@@ -27,11 +33,37 @@ class Job(Inputs):
 
     batches: Batches
 
-    def check_folder(self) -> None:
-        """Raises ValueError if the output folder holds a run with other settings."""
+    def check_folder(self, *models: str) -> None:
+        """Raises ValueError if the output folder holds a run with other settings.
+
+        A finished run may have had fewer updates: it is trained on.
+
+        Args:
+            *models: Names of folders in the output folder that may hold a model each;
+                none if the output folder holds one.
+        """
+        folder = pathlib.Path(self.settings.output_dir)
         description = self.settings.description(self.batches, self.checksum)
         del description[FLAGS]
-        check_same_run(self.settings.output_dir, description)
+        path, before = folder / SETTINGS_FILE, None
+        if path.exists():
+            before = read_settings(path).get("train_updates")
+        updates, is_finished = description["train_updates"], False
+        if isinstance(before, int) and before < updates:
+            found = filter(
+                pathlib.Path.exists, (folder / name for name in models or ".")
+            )
+            is_finished = all(ends_at(model, before) for model in found)
+        if is_finished:
+            del description["train_updates"]
+        check_same_run(folder, description)
+        if is_finished:
+            _logger.info(
+                "training on after update %s: the run, and a schedule of its learning "
+                "rate, now have %s",
+                f"{before:,}",
+                f"{updates:,}",
+            )
 
     def write_settings(self) -> None:
         """Writes the settings with which the run can resume."""

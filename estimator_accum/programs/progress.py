@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import pathlib
 import re
 from typing import NamedTuple
@@ -33,6 +34,14 @@ def read_progress(output_dir: str) -> Progress:
     return Progress(
         *(int(reader.get_tensor(n)) if reader.has_tensor(n) else 0 for n in names)
     )
+
+
+def ends_at(output_dir: str | os.PathLike, update: int) -> bool:
+    """Returns whether the folder's last checkpoint is right after this update."""
+    try:
+        return read_progress(str(output_dir))[1:] == (update, 0)
+    except tf.errors.OpError:  # damaged
+        return False
 
 
 def latest_checkpoint(output_dir: str) -> str | None:

@@ -89,6 +89,21 @@ def test_run_goes_on_with_other_micro_batches(tmp_path, run_main, one_worker):
     short_run.assert_same_weights(folder, one_worker)
 
 
+@pytest.mark.once
+def test_a_finished_run_trains_on_to_the_weights_of_the_longer_one(
+    tmp_path, run_main, one_worker
+):
+    flags = [f"--output_dir={tmp_path / 'output'}", *short_run.FLAGS]
+    assert run_main(*flags, "--train_updates=4")[0] == 0
+    sentence = "has --seed=0, not 1. Use another"
+    assert sentence in _refused(run_main, *flags, "--seed=1")
+    code, output = run_main(*flags)
+    assert code == 0 and "training on after update 4: the run, and a" in output
+    ours, expected = short_run.values(tmp_path / "output"), short_run.values(one_worker)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize(
     "error, code, last",
     [

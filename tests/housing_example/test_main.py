@@ -151,6 +151,24 @@ def test_output_folder_of_other_settings_is_refused(trained, run_main, tmp_path)
     assert "whose run has other examples. Use another --output_dir" in sentence
 
 
+@pytest.mark.once
+def test_a_run_trains_on_when_both_models_are_finished(trained, run_main, tmp_path):
+    flags = trained[0]
+    folder = pathlib.Path(shutil.copytree(flags["output_dir"], tmp_path / "output"))
+    flags = flags | {"output_dir": folder, "train_updates": 7}
+    done = run_main(flags)
+    assert done.returncode == 0
+    assert done.stderr.startswith("training on after update 6: the run, and a schedule")
+    assert "largest difference of any weight: " in done.stdout
+    for name, step in (("with", 21), ("without", 7)):
+        model = folder / f"{name}_accumulation"
+        assert values(model)["global_step"] == step
+        assert len((model / "train_metrics.csv").read_text().splitlines()) == 8
+    (model / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-6"\n')
+    sentence = _refused(run_main, flags | {"train_updates": 8}, tmp_path)
+    assert "has --train_updates=7, not 8. Use another --output_dir, or" in sentence
+
+
 def test_gradient_that_is_not_finite_ends_with_one_sentence(flags, run_main):
     done = run_main(flags | {"learning_rate": 1e9, "train_updates": 50})
     assert done.returncode == 2
