@@ -126,6 +126,11 @@ def make_estimator(
             model_dir=os.path.abspath(model_dir),
             tf_random_seed=settings.seed,
             save_checkpoints_steps=save_steps,
+            # Our reports write the loss of every update; each further set of tensors
+            # that a run fetches is another graph to optimize. With a strategy,
+            # TensorFlow writes no checkpoint without a hook for summaries.
+            save_summary_steps=None if strategy is None else 100,
+            log_step_count_steps=None if strategy is None else 100,
             session_config=make_session_config(strategy),
             train_distribute=strategy,
             experimental_max_worker_delay_secs=0,

@@ -1,0 +1,63 @@
+"""The start of a program's session: files of the graph, and what runs fetch."""
+
+import types
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.client.session import BaseSession
+
+from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
+from estimator_accum.programs.job import make_estimator
+from estimator_accum.programs.saving import make_saver_hooks
+
+
+def _input_fn():
+    return tf.data.Dataset.from_tensors((tf.ones([1]), tf.ones([1]))).repeat(6)
+
+
+def _model_fn(features, labels, mode, config):
+    weight = tf.compat.v1.get_variable("weight", [1])
+    loss = tf.reduce_mean(tf.square(weight * features - labels))
+    optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
+    hooks = make_accumulation_hooks(metrics_dir=config.model_dir)
+    return tf.estimator.EstimatorSpec(
+        mode,
+        loss=loss,
+        train_op=make_accumulating_train_op(loss, optimizer, 2),
+        training_hooks=[*hooks, *make_saver_hooks(config)],
+    )
+
+
+@pytest.fixture
+def fetched(tmp_path, monkeypatch) -> list[tuple]:
+    """Fetches of all runs of a training with 6 micro-steps, as names."""
+    run, found = BaseSession._do_run, []
+
+    def record(self, handle, targets, fetches, *args):
+        found.append(tuple(each.name for each in [*targets, *fetches]))
+        return run(self, handle, targets, fetches, *args)
+
+    monkeypatch.setattr(BaseSession, "_do_run", record)
+    settings = types.SimpleNamespace(seed=1)
+    estimator = make_estimator(_model_fn, settings, tmp_path, 4, is_auto=False)
+    estimator.train(_input_fn)
+    return found
+
+
+def test_all_micro_steps_fetch_the_same(fetched):
+    """For a session, each further set of fetches is a graph to optimize: seconds."""
+    steps = [each for each in fetched if fetched.count(each) >= 4]
+    assert len(set(steps)) == 1
+    assert len(steps) == 7  # the last one finds the end of the data
+    assert not any("IsInitialized" in name for each in fetched for name in each)
+
+
+def test_graph_is_in_the_events_and_beside_checkpoints_but_no_text(tmp_path, fetched):
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {f"model.ckpt-{step}.meta" for step in (0, 4, 6)} <= names
+    assert "graph.pbtxt" not in names
+    (events,) = tmp_path.glob("events*")
+    graphs = [
+        e for e in tf.compat.v1.train.summary_iterator(str(events)) if e.graph_def
+    ]
+    assert len(graphs) == 1
