@@ -89,6 +89,7 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
         _logger.info("resuming after micro-step %s", f"{progress.global_step:,}")
     elif not settings.init_checkpoint and run.cluster.is_chief:
         _logger.info("no --init_checkpoint: training starts from random weights")
+    job.log_building(run.cluster)
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
     hooks = []

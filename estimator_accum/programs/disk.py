@@ -35,7 +35,7 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
     """
 
     def __init__(self, config, num_copies: int = 0):
-        self._folder = pathlib.Path(config.model_dir)
+        self._model_dir, self._folder = config.model_dir, pathlib.Path(config.model_dir)
         self._kept = config.keep_checkpoint_max
         self._num_copies = num_copies
 
@@ -45,6 +45,7 @@ class DiskSpaceHook(tf.compat.v1.train.SessionRunHook):
         Raises:
             OSError: ENOSPC, if checkpoints do not fit.
         """
+        tf.io.gfile.makedirs(self._model_dir)
         if not self._folder.is_dir():  # object storage, whose free space is unknown
             return
         sizes = [

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.folder import (
     SETTINGS_FILE,
     check_same_run,
@@ -89,7 +90,14 @@ def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress 
         return None
     if progress.update:
         _logger.info("resuming after update %s", f"{progress.update:,}")
+    log_building(job.cluster)
     return progress
+
+
+def log_building(cluster: Cluster) -> None:
+    """Logs that the next seconds build and prepare the graph; once in a cluster."""
+    if cluster.is_chief:
+        _logger.info("building the graph")
 
 
 def log_plan(batches: object, micro_steps: int, updates: int) -> None:

@@ -104,7 +104,11 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     said = [each for each in output.stderr.splitlines() if not each.startswith(unknown)]
     sizes = "4 examples x 3 micro-steps x 1 replica; 18 micro-steps"
     at_once = "12 examples x 1 micro-steps x 1 replica; 6 micro-steps"
-    assert said == [f"effective batch 12 = {e} = 6 updates" for e in (sizes, at_once)]
+    assert said == [
+        line
+        for each in (sizes, at_once)
+        for line in (f"effective batch 12 = {each} = 6 updates", "building the graph")
+    ]
     folder = flags["output_dir"]
     lines = output.stdout.splitlines()
     assert lines[0] == "test examples (6) [unit of MEDV]"
