@@ -14,7 +14,7 @@ import tqdm
 import estimator_accum
 from estimator_accum import reports
 from tests.helpers.processes import running
-from tests.helpers.processes.pages import write_wheel
+from tests.helpers.processes.pages import write_wheels
 
 _NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo", "site")
 
@@ -109,14 +109,7 @@ def test_the_site_has_no_broken_link(tmp_path):
     + [("[tf]", None, "2.21.0" if sys.version_info >= (3, 12) else "2.15.1")],
 )
 def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorflow):
-    for name in ("absl_py", "filelock", "numpy", "tqdm", "wrapt"):
-        write_wheel(tmp_path, name, "9")
-    write_wheel(tmp_path, "tensorflow_estimator", "2.15.0")
-    for minor, patch in ((15, 1), (18, 1), (21, 0)):
-        write_wheel(tmp_path, "tensorflow", f"2.{minor}.{patch}")
-        write_wheel(tmp_path, "tensorboard", f"2.{minor}.0")
-        needs = f"tensorflow<2.{minor + 1},>=2.{minor}"
-        write_wheel(tmp_path, "tf_keras", f"2.{minor}.0", needs)
+    write_wheels(tmp_path)
     python = _environment(tmp_path / "environment")
     pip = ["-m", "pip", f"--python={python}", "install", "--no-index"]
     pip.append(f"--find-links={tmp_path}")

@@ -1,6 +1,5 @@
 """A forked program behaves like a started one, in all that `programs` promises."""
 
-import contextlib
 import json
 import os
 import signal
@@ -38,14 +37,6 @@ atexit.register(print, "the end")
 print(json.dumps(facts))
 threading.Timer(0.05, print, ["a thread"]).start()
 """
-
-
-@pytest.fixture(params=["forked", "started"])
-def kind(request):
-    """Runs the test with a forked program and with one that is really started."""
-    is_started = request.param == "started"
-    with programs.real_starts() if is_started else contextlib.nullcontext():
-        yield request.param
 
 
 def _facts(folder, arguments, **options) -> tuple[list, str, str]:
@@ -89,7 +80,7 @@ def test_forked_program_finds_what_a_started_one_finds(tmp_path, form, has_sessi
         ("def", 1, "SyntaxError: invalid syntax\n"),
     ],
 )
-def test_exit_codes_and_tracebacks(kind, tmp_path, code, expected, said):
+def test_exit_codes_and_tracebacks(tmp_path, code, expected, said):
     script = tmp_path / "script.py"
     script.write_text(code)
     done = running.run(script)
@@ -98,7 +89,7 @@ def test_exit_codes_and_tracebacks(kind, tmp_path, code, expected, said):
     assert os.path.basename(programs.__file__) not in done.stderr
 
 
-def test_signals_reach_the_program_alone(kind):
+def test_signals_reach_the_program_alone():
     code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
     code += "print('ready', flush=True); signal.pause()"
     for number, expected in ((signal.SIGTERM, 5), (signal.SIGKILL, -9)):
@@ -133,7 +124,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("options", ["", "start_new_session=True, preexec_fn=prepare"])
-def test_program_of_a_program_is_its_child(kind, options):
+def test_program_of_a_program_is_its_child(options):
     code = _NESTED.replace(", OPTIONS", f", {options}")
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=-1, stdout=-1, text=True

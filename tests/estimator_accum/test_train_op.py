@@ -270,20 +270,32 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping(weights):
         ({"weight": 0}, ValueError, "must be > 0; .*Received: 0 for every micro-batch"),
         ({"weight": -1.0}, ValueError, "must be > 0; .*Received: -1.0 for every micro"),
         ({"loss": [1.0, 2.0, 3.0]}, ValueError, r"`loss` must be a sc.*\(3,\).*Reduce"),
+        ({"loss": None}, TypeError, r"`loss` must be a scalar Tensor\. Received: None"),
+        ({"loss": "loss"}, TypeError, r"`loss` must be a number\. Received: 'loss'"),
+        ({"loss": 3}, TypeError, "must be a floating-point scalar"),
         ({"loss": 1.0}, ValueError, "must depend on a trained variable.*Const:0"),
         ({"var_list": "v"}, TypeError, "must hold variables. Received: 'v'. Pass th"),
         ({"name": "a b"}, ValueError, "`name` must be a TensorFlow scope.*Rec.*'a b'"),
         ({"optimizer": tf.keras}, TypeError, "must be a tf.compat.v1.train.Optimizer"),
         ({"sparse_norm": "true"}, ValueError, "must be one of 'rows' and 'slices'"),
         ({"sparse_norm": "slices", "noise_scale": True}, ValueError, "must be 'rows'"),
+        (
+            {"on_nonfinite": "ignore"},
+            ValueError,
+            "`on_nonfinite` must be one of.*'ignore'",
+        ),
         ({"accumulator_dtype": tf.int32}, ValueError, "must be a floating-point"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused(options, error, sentence):
     _, _, loss = _linear_loss()
-    arguments = {"loss": loss, "optimizer": sgd(), _STEPS: 2}
+    arguments = {"loss": loss, "optimizer": sgd(), _STEPS: 2} | options
     with pytest.raises(error, match=sentence):
-        make_accumulating_train_op(**arguments | options)
+        make_accumulating_train_op(**arguments)
+    loss = arguments.pop("loss")
+    if loss != 1.0 and "var_list" not in options:  # those TensorFlow itself refuses
+        with pytest.raises(error, match=sentence):
+            AccumulatingOptimizer(**arguments).minimize(loss)
 
 
 def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():

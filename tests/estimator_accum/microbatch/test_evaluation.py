@@ -350,19 +350,6 @@ def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
     assert sorted(tried) == [0, 3, 4, 8, 8, 8, 8]
 
 
-def test_train_and_evaluate_cuts_both(tmp_path):
-    memory = Memory(lambda rows: rows <= 4)
-    model_fn = microbatch_model_fn(_model_fn(memory), "auto")
-    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
-    found, _ = tf.estimator.train_and_evaluate(
-        estimator,
-        tf.estimator.TrainSpec(input_fn_of(16, 16), max_steps=1),
-        tf.estimator.EvalSpec(INPUT),
-    )
-    assert memory.sizes == [16, 8, 4, 4, 4, 4, *_SIZES]
-    _assert_same(found, _evaluate(_model_fn(), tmp_path))
-
-
 def test_hooks_get_the_last_micro_batch(tmp_path):
     def metrics(labels, predicted):
         v1.add_to_collection("size", tf.shape(predicted)[0])

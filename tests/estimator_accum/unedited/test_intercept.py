@@ -110,19 +110,11 @@ def _assert_same_fetched(model_fn, batch=_BATCH, updates=1, **options):
 
 def _ways(loss, features, predicted):
     weights = v1.trainable_variables()
-    with tf.GradientTape(persistent=True) as tape:
-        taped = tf.reduce_mean(tf.square(predicted * 1.0)) * weights[0][0, 0]
-    optimizer = v1.train.GradientDescentOptimizer(0.1)
     return {
-        "gradients": lambda: tf.gradients(loss, weights),
         "version_1": lambda: v1.gradients([loss], weights[1], gate_gradients=True),
         "colocated": lambda: v1.gradients(
             loss, weights, colocate_gradients_with_ops=True, aggregation_method=2
         ),
-        "compute_gradients": lambda: [g for g, _ in optimizer.compute_gradients(loss)],
-        "tape": lambda: tape.gradient(taped, weights[0]),
-        "two_losses": lambda: tf.gradients([loss, taped], weights),
-        "grad_ys": lambda: tf.gradients([loss], weights, grad_ys=[loss * 0.0 + 3.0]),
         "stop_gradients": lambda: tf.gradients(
             loss, weights, stop_gradients=[predicted * 1.0, weights[0].read_value()]
         ),
@@ -148,12 +140,10 @@ def _copy(weights) -> tf.Tensor:
     return _copy.read
 
 
-_WAYS = (
-    "gradients version_1 colocated compute_gradients tape two_losses grad_ys "
-    "stop_gradients unconnected read_value second_order"
-)
+_WAYS = "version_1 colocated stop_gradients unconnected read_value second_order"
 
 
+# Other ways have the scripts of tests.helpers.models.model_fns.
 @pytest.mark.parametrize("way", _WAYS.split())
 def test_gradients_are_the_batchs_whichever_way_they_are_computed(way):
     def fetch(loss, features, predicted):
@@ -228,16 +218,6 @@ def _in_turn(loss):
         return step.assign_add(1)
 
 
-def _scaled(loss):
-    """Loss scaling by hand, gradients clipped by value."""
-    optimizer = v1.train.AdagradOptimizer(0.1)
-    pairs = [
-        (tf.clip_by_value(gradient / 128.0, -0.01, 0.01), variable)
-        for gradient, variable in optimizer.compute_gradients(loss * 128.0)
-    ]
-    return optimizer.apply_gradients(pairs, _step())
-
-
 def _loss_scale_optimizer(loss):
     optimizer = v1.train.MomentumOptimizer(0.05, 0.9)
     scaling = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, "dynamic")
@@ -282,7 +262,6 @@ _TRAIN_OPS = {
     "average_of_the_loss": _average_of_the_loss,
     "plateau": _plateau,
     "in_turn": _in_turn,
-    "scaled": _scaled,
     "loss_scale_optimizer": _loss_scale_optimizer,
     "keras_optimizer": _keras_optimizer,
 }

@@ -162,7 +162,7 @@ def write_wheels(folder: pathlib.Path) -> None:
     """Writes wheels without modules of everything that the project needs."""
     for name, version in _MADE_UP.items():
         write_wheel(folder, name, version)
-    for minor, patch in ((15, 1), (21, 0)):
+    for minor, patch in ((15, 1), (18, 1), (21, 0)):
         write_wheel(folder, "tensorflow", f"2.{minor}.{patch}")
         write_wheel(folder, "tensorboard", f"2.{minor}.0")
         write_wheel(folder, "tf_keras", f"2.{minor}.0", f"tensorflow==2.{minor}.*")
