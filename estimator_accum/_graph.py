@@ -92,8 +92,8 @@ def _walk(
     return found
 
 
-def descendants(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
-    """Returns the operations that compute from `tensors`, or wait for them."""
+def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that compute from tensors or operations, or wait for them."""
     found, waiting = set(), []
 
     def add(tensors, operation: tf.Operation) -> None:
@@ -103,8 +103,11 @@ def descendants(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
                 found.add(user)
                 waiting.append(user)
 
-    for tensor in tensors:
-        add([tensor], tensor.op)
+    for source in sources:
+        if isinstance(source, tf.Operation):
+            add(source.outputs, source)
+        else:
+            add([source], source.op)
     while waiting:
         operation = waiting.pop()
         add(operation.outputs, operation)

@@ -123,8 +123,8 @@ class _Once:
         self._of_batch = of_batch(batch)
         self._sums = set(interception.sums)
         self._roots = roots
-        self._fed, self._effects, self._with_sums = {}, {}, {}
-        self._forward, self._done = set(), set()
+        self._fed, self._with_sums = {}, {}
+        self._forward, self._done, self._late = set(), set(), set()
         self.moved = []
 
     def finish(self, losses: list[tf.Tensor]) -> SpotCheck:
@@ -137,6 +137,7 @@ class _Once:
         for other in batch.earlier_passes:
             self._done |= {each.op for each in other.done}
         self._move_out_of_forward(losses)
+        self._late = self._changes_and_what_waits()
         self._divide()
         losses = [tensor for tensor in losses if tensor.op in self._of_batch]
         view = View(batch, [*self._fed.values(), *losses])
@@ -267,24 +268,25 @@ class _Once:
             return True
         if operation._get_control_flow_context() is not None:
             return True
-        return self._has_effect(operation) or self._needs_sums(operation)
+        return operation in self._late or self._needs_sums(operation)
 
     def _stays(self, operation: tf.Operation) -> bool:
         """Returns whether the train op still has to wait for an operation."""
         if operation not in self._of_batch:
             return True
         is_in_branch = operation._get_control_flow_context() is not None
-        return is_in_branch or self._has_effect(operation)
+        return is_in_branch or operation in self._late
 
-    def _has_effect(self, operation: tf.Operation) -> bool:
-        """Returns whether something changes if an operation of the batch runs."""
-        if operation not in self._effects:
-            needed = ancestors([operation], self._of_batch.__contains__)
-            self._effects[operation] = any(
-                each.type in SHOWING or self._changes(each)
-                for each in needed.keys() - self._forward
-            )
-        return self._effects[operation]
+    def _changes_and_what_waits(self) -> set[tf.Operation]:
+        """Returns the operations that change something, or run only after a change."""
+        needed = ancestors([*self._roots, *self.moved])
+        changes = {
+            operation
+            for operation in needed.keys() - self._forward
+            if operation.type in SHOWING or self._changes(operation)
+        }
+        changes |= {*self.moved}
+        return changes | descendants(changes)
 
     def _needs_sums(self, operation: tf.Operation) -> bool:
         if operation not in self._with_sums:
@@ -378,7 +380,7 @@ def _update_last(cut: _Cut) -> None:
 
 def _order(cuts: list[_Cut]) -> None:
     sums = {read for cut in cuts for read in cut.sums}
-    after = descendants([tensor for read in sums for tensor in read.outputs])
+    after = descendants(sums)
     fed = {tensor.op for cut in cuts for tensor in cut.fed}
     roots = [root for cut in cuts for root in cut.roots]
     before = [

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, per_example
+from tests.helpers.models import model_fns
+from tests.helpers.models.examples import make_dataset
 from tests.helpers.models.interception import build, cut, relative_difference, train
 from tests.helpers.models.microbatch_runs import spec_of
 
@@ -159,3 +161,11 @@ def test_the_forward_pass_must_not_read_what_it_changes():
         ValueError, match=r"Received: (seen|.*of type AssignVariableOp)"
     ):
         build(_model_fn(loss_of), _BATCH)
+
+
+def test_what_waits_for_the_update_makes_no_second_one():
+    """A number that the train op needs of the batch, and is computed behind the update."""
+    model_fn = model_fns.model_fn_of(model_fns.EXACT["codebook"][0])
+    theirs, _ = train(model_fn, lambda: make_dataset(["x"]), 2)
+    ours, _ = train(cut(model_fn), lambda: make_dataset(["x"]), 2)
+    assert relative_difference(ours, theirs) <= 1e-9

@@ -193,8 +193,8 @@ def _average_of_the_loss(loss):
 
 
 def _plateau(loss):
-    """A learning rate that falls when the loss does not."""
-    best = v1.get_variable("best", initializer=np.float32(1e9), trainable=False)
+    """A learning rate that falls when the loss does not, here once a batch."""
+    best = v1.get_variable("best", initializer=np.float32(0), trainable=False)
     rate = v1.get_variable("rate", initializer=np.float32(0.1), trainable=False)
     lowered = rate.assign(tf.where(loss < best, rate, rate * 0.5))
     with tf.control_dependencies([lowered]):

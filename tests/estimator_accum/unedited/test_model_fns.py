@@ -33,15 +33,6 @@ def test_a_model_fn_is_exact_or_refused(name):
     _check(exactness.assert_exact_or_refused, model_fns.EXACT_OR_REFUSED[name])
 
 
-def test_what_waits_for_the_update_and_is_fed_to_it_is_refused():
-    """It would run before the train op, and make an update of its own."""
-    model_fn = model_fns.model_fn_of(model_fns.EXACT_OR_REFUSED["codebook"][0])
-    with pytest.raises(exactness.Refused, match="must not wait for what changes a va"):
-        exactness.train(
-            exactness.microbatch_model_fn(model_fn, 4), lambda: make_dataset(["x"])
-        )
-
-
 @pytest.fixture
 def reference_variables():
     v1.disable_resource_variables()

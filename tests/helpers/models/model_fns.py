@@ -444,7 +444,7 @@ def centers(y, z, cls):
     return loss, _descent().minimize(loss, _step())
 
 
-@_in(EXACT_OR_REFUSED)
+@_in(EXACT)
 def codebook(y, z):
     """VQ-VAE: codes are moving averages of the examples that chose them."""
     codes = _state("codes", np.linspace(-1, 1, 12).reshape(4, 3))
