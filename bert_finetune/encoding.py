@@ -90,17 +90,21 @@ def encode_examples(
     )
     lengths = [len(encoding.input_ids) for encoding in encodings]
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    labels = None
-    if examples[0].label is not None:
-        labels = np.array([example.label for example in examples])
-        labels = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
     return EncodedExamples(
         input_ids=_flat((e.input_ids for e in encodings), np.int32, offsets[-1]),
         segment_ids=_flat((e.segment_ids for e in encodings), np.int8, offsets[-1]),
         offsets=offsets,
-        labels=labels,
+        labels=labels_of(examples),
         pad_id=tokenizer.pad_id,
     )
+
+
+def labels_of(examples: Sequence[Example]) -> np.ndarray | None:
+    """Returns the labels of `EncodedExamples`."""
+    if examples[0].label is None:
+        return None
+    labels = np.array([example.label for example in examples])
+    return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
 
 
 def _flat(rows: Iterable[list[int]], dtype: type, count: int) -> np.ndarray:

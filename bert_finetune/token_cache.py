@@ -4,6 +4,7 @@
 
 The file records what it was made from: the text, the vocabulary, the casing, the
 longest input, and the version of the encoder. If one of them differs, it is rewritten.
+Labels are not kept: a file may be read with and without.
 """
 
 import json
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_finetune.encoding import EncodedExamples, encode_examples
+from bert_finetune.encoding import EncodedExamples, encode_examples, labels_of
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
 from estimator_accum.programs.folder import whole_file
@@ -45,7 +46,7 @@ def cached_examples(
     """
     cache = pathlib.Path(f"{path}{_SUFFIX}")
     made_of = _made_of(examples, tokenizer, max_seq_length)
-    found = _read(cache, made_of)
+    found = _read(cache, made_of, labels_of(examples))
     if found is not None:
         return found
     encoded = encode_examples(examples, tokenizer, max_seq_length)
@@ -61,7 +62,7 @@ def _made_of(
 ) -> str:
     code = 0
     for example in examples:
-        row = example.text_a, example.text_b, example.label
+        row = example.text_a, example.text_b
         code = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), code)
     return json.dumps(
         {
@@ -75,7 +76,9 @@ def _made_of(
     )
 
 
-def _read(cache: pathlib.Path, made_of: str) -> EncodedExamples | None:
+def _read(
+    cache: pathlib.Path, made_of: str, labels: np.ndarray | None
+) -> EncodedExamples | None:
     """Returns the cached examples; None if the file is missing, damaged or outdated."""
     try:
         with np.load(cache) as arrays:
@@ -85,7 +88,7 @@ def _read(cache: pathlib.Path, made_of: str) -> EncodedExamples | None:
                 input_ids=arrays["input_ids"],
                 segment_ids=arrays["segment_ids"],
                 offsets=arrays["offsets"],
-                labels=arrays.get("labels"),
+                labels=labels,
                 pad_id=int(arrays["pad_id"]),
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
@@ -101,7 +104,5 @@ def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
         "offsets": encoded.offsets,
         "pad_id": np.array(encoded.pad_id),
     }
-    if encoded.labels is not None:
-        arrays["labels"] = encoded.labels
     with whole_file(cache) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)

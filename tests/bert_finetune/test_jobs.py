@@ -52,6 +52,7 @@ def test_a_run_trains_evaluates_predicts_and_exports(learned):
     answer = served(input_ids=ids, input_mask=mask, segment_ids=tf.zeros_like(ids))
     assert answer["probabilities"].shape == (2, 2)
     assert answer["label"].numpy().tolist() == [1, 0]
+    assert answer["class"].numpy().tolist() == [b"1", b"0"]
 
 
 def test_metrics_have_a_row_an_update_and_count_every_example(trained):

@@ -68,8 +68,17 @@ def test_examples_without_labels_are_kept_too(tmp_path, cola_dir, tokenizer, enc
     _assert_same(first, second)
 
 
+def test_labels_are_those_of_the_text_now(text, tokenizer, encodings):
+    _, first = _read(text, tokenizer)
+    text.write_text(text.read_text().replace("\t1\t", "\t0\t", 1))
+    rows, second = _read(text, tokenizer)
+    assert encodings.call_count == 1
+    assert second.labels.sum() == first.labels.sum() - 1
+    _assert_same(second, encode_examples(rows, tokenizer, 16))
+
+
 @pytest.mark.parametrize(
-    "what", ["text", "label", "vocabulary", "casing", "max_seq_length", "version"]
+    "what", ["text", "vocabulary", "casing", "max_seq_length", "version"]
 )
 def test_whatever_the_tokens_were_made_of_invalidates_them(
     text, tokenizer, bert_dir, tmp_path_factory, monkeypatch, encodings, what
@@ -78,8 +87,6 @@ def test_whatever_the_tokens_were_made_of_invalidates_them(
     max_seq_length = 16
     if what == "text":
         text.write_text(text.read_text().replace("w1", "w2", 1))
-    elif what == "label":
-        text.write_text(text.read_text().replace("\t1\t", "\t0\t", 1))
     elif what == "vocabulary":
         path = tmp_path_factory.mktemp("other") / "vocab.txt"
         path.write_text((bert_dir / "vocab.txt").read_text() + "more\n")
