@@ -87,15 +87,17 @@ def _labels(path: str, given: Any) -> dict[str, str]:
     """Returns the name of each class by its spelling in the files."""
     if given == NUMBERS:
         return {}
-    if isinstance(given, list) and not any(isinstance(v, list | dict) for v in given):
-        given = {spelling(value): spelling(value) for value in given}
-    names = list(given.values()) if isinstance(given, dict) else []
+    classes = names = []
+    if isinstance(given, dict):
+        classes, names = list(given), list(given.values())
+    elif isinstance(given, list) and not any(isinstance(v, list | dict) for v in given):
+        classes = names = [spelling(value) for value in given]
     is_named = all(isinstance(name, str) for name in names)
     if is_named and len(names) > 1 and len(set(names)) == len(names):
-        return given
+        return dict(zip(classes, names, strict=True))
     raise _unfit(
         path,
-        "have as labels a list of two or more classes, names by class, or "
+        "have as labels a list of two or more different classes, names by class, or "
         f'"{NUMBERS}" for a regression',
         given,
     )

@@ -92,7 +92,8 @@ def test_classes_are_written_as_in_json_lines_too(tmp_path):
         ),
         (_YELP | {"label": 0}, "numbers >= 1 alone, .* Received: 2, 0."),
         (_YELP | {"labels": ["1"]}, "have as labels a list of two .* Received: .*1"),
-        (_YELP | {"labels": {"1": "a", "2": "a"}}, "a list of two or more classes"),
+        (_YELP | {"labels": {"1": "a", "2": "a"}}, "two or more different"),
+        (_YELP | {"labels": ["a", "b", "a"]}, "a list of two or more different class"),
         (_YELP | {"metrics": ["f2"]}, "metrics out of accuracy, f1, matthews_corr"),
         (_YELP | {"labels": "numbers", "metrics": ["f1"]}, "out of pearson, spearman."),
         (
