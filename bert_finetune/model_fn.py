@@ -22,6 +22,7 @@ from estimator_accum import (
 )
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.strategies import scaled
 from estimator_accum.programs.tracking import make_reports
 
 # K, or a function of `update_step` where windows differ in K.
@@ -131,7 +132,7 @@ def _training(
     # accumulation: the train op, whose weight makes a short last micro-batch count less
     train_op = make_accumulating_train_op(
         loss,
-        make_optimizer(settings, rate, num_layers),
+        scaled(make_optimizer(settings, rate, num_layers), settings),
         gradient_accumulation_steps,
         clip_norm=settings.clip_norm or None,
         weight=num_examples,

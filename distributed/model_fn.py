@@ -13,6 +13,7 @@ from distributed.settings import Settings
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.strategies import scaled
 from estimator_accum.programs.tracking import make_reports
 
 
@@ -53,9 +54,10 @@ def make_model_fn(settings: Settings, batches: Batches) -> Callable:
 
 def _training(loss, labels, settings: Settings, batches: Batches, config):
     # accumulation: was optimizer.minimize(loss, global_step)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(settings.learning_rate)
     train_op = make_accumulating_train_op(
         loss,
-        tf.compat.v1.train.GradientDescentOptimizer(settings.learning_rate),
+        scaled(optimizer, settings),
         batches.gradient_accumulation_steps,
         weight=tf.shape(labels)[0],  # examples: the shares may differ by one
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from estimator_accum._model_fn import microbatch_model_fn
     from estimator_accum._optimizer import AccumulatingOptimizer
+    from estimator_accum._precision import mixed_precision_config
     from estimator_accum._recompute import recompute
     from estimator_accum._seed import micro_batch_seed
     from estimator_accum._train_op import make_accumulating_train_op
@@ -25,6 +26,7 @@ __all__ = [
     "make_accumulation_hooks",
     "micro_batch_seed",
     "microbatch_model_fn",
+    "mixed_precision_config",
     "per_example",
     "recompute",
     "watch_signals",
@@ -40,6 +42,7 @@ _MODULES = {
     "make_accumulation_hooks": "hooks",
     "micro_batch_seed": "_seed",
     "microbatch_model_fn": "_model_fn",
+    "mixed_precision_config": "_precision",
     "per_example": "unedited._rows",
     "recompute": "_recompute",
     "watch_signals": "hooks",

@@ -13,6 +13,7 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.strategies import scaled
 from estimator_accum.programs.tracking import make_reports
 from housing_example.features import Moments, feature_columns
 from housing_example.settings import Settings
@@ -64,7 +65,7 @@ def _training(
         # accumulation: was optimizer.minimize(loss, global_step)
         return make_accumulating_train_op(
             loss,
-            tf.compat.v1.train.AdamOptimizer(rate),
+            scaled(tf.compat.v1.train.AdamOptimizer(rate), settings),
             accumulation_steps,
             clip_norm=settings.clip_norm or None,
             weight=tf.shape(labels)[0],  # examples: a short micro-batch counts less

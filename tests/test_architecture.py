@@ -19,7 +19,7 @@ _ROWS = [
     ("_clock", "_accumulators", "_nonfinite", "_change", "_noise_scale"),
     ("_options", "_applying"),
     ("_window",),
-    ("_train_op", "_optimizer", "_recompute", "_seed"),
+    ("_train_op", "_optimizer", "_recompute", "_seed", "_precision"),
 ]
 _CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
 _PACKAGES = {

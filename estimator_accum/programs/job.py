@@ -139,7 +139,7 @@ def make_estimator(
             # TensorFlow writes no checkpoint without a hook for summaries.
             save_summary_steps=None if strategy is None else 100,
             log_step_count_steps=None if strategy is None else 100,
-            session_config=make_session_config(strategy),
+            session_config=make_session_config(settings, strategy),
             train_distribute=strategy,
             experimental_max_worker_delay_secs=0,
         ),

@@ -113,9 +113,11 @@ class Program:
             with quiet_import(argv[1:]):  # of TensorFlow: seconds
                 from estimator_accum.programs.ending import ended_in_words
                 from estimator_accum.programs.lock import locked
+                from estimator_accum.programs.strategies import make_session_config
 
                 jobs = importlib.import_module(self.jobs)
             enable_estimator()
+            make_session_config(settings, None)  # refuses a slow precision
             job = jobs.prepare(inputs)
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:

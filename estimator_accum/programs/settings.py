@@ -196,6 +196,16 @@ SHARED_FLAGS = {
         "comma. train_metrics.csv and tensorboard have them in each run.",
         "parser": _Trackers(),
     },
+    "precision": {
+        "what": "Precision of matrix products and what lies between them; variables, "
+        "optimizer slots and gradient sums are float32. bfloat16: for CPUs that have it; "
+        "float16: for GPUs, with a dynamic loss scale.",
+        "parser": flags.EnumParser(["float32", "bfloat16", "float16"]),
+        "decides": True,
+    },
+    "force_precision": {
+        "what": "Use a --precision that this machine computes more slowly than float32.",
+    },
     "watchdog_secs": {
         "what": "Seconds without a micro-step after which a task of a cluster ends "
         "itself, with exit code 75. Without this end, a task that has lost another one "
@@ -223,6 +233,8 @@ class RunSettings:
     learning_rate: float = flag()
     seed: int = flag(0)
     report_to: str | None = flag(None)
+    precision: str = flag("float32")
+    force_precision: bool = flag(False)
     watchdog_secs: int = flag(300)
 
     @property

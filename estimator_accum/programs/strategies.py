@@ -9,7 +9,9 @@ multi_worker  a replica on each GPU of each task (or one per task) of the cluste
 
 import tensorflow as tf
 
+from estimator_accum import mixed_precision_config
 from estimator_accum.programs.cluster import Cluster, enter
+from estimator_accum.programs.settings import RunSettings
 
 
 def count_replicas(strategy: str, cluster: Cluster) -> int:
@@ -54,15 +56,34 @@ def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | N
 
 
 def make_session_config(
-    strategy: tf.distribute.Strategy | None,
+    settings: RunSettings, strategy: tf.distribute.Strategy | None
 ) -> tf.compat.v1.ConfigProto | None:
     """Returns the value of `RunConfig(session_config=...)`; None is Estimator's own.
 
     By default a session has one CPU, however many logical CPUs were configured.
+
+    Raises:
+        ValueError: If `--precision` is not one for this machine.
     """
-    if not isinstance(strategy, tf.distribute.MirroredStrategy):
-        return None
-    cpus = len(tf.config.list_logical_devices("CPU"))
-    return tf.compat.v1.ConfigProto(
-        allow_soft_placement=True, device_count={"CPU": cpus}
+    config = None
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        cpus = len(tf.config.list_logical_devices("CPU"))
+        config = tf.compat.v1.ConfigProto(
+            allow_soft_placement=True, device_count={"CPU": cpus}
+        )
+    if settings.precision == "float32":
+        return config
+    return mixed_precision_config(
+        settings.precision, config, is_forced=settings.force_precision
+    )
+
+
+def scaled(
+    optimizer: tf.compat.v1.train.Optimizer, settings: RunSettings
+) -> tf.compat.v1.train.Optimizer:
+    """Returns the optimizer, with a dynamic loss scale if the run needs one."""
+    if settings.precision != "float16":
+        return optimizer
+    return tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
+        optimizer, "dynamic"
     )

@@ -29,6 +29,18 @@ def add_script(name: str, description: str) -> OneSentenceParser:
         help="gives the script TensorFlow 1's names, as estimator-accum compat --v1",
     )
     parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="precision of matrix products, where this processor has it; variables and "
+        "gradient sums stay as they are (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--force_precision",
+        action="store_true",
+        help="uses a --precision that this machine computes more slowly than float32",
+    )
+    parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, help="a module, its flags"
     )
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script, its flags")
@@ -50,6 +62,8 @@ def enable_and_run(
     if not flags.module and (not command or not os.path.isfile(command[0])):
         received = command[0] if command else "none"
         parser.error(f"A Python script must be given. Received: {received}")
+    if flags.precision != "float32":  # the rewriting logs each graph, from C++
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         enable_v1() if flags.v1 else enable_estimator()
     except ImportError as error:

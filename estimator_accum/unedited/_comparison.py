@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import nn_ops
 
-from estimator_accum import microbatch_model_fn
+from estimator_accum import microbatch_model_fn, mixed_precision_config
 from estimator_accum._graph import ancestors
 from estimator_accum.microbatch._hooks import TrainingHook
 from estimator_accum.microbatch._staging import without_static_rows
@@ -78,7 +78,9 @@ class Batches(NamedTuple):
         return features, labels[0] if labels else None
 
 
-def check_instead_of_training(updates: int) -> Callable[[], int]:
+def check_instead_of_training(
+    updates: int, precision: str = "float32", *, is_forced: bool = False
+) -> Callable[[], int]:
     """Makes the first `Estimator.train` of the process print a comparison, and exit.
 
     Exit codes: 0 if the updates are equal up to rounding, 1 if not, 2 if the model_fn
@@ -86,6 +88,8 @@ def check_instead_of_training(updates: int) -> Callable[[], int]:
 
     Args:
         updates: Number of updates to compare, >= 1.
+        precision: Precision whose effect on the updates at once is printed as well.
+        is_forced: Whether the precision may be slow here.
 
     Returns:
         A function to call when the script has ended, that returns the exit code.
@@ -94,7 +98,8 @@ def check_instead_of_training(updates: int) -> Callable[[], int]:
 
     def train(estimator, input_fn, hooks, saving_listeners):
         del hooks, saving_listeners
-        codes.append(_check(estimator, input_fn, updates))
+        config = mixed_precision_config(precision, is_forced=is_forced)
+        codes.append(_check(estimator, input_fn, updates, precision, config))
         raise SystemExit(codes[-1])
 
     kind._train_model = train
@@ -108,7 +113,7 @@ def check_instead_of_training(updates: int) -> Callable[[], int]:
     return exit_code
 
 
-def _check(estimator, input_fn, updates: int) -> int:
+def _check(estimator, input_fn, updates: int, precision: str, config) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     batches = _first_batches(estimator, input_fn, updates)
     sizes = [max(a.shape[0] for a in batch if a.ndim) for batch in batches.arrays]
@@ -116,6 +121,9 @@ def _check(estimator, input_fn, updates: int) -> int:
     with _without_dropout():
         model_fn = functools.partial(_model_fn, estimator)
         start, whole, drawn = _train(estimator, model_fn, batches)
+        if precision != "float32":
+            low = _train(estimator, model_fn, batches, start, config).values
+            _print_effect(precision, start, whole, low)
         orders = {}
         if batches.can_be_reversed():
             orders["order"] = _train(
@@ -161,7 +169,11 @@ class _Trained(NamedTuple):
 
 
 def _train(
-    estimator, model_fn: Callable, batches: Batches, start: Values | None = None
+    estimator,
+    model_fn: Callable,
+    batches: Batches,
+    start: Values | None = None,
+    config: tf.compat.v1.ConfigProto | None = None,
 ) -> _Trained:
     """Trains on `batches`, from the values `start`; None takes the model's own."""
     with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
@@ -176,7 +188,7 @@ def _train(
         variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
         drawn = _random_operations(spec.loss)
         with tf.compat.v1.train.SingularMonitoredSession(
-            hooks=own, scaffold=spec.scaffold
+            hooks=own, scaffold=spec.scaffold, config=config
         ) as session:
             raw = session.raw_session()
             if start is None:
@@ -202,6 +214,20 @@ def _without_dropout() -> Iterator[None]:
         yield
     finally:
         nn_ops._dropout = own
+
+
+def _print_effect(precision: str, start: Values, whole: Values, low: Values) -> None:
+    differences = {
+        name: _compared(start[name], whole[name], {precision: value})[1][precision]
+        for name, value in low.items()
+        if value.dtype.kind == "f"
+    }
+    name = max(differences, key=differences.get)
+    print(
+        f"--precision={precision} changes the updates by a median of "
+        f"{np.median([*differences.values()]):.0e}, most in {name}: "
+        f"{differences[name]:.0e}"
+    )
 
 
 def _report(

@@ -22,6 +22,7 @@ from estimator_accum._graph import (
     nodes_of,
     operations_with_own_gradients,
 )
+from estimator_accum._precision import has_low_precision
 from estimator_accum._seed import DRAWS
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import is_out_of_memory
@@ -103,6 +104,8 @@ class SpotCheck:
             ValueError: If the micro-batches are not parts of the batch.
         """
         feeds = {**feeds, self._batch.rows: rows, self._batch.num_micro_batches: 1}
+        if has_low_precision(session):
+            self._tolerance = max(self._tolerance, _tolerance(tf.bfloat16))
         number = min(_MOST_EXAMPLES, rows)
         while number > 1:
             try:

@@ -6,6 +6,7 @@ Runs the script up to the first `Estimator.train`, and there, in place of traini
 updates on its first batches: at once, and cut into 2, 4 and 8 micro-batches, without
 dropout. Prints how much each variable differs and a verdict. Exit codes: 0 if all are
 equal up to rounding, 1 if not or if it trains no Estimator, 2 if the script is refused.
+With --precision it also prints how much that precision changes the updates at once.
 """
 
 import argparse
@@ -36,7 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _change_estimators(flags: argparse.Namespace) -> Callable[[], int]:
     from estimator_accum.unedited._comparison import check_instead_of_training
 
-    return check_instead_of_training(flags.updates)
+    return check_instead_of_training(
+        flags.updates, flags.precision, is_forced=flags.force_precision
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """From `--strategy` and the environment to a cluster and a number of replicas."""
 
+import dataclasses
 import json
 import os
 
@@ -7,12 +8,16 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.programs.cluster import Cluster, read_cluster_of
+from estimator_accum.programs.settings import RunSettings
 from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
     make_session_config,
     make_strategy,
+    scaled,
 )
+
+_EXACT = RunSettings(output_dir="", learning_rate=1.0)
 
 
 def _environment(task_type="worker", workers=2):
@@ -76,7 +81,7 @@ def test_evaluator_task_is_refused():
 
 def test_none_is_one_replica_without_a_strategy():
     assert make_strategy("none", Cluster()) is None
-    assert make_session_config(None) is None
+    assert make_session_config(_EXACT, None) is None
     assert count_replicas("none", Cluster()) == 1
 
 
@@ -85,6 +90,17 @@ def test_mirrored_has_the_replicas_that_it_was_said_to_have():
     replicas = count_replicas("mirrored", Cluster())
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert strategy.num_replicas_in_sync == replicas == count_local_replicas("mirrored")
-    config = make_session_config(strategy)
+    config = make_session_config(_EXACT, strategy)
     assert config.allow_soft_placement  # for operations that have no kernel there
     assert config.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
+
+
+def test_float16_has_a_loss_scale_and_forced_precision_is_not_timed():
+    adam = tf.compat.v1.train.AdamOptimizer()
+    assert scaled(adam, _EXACT) is adam
+    low = dataclasses.replace(_EXACT, precision="float16", force_precision=True)
+    assert isinstance(
+        scaled(adam, low), tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    )
+    options = make_session_config(low, None).graph_options.rewrite_options
+    assert options.auto_mixed_precision_cpu or options.auto_mixed_precision

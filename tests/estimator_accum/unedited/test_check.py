@@ -77,9 +77,9 @@ def check(monkeypatch, capsys, tmp_path):
     """Returns a function that gives (exit code, output) for a model_fn."""
     kind = v1.estimator.Estimator
 
-    def run(model_fn, input_fn=_input_fn) -> tuple[int, str]:
+    def run(model_fn, input_fn=_input_fn, precision="float32") -> tuple[int, str]:
         monkeypatch.setattr(kind, "_train_model", kind._train_model)
-        check_instead_of_training(2)
+        check_instead_of_training(2, precision, is_forced=True)
         estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
         with pytest.raises(SystemExit) as ended:
             estimator.train(input_fn, max_steps=100)
@@ -190,3 +190,9 @@ def test_the_command_ends_where_training_would_begin(tmp_path):
     assert done.returncode == 0, done.output
     assert "trained" not in done.stdout
     assert done.stdout.endswith("verdict: equal up to rounding, all 2 variables\n")
+
+
+def test_effect_of_a_precision_is_printed_and_does_not_decide(check):
+    code, printed = check(_model_fn(_mean), precision="bfloat16")
+    assert "--precision=bfloat16 changes the updates by a median of" in printed
+    assert (code, "verdict: equal up to rounding" in printed) == (0, True)

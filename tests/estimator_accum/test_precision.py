@@ -1,0 +1,91 @@
+"""Matrix products in bfloat16 and float16, everything else in float32."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    get_windows,
+    make_accumulating_train_op,
+    mixed_precision_config,
+)
+
+v1 = tf.compat.v1
+
+
+def _gradient_and_graph(precision):
+    """Returns a window's gradient, by variable, and the operations that ran.
+
+    Three micro-batches of a network of two layers; the rate is 1.
+    """
+    random = np.random.default_rng(0)
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, 64])
+        shapes = {"hidden": (64, 128), "output": (128, 8)}
+        kernels = {
+            name: v1.get_variable(
+                name, initializer=random.normal(size=shape).astype(np.float32) / 10
+            )
+            for name, shape in shapes.items()
+        }
+        hidden = tf.tanh(tf.matmul(x, kernels["hidden"]))
+        logits = tf.matmul(hidden, kernels["output"])
+        labels = tf.argmax(x[:, :8], axis=-1)
+        loss = v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        v1.train.create_global_step()
+        train_op = make_accumulating_train_op(
+            loss, v1.train.GradientDescentOptimizer(1.0), 3
+        )
+        assert all(
+            v.dtype.base_dtype != tf.bfloat16
+            for v in [*v1.global_variables(), *get_windows()[-1].state]
+        )
+        ran = v1.RunMetadata()
+        options = v1.RunOptions(output_partition_graphs=True)
+        config = mixed_precision_config(precision, is_forced=True)
+        with v1.Session(config=config) as session:
+            session.run(v1.global_variables_initializer())
+            before = session.run(v1.trainable_variables())
+            for _ in range(3):
+                feed = {x: random.normal(size=(32, 64))}
+                session.run(train_op, feed, options=options, run_metadata=ran)
+            after = session.run(v1.trainable_variables())
+    nodes = [node for graph in ran.partition_graphs for node in graph.node]
+    return [a - b for a, b in zip(after, before, strict=True)], nodes
+
+
+@pytest.mark.usefixtures("graph_optimizer")
+def test_bfloat16_computes_products_and_changes_a_windows_gradient_below_1_percent():
+    exact, _ = _gradient_and_graph("float32")
+    low, nodes = _gradient_and_graph("bfloat16")
+    products = [node for node in nodes if "MatMul" in node.op]
+    assert products
+    kinds = {node.name: tf.as_dtype(node.attr["T"].type) for node in products}
+    assert set(kinds.values()) == {tf.bfloat16}, kinds
+    for value, right in zip(low, exact, strict=True):
+        error = np.linalg.norm(value - right) / np.linalg.norm(right)
+        assert 0 < error < 1e-2
+
+
+def test_float32_is_the_config_that_is_given():
+    config = v1.ConfigProto(inter_op_parallelism_threads=3)
+    assert mixed_precision_config("float32", config) == config
+
+
+def test_precisions_that_are_unknown_are_refused():
+    message = "`precision` must be one of 'float32', 'bfloat16' and 'float16'. Received: 'fp8'"
+    with pytest.raises(ValueError, match=message):
+        mixed_precision_config("fp8")
+
+
+def test_precision_that_the_processor_emulates_is_refused_unless_it_is_forced():
+    processor = pathlib.Path("/proc/cpuinfo")
+    if not processor.exists() or "avx512_fp16" in processor.read_text():
+        pytest.skip("This processor may compute float16 fast.")
+    message = r"faster than float32. Received: 'float16', in which .* times as long"
+    with pytest.raises(ValueError, match=message):
+        mixed_precision_config("float16")
+    options = mixed_precision_config("float16", is_forced=True).graph_options
+    assert options.rewrite_options.auto_mixed_precision_cpu
