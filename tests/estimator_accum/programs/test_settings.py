@@ -290,6 +290,7 @@ def test_remote_paths_stay_as_they_are():
     assert settings.decisive() == {
         "learning_rate": 1.0,
         "seed": 0,
+        "precision": "float32",
         "init": str(pathlib.Path("a").absolute()),
     }
 
