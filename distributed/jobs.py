@@ -1,5 +1,7 @@
 """Job of one task: check the output folder, train with the others, evaluate, export."""
 
+import functools
+import os
 import pathlib
 
 import tensorflow as tf
@@ -11,6 +13,8 @@ from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import METRICS, write_results
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
+from estimator_accum.programs.progress import read_progress
+from estimator_accum.programs.report import end_of_run
 from estimator_accum.programs.strategies import make_strategy
 from estimator_accum.programs.watchdog import EvaluationHook, ProgressHook, Watchdog
 
@@ -98,7 +102,7 @@ def train(job: Job, watchdog: Watchdog) -> None:
 
 
 def evaluate_and_export(job: Job) -> str:
-    """Evaluates and exports the last checkpoint; returns the metrics as text."""
+    """Evaluates and exports the last checkpoint; returns the results as text."""
     enter(Cluster())  # the other tasks may have ended
     estimator = _make_estimator(job, None)
     metrics = estimator.evaluate(
@@ -106,9 +110,22 @@ def evaluate_and_export(job: Job) -> str:
         hooks=[_evaluation_bar(job)],
     )
     folder = pathlib.Path(job.settings.output_dir)
-    estimator.export_saved_model(str(folder / "export" / _EXPORT), _receiver_fn(job))
+    parent = str(folder / "export" / _EXPORT)
+    export = estimator.export_saved_model(parent, _receiver_fn(job))
     values = {"examples": len(job.test.labels)} | metrics
-    return write_results(folder, values)
+    write_results(folder, values)
+    rows = [["", "test"]]
+    rows += [[name, f"{metrics[name]:.4f}"] for name in ("accuracy", "loss")]
+    rows.append(["updates", f"{read_progress(str(folder)).update:,}"])
+    draw = functools.partial(_draw, folder)
+    return end_of_run(folder, rows, draw, [["export", os.fsdecode(export)]])
+
+
+def _draw(folder: pathlib.Path, path: pathlib.Path) -> None:
+    from estimator_accum.programs import plots  # only a run that draws needs matplotlib
+
+    updates = plots.read_metrics(folder / METRICS, ["update_step"])
+    plots.save(plots.draw_run(updates, {}, "", folder.resolve().name), path)
 
 
 def _evaluation_bar(job: Job) -> BatchBar:

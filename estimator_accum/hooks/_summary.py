@@ -114,7 +114,7 @@ class TrainingSummary(Report):
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _asked_steps() -> tuple[str, int] | None:

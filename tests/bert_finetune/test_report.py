@@ -1,6 +1,7 @@
 """The table and the picture at the end of a run."""
 
 import csv
+import functools
 import logging
 import os
 import pathlib
@@ -12,7 +13,9 @@ import pytest
 from bert_finetune import report
 from bert_finetune.evaluations import EVALUATIONS
 from bert_finetune.tasks import get_task
+from estimator_accum.programs import report as end
 from estimator_accum.programs.command_line import aligned
+from estimator_accum.reports._memory import peak_bytes
 
 _COLUMNS = ["update_step", "global_step", "examples"]
 _COLUMNS += ["learning_rate", "loss", "gradient_norm", "examples_per_sec"]
@@ -54,7 +57,7 @@ def test_metrics_have_a_row_each_and_a_column_for_each_dev_set():
 
 
 def test_examples_per_second_are_those_of_the_median_update(folder):
-    assert report._examples_per_sec(folder / "train_metrics.csv") == "2.0"
+    assert end.examples_per_sec(folder / "train_metrics.csv") == "2.0"
 
 
 def test_file_with_two_links_counts_once(tmp_path):
@@ -62,18 +65,19 @@ def test_file_with_two_links_counts_once(tmp_path):
     (tmp_path / "one").write_bytes(b"x" * 7)
     os.link(tmp_path / "one", tmp_path / "best" / "one")
     (tmp_path / "other").write_bytes(b"x" * 5)
-    assert report.bytes_of(tmp_path) == 12
+    assert end.bytes_of(tmp_path) == 12
 
 
 def test_peak_memory_is_that_of_this_process():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     rows = [line.split() for line in lines]
     [peak] = [int(row[1]) * 1024 for row in rows if row[0] == "VmHWM:"]
-    assert report._peak_bytes()[""] == pytest.approx(peak, rel=0.2)
+    assert peak_bytes()["the process"] == pytest.approx(peak, rel=0.2)
 
 
 def _plot(folder, has_trained=True) -> str:
-    return report._plot(folder, "f1", has_trained)
+    draw = functools.partial(report._draw, folder, "f1")
+    return end.plotted(folder / "training.png", draw if has_trained else None)
 
 
 @pytest.mark.parametrize("is_evaluated", [True, False])
@@ -92,7 +96,7 @@ def test_run_without_matplotlib_says_how_to_get_the_plot(folder, monkeypatch):
 
 def test_plot_that_cannot_be_drawn_is_one_line(folder, caplog):
     (folder / "train_metrics.csv").write_text("update_step\nx\n")
-    with caplog.at_level(logging.WARNING, "tensorflow.bert_finetune"):
+    with caplog.at_level(logging.WARNING, "tensorflow.estimator_accum"):
         assert _plot(folder) == "none"
     [record] = caplog.records
     assert "training.png could not be drawn: " in record.getMessage()

@@ -30,5 +30,5 @@ def test_memory_decides_and_the_evaluator_has_the_last_word(tmp_path, one_worker
     assert values(folder)["global_step"] == 6
     assert_same_weights(folder, one_worker)
     assert examples_seen(folder) == [203 * (n + 1) for n in range(6)]
-    assert "accuracy = " in evaluator.output and "accuracy = " not in chief.output
+    assert "\naccuracy  " in evaluator.output and "\naccuracy  " not in chief.output
     assert len(list((folder / "export" / "final").iterdir())) == 1

@@ -50,6 +50,13 @@ def test_task_alone_learns_goes_on_and_exports(
     results = dict(line.split(" = ") for line in lines)
     assert float(results["accuracy"]) > 0.8
     assert results["global_step"] == "120"
+    table = done.stdout.splitlines()[-12:]
+    assert table[1].split() == ["accuracy", f"{float(results['accuracy']):.4f}"]
+    shown = [line.partition("  ")[0] for line in table]
+    assert shown[2:7] == [
+        *("loss", "updates", "examples per second", "peak of the process", "disk used")
+    ]
+    assert shown[8:] == ["metrics", "plot", "export", "TensorBoard"]
     rows = (output_dir / "train_metrics.csv").read_text().splitlines()
     assert len(rows) == 61
     assert rows[-1].startswith("60,120,12000,")
