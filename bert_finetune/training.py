@@ -85,8 +85,9 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
     if progress.update == windows.num_updates and not progress.micro_step:
         _logger.info("%s is trained already", settings.output_dir)
         return False
-    if progress.global_step:
-        _logger.info("resuming after micro-step %s", f"{progress.global_step:,}")
+    if progress.global_step and run.cluster.is_chief:
+        inside = f", micro-step {progress.micro_step}" if progress.micro_step else ""
+        _logger.info("resuming after update %s%s", f"{progress.update:,}", inside)
     elif not settings.init_checkpoint and run.cluster.is_chief:
         _logger.info("no --init_checkpoint: training starts from random weights")
     job.log_building(run.cluster)

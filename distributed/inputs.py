@@ -40,7 +40,18 @@ def read(settings: Settings, cluster: Cluster) -> Inputs:
     # A worker may get here before the chief has written the settings.
     check_free(settings.output_dir, "*.ckpt*")
     train, test = load_examples(settings.data_dir)
+    if cluster.is_chief and settings.data_dir and not _has_train(settings.data_dir):
+        _logger.info(
+            "%s has no train files: the first %s t10k images train, %s test",
+            settings.data_dir,
+            f"{len(train.labels):,}",
+            f"{len(test.labels):,}",
+        )
     return Inputs(settings, cluster, train, test, checksum(train, test))
+
+
+def _has_train(data_dir: str | pathlib.Path) -> bool:
+    return any(pathlib.Path(data_dir).glob(f"{_TRAIN}-*"))
 
 
 class Examples(NamedTuple):
@@ -76,18 +87,12 @@ def load_examples(data_dir: str | None) -> tuple[Examples, Examples]:
             "Check the path, or leave it out for generated data."
         )
     test = _read_pair(folder, _TEST)
-    if any(folder.glob(f"{_TRAIN}-*")):
+    if _has_train(folder):
         train = _read_pair(folder, _TRAIN)
     else:
         kept = -(-9 * len(test.labels) // 10)
         train = Examples(*(part[:kept] for part in test))
         test = Examples(*(part[kept:] for part in test))
-        _logger.info(
-            "%s has no train files: the first %s t10k images train, %s test",
-            folder,
-            f"{len(train.labels):,}",
-            f"{len(test.labels):,}",
-        )
     if not len(test.labels) or train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(
             f"{folder} must hold test images of the size of the training images. "

@@ -4,6 +4,7 @@ A run writes `run_settings.json` beside its checkpoints. Needs no TensorFlow.
 """
 
 import contextlib
+import csv
 import json
 import os
 import pathlib
@@ -182,6 +183,18 @@ def last_update(output_dir: str | os.PathLike) -> int:
     except FileNotFoundError:
         return 0
     return int(rows[-1].partition(",")[0]) if rows else 0
+
+
+def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:
+    """Returns the update that ended at a micro-step; None if the metrics lack it."""
+    try:
+        with (pathlib.Path(output_dir) / METRICS).open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row.get("global_step") == global_step:
+                    return int(row["update_step"])
+    except FileNotFoundError:
+        pass
+    return None
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -86,9 +86,10 @@ def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress 
     if job.cluster.is_evaluator:
         return progress
     if progress.update >= updates:
-        _logger.info("%s is trained already", model_dir)
+        if job.cluster.is_chief:
+            _logger.info("%s is trained already", model_dir)
         return None
-    if progress.update:
+    if progress.update and job.cluster.is_chief:
         _logger.info("resuming after update %s", f"{progress.update:,}")
     log_building(job.cluster)
     return progress

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import tqdm
 
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
-from estimator_accum.programs.folder import METRICS, last_update
+from estimator_accum.programs.folder import METRICS, last_update, update_at
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECS_BETWEEN_LOOKS = 0.2
@@ -280,7 +280,7 @@ def _keep_running(launch: Launch) -> int:
                 _say(f"stopping: {restarts} restarts without a new checkpoint")
                 return _EXIT_GAVE_UP
             restarts += 1
-            _say(f"restarting all tasks from {checkpoint or 'the beginning'}")
+            _say(f"restarting all tasks from {_spoken(launch.output_dir, checkpoint)}")
     finally:
         progress.bar.close()
 
@@ -294,6 +294,15 @@ def _last_checkpoint(output_dir: pathlib.Path | None) -> str | None:
         return None
     found = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)
     return found and found[1]
+
+
+def _spoken(output_dir: pathlib.Path | None, checkpoint: str | None) -> str:
+    """Returns the place of a checkpoint: its update, where the metrics tell it."""
+    if checkpoint is None:
+        return "the beginning"
+    global_step = checkpoint.rpartition("-")[2]
+    update = update_at(output_dir, global_step) if global_step.isdecimal() else None
+    return checkpoint if update is None else f"update {update:,}"
 
 
 def _run_once(launch: Launch, progress: _Progress) -> int:

@@ -70,7 +70,7 @@ def runs(tmp_path_factory, settings, other_python):
     script = ("-c", _TRAIN_EACH, json.dumps(commands))
     done = running.run(*script, python=other_python, PYTHONPATH=str(running.ROOT))
     assert done.returncode == 0
-    assert done.stderr.count("resuming after micro-step 15") == 1
+    assert done.stderr.count("resuming after update ") == 1
     copy_at_step(folder / "other", folder / "moved_from_other", 15)
     run(settings, output_dir=str(folder / "moved_from_other"))
     return folder

@@ -30,7 +30,8 @@ def write(name, text):
     (folder / "new").write_text(text)
     (folder / "new").replace(folder / name)
 def rows(updates):
-    text = "update_step\\n" + "".join(f"{{n}},\\n" for n in range(1, updates + 1))
+    text = "".join(f"{{n}},{{4 * n}},\\n" for n in range(1, updates + 1))
+    text = "update_step,global_step,loss\\n" + text
     write("train_metrics.csv", text)
 def saved(number):
     write("checkpoint", f'model_checkpoint_path: "model.ckpt-{{number}}"\\n')
@@ -120,7 +121,7 @@ def test_all_tasks_done_is_0_and_their_lines_have_their_names(launch, output_dir
 
 def test_one_lost_task_starts_all_again_on_other_ports(launch, output_dir):
     body = """
-if task == "chief": rows(3 * starts); saved(3 * starts)
+if task == "chief": rows(3 * starts); saved(12 * starts)
 if starts == 1:
     wait_for("checkpoint")
     if task == "worker": os.kill(os.getpid(), 9)
@@ -129,7 +130,7 @@ if starts == 1:
     code, output = launch(body)
     assert code == 0
     assert "[launcher] worker 0 ended with SIGKILL" in output
-    assert "[launcher] restarting all tasks from model.ckpt-3" in output
+    assert "[launcher] restarting all tasks from update 3" in output
     clusters = [json.dumps(cluster) for _, _, cluster in _starts(output_dir)]
     assert len(clusters) == 4 and len(set(clusters)) == 2
 
