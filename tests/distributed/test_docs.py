@@ -8,6 +8,7 @@ import yaml
 
 from distributed import launch_local
 from distributed.main import PROGRAM
+from estimator_accum.programs.cluster import read_cluster
 from estimator_accum.programs.settings import OTHER_NAMES
 from tests.helpers.processes import documents
 from tests.helpers.processes.running import ROOT
@@ -48,27 +49,86 @@ def _assert_flags_of_main(words: list[str]) -> None:
     assert all(name in _FLAGS for name in flags)
 
 
-def test_kubernetes_manifest_is_a_job_of_one_program():
-    job = yaml.safe_load(_block("yaml"))
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
+_DOES_NOT_FIT = {"containerName": "node", "operator": "In", "values": [2]}
+_GPU = {"limits": {"nvidia.com/gpu": 1}}
+
+
+def _manifests() -> list[dict]:
+    blocks = documents.blocks(documents.PAGES["clusters"], "yaml")
+    return [each for block in blocks for each in yaml.safe_load_all(block)]
+
+
+def _run(command: list[str], folder, program: str, **variables: str):
+    """Runs a container's command with a program in place of `python`."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/bash\n{program}\n")
+    python.chmod(0o755)
+    path = {"PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.Popen(
+        command, env=path | variables, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_runtime_restarts_all_tasks_but_not_after_exit_code_2():
+    runtime, _, _ = _manifests()
+    policy = runtime["spec"]["template"]["spec"]["failurePolicy"]
+    [rule] = policy["rules"]
+    assert rule["action"] == "FailJobSet" and policy["maxRestarts"] == 20
+    [job] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    job = job["template"]["spec"]
+    [refused] = job["podFailurePolicy"]["rules"]
+    assert (refused["action"], refused["onExitCodes"]) == ("FailJob", _DOES_NOT_FIT)
+    assert job["backoffLimit"] == 0
+    pod = job["template"]["spec"]
+    [container], [volume] = pod["containers"], pod["volumes"]
+    assert pod["restartPolicy"] == "Never" and container["name"] == "node"
+    assert container["volumeMounts"][0]["name"] == volume["name"]
+
+
+def test_train_job_describes_its_cluster_to_the_program(tmp_path):
+    runtime, job, _ = _manifests()
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    trainer = job["spec"]["trainer"]
+    assert trainer["resourcesPerNode"] == _GPU
+    _assert_flags_of_main(trainer["args"])
+    command = [*trainer["command"], *trainer["args"]]
+    program = 'echo "$TF_CONFIG"; echo "$@"'
+    with _run(command, tmp_path, program, JOB_COMPLETION_INDEX="3") as done:
+        tf_config, words = done.stdout.read().splitlines()
+    cluster = read_cluster({"TF_CONFIG": tf_config})
+    assert cluster.num_workers == trainer["numNodes"] == 4 and cluster.rank == 3
+    assert cluster.workers[1] == "digits-node-0-1.digits:2222"
+    assert words.split() == ["-m", "distributed.main", *trainer["args"]]
+
+
+def test_tf_job_restarts_lost_tasks_but_not_after_exit_code_2(tmp_path):
+    *_, job = _manifests()
     replicas = job["spec"]["tfReplicaSpecs"]
     assert set(replicas) == {"Chief", "Worker"}
     for each in replicas.values():
-        # Tasks that wait for a lost one end with 75, and must be started again.
-        assert each["restartPolicy"] == "OnFailure" and each["replicas"] >= 1
+        assert each["restartPolicy"] == "ExitCode"  # from 128 on
         pod = each["template"]["spec"]
         [container] = pod["containers"]
         assert container["name"] == "tensorflow"  # the operator looks for it
-        assert container["command"][:3] == ["python", "-m", "distributed.main"]
-        _assert_flags_of_main(container["command"])
-        [mount], [volume] = container["volumeMounts"], pod["volumes"]
-        assert mount["name"] == volume["name"]
+        assert container["resources"] == _GPU
+        _assert_flags_of_main(container["args"])
+        assert container["volumeMounts"][0]["name"] == pod["volumes"][0]["name"]
+    for code, expected in ((0, 0), (1, 1), (2, 2), (75, 138), (143, 143)):
+        with _run(container["command"], tmp_path, f"exit {code}") as done:
+            assert done.wait() == expected
+    saves = "trap 'echo saved; exit 143' TERM; echo ready; while :; do sleep 0.01; done"
+    with _run(container["command"], tmp_path, saves) as done:
+        assert done.stdout.readline() == "ready\n"
+        done.terminate()
+        assert done.wait() == 143 and done.stdout.read() == "saved\n"
 
 
 def test_sbatch_script_is_bash_and_starts_the_tasks_with_srun():
     script = _block("bash")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.startswith("#!/bin/bash\n#SBATCH --")
+    for flag in ("--gres=gpu:1", "--signal=TERM@60"):
+        assert f"#SBATCH {flag}\n" in script
     [command] = re.findall(r"srun .*?(?=\n    code)", script, re.DOTALL)
     assert "python -m distributed.main" in command
     _assert_flags_of_main(command.split())
@@ -79,7 +139,9 @@ def test_sbatch_script_starts_again_until_the_tasks_are_done(tmp_path):
     lines = "echo >> starts", '[ "$(wc -l < starts)" -ge 3 ] && exit $LAST', "exit 75"
     srun.write_text("\n".join(["#!/bin/bash", *lines]))
     srun.chmod(0o755)
-    for last in ("0", "2"):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    for last in ("0", "2", "143"):
         (tmp_path / "starts").unlink(missing_ok=True)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LAST": last}
         environment["SLURM_SUBMIT_DIR"] = str(tmp_path)
