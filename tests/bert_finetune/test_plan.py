@@ -262,10 +262,7 @@ def test_sizes_of_memory_and_speeds_of_links(read, text, expected):
     ("arguments", "sentence"),
     [
         (["--device_memory=50MB"], r"1 example must fit.*Received: 50\.0 MB.*Use sh"),
-        (
-            ["--max_seq_length=1000"],
-            r"`--max_seq_length` must be at most.* 512.*: 1000",
-        ),
+        (["--max_seq_length=1000"], r"`--max_seq_length` must be at most.*2.*: 1000"),
         (["--max_seq_length=0"], r"--max_seq_length` must be an integer >= 1.*: 0"),
         (["--num_replicas=65"], r"an example for each replica\. Received: 64 for 65"),
         (["--effective_batch_size=-4"], r"--effective_batch_size` must be.*ived: -4"),

@@ -214,11 +214,7 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
         ("sst-2/train.tsv", [], "train.tsv must hold at least one example"),
         ("sst-2/train.tsv", [""], "train.tsv must hold at least one example"),
         ("sst-2/train.tsv", ["sentence\tlabel"], "must hold at least one example"),
-        (
-            "cola/train.tsv",
-            None,
-            "train.tsv of CoLA. Received: .*fetch glue --tasks=CoL",
-        ),
+        ("cola/train.tsv", None, "tsv of CoLA. Received: .*fetch glue --tasks=CoLA"),
         ("cola/CoLA/train.tsv", ["x\t1\t\tA."], r"Use --data_dir=.*CoLA\."),
     ],
 )

@@ -25,10 +25,7 @@ _COMPARE = "compare_batches --data_dir=x --bert_dir=y --output_dir=output"
         (f"{_COMPARE} --gradient_accumulation_steps=0", "s` must be .* >= 1. R.*: 0"),
         (f"{_COMPARE} --micro_batch_size=-1", "`--micro_batch_size` must be .* >= 1"),
         (f"{_COMPARE} --updates=0", "`--updates` must be an integer >= 1. R.*: 0. See"),
-        (
-            f"{_COMPARE} --updates=x",
-            "`--updates` must be an integer. Received: 'x'. See",
-        ),
+        (f"{_COMPARE} --updates=x", "`--updates` must be an integer. Received: 'x'. S"),
         (_COMPARE, "`--data_dir` must hold train.tsv of CoLA. Received"),
         (f"{_COMPARE} --task_name=colla", "`--task_name` must be one of CoLA, .*: 'co"),
         (f"{_COMPARE} --output_dir=full", "must be a new or empty folder. R.*: full."),

@@ -165,10 +165,7 @@ def test_unfit_metrics_file_is_refused(refusal, tmp_path, content, sentence):
     ("flags", "sentence"),
     [
         ("--output_dirs=a,b --plot=a.png --labels=one", "`--labels` must .*: 1 for 2"),
-        (
-            "--output_dirs=a --plot=a.jpeg2000",
-            "`--plot` must end in .png, .svg or .pdf",
-        ),
+        ("--output_dirs=a --plot=a.jpeg2000", "plot` must end in .png, .svg or .pdf"),
         ("--output_dirs=a --plott=a.png", "--plot"),
         ("--output_dirs=a, --plot=a.png", "names separated by single commas"),
     ],

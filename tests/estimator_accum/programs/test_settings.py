@@ -99,17 +99,11 @@ def test_help_names_every_flag(name):
         ("--train_cvs=a", "Received: --train_cvs. Did you mean --train_csv?"),
         ("--qqqqqq=1", "Flags must be those of --help. Received: --qqqqqq. See"),
         ("seed=1", "Received: 'seed=1'. Write --flag=value."),
-        (
-            "--shuffle=perhaps",
-            "`--shuffle` must be true or false. Received: 'perhaps'.",
-        ),
+        ("--shuffle=perhaps", "`--shuffle` must be true or false. Received: 'perhaps'"),
         ("--strategy=all", "one of none, mirrored, multi_worker. Received: 'all'."),
         ("--flagfile=/no", "`--flagfile` must name a file that can be read. Received"),
         ("--gradient_accumulation_steps=0", "< 2**31. Received: 0. Use 1 to turn ac"),
-        (
-            "--gradient_accumulation_multiplier=1.5",
-            "integer >= 1 and < 2**31. Received",
-        ),
+        ("--gradient_accumulation_multiplier=1.5", "integer >= 1 and < 2**31. Receive"),
         ("--gradient_accumulation_steps=2147483648", "Received: 2147483648. Use 1"),
         ("--effective_batch_size=0", "`--effective_batch_size` must be an integer >="),
         ("--train_batch_size=0", "`--train_batch_size` must be an integer >= 1 or au"),
@@ -118,17 +112,11 @@ def test_help_names_every_flag(name):
         ("--train_updates=0", "`--train_updates` must be an integer >= 1"),
         ("--learning_rate=0", "`--learning_rate` must be a number > 0 and <= 1e9"),
         ("--learning_rate=nan", "> 0 and <= 1e9. Received: 'nan'. See --help."),
-        (
-            "--clip_norm=-1.5",
-            "`--clip_norm` must be a finite number >= 0. Received: -1.",
-        ),
+        ("--clip_norm=-1.5", "norm` must be a finite number >= 0. Received: -1.5"),
         ("--clip_norm=inf", "finite number >= 0. Received: 'inf'. Use 0 to turn cli"),
         ("--seed=-1", "`--seed` must be an integer >= 0 and < 2**31. Received: -1."),
         ("--seed=x", "must be an integer >= 0 and < 2**31. Received: 'x'. See --he"),
-        (
-            "--micro_batch_size=4 --train_batch_size=8",
-            "must be equal. Received: 4 and 8.",
-        ),
+        ("--micro_batch_size=4 --train_batch_size=8", "be equal. Received: 4 and 8"),
         (
             "--gradient_accumulation_steps=2 --gradient_accumulation_multiplier=4",
             "`--gradient_accumulation_multiplier` must be equal. Received: 2 and 4.",
@@ -255,17 +243,11 @@ def test_the_command_line_wins(tmp_path, arguments, expected):
 @pytest.mark.parametrize(
     "content, expected",
     [
-        (
-            "{",
-            r"`--config` must be what a run has written. Received: .*config.json, a f",
-        ),
+        ("{", r"`--config` must be what a run has written. Received: .*config.json, a"),
         ("[]", r"`--config` must be what a run has written"),
         ("{}", r"must hold the flags of a run. Received: .*, without 'flags'"),
         ('{"flags": 1}', r"`--config` must hold the flags of a run"),
-        (
-            '{"flags": {"sede": 1}}',
-            r"must hold flags of this program. .* with 'sede'. S",
-        ),
+        ('{"flags": {"sede": 1}}', r"must hold flags of this program. .* with 'sede'"),
         ('{"flags": {"seed": "x"}}', r"`--seed` must be an integer .* Received: 'x'"),
         (None, r"`--config` must be .*config.json, a file that"),
     ],
