@@ -2,19 +2,19 @@
 
 In training, `Windows` determines the order and the micro-batches. Evaluation and
 prediction go from the shortest example to the longest, so that examples of similar
-length share a batch; `order` returns this order.
+length share a batch; `cut_by_tokens` returns these batches.
 
 Shapes: B = examples of a micro-batch, T = its longest example [tokens], or the length
 that all batches are padded to.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from bert_finetune.encoding import EncodedExamples
-from bert_finetune.windows import Windows
+from bert_finetune.windows import Windows, bounds_by_tokens
 
 _PREFETCHED_BATCHES = 2
 
@@ -61,45 +61,57 @@ def train_input_fn(
 
 
 def eval_input_fn(
-    examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
+    examples: EncodedExamples,
+    batches: Sequence[np.ndarray],
+    padded_length: int | None = None,
 ) -> InputFn:
-    """Returns the input_fn for an evaluation: each example once, in `order`.
+    """Returns the input_fn for an evaluation of the `batches` of `cut_by_tokens`.
 
-    Batches are as in `train_input_fn`, without placeholders; the last one may be short.
+    They are padded as in `train_input_fn`, without placeholders.
     """
-    return _in_order(examples, batch_size, padded_length, is_labelled=True)
+    return _in_order(examples, batches, padded_length, is_labelled=True)
 
 
 def predict_input_fn(
-    examples: EncodedExamples, *, batch_size: int, padded_length: int | None = None
+    examples: EncodedExamples,
+    batches: Sequence[np.ndarray],
+    padded_length: int | None = None,
 ) -> InputFn:
     """Returns the input_fn for a prediction: as `eval_input_fn`, features only."""
-    return _in_order(examples, batch_size, padded_length, is_labelled=False)
+    return _in_order(examples, batches, padded_length, is_labelled=False)
 
 
-def order(examples: EncodedExamples, padded_length: int | None = None) -> np.ndarray:
-    """Returns the example numbers in the order of evaluation and prediction, int64.
+def cut_by_tokens(
+    examples: EncodedExamples, tokens: int, padded_length: int | None = None
+) -> list[np.ndarray]:
+    """Returns the numbers of each batch's examples, int64: each example once.
 
-    The order is by length, or that of the file if all are padded to one length.
+    From the shortest example to the longest, or in the order of the file if all are
+    padded to one length.
+
+    Args:
+        examples: Examples of an evaluation or a prediction.
+        tokens: Most tokens of a batch, padding included; one example may have more.
+        padded_length: T [tokens]; None pads to each batch's longest example.
     """
+    lengths = examples.lengths
     if padded_length is not None:
-        return np.arange(len(examples))
-    return np.argsort(examples.lengths, kind="stable")
+        lengths = np.full_like(lengths, padded_length)
+    numbers = np.argsort(lengths, kind="stable")
+    return np.split(numbers, bounds_by_tokens(lengths[numbers], tokens))
 
 
 def _in_order(
     examples: EncodedExamples,
-    batch_size: int,
+    batches: Sequence[np.ndarray],
     padded_length: int | None,
     is_labelled: bool,
 ) -> InputFn:
-    numbers = order(examples, padded_length)
+    def generate() -> Iterator[tuple[np.ndarray, bool]]:
+        for numbers in batches:
+            yield numbers, True
 
-    def batches() -> Iterator[tuple[np.ndarray, bool]]:
-        for start in range(0, len(examples), batch_size):
-            yield numbers[start : start + batch_size], True
-
-    return _input_fn(examples, batches, padded_length, is_labelled=is_labelled)
+    return _input_fn(examples, generate, padded_length, is_labelled=is_labelled)
 
 
 def _input_fn(

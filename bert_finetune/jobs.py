@@ -6,11 +6,13 @@ import logging
 import pathlib
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from bert_finetune import hf_export, input_pipeline, report, results, training
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
+from bert_finetune.encoding import EncodedExamples
 from bert_finetune.evaluations import (
     Evaluations,
     best_checkpoint,
@@ -164,14 +166,14 @@ def execute(run: Run) -> str | None:
     # A model_fn that starts from --init_checkpoint needs nothing else of that.
     own = checkpoint if latest_checkpoint(settings.output_dir) else None
     update = _step(checkpoint, "update_step")
-    values = {}
+    values, speeds = {}, {}
     if settings.do_eval:
-        values = _evaluate(run, estimator, own, update)
+        values, speeds["evaluation"] = _evaluate(run, estimator, own, update)
     if settings.do_predict:
-        _predict(run, estimator, own)
+        speeds["prediction"] = _predict(run, estimator, own)
     if settings.do_export:
         _export(run, estimator, checkpoint)
-    return report.end_of_run(run, values, update, has_trained)
+    return report.end_of_run(run, values, speeds, update, has_trained)
 
 
 def _evaluations(run: Run) -> Evaluations | None:
@@ -202,19 +204,43 @@ def _checkpoint(run: Run) -> str:
     return best
 
 
-def _measure(run: Run, estimator, checkpoint: str | None) -> dict[str, float]:
+def _cut(run: Run, examples: EncodedExamples, batch_size: int) -> list[np.ndarray]:
+    """Returns batches with as many tokens as `batch_size` of the longest examples."""
+    tokens = batch_size * run.settings.max_seq_length
+    return input_pipeline.cut_by_tokens(examples, tokens, run.padded_length)
+
+
+class _Speed:
+    """Examples and seconds of evaluations or predictions, after their first batches."""
+
+    def __init__(self):
+        self.examples, self.secs = 0, 0.0
+
+    def add(self, batches: list[np.ndarray], bar: BatchBar) -> None:
+        self.examples += sum(map(len, batches[1:]))
+        self.secs += bar.secs
+
+    @property
+    def examples_per_sec(self) -> float | None:
+        return self.examples / self.secs if self.examples else None
+
+
+def _measure(
+    run: Run, estimator, checkpoint: str | None, speed: _Speed | None = None
+) -> dict[str, float]:
     """Returns a checkpoint's metrics on all dev sets by name, suffixes included."""
     values = {}
-    batch_size = run.settings.eval_batch_size
     for suffix, examples in run.dev.items():
+        batches = _cut(run, examples, run.settings.eval_batch_size)
+        bar = BatchBar("evaluation", len(batches))
         found = estimator.evaluate(
-            input_pipeline.eval_input_fn(
-                examples, batch_size=batch_size, padded_length=run.padded_length
-            ),
+            input_pipeline.eval_input_fn(examples, batches, run.padded_length),
             checkpoint_path=checkpoint,
             name=suffix.strip("_") or None,
-            hooks=[BatchBar("evaluation", -(-len(examples) // batch_size))],
+            hooks=[bar],
         )
+        if speed is not None:
+            speed.add(batches, bar)
         # Estimator's own loss is the mean over batches, the last of which may be short.
         del found["loss"], found["global_step"]
         values |= {f"{name}{suffix}": value for name, value in found.items()}
@@ -223,9 +249,10 @@ def _measure(run: Run, estimator, checkpoint: str | None) -> dict[str, float]:
 
 def _evaluate(
     run: Run, estimator, checkpoint: str | None, update: int
-) -> dict[str, float]:
-    """Writes `eval_results.txt`; returns the metrics."""
-    metrics = _measure(run, estimator, checkpoint)
+) -> tuple[dict[str, float], float | None]:
+    """Writes `eval_results.txt`; returns metrics and examples per second."""
+    speed = _Speed()
+    metrics = _measure(run, estimator, checkpoint, speed)
     values = dict(metrics)
     for suffix in run.dev:
         values[f"loss{suffix}"] = metrics[f"eval_loss{suffix}"]
@@ -233,7 +260,7 @@ def _evaluate(
     values["update_step"] = update
     write_results(run.settings.output_dir, values)
     _logger.info("wrote %s/%s", run.settings.output_dir, EVAL_RESULTS)
-    return metrics
+    return metrics, speed.examples_per_sec
 
 
 def _step(checkpoint: str, name: str) -> int:
@@ -259,18 +286,20 @@ def _export(run: Run, estimator, checkpoint: str) -> None:
     _logger.info("exported %s", path)
 
 
-def _predict(run: Run, estimator, checkpoint: str | None) -> None:
-    batch_size = run.settings.predict_batch_size
+def _predict(run: Run, estimator, checkpoint: str | None) -> float | None:
+    """Writes predictions in the order of the files; returns examples per second."""
+    speed = _Speed()
     for name, (rows, examples) in run.test.items():
+        batches = _cut(run, examples, run.settings.predict_batch_size)
+        bar = BatchBar("prediction", len(batches))
         predictions = estimator.predict(
-            input_pipeline.predict_input_fn(
-                examples, batch_size=batch_size, padded_length=run.padded_length
-            ),
+            input_pipeline.predict_input_fn(examples, batches, run.padded_length),
             checkpoint_path=checkpoint,
-            hooks=[BatchBar("prediction", -(-len(examples) // batch_size))],
+            hooks=[bar],
         )
-        order = input_pipeline.order(examples, run.padded_length)
-        in_file_order = dict(zip(order.tolist(), predictions, strict=True))
+        numbers = np.concatenate(batches).tolist()
+        in_file_order = dict(zip(numbers, predictions, strict=True))
+        speed.add(batches, bar)
         paths = results.write_predictions(
             run.settings.output_dir,
             run.task,
@@ -280,3 +309,4 @@ def _predict(run: Run, estimator, checkpoint: str | None) -> None:
             (in_file_order[number] for number in range(len(rows))),
         )
         _logger.info("wrote %s", " and ".join(map(str, paths)))
+    return speed.examples_per_sec

@@ -13,13 +13,19 @@ from estimator_accum.programs.progress import read_progress
 
 
 def end_of_run(
-    run: Run, metrics: Mapping[str, float], update: int, has_trained: bool
+    run: Run,
+    metrics: Mapping[str, float],
+    speeds: Mapping[str, float | None],
+    update: int,
+    has_trained: bool,
 ) -> str:
     """Draws the plot of a run that has trained; returns its table and its paths.
 
     Args:
         run: The run, at its end.
         metrics: Metrics by name, suffixes of dev sets included; may be empty.
+        speeds: Examples per second of "evaluation" and "prediction", as far as there
+            were any; None if one batch held all examples.
         update: Updates of the checkpoint that was used.
         has_trained: Whether this process has trained.
     """
@@ -29,6 +35,9 @@ def end_of_run(
     if run.settings.eval_every_updates is not None:
         rows.append(["best update", f"{update:,}"])
     rows.append(["updates", f"{last:,}"])
+    for job, speed in speeds.items():
+        if speed is not None:
+            rows.append([f"examples per second of {job}", f"{speed:,.1f}"])
     draw = functools.partial(_draw, folder, run.task.main_metric)
     has_metrics = run.settings.do_train
     return report.end_of_run(

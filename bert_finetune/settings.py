@@ -190,9 +190,16 @@ class Settings(RunSettings):
         "training does not stop early.",
         group=EVALUATION,
     )
-    eval_batch_size: int = flag(8, "Examples per evaluation batch.", group=EVALUATION)
+    eval_batch_size: int = flag(
+        8,
+        "Examples of --max_seq_length tokens in an evaluation batch; of shorter ones, as "
+        "many as have no more tokens. The results are the same.",
+        group=EVALUATION,
+    )
     predict_batch_size: int = flag(
-        8, "Examples per prediction batch.", group=EVALUATION
+        8,
+        "Examples of --max_seq_length tokens in a prediction batch, likewise.",
+        group=EVALUATION,
     )
 
     def as_flags(self) -> dict[str, Any]:

@@ -134,7 +134,11 @@ class Windows:
     def _bounds(self, update: int) -> np.ndarray:
         """Returns the start of each of the window's micro-steps except the first."""
         if self.tokens is not None:
-            return self._bounds_by_tokens(self.lengths[self._sorted_examples(update)])
+            return bounds_by_tokens(
+                self.lengths[self._sorted_examples(update)],
+                self.tokens,
+                self.batches.num_replicas,
+            )
         whole, steps = (
             self.batches.effective_batch_size,
             self.batches.gradient_accumulation_steps,
@@ -142,16 +146,6 @@ class Windows:
         bounds = np.arange(1, steps) * whole // steps
         first, behind = self._range(update)
         return bounds[bounds < behind - first]
-
-    def _bounds_by_tokens(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the bounds of the fewest parts, filled with the shortest first."""
-        bounds, first = [], 0
-        for i, length in enumerate(lengths.tolist()):
-            rows = -(-(i + 1 - first) // self.batches.num_replicas)
-            if rows * length > self.tokens:
-                bounds.append(i)
-                first = i
-        return np.array(bounds, np.int64)
 
     def stream(
         self, replicas: Iterable[int] = (0,), update: int = 0, micro_step: int = 0
@@ -218,6 +212,25 @@ def make_windows(
             "or a smaller --max_seq_length."
         )
     return Windows(num_examples, tuple(map(int, ends)), batches, seed, lengths, tokens)
+
+
+def bounds_by_tokens(
+    lengths: np.ndarray, tokens: int, num_replicas: int = 1
+) -> np.ndarray:
+    """Returns the bounds of the fewest parts, filled with the shortest first.
+
+    Args:
+        lengths: Length of each example [tokens], ascending.
+        tokens: Most tokens of one replica's share of a part, padding included.
+        num_replicas: Replicas that share each part.
+    """
+    bounds, first = [], 0
+    for i, length in enumerate(lengths.tolist()):
+        rows = -(-(i + 1 - first) // num_replicas)
+        if rows * length > tokens and i > first:
+            bounds.append(i)
+            first = i
+    return np.array(bounds, np.int64)
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:

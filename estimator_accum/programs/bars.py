@@ -1,5 +1,7 @@
 """Progress of evaluation and prediction, batch by batch."""
 
+import time
+
 import tensorflow as tf
 
 from estimator_accum.reports._display import Display
@@ -15,6 +17,9 @@ class BatchBar(tf.compat.v1.train.SessionRunHook):
     Args:
         description: First word of the display: "evaluation" or "prediction".
         total_batches: Batches of one evaluation or prediction; None if unknown.
+
+    Attributes:
+        secs: Time after the first batch, which also waits for the graph [seconds].
     """
 
     def __init__(self, description: str, total_batches: int | None):
@@ -26,7 +31,10 @@ class BatchBar(tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context, run_values) -> None:
         self._batches += 1
+        if self._batches == 1:
+            self._since = time.perf_counter()
         self._display.show(self._batches)
 
     def end(self, session) -> None:
+        self.secs = time.perf_counter() - self._since if self._batches else 0.0
         self._display.close()

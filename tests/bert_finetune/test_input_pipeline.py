@@ -6,7 +6,11 @@ import tensorflow as tf
 
 from bert_finetune import input_pipeline
 from bert_finetune.encoding import encode_examples
-from bert_finetune.input_pipeline import eval_input_fn, order, predict_input_fn
+from bert_finetune.input_pipeline import (
+    cut_by_tokens,
+    eval_input_fn,
+    predict_input_fn,
+)
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
 from bert_finetune.windows import epoch_order, make_windows
@@ -127,19 +131,24 @@ def test_training_batch_holds_tokens_mask_segments_and_labels(tokenizer):
 
 
 @pytest.mark.parametrize("padded_length", [_MAX_SEQ_LENGTH, None])
-@pytest.mark.parametrize("batch_size", [1, 4, 23, 100])
-def test_evaluation_goes_by_file_or_by_length_and_adds_no_examples(
-    encoded, batch_size, padded_length
+@pytest.mark.parametrize("tokens", [1, 40, 1000])
+def test_evaluation_is_cut_by_tokens_and_has_each_example_once(
+    encoded, tokens, padded_length
 ):
-    sizes = {"batch_size": batch_size, "padded_length": padded_length}
-    batches = _batches(eval_input_fn(encoded, **sizes))
+    cut = cut_by_tokens(encoded, tokens, padded_length)
+    batches = _batches(eval_input_fn(encoded, cut, padded_length))
     ids = _flat(_ids(features) for features, _ in batches)
-    in_order = np.arange(23) if padded_length else order(encoded)
+    in_order = np.argsort(encoded.lengths, kind="stable")
+    in_order = np.arange(23) if padded_length else in_order
     assert ids == (14 + in_order).tolist()  # 14 is the id of n0
     labels = _flat(labels.tolist() for _, labels in batches)
     assert labels == [(i - 14) % 3 for i in ids]
-    assert {len(labels) for _, labels in batches[:-1]} <= {batch_size}
-    assert len(batches[-1][1]) == 23 - batch_size * (len(batches) - 1) > 0
+    sizes = [features["input_ids"].size for features, _ in batches]
+    assert all(size <= tokens or len(f) == 1 for size, f in zip(sizes, cut))
+    # One more example would have been too much.
+    widths = [features["input_ids"].shape[1] for features, _ in batches]
+    after = zip(cut, widths[1:])
+    assert all((len(f) + 1) * width > tokens for f, width in after)
     lengths = [features["input_mask"].sum(axis=1) for features, _ in batches]
     assert padded_length or np.all(np.diff(_flat(lengths)) >= 0)
     widths = [features["input_ids"].shape[1] for features, _ in batches]
@@ -149,11 +158,12 @@ def test_evaluation_goes_by_file_or_by_length_and_adds_no_examples(
 def test_prediction_yields_features_without_labels(tokenizer):
     encoded = encode_examples(_examples(23, label=False), tokenizer, _MAX_SEQ_LENGTH)
     assert encoded.labels is None
-    batches = _batches(predict_input_fn(encoded, batch_size=4))
+    cut = cut_by_tokens(encoded, 40)
+    batches = _batches(predict_input_fn(encoded, cut))
     names = ["input_ids", "input_mask", "segment_ids"]
-    assert [sorted(batch) for batch in batches] == [names] * 6
+    assert [sorted(batch) for batch in batches] == [names] * len(cut)
     ids = _flat(_ids(batch) for batch in batches)
-    assert ids == (14 + order(encoded)).tolist() != sorted(ids)
+    assert ids == (14 + np.concatenate(cut)).tolist() != sorted(ids)
 
 
 def test_static_shapes_name_the_length_and_leave_the_batch_open(encoded):
@@ -181,12 +191,12 @@ def test_training_pads_each_micro_batch_to_its_longest(encoded):
 
 def test_shorter_padded_length_than_that_of_encoding_is_refused(encoded):
     with pytest.raises(ValueError, match="Received: 8 for examples of up to 9 tokens"):
-        eval_input_fn(encoded, batch_size=4, padded_length=8)
+        eval_input_fn(encoded, cut_by_tokens(encoded, 40), padded_length=8)
 
 
 def test_examples_without_labels_are_for_prediction_only(tokenizer):
     encoded = encode_examples(_examples(6, label=False), tokenizer, _MAX_SEQ_LENGTH)
     with pytest.raises(ValueError, match=r"must have labelled examples\. Received: ex"):
-        eval_input_fn(encoded, batch_size=4)
+        eval_input_fn(encoded, cut_by_tokens(encoded, 40))
     with pytest.raises(ValueError, match="Use `predict_input_fn` for them"):
         _train_batches(encoded)

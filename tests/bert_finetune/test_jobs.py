@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -141,6 +142,14 @@ def test_a_trained_folder_gives_the_same_later_padded_and_in_batches_of_any_size
     assert np.ptp(before[:, 0]) > 0.1  # so that their order is visible
     np.testing.assert_allclose(after, before, atol=1e-5)
     assert (folder / "CoLA.tsv").read_text() == (learned / "CoLA.tsv").read_text()
+
+
+def test_speed_of_an_evaluation_leaves_its_first_batches_out():
+    speed = jobs._Speed()
+    assert speed.examples_per_sec is None
+    bar = types.SimpleNamespace(secs=2.0)
+    speed.add([np.arange(9), np.arange(4), np.arange(2)], bar)
+    assert speed.examples_per_sec == 3.0
 
 
 def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned):
