@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+ARRAY_BYTES = 2**28  # larger than any cache
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -32,6 +33,7 @@ class Row(NamedTuple):
         low: Lower quartile of that ratio.
         high: Upper quartile of that ratio.
         reference: Name of the contender with ratio 1.
+        share: Median over the rounds of the share of its bound; None without one.
     """
 
     part: str
@@ -43,6 +45,7 @@ class Row(NamedTuple):
     low: float
     high: float
     reference: str
+    share: float | None = None
 
 
 def make_rows(
@@ -51,6 +54,7 @@ def make_rows(
     unit: str,
     values: dict[str, list[float]],
     reference: str,
+    bounds: dict[str, list[float]] | None = None,
 ) -> list[Row]:
     """Compares contenders round by round with the reference.
 
@@ -60,27 +64,35 @@ def make_rows(
         unit: As in Row.
         values: Contender -> its value in each round.
         reference: One of the contenders.
+        bounds: Contender -> the most that it could reach in each round.
     """
+
+    def ratios(way: str, others: list[float]) -> tuple[float, float, float]:
+        pairs = zip(values[way], others, strict=True)
+        return quartiles([value / other for value, other in pairs])
+
     rows = []
     for way, its_values in values.items():
-        pairs = zip(its_values, values[reference], strict=True)
-        low, ratio, high = quartiles([value / base for value, base in pairs])
+        low, ratio, high = ratios(way, values[reference])
+        share = ratios(way, bounds[way])[1] if way in (bounds or {}) else None
         value = quartiles(its_values)[1]
-        rows.append(Row(part, setting, way, value, unit, ratio, low, high, reference))
+        row = Row(part, setting, way, value, unit, ratio, low, high, reference, share)
+        rows.append(row)
     return rows
 
 
 def as_text(rows: list[Row]) -> str:
     """Returns the table in Markdown."""
     lines = [
-        "| part | setting | way | ratio | quartiles | of | value |",
-        "|---|---|---|---|---|---|---|",
+        "| part | setting | way | ratio | quartiles | of | value | share of bound |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
+        share = "" if row.share is None else f"{row.share:.2f}"
         lines.append(
             f"| {row.part} | {row.setting} | {row.way} | {row.ratio:.2f} "
             f"| {row.low:.2f} to {row.high:.2f} | {row.reference} "
-            f"| {row.value:.4g} {row.unit} |"
+            f"| {row.value:.4g} {row.unit} | {share} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -200,14 +212,14 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, statistics.median(values), high
 
 
-def run_script(arguments: list[str]) -> None:
-    """Runs Python with `arguments` from the repository's root.
+def run_script(arguments: list[str], python: str = sys.executable) -> None:
+    """Runs a Python with `arguments` from the repository's root.
 
     Raises:
         RuntimeError: If the program fails; the message ends with its stderr.
     """
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [python, *arguments],
         cwd=_REPOSITORY,
         check=False,
         capture_output=True,

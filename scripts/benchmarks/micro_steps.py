@@ -18,7 +18,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 import tensorflow as tf
 
 from scripts.benchmarks.base import serve
-from scripts.benchmarks.keras_ways import KERAS_WAYS
 from scripts.benchmarks.models import Size, classification_loss, token_ids
 from scripts.benchmarks.ways import GRAPH_WAYS, trained
 
@@ -27,7 +26,7 @@ def main() -> None:
     """Reads the contender from the command line, and serves."""
     spec = json.loads(sys.argv[1])
     steps = spec["steps"]
-    run, facts = (_in_graph if spec["way"] in GRAPH_WAYS else _in_keras)(spec)
+    run, facts = _micro_step(spec)
     count = steps * max(1, spec["micro_steps"] // steps)  # whole windows
     for _ in range(2 * steps):  # the first ones compile and allocate
         run()
@@ -41,7 +40,7 @@ def main() -> None:
     serve(facts, secs=secs_per_micro_step, peak_bytes=_peak_bytes)
 
 
-def _in_graph(spec: dict):
+def _micro_step(spec: dict):
     """Returns (a function that runs one micro-step, the byte counts of the bound)."""
     tf.compat.v1.disable_eager_execution()
     size = Size(*spec["size"])
@@ -63,16 +62,6 @@ def _in_graph(spec: dict):
             if sparse
         ),
     }
-
-
-def _in_keras(spec: dict):
-    size = Size(*spec["size"])
-    ids = token_ids(size, spec["micro_batch_size"], spec["tokens"])
-
-    def build_loss():
-        return classification_loss(size, ids.read_value())
-
-    return KERAS_WAYS[spec["way"]](build_loss, spec["steps"]), {}
 
 
 def _bytes(variable) -> int:

@@ -104,41 +104,6 @@ def original_patch(loss: tf.Tensor, steps: int, optimizer=None) -> tf.Operation:
         return step.assign_add(1, read_value=False)
 
 
-def per_variable_conds(loss: tf.Tensor, steps: int) -> tf.Operation:
-    """tensor2tensor's multistep optimizer: a `tf.cond` for every variable.
-
-    Off the boundary it adds a dense gradient to the accumulator; at the boundary it
-    applies (accumulator + gradient) / K and assigns zeros. It has no global norm, and
-    so does not clip.
-    """
-    step = tf.compat.v1.train.get_or_create_global_step()
-    is_boundary = tf.equal((step.read_value() + 1) % steps, 0)
-    done = [
-        _cond_of_one(gradient, variable, is_boundary, steps)
-        for gradient, variable in trained(loss)
-    ]
-    with tf.control_dependencies(done):
-        return step.assign_add(1, read_value=False)
-
-
-def _cond_of_one(gradient, variable, is_boundary, steps: int) -> tf.Tensor:
-    gradient = tf.convert_to_tensor(gradient)
-    accumulator = _zeros(variable)
-
-    def update():
-        total = (accumulator.read_value() + gradient) / steps
-        applied = gradient_descent().apply_gradients([(total, variable)])
-        with tf.control_dependencies([applied]):
-            zeros = tf.zeros(accumulator.shape)
-            return _after([accumulator.assign(zeros, read_value=False)])
-
-    return tf.cond(
-        is_boundary,
-        update,
-        lambda: _after([accumulator.assign_add(gradient, read_value=False)]),
-    )
-
-
 def _zeros(variable) -> tf.Variable:
     return tf.compat.v1.Variable(
         tf.zeros(variable.shape), trainable=False, use_resource=True
@@ -150,12 +115,11 @@ def _after(operations: list) -> tf.Tensor:
         return tf.constant(True)
 
 
-# Name in the table -> way. The ways of Keras are in keras_ways.py.
+# Name in the table -> way.
 GRAPH_WAYS = {
     "forward and backward": forward_and_backward,
     "no accumulation": no_accumulation,
     "this project": this_project,
     "this project, skip_window": without_micro_step_checks,
     "original patch": original_patch,
-    "per-variable conds": per_variable_conds,
 }

@@ -2,13 +2,16 @@
 
 import csv
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from bert_finetune import modeling
 from scripts import benchmark
-from scripts.benchmarks import parts
+from scripts.benchmarks import cola, parts
 from scripts.benchmarks.bandwidth import bound_secs
 from scripts.benchmarks.base import Contender, make_rows, run_script, take_turns
-from scripts.benchmarks.models import SIZES, Size
+from scripts.benchmarks.models import SIZES, Size, bert_config
 
 pytestmark = pytest.mark.once
 
@@ -36,6 +39,47 @@ def test_bound_is_the_traffic_that_accumulation_cannot_do_without():
     assert bound_secs(1e-9, 4, 0, 10) == pytest.approx(70e-9)
 
 
+def test_flops_of_a_sentence_are_those_of_its_matrix_products():
+    size, tokens = Size(layers=3, hidden=16, heads=2, vocabulary=40), 5
+    with tf.Graph().as_default() as graph:
+        ids = tf.ones([1, tokens], tf.int32)
+        pooled = modeling.encode(
+            bert_config(size), ids, ids, ids, is_training=True, is_packed=False
+        ).pooled
+        variables = tf.compat.v1.trainable_variables()
+        gradients = [g for g in tf.gradients(pooled, variables) if g is not None]
+        gradients = tf.nest.flatten(gradients, expand_composites=True)
+        names = [gradient.op.name for gradient in gradients]
+        needed = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), names)
+        products = [graph.get_operation_by_name(node.name) for node in needed.node]
+    found = 0
+    for op in products:
+        if "MatMul" in op.type and "embeddings" not in op.name:  # a one-hot product
+            is_transposed = (
+                op.node_def.attr["transpose_a"].b or op.node_def.attr["adj_x"].b
+            )
+            inner = op.inputs[0].shape[-2 if is_transposed else -1]
+            found += 2 * op.outputs[0].shape.num_elements() * inner
+    assert found == cola.flops(size, np.array(tokens))
+
+
+def test_bound_of_fine_tuning_adds_arithmetic_and_traffic():
+    size, lengths = Size(layers=1, hidden=2, heads=1, vocabulary=10), np.array([3, 5])
+    flops = cola.flops(size, lengths).mean()
+    arithmetic = cola.bound_examples_per_sec(size, lengths, 1, 1e-9, 0)
+    assert arithmetic == pytest.approx(1e9 / flops)
+    # 13 * 2**2 weights of kernels twice for each of 4 micro-steps, both slots twice
+    traffic = 4 * (4 * 2 * 52 + 2 * 2 * (52 + 20)) / 32
+    both = cola.bound_examples_per_sec(size, lengths, 4, 1e-9, 1e-9)
+    assert both == pytest.approx(1e9 / (flops + traffic))
+
+
+def test_a_python_without_torch_is_refused(capsys, tmp_path):
+    flags = ["--parts=cola", f"--cola_dir={tmp_path}"]
+    assert benchmark.main([*flags, f"--trainer_python={tmp_path}"]) == 2
+    assert "`--trainer_python` must be a Python with torch" in capsys.readouterr().err
+
+
 def test_a_program_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"-m housing_example.main failed \(2\).*no"):
         run_script(["-m", "housing_example.main", "--no_such_flag=1"])
@@ -48,7 +92,7 @@ _WAYS = {
     "fit": {"plain", "accumulate"},
     "growth": {"K=2", "K=4"},
     "unedited": {"uncut", "cut in 4"},
-    "cola": {"padded to 128", "this project"},
+    "cola": {"this project, 8 x 4, float32", "bound, 8 x 4, float32"},
     "memory": {"2 x 1", "8 x 1", "2 x 4", "2 x 4, skip_window"},
 }
 
@@ -57,7 +101,10 @@ _WAYS = {
 @pytest.mark.parametrize("part", _WAYS)  # docs/performance.md runs the part housing
 def test_every_part_measures(part, tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", Size(1, 8, 1, vocabulary=40))
-    monkeypatch.setattr(parts, "_ARRAY_BYTES", 2**20)
+    for module in (cola, parts):
+        monkeypatch.setattr(module, "ARRAY_BYTES", 2**20)
+    monkeypatch.delitem(cola._OURS, "this project, --effective_batch_size=32")
+    monkeypatch.delitem(cola._OURS, "this project, --tokens_per_micro_batch=1024")
     monkeypatch.setattr(parts, "_STEPS_OF_GROWTH", (2, 4))
     row = "s\t{}\t\tThe {}small dog sleeps.\n"
     lines = [row.format(n % 2, "very " * (n % 5)) for n in range(64)]
@@ -65,7 +112,7 @@ def test_every_part_measures(part, tmp_path, monkeypatch):
     flags = [f"--parts={part}", "--sizes=tiny", f"--cola_dir={tmp_path}"]
     flags += ["--micro_batch_size=2", "--tokens=4", "--effective_batch_sizes=8"]
     flags += ["--accumulation_steps=2", "--rounds=1", "--starts=1"]
-    flags += ["--cola_examples=64"]
+    flags += ["--cola_examples=64", "--precisions=float32"]
     output = tmp_path / "output"
     assert benchmark.main([*flags, f"--output_dir={output}"]) == 0
     table = (output / "benchmark.csv").read_text()
