@@ -94,8 +94,7 @@ def find_change(
         for graph in {values_of(gradient).graph for gradient in gradients}
         for name, computed in _known(graph).items()
     }
-    computed = {values_of(each.gradient).name: each for each in known.values()}
-    later = descendants(part for c in computed.values() for part in _parts(c.gradient))
+    later = descendants(part for c in known.values() for part in _parts(c.gradient))
     kept, changed = [], []
     for gradient, variable in zip(gradients, variables, strict=True):
         parts = _parts(gradient)
@@ -116,11 +115,10 @@ def find_change(
         if not any(p.name in known or p.op in later for p in _parts(gradient)):
             given = _Computed(gradient, variable, None)
             known |= {part.name: given for part in _parts(gradient)}
-            computed[values_of(gradient).name] = given
     # A train op that was made before may be waited for, but is no part of the change.
     of_train_ops = descendants(window.update_step_after for window in windows)
     later -= of_train_ops
-    return Change(gradients, variables, known, computed, later, windows)
+    return Change(gradients, variables, known, later, windows)
 
 
 def _is_linear(
@@ -228,8 +226,7 @@ class Change:
     Args:
         changed: Gradients that `apply_gradients` gets.
         variables: Their variables.
-        known: Accumulated gradients, by names of their tensors.
-        computed: The same gradients by the name of their first tensor, in order.
+        known: Accumulated gradients, by names of their tensors, in order.
         later: Operations that compute from these, or wait for them.
         windows: The graph's `Window`s so far.
 
@@ -248,13 +245,13 @@ class Change:
         changed: list,
         variables: list,
         known: dict,
-        computed: dict,
         later: set,
         windows: list,
     ):
         self._changed, self.variables, self._later = changed, variables, later
         names = self._walk(known)
-        read = [each for name, each in computed.items() if name in names]
+        first = {values_of(each.gradient).name: each for each in known.values()}
+        read = [each for name, each in first.items() if name in names]
         self.gradients = [each.gradient for each in read]
         self.read = [each.variable for each in read]
         needed = [part.op for g in self.gradients for part in _parts(g)]
