@@ -60,7 +60,7 @@ def __getattr__(name: str):
         if error.name != "tensorflow":
             raise
         raise ImportError(
-            "estimator_accum needs TensorFlow 2.15 to 2.21. Received: none. Install this "
+            "estimator_accum needs TensorFlow 2.8 to 2.21. Received: none. Install this "
             "package with its extra [tf], or the TensorFlow of your choice."
         ) from error
     return getattr(module, name)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from estimator_accum._gradients import Gradient, cast, scaled
 from estimator_accum._graph import data_ancestors
-from estimator_accum._options import Options, innermost, is_loss_scaling
+from estimator_accum._options import Options, always_reduces, innermost
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -62,7 +62,8 @@ def apply(
 def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
     """Applies in replica context; the optimizer must not reduce a second time."""
     options = {}
-    if is_loss_scaling(optimizer):  # always reduces: has no such argument
+    if tf.distribute.has_strategy() and always_reduces(optimizer):
+        _check_no_sparse_sums(gradients)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         gradients = [scaled(g, 1.0 / replicas) for g in gradients]
     elif tf.distribute.has_strategy():
@@ -75,6 +76,20 @@ def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
         pairs = zip(gradients, variables, strict=True)
         pairs = [(cast(gradient, v.dtype), v) for gradient, v in pairs]
         return optimizer.apply_gradients(pairs, **options)
+
+
+def _check_no_sparse_sums(gradients: list[Gradient]) -> None:
+    """Raises ValueError if workers would have to reduce rows that differ by window."""
+    strategy = tf.distribute.get_strategy()
+    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+    if sparse and strategy.extended._in_multi_worker_mode():
+        raise ValueError(
+            "Embeddings under MultiWorkerMirroredStrategy must have an optimizer that "
+            "leaves the sum over workers to this library: not one that scales the loss, "
+            f"and TensorFlow 2.13 or later. Received: TensorFlow {tf.__version__} and "
+            f"sparse gradients of {len(sparse)} variables. Install a later TensorFlow, "
+            "or look embeddings up by a product with one-hot rows."
+        )
 
 
 def _requires_global_step(optimizer: tf.compat.v1.train.Optimizer) -> bool:

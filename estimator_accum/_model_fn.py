@@ -131,6 +131,7 @@ def microbatch_model_fn(
     check_reduction(reduction)
     is_auto = micro_batches == "auto"
 
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def wrapped(features, labels=None, mode=None, params=None, config=None):
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         build = _with_arguments(model_fn, given)

@@ -243,6 +243,12 @@ def is_loss_scaling(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     )
 
 
+def always_reduces(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `apply_gradients` sums over replicas, whatever it is told."""
+    usual = inspect.signature(tf.compat.v1.train.Optimizer.apply_gradients).parameters
+    return is_loss_scaling(optimizer) or "skip_gradients_aggregation" not in usual
+
+
 def is_dynamic(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether `optimizer` handles gradients that are not finite by itself."""
     return is_loss_scaling(optimizer) and isinstance(
@@ -365,7 +371,7 @@ def check_replica_context(optimizer) -> None:
         )
     if not tf.distribute.has_strategy():
         return
-    if is_loss_scaling(optimizer):
+    if always_reduces(optimizer):
         _check_no_collectives(tf.distribute.get_strategy())
         return
     parameters = inspect.signature(optimizer.apply_gradients).parameters
@@ -379,12 +385,13 @@ def check_replica_context(optimizer) -> None:
 
 
 def _check_no_collectives(strategy) -> None:
-    """Raises ValueError if a loss-scaling optimizer, which reduces itself, may hang."""
+    """Raises ValueError if an optimizer that reduces gradients itself may hang."""
     reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
     if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
         raise ValueError(
-            "On several CPUs of one process a loss-scaling optimizer must not reduce "
-            "by collectives, which wait for ever in a Session with one CPU device. "
+            "On several CPUs of one process a loss-scaling optimizer, and before "
+            "TensorFlow 2.13 any, must not reduce by collectives, which wait for ever in a "
+            "Session with one CPU device. "
             f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
             "cross_device_ops=tf.distribute.ReductionToOneDevice()."
         )

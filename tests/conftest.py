@@ -31,7 +31,9 @@ def pytest_configure(config):
     programs.fork_from_now_on()
     programs.write_no_graph_files()
     programs.optimize_few_graphs()
-    importlib.import_module("estimator_accum.compat").enable_estimator()
+    tf = importlib.import_module("estimator_accum.compat").enable_estimator()
+    if tf.__version__.startswith(("2.8.", "2.9.", "2.10.")):  # all are the older ones
+        tf.keras.optimizers.legacy = tf.keras.optimizers
 
 
 def pytest_collection_finish():

@@ -103,9 +103,17 @@ def test_the_site_has_no_broken_link(tmp_path):
     assert "gets the weights of batches of 32" in start  # examples/minimal.py
 
 
+_OLD_TF = pytest.param(
+    *("[tf]", "2.8.4", None),
+    marks=pytest.mark.skipif(
+        sys.version_info >= (3, 12), reason="TensorFlow 2.8 stops at Python 3.10"
+    ),
+)
+
+
 @pytest.mark.parametrize(
     ("extra", "there", "tensorflow"),
-    [("", "2.18.1", None), ("", None, None)]
+    [("", "2.18.1", None), ("", None, None), _OLD_TF]
     + [("[tf]", None, "2.21.0" if sys.version_info >= (3, 12) else "2.15.1")],
 )
 def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorflow):

@@ -127,8 +127,16 @@ def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
     return keras.saving.register_keras_serializable("estimator_accum")(cls)
 
 
+def is_supported(keras) -> bool:
+    """Returns whether a Keras has the saving and the optimizers that adapters need."""
+    major, minor = keras.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 15)
+
+
 def _register_classes(keras) -> None:
     """Registers all classes for `load_model` of this Keras."""
+    if not is_supported(keras):
+        return
     adapters = [Keras3] if hasattr(keras, "ops") else [Keras2, Keras2Legacy]
     for adapter in adapters:
         for is_loss_scaling in (False, True):
@@ -152,6 +160,13 @@ def _check_optimizer(optimizer, family) -> None:
             "`optimizer` must be a Keras optimizer. Received: "
             f"{optimizer!r}. Make one, such as keras.optimizers.Adam(1e-3)."
         )
+    keras = importlib.import_module(family[0])
+    if not is_supported(keras):
+        raise TypeError(
+            "`optimizer` must be of Keras 2.15 or later. Received: an optimizer of "
+            f"Keras {keras.__version__}. Install TensorFlow 2.15 or later, or train a "
+            "tf.estimator by estimator_accum.make_accumulating_train_op."
+        )
     innermost = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(optimizer, Accumulating) or isinstance(innermost, Accumulating):
         raise TypeError(
@@ -165,7 +180,7 @@ def _check_optimizer(optimizer, family) -> None:
             f"{type(innermost).__name__} with gradient_accumulation_steps={steps}. "
             "Leave it out there."
         )
-    backend = importlib.import_module(family[0]).backend.backend()
+    backend = keras.backend.backend()
     if backend != "tensorflow":
         raise TypeError(
             "`optimizer` must run on TensorFlow. Received: Keras 3 with the backend "

@@ -65,7 +65,9 @@ def accumulate_runs(gradient_accumulation_steps: int) -> Callable[[], int]:
     runs = _Runs(gradient_accumulation_steps)
     methods = {"apply_gradients": runs.accumulating, "compute_gradients": _remembering}
     _change_methods(tf.compat.v1.train.Optimizer, methods)
-    for kind in (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer):
+    keras = tf.keras.optimizers
+    older = getattr(keras, "legacy", keras)  # before TensorFlow 2.11 the only ones
+    for kind in {keras.Optimizer, older.Optimizer}:
         _change_methods(kind, {"apply_gradients": _refusing})
     gradients_util._GradientsHelper = _differentiating(gradients_util._GradientsHelper)
     handler = session._FetchHandler  # of every kind of run

@@ -20,7 +20,7 @@ def test_other_names_are_not():
 def test_without_tensorflow_the_remedy_is_named():
     names = "from estimator_accum import get_windows"
     done = running.run("-c", f"import sys; sys.modules['tensorflow'] = None; {names}")
-    assert "ImportError: estimator_accum needs TensorFlow 2.15 to 2.21." in done.stderr
+    assert "ImportError: estimator_accum needs TensorFlow 2.8 to 2.21." in done.stderr
 
 
 def test_what_needs_no_tensorflow_imports_none(real_starts):

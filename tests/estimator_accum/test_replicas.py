@@ -6,11 +6,14 @@ import tensorflow as tf
 
 from estimator_accum import (
     AccumulatingOptimizer,
+    _applying,
+    _options,
     get_or_create_update_step,
     get_windows,
     make_accumulating_train_op,
 )
 from estimator_accum._graph import ancestors
+from estimator_accum._options import always_reduces
 from estimator_accum.keras import accumulate
 from tests.helpers.models.interfaces import sgd, start_session
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
@@ -75,7 +78,8 @@ def _minimize(loss):
 def _apply_own_gradients_after_a_call_of_compute_gradients(loss):
     sgd().compute_gradients(loss)
     x = v1.trainable_variables()
-    pairs = list(zip(tf.gradients(loss, x), x, strict=True))
+    gradients = tf.gradients(loss, x)
+    pairs = [(gradients[i], v) for i, v in enumerate(x)]  # AutoGraph's zip of 2.12
     step = v1.train.get_global_step()
     return AccumulatingOptimizer(sgd(), 2).apply_gradients(pairs, step)
 
@@ -272,6 +276,25 @@ def test_the_noise_scale_is_that_of_all_micro_batches(steps):
     assert run.noise_scale == pytest.approx(noise / (mean**2 - noise / n), rel=1e-5)
 
 
+def test_an_optimizer_of_older_tensorflows_reduces_what_is_divided(monkeypatch):
+    monkeypatch.setattr(_options, "always_reduces", lambda optimizer: True)
+    monkeypatch.setattr(_applying, "always_reduces", lambda optimizer: True)
+    run = _TwoReplicas(_train_op(2))
+    assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
+
+
+def test_sparse_gradients_that_workers_cannot_reduce_are_refused(monkeypatch):
+    strategy = tf.distribute.get_strategy()
+    monkeypatch.setattr(strategy.extended, "_in_multi_worker_mode", lambda: True)
+    dense, sparse = tf.zeros([2]), tf.IndexedSlices(tf.zeros([1]), [0], [2])
+    _applying._check_no_sparse_sums([dense])
+    with pytest.raises(ValueError, match="sparse gradients of 1 variables. Install a"):
+        _applying._check_no_sparse_sums([dense, sparse])
+
+
+@pytest.mark.skipif(
+    always_reduces(sgd()), reason="before TensorFlow 2.13 every optimizer reduces again"
+)
 def test_an_optimizer_that_would_reduce_again_is_refused():
     class Own(v1.train.GradientDescentOptimizer):
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
-from estimator_accum.keras import accumulate
+from estimator_accum.keras import _accumulate, accumulate
 from tests.helpers.models.keras_kinds import dense_data, fit
 from tests.helpers.processes import running
 
@@ -17,6 +17,12 @@ model = keras.Sequential([keras.layers.Dense(1)])
 model.compile(accumulate(keras.optimizers.legacy.SGD(), 2), "mse")
 model.fit(np.ones([4, 1]), np.ones([4, 1]), callbacks=[AccumulationCallback()])
 """
+
+
+def test_a_keras_before_2_15_is_refused(kind, monkeypatch):
+    monkeypatch.setattr(_accumulate, "is_supported", lambda keras: False)
+    with pytest.raises(TypeError, match="must be of Keras 2.15 or later. Received: an"):
+        accumulate(kind.optimizer("SGD", 0.1), 2)
 
 
 @pytest.mark.parametrize("steps", [1, 2])

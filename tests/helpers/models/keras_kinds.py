@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-KINDS = [("keras", "new"), ("keras", "legacy")]
+from estimator_accum.keras._accumulate import is_supported
+
+KINDS = [("keras", "new"), ("keras", "legacy")] * is_supported(
+    importlib.import_module("keras")
+)
 if importlib.util.find_spec("tf_keras"):
     KINDS = [("tf_keras", "new"), ("tf_keras", "legacy"), ("keras", "new")]
 

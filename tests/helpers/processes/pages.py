@@ -30,8 +30,8 @@ from tests.helpers.processes import running
 
 _NOT_THE_REPOSITORYS = (".*", "build", "*.egg-info", "demo", "site", "*_output")
 _LONGEST_MESSAGE = 1 << 17  # bytes
-_MADE_UP = {"tensorflow_estimator": "2.15.0"} | dict.fromkeys(
-    ("absl_py", "filelock", "numpy", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
+_MADE_UP = {"tensorflow_estimator": "2.15.0", "numpy": "1.26"} | dict.fromkeys(
+    ("absl_py", "filelock", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
 )
 _MADE_UP |= dict.fromkeys(("huggingface_hub", "safetensors", "tokenizers"), "9")
 
@@ -162,7 +162,7 @@ def write_wheels(folder: pathlib.Path) -> None:
     """Writes wheels without modules of everything that the project needs."""
     for name, version in _MADE_UP.items():
         write_wheel(folder, name, version)
-    for minor, patch in ((15, 1), (18, 1), (21, 0)):
+    for minor, patch in ((8, 4), (15, 1), (18, 1), (21, 0)):
         write_wheel(folder, "tensorflow", f"2.{minor}.{patch}")
         write_wheel(folder, "tensorboard", f"2.{minor}.0")
         write_wheel(folder, "tf_keras", f"2.{minor}.0", f"tensorflow==2.{minor}.*")

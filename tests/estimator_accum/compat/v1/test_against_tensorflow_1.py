@@ -55,10 +55,7 @@ RECORDED = {
     "dropout": (("outputs:0"), "4.90826 0"),
     "dropout, no training": (("Dropout/Identity:0"), "3.39994 0"),
     "embeddings": (
-        (
-            "EmbedSequence/embeddings EmbedSequence/embedding_lookup/Identity:0 "
-            "regularization_losses 1"
-        ),
+        ("EmbedSequence/embeddings outputs:0 regularization_losses 1"),
         "2.36003 0.013885 3.18175",
     ),
     "l1": (("w* l1_regularizer:0"), "0.728203 0 1.16512"),
@@ -210,11 +207,7 @@ RECORDED = {
     ),
     "sum": (("w* sum_regularizer:0"), "0.0461391 0 0.129959"),
     "unique embeddings": (
-        (
-            "EmbedSequence/embeddings "
-            "EmbedSequence/EmbeddingLookupUnique/Reshape_1:0 "
-            "regularization_losses 1"
-        ),
+        ("EmbedSequence/embeddings outputs:0 regularization_losses 1"),
         "2.36003 0.013885 3.18175",
     ),
     "xavier": (("random_uniform:0"), "5.46275 0"),
