@@ -34,7 +34,7 @@ from bert_finetune.results import BEST, EXPORT
 from bert_finetune.settings import HUGGING_FACE, Settings
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
-from bert_finetune.windows import Windows, make_windows
+from bert_finetune.windows import Windows, make_windows, with_fastest_tokens
 from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster, enter
@@ -70,6 +70,11 @@ def prepare(inputs: Inputs) -> Run:
         epochs = settings.num_train_epochs
         earlier = earlier_epochs(settings.output_dir, epochs, count)
         windows = make(epochs, earlier)
+        if settings.is_cut_for_speed:
+            windows = with_fastest_tokens(windows, settings.max_seq_length)
+            settings = dataclasses.replace(
+                settings, tokens_per_micro_batch=windows.tokens
+            )
         settings = _with_recompute(settings, inputs.config, windows)
         description |= describe_training(settings, train.checksum, windows.batches)
         description[EARLIER_EPOCHS] = earlier

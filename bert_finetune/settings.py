@@ -126,7 +126,7 @@ class Settings(RunSettings):
         None,
         "Most tokens of a micro-batch, padding included. A replica's share of an update "
         "is cut into as few micro-batches as possible; --micro_batch_size does not cut "
-        "it.",
+        "it. None with --effective_batch_size and no other size: chosen for speed.",
         group=SIZES,
     )
     learning_rate: float = flag(5e-5)
@@ -213,6 +213,17 @@ class Settings(RunSettings):
     def is_training(self) -> bool:
         """True if the run writes checkpoints, and needs its folder for itself."""
         return self.do_train
+
+    @property
+    def is_cut_for_speed(self) -> bool:
+        """True if only the examples of an update are given, not how they are cut."""
+        cuts = self.micro_batch_size, self.gradient_accumulation_steps
+        return (
+            self.effective_batch_size is not None
+            and (*cuts, self.tokens_per_micro_batch) == (None, None, None)
+            and not self.pad_to_max_length
+            and self.strategy == "none"
+        )
 
     @property
     def evaluates_in_training(self) -> bool:

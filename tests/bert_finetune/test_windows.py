@@ -9,7 +9,7 @@ import pytest
 
 from bert_finetune import windows as windows_module
 from bert_finetune.tasks import get_task, read_examples
-from bert_finetune.windows import epoch_order, make_windows
+from bert_finetune.windows import epoch_order, make_windows, with_fastest_tokens
 from estimator_accum.programs.batches import Batches
 
 _CUTS = [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5), (7, 3)]
@@ -230,3 +230,25 @@ def test_a_run_that_is_trained_on_ends_a_window_where_the_shorter_one_ended(toke
     for done in range(11):
         assert long.num_micro_steps(done) == sum(micro_steps[done:])
     assert long.num_micro_steps(4, 1) == sum(micro_steps[4:]) - 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        (np.full(640, 128), 32 * 128),  # no padding: as few micro-steps as possible
+        (np.full(640, 1), 128),  # 64 examples of one token fit in one anyway
+        # An example of 100 tokens would pad 63 others; apart, it costs a micro-step.
+        (np.where(np.arange(640) % 64, 8, 100), 512),
+    ],
+)
+def test_default_cut_has_the_least_padding_and_micro_steps(lengths, expected):
+    windows = make_windows(640, 1, Batches(64, 2, 1), 1, lengths)
+    cut = with_fastest_tokens(windows, 128)
+    assert cut.tokens == expected
+
+    def time(tokens):
+        other = make_windows(640, 1, Batches(64, 2, 1), 1, lengths, tokens)
+        steps = [s[0] for update in range(10) for s in other.shares(update)]
+        return sum(len(s) * lengths[s].max() + 40 for s in steps)
+
+    assert time(expected) == min(time(128 * 2**power) for power in range(6))
