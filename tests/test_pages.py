@@ -4,7 +4,6 @@ The blocks of a page run in order, as printed, in one folder that has the reposi
 files. `pages` describes what stands in for the network, `_SHORTER` for minutes.
 """
 
-import argparse
 import dataclasses
 import gzip
 import importlib
@@ -20,6 +19,7 @@ import tensorflow as tf
 import estimator_accum
 from distributed import digits
 from estimator_accum import __main__ as command
+from estimator_accum.programs.command_line import OneSentenceParser
 from housing_example import demo_data
 from tests.helpers.models import tiny_bert
 from tests.helpers.models.hugging_face_folder import write_folder
@@ -298,8 +298,8 @@ def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeyp
         parse_args(self, arguments)
         raise _Read
 
-    parse_args = argparse.ArgumentParser.parse_args
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    parse_args = OneSentenceParser.parse_args
+    monkeypatch.setattr(OneSentenceParser, "parse_args", parse_and_stop)
     monkeypatch.setattr(sys, "argv", [script, *flags])
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     with pytest.raises(_Read):
