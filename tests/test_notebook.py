@@ -5,13 +5,13 @@ import re
 import signal
 import sys
 
-import nbclient
-import nbformat
 import pytest
 
 from tests.helpers.processes import programs
 from tests.helpers.processes.running import DEADLINE_SECS, ROOT
 
+nbclient = pytest.importorskip("nbclient", reason="Jupyter's client is not installed")
+nbformat = pytest.importorskip("nbformat", reason="Jupyter's format is not installed")
 pytestmark = pytest.mark.once
 _PATH = ROOT / "examples" / "bert_in_little_memory.ipynb"
 _SHORTER = {"UPDATES = 200": "UPDATES = 12"}

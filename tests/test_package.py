@@ -30,6 +30,7 @@ def _python(*arguments, cwd: pathlib.Path = running.ROOT) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
     """The wheel, built from the source archive, which lies beside it."""
+    pytest.importorskip("build.env", reason="PyPA's build is not installed")
     source = tmp_path_factory.mktemp("source") / "tree"
     shutil.copytree(running.ROOT, source, ignore=shutil.ignore_patterns(*_NOT_BUILT))
     dist = tmp_path_factory.mktemp("dist")
@@ -54,6 +55,7 @@ def _environment(folder) -> pathlib.Path:
 
 @pytest.mark.once
 def test_both_archives_are_well_described(wheel):
+    pytest.importorskip("twine", reason="PyPA's twine is not installed")
     archives = list(wheel.parent.iterdir())
     assert len(archives) == 2
     _python("-m", "twine", "check", "--strict", *archives)
@@ -83,6 +85,7 @@ def test_the_wheel_trains_from_another_folder(installed, tmp_path):
 
 @pytest.mark.once
 def test_a_file_that_uses_every_public_name_is_typed(installed, tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
     file = running.ROOT / "tests/helpers/oracles/every_public_name.py"
     names = [*estimator_accum.__all__, *reports.__all__]
     assert all(name in file.read_text() for name in names)
@@ -97,6 +100,7 @@ def test_a_file_that_uses_every_public_name_is_typed(installed, tmp_path):
 
 @pytest.mark.once
 def test_the_site_has_no_broken_link(tmp_path):
+    pytest.importorskip("mkdocs", reason="MkDocs is not installed")
     _python("-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}")
     assert "make_accumulating_train_op" in (tmp_path / "api" / "index.html").read_text()
     start = (tmp_path / "index.html").read_text()

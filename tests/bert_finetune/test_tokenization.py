@@ -67,7 +67,10 @@ def _learned_words(texts):
 
 
 def _assert_ids_of_transformers(vocab_file, do_lower_case, texts):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip(
+        "transformers",
+        reason="Hugging Face's tokenizer to compare with is not installed",
+    )
     # The Python tokenizer, which restates google-research/bert's tokenization.py.
     reference = transformers.BertTokenizer(str(vocab_file), do_lower_case=do_lower_case)
     reference.wordpiece_tokenizer.max_input_chars_per_word = 200

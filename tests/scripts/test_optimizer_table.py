@@ -23,7 +23,7 @@ def test_the_table_has_every_optimizer_of_v1_train():
         rate = tf.constant(0.1)
         makers = optimizer_table.V1_OPTIMIZERS.values()
         made = {type(make(rate, step)) for make in makers}
-    assert made == public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
+    assert made >= public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
 
 
 @pytest.mark.parametrize("factor, code", [(1, 0), (2, 1)])

@@ -29,9 +29,7 @@ def mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
-    import mlflow
-
-    return mlflow
+    return pytest.importorskip("mlflow", reason="MLflow is not installed")
 
 
 def _recorded(mlflow, run_id, name):
@@ -77,8 +75,7 @@ def wandb(monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DISABLE_GIT", "true")  # it leaves a git process behind
     monkeypatch.setenv("WANDB_MODE", "offline")
-    import wandb
-
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     yield wandb
     wandb.teardown()
 
