@@ -12,7 +12,6 @@ import re
 import shlex
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -203,9 +202,6 @@ def test_commands_are_in_fenced_blocks(page):
     assert not _COMMAND.findall(fenced.sub("", documents.ALL[page]))
 
 
-_KERAS_DATA = {"x": np.ones([40, 3], np.float32), "y": np.ones([40, 1], np.float32)}
-
-
 def _model_fn(features, labels, mode):
     loss = tf.reduce_mean(labels * tf.compat.v1.get_variable("weight", []))
     train_op = estimator_accum.make_accumulating_train_op(
@@ -229,10 +225,6 @@ def _input_fn():
 _PUBLIC = {name: getattr(estimator_accum, name) for name in estimator_accum.__all__}
 _ESTIMATORS = {"tf": tf, "model_fn": _model_fn, "input_fn": _input_fn, **_PUBLIC}
 _READERS = {
-    "keras": lambda: (
-        _KERAS_DATA
-        | {"keras": tf.keras, "model": tf.keras.Sequential([tf.keras.layers.Dense(1)])}
-    ),
     "model_fn": lambda: {"feature_columns": [tf.feature_column.numeric_column("x")]},
     "whole_batches": lambda: _ESTIMATORS | {"config": None},
     "no_edit": lambda: _ESTIMATORS | {"plain_model_fn": _plain_model_fn},
