@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.programs.inputs import shown_in_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,17 +84,21 @@ def encode_examples(
         max_seq_length: Most tokens of an example; longer ones are truncated.
     """
     is_pair = examples[0].text_b is not None
-    encodings = tokenizer.encode_batch(
-        [example.text_a for example in examples],
-        [example.text_b for example in examples] if is_pair else None,
-        max_seq_length,
-    )
-    lengths = [len(encoding.input_ids) for encoding in encodings]
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    input_ids, segment_ids, lengths = [], [], [0]
+    # In parts, because encodings take much more memory than their arrays.
+    for part in shown_in_parts(examples, "tokenizing", "example"):
+        encodings = tokenizer.encode_batch(
+            [example.text_a for example in part],
+            [example.text_b for example in part] if is_pair else None,
+            max_seq_length,
+        )
+        lengths += [len(encoding.input_ids) for encoding in encodings]
+        input_ids.append(_flat((e.input_ids for e in encodings), np.int32))
+        segment_ids.append(_flat((e.segment_ids for e in encodings), np.int8))
     return EncodedExamples(
-        input_ids=_flat((e.input_ids for e in encodings), np.int32, offsets[-1]),
-        segment_ids=_flat((e.segment_ids for e in encodings), np.int8, offsets[-1]),
-        offsets=offsets,
+        input_ids=np.concatenate(input_ids),
+        segment_ids=np.concatenate(segment_ids),
+        offsets=np.cumsum(lengths, dtype=np.int64),
         labels=labels_of(examples),
         pad_id=tokenizer.pad_id,
     )
@@ -107,5 +112,5 @@ def labels_of(examples: Sequence[Example]) -> np.ndarray | None:
     return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
 
 
-def _flat(rows: Iterable[list[int]], dtype: type, count: int) -> np.ndarray:
-    return np.fromiter(itertools.chain.from_iterable(rows), dtype, count)
+def _flat(rows: Iterable[list[int]], dtype: type) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype)

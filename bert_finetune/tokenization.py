@@ -12,7 +12,7 @@ special tokens.
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokenizers import (
@@ -26,7 +26,6 @@ from tokenizers import (
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
-_CHUNK_TEXTS = 4096  # bounds the memory that one call of the library needs
 # Some converters round the table's rows up to a multiple of 8, 16, ... or 128.
 _ROUNDED_TO, _MAX_SPARE_ROWS = 8, 127
 
@@ -136,13 +135,9 @@ class WordPieceTokenizer:
         saved.add_special_tokens(list(_SPECIAL_TOKENS))
         saved.save(str(path))
 
-    def _ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _CHUNK_TEXTS):
-            chunk = texts[start : start + _CHUNK_TEXTS]
-            for encoding in self._tokenizer.encode_batch(
-                chunk, add_special_tokens=False
-            ):
-                yield encoding.ids
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def _single(self, ids: list[int]) -> Encoding:
         input_ids = [self._cls_id, *ids, self._sep_id]

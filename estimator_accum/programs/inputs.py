@@ -1,9 +1,14 @@
 """Inputs of a run, read and checked before TensorFlow is imported."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from estimator_accum.programs.cluster import Cluster
+from estimator_accum.reports._display import Display
+
+_PART_ROWS = 4096
+_SILENT_ROWS = 16_384  # long texts of so many rows are tokenized in about 5 s
 
 
 @dataclass(frozen=True)
@@ -23,3 +28,24 @@ class Inputs:
     train: Any
     test: Any
     checksum: str
+
+
+def shown_in_parts(rows: Sequence, description: str, unit: str) -> Iterator[Sequence]:
+    """Yields the rows in parts, and shows how many are done where they are many.
+
+    Args:
+        rows: Rows of an input file.
+        description: First word of the display, such as "tokenizing".
+        unit: Unit of what is done, in the singular, such as "example".
+    """
+    display = None
+    if len(rows) > _SILENT_ROWS:
+        display = Display(description, unit, len(rows))
+        display.open()
+    for start in range(0, len(rows), _PART_ROWS):
+        part = rows[start : start + _PART_ROWS]
+        yield part
+        if display is not None:
+            display.show(start + len(part))
+    if display is not None:
+        display.close()

@@ -4,8 +4,6 @@ import math
 import os
 import pathlib
 
-import tensorflow as tf
-
 from estimator_accum.reports._csv import CsvReport
 from estimator_accum.reports._report import Report, Update
 
@@ -47,12 +45,16 @@ class TensorBoardReport(Report):
 
     def open(self, update_step: int) -> None:
         """Opens the events; TensorBoard keeps the lost updates beside the new ones."""
+        import tensorflow as tf  # not above: programs show progress before its import
+
         self.close()
         self._weight = self._table.weight_until(update_step)
         self._events = tf.compat.v1.summary.FileWriterCache.get(self._folder)
 
     def write(self, update: Update) -> None:
         """Adds the scalars of one update."""
+        import tensorflow as tf
+
         self._weight += update.weight
         values = self._table.values_of(update) | {
             "global_step": update.global_step,

@@ -1,10 +1,14 @@
-"""Tokenized examples: their labels, and a checksum that differs for other examples."""
+"""Tokenized examples: labels, progress, a checksum that differs for other examples."""
 
+from unittest import mock
+
+import numpy as np
 import pytest
 
 from bert_finetune.encoding import encode_examples
 from bert_finetune.tasks import Example
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.programs import inputs
 
 pytestmark = pytest.mark.once
 
@@ -39,3 +43,21 @@ def test_checksum_tells_training_sets_apart(encode, others):
     ours = encode(("a", None, 0), ("b", None, 1))
     assert ours.checksum == encode(("a", None, 0), ("b", None, 1)).checksum
     assert ours.checksum != encode(*others).checksum
+
+
+def test_many_rows_are_encoded_in_parts_and_the_display_gets_those_done(
+    encode, monkeypatch
+):
+    rows = [("a b c"[: 2 * i], None, i) for i in range(4)]
+    display = mock.Mock()
+    monkeypatch.setattr(inputs, "Display", display)
+    at_once = encode(*rows)
+    assert not display.called
+    monkeypatch.setattr(inputs, "_PART_ROWS", 3)
+    monkeypatch.setattr(inputs, "_SILENT_ROWS", 3)
+    in_parts = encode(*rows)
+    assert in_parts.checksum == at_once.checksum
+    np.testing.assert_array_equal(in_parts.lengths, [2, 3, 4, 5])
+    display.assert_called_once_with("tokenizing", "example", 4)
+    calls = [mock.call.open(), mock.call.show(3), mock.call.show(4), mock.call.close()]
+    assert display.return_value.method_calls == calls
