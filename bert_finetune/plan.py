@@ -33,7 +33,7 @@ from estimator_accum.programs.command_line import (
 # Time of an update with recomputed layers, relative to kept activations, and what each
 # micro-step costs besides its tokens: it passes once over the accumulators.
 _RECOMPUTED_TIME = 1.22
-TOKENS_OF_A_MICRO_STEP = 40
+_TOKENS_OF_A_MICRO_STEP = 40
 # TensorFlow's best-fit allocator needed up to 1.25 times the bytes alive at once.
 USABLE_SHARE = 0.8
 _BYTES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -127,7 +127,7 @@ def cheapest_plan(
 def _relative_time(batches: Batches, tokens: int, is_recomputed: bool) -> float:
     steps = batches.gradient_accumulation_steps
     passed = batches.effective_batch_size * tokens / batches.num_replicas
-    overhead = (steps - 1) * TOKENS_OF_A_MICRO_STEP
+    overhead = (steps - 1) * _TOKENS_OF_A_MICRO_STEP
     return (1 + overhead / passed) * (_RECOMPUTED_TIME if is_recomputed else 1)
 
 

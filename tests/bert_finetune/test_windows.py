@@ -249,6 +249,7 @@ def test_default_cut_has_the_least_padding_and_micro_steps(lengths, expected):
     def time(tokens):
         other = make_windows(640, 1, Batches(64, 2, 1), 1, lengths, tokens)
         steps = [s[0] for update in range(10) for s in other.shares(update)]
-        return sum(len(s) * lengths[s].max() + 40 for s in steps)
+        padding = sum(sum(lengths[s].max() - lengths[s]) for s in steps)
+        return padding / 8 + 80 * len(steps)
 
     assert time(expected) == min(time(128 * 2**power) for power in range(6))
