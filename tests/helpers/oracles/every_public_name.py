@@ -13,6 +13,7 @@ from estimator_accum import (
     make_accumulation_hooks,
     micro_batch_seed,
     microbatch_model_fn,
+    mixed_precision_config,
     per_example,
     recompute,
     watch_signals,
@@ -55,6 +56,7 @@ def model_fn(features: Any, labels: Any, mode: str) -> Any:
 
 
 wrapped = microbatch_model_fn(model_fn, "auto")
+config = mixed_precision_config("bfloat16", is_forced=True)
 optimizer = accumulate(tf.keras.optimizers.Adam(), 4)
 
 
