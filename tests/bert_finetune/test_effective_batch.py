@@ -124,7 +124,7 @@ def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, a
 
 def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
     found, folder = [], pathlib.Path(settings.output_dir)
-    for rows, size in ((8, 16), (3, AUTO)):
+    for rows, size in ((16, 16), (3, AUTO)):
         with pytest.MonkeyPatch.context() as patch:
             encode = limited(modeling.encode, rows, in_every_mode=True)
             patch.setattr(modeling, "encode", encode)
@@ -144,7 +144,7 @@ def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
     np.testing.assert_allclose(rows, wanted, rtol=1e-5)
     for job in ("eval", "predict"):
         path = folder.with_name(AUTO) / f"micro_batches-{job}.json"
-        assert json.loads(path.read_text()) == {"micro_batches": 4}  # 8, 4, 2 at once
+        assert json.loads(path.read_text()) == {"micro_batches": 4}  # 12, 6, 3 at once
 
 
 def test_windows_of_so_many_tokens_have_the_same_weights(tokens, whole):
