@@ -237,13 +237,13 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._run_context = None
         self._running, self._has_data_ended = None, False
         self._last_global_step = session.run(self._global_step)
+        if self._signals is not None:
+            self._signals.open(coord)
         for window in self._windows:
             window.open(session)
         first = self._windows[0]
         held, steps = first.held(session)
         self._summary.describe(first.window, held, steps, self._last_global_step)
-        if self._signals is not None:
-            self._signals.open(coord)
 
     def before_run(self, run_context):
         if self._run_context is None:

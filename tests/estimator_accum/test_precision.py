@@ -1,6 +1,7 @@
 """Matrix products in bfloat16 and float16, everything else in float32."""
 
-import pathlib
+import itertools
+import time
 
 import numpy as np
 import pytest
@@ -80,12 +81,19 @@ def test_precisions_that_are_unknown_are_refused():
         mixed_precision_config("fp8")
 
 
-def test_precision_that_the_processor_emulates_is_refused_unless_it_is_forced():
-    processor = pathlib.Path("/proc/cpuinfo")
-    if not processor.exists() or "avx512_fp16" in processor.read_text():
-        pytest.skip("This processor may compute float16 fast.")
-    message = r"faster than float32. Received: 'float16', in which .* times as long"
-    with pytest.raises(ValueError, match=message):
-        mixed_precision_config("float16")
+@pytest.mark.parametrize("low_secs", [0.5, 3.0])
+def test_precision_that_is_slower_than_float32_is_refused_unless_it_is_forced(
+    low_secs, monkeypatch
+):
+    ticks = itertools.accumulate(itertools.cycle([0.0, 1.0, 0.0, low_secs]))
+    config = v1.ConfigProto(inter_op_parallelism_threads=int(2 * low_secs))
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "perf_counter", lambda: next(ticks))
+        if low_secs < 1:
+            assert mixed_precision_config("float16", config) != config
+            return
+        message = r"faster than float32.* Received: 'float16', in which .* 3.0 times"
+        with pytest.raises(ValueError, match=message):
+            mixed_precision_config("float16", config)
     options = mixed_precision_config("float16", is_forced=True).graph_options
     assert options.rewrite_options.auto_mixed_precision_cpu

@@ -38,7 +38,7 @@ def fetched(tmp_path, monkeypatch) -> list[tuple]:
         return run(self, handle, targets, fetches, *args)
 
     monkeypatch.setattr(BaseSession, "_do_run", record)
-    settings = types.SimpleNamespace(seed=1)
+    settings = types.SimpleNamespace(seed=1, precision="float32")
     estimator = make_estimator(_model_fn, settings, tmp_path, 4, is_auto=False)
     estimator.train(_input_fn)
     return found
