@@ -15,8 +15,13 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 FLOAT32, BFLOAT16, FLOAT16 = PRECISIONS = ("float32", "bfloat16", "float16")
 
 _ON = rewriter_config_pb2.RewriterConfig.ON
+_OFF = rewriter_config_pb2.RewriterConfig.OFF
 _ROWS, _WIDTH, _UNITS = 256, 512, 1024  # of the matrix product that is timed
 _SECS = 0.05  # for the products in low precision; the first one is slow
+
+
+class PrecisionError(ValueError):
+    """A precision that is unknown, slow, or not for this device."""
 
 
 def mixed_precision_config(
@@ -24,6 +29,7 @@ def mixed_precision_config(
     config: tf.compat.v1.ConfigProto | None = None,
     *,
     is_forced: bool = False,
+    is_in_cluster: bool = False,
 ) -> tf.compat.v1.ConfigProto:
     """Returns a session's config whose matrix products have low precision.
 
@@ -38,33 +44,37 @@ def mixed_precision_config(
         config: Config to start from, which is not changed; None is Estimator's default.
         is_forced: Whether a precision that this machine computes more slowly than
             float32 is allowed. A matrix product is timed once per process.
+        is_in_cluster: Whether the session is one of a `TF_CONFIG` cluster. There
+            convolutions in bfloat16 run only if TensorFlow fuses nothing with them.
 
     Raises:
         ValueError: If the precision is unknown, or slow, or TensorFlow has none for
             this device.
     """
     if precision not in PRECISIONS:
-        raise ValueError(
+        raise PrecisionError(
             "`precision` must be one of 'float32', 'bfloat16' and 'float16'. Received: "
             f"{precision!r}. Use 'float32' for updates that are exact."
         )
-    made = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-    made.graph_options.rewrite_options.meta_optimizer_iterations = (
-        rewriter_config_pb2.RewriterConfig.ONE
-    )
+    made = tf.compat.v1.ConfigProto()
+    options = made.graph_options.rewrite_options
     if config is not None:
         made.CopyFrom(config)
+    else:
+        made.allow_soft_placement = True
+        options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     if precision == FLOAT32:
         return made
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
     if precision == BFLOAT16 and has_gpu:
-        raise ValueError(
+        raise PrecisionError(
             "`precision` must be one that TensorFlow can rewrite a graph to on this "
             "device. Received: 'bfloat16', with a GPU. Use 'float16'."
         )
     if not is_forced:
         _check_speed(precision, config)
-    options = made.graph_options.rewrite_options
+    if is_in_cluster:
+        options.remapping = _OFF
     if precision == BFLOAT16:
         options.auto_mixed_precision_onednn_bfloat16 = _ON
     elif has_gpu:
@@ -80,9 +90,12 @@ def compute_sessions_in(precision: str, *, is_forced: bool = False) -> None:
     own = kind.__init__
 
     def __init__(session, target="", graph=None, config=None):
+        session._session = None  # __del__ reads it, also if the precision is refused
         kind.__init__ = own  # for the session that times a product
         try:
-            config = mixed_precision_config(precision, config, is_forced=is_forced)
+            config = mixed_precision_config(
+                precision, config, is_forced=is_forced, is_in_cluster=bool(target)
+            )
         finally:
             kind.__init__ = __init__
         own(session, target, graph, config)
@@ -102,10 +115,10 @@ def has_low_precision(session: tf.compat.v1.Session) -> bool:
 
 
 def _check_speed(precision: str, config: tf.compat.v1.ConfigProto | None) -> None:
-    """Raises ValueError if matrix products in a precision are not worth their casts."""
+    """Raises PrecisionError if matrix products in a precision are not worth their casts."""
     ratio = _relative_time(precision, config and config.SerializeToString())
     if ratio > 1:
-        raise ValueError(
+        raise PrecisionError(
             "`precision` must be one that this machine computes faster than float32. "
             f"Received: {precision!r}, in which a matrix product takes {ratio:.1f} times "
             "as long. Use 'float32', or force the precision."

@@ -74,7 +74,10 @@ def make_session_config(
     if settings.precision == "float32":
         return config
     return mixed_precision_config(
-        settings.precision, config, is_forced=settings.force_precision
+        settings.precision,
+        config,
+        is_forced=settings.force_precision,
+        is_in_cluster=isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy),
     )
 
 

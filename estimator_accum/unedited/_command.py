@@ -68,10 +68,12 @@ def enable_and_run(
         enable_v1() if flags.v1 else enable_estimator()
     except ImportError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    from estimator_accum._precision import PrecisionError  # imports TensorFlow
+
     exit_code = change(flags)
     try:
         run_script(command, flags.v1)
-    except NoProgramError as error:
+    except (NoProgramError, PrecisionError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except SystemExit as ended:
         if ended.code not in (None, 0):

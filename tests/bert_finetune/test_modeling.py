@@ -9,7 +9,11 @@ import pytest
 import tensorflow as tf
 
 from bert_finetune.modeling import classifier_logits, encode
-from estimator_accum import make_accumulating_train_op, recompute
+from estimator_accum import (
+    make_accumulating_train_op,
+    mixed_precision_config,
+    recompute,
+)
 from tests.helpers.models import tiny_bert
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
@@ -290,6 +294,23 @@ def test_gradients_in_training_equal_the_derived_ones_without_dropout():
     for ours in results[1:]:
         close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
         tf.nest.map_structure(close, ours, results[0])
+
+
+def test_gradients_in_bfloat16_differ_by_less_than_1_percent():
+    model, found = _Model(_WITHOUT_DROPOUT, is_training=True), []
+    with model.graph.as_default():
+        gradients = [*map(tf.convert_to_tensor, model.gradients.values())]
+        together = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
+        initialize = tf.compat.v1.global_variables_initializer()
+    for precision in ("float32", "bfloat16"):
+        config = mixed_precision_config(precision, is_forced=True)
+        with tf.compat.v1.Session(graph=model.graph, config=config) as session:
+            session.run(initialize)
+            feed = dict(zip(model.inputs, _BATCH, strict=True))
+            found.append(session.run(together, feed))
+    exact, low = found
+    error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
+    assert 0 < error < 1e-2
 
 
 def test_dropout_is_on_only_in_training_and_the_graph_seed_repeats_it(model):

@@ -97,3 +97,19 @@ def test_precision_that_is_slower_than_float32_is_refused_unless_it_is_forced(
             mixed_precision_config("float16", config)
     options = mixed_precision_config("float16", is_forced=True).graph_options
     assert options.rewrite_options.auto_mixed_precision_cpu
+
+
+@pytest.mark.usefixtures("graph_optimizer")
+def test_convolutions_in_bfloat16_run_in_a_session_of_a_cluster():
+    server = tf.distribute.Server.create_local_server()
+    config = mixed_precision_config("bfloat16", is_forced=True, is_in_cluster=True)
+    with tf.Graph().as_default():
+        images = v1.placeholder(tf.float32, [None, 8, 8, 4])
+        kernel, bias = v1.placeholder(tf.float32, [3, 3, 4, 8]), tf.ones([8])
+        hidden = tf.nn.elu(
+            tf.nn.bias_add(tf.nn.conv2d(images, kernel, 1, "SAME"), bias)
+        )
+        with v1.Session(server.target, config=config) as session:
+            feed = {images: np.ones([2, 8, 8, 4]), kernel: np.ones([3, 3, 4, 8])}
+            found = session.run(tf.reduce_max(hidden), feed)
+    assert found == 1 + 3 * 3 * 4

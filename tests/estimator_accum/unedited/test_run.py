@@ -53,6 +53,16 @@ sys.exit(7)
 """
 
 
+# Its clock says that every second measurement takes three times as long.
+_SLOW = """
+import itertools, time
+import tensorflow as tf
+ticks = itertools.accumulate(itertools.cycle([0.0, 1.0, 0.0, 3.0]))
+time.perf_counter = lambda: next(ticks)
+tf.compat.v1.Session(graph=tf.Graph())
+"""
+
+
 def _run(*arguments, cwd, **variables) -> legacy_runs.running.Done:
     command = ["-m", "estimator_accum", "run", *arguments]
     return legacy_runs.run_python(None, *command, cwd=cwd, **variables)
@@ -379,6 +389,18 @@ def test_a_script_without_an_estimator_is_not_said_to_be_cut_or_checked(name, tm
     assert done.returncode == 1
     words = {"run": "one, so nothing was cut", "check": "verdict: none, for the script"}
     assert words[name] in done.output
+
+
+def test_a_precision_that_is_slow_here_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "script.py").write_text(_SLOW)
+    done = _run("--precision=bfloat16", "script.py", cwd=tmp_path)
+    assert done.returncode == 2, done.output
+    said = (
+        "estimator-accum run: `precision` must be one that this machine computes fast"
+    )
+    assert done.stderr.splitlines()[-1].startswith(said)
+    assert "in which a matrix product takes 3.0 times as long" in done.stderr
+    assert "Traceback" not in done.output
 
 
 @pytest.mark.usefixtures("fresh_graph", "_loggers_as_before")
