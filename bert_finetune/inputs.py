@@ -30,12 +30,12 @@ _ALONE = Cluster()
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run is made of, read and checked.
+    """Task, encoder and examples of a run, read and checked.
 
     Attributes:
         settings: The user's settings.
         cluster: Cluster of which this process is a task.
-        task: The GLUE task.
+        task: The task, of GLUE or of one's own.
         config: The encoder's architecture.
         tokenizer: Tokenizer of the examples.
         train: Training examples; None without --do_train.

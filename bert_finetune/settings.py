@@ -236,7 +236,8 @@ class Settings(RunSettings):
         if not any(getattr(self, job) for job in jobs):
             raise ValueError(
                 "At least one of `--do_train`, `--do_eval`, `--do_predict` and "
-                "`--do_export` must be true. Received: none of them. Use --do_train=true to train."
+                "`--do_export` must be true. Received: none of them. Use "
+                "--do_train=true to train."
             )
         if self.init_checkpoint == "":
             raise ValueError(

@@ -284,7 +284,10 @@ def _positions(
         if not set(columns) <= set(header):
             remedy = f"Use GLUE's own files of {task.name}, or another --task_name."
             if task.source:
-                remedy = f"Correct the columns in {task.source}; numbers from 1 are for files without a header."
+                remedy = (
+                    f"Correct the columns in {task.source}; numbers from 1 are for "
+                    "files without a header."
+                )
             raise ValueError(
                 f"{path} line {number} must be a header with the columns "
                 f"{', '.join(columns)}. Received: {', '.join(header)}. {remedy}"

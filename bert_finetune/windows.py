@@ -129,11 +129,12 @@ class Windows:
         tokens. A window with fewer examples ends early; some shares of its last
         micro-step may be empty, but not all.
         """
-        parts = np.split(self._sorted_examples(update), self._bounds(update))
+        parts = np.split(self.sorted_examples(update), self._bounds(update))
         replicas = self.batches.num_replicas
         return [[part[r::replicas] for r in range(replicas)] for part in parts]
 
-    def _sorted_examples(self, update: int) -> np.ndarray:
+    def sorted_examples(self, update: int) -> np.ndarray:
+        """Returns a window's examples, from the shortest to the longest."""
         examples = self.examples(update)
         if self.lengths is None:
             return examples
@@ -143,7 +144,7 @@ class Windows:
         """Returns the start of each of the window's micro-steps except the first."""
         if self.tokens is not None:
             return bounds_by_tokens(
-                self.lengths[self._sorted_examples(update)],
+                self.lengths[self.sorted_examples(update)],
                 self.tokens,
                 self.batches.num_replicas,
             )
@@ -254,18 +255,20 @@ def with_fastest_tokens(windows: Windows, max_seq_length: int) -> Windows:
         max_seq_length: Most tokens of an example.
     """
     updates = range(min(_SAMPLED_UPDATES, windows.num_updates))
+    sampled = [windows.lengths[windows.sorted_examples(update)] for update in updates]
 
-    def time(cut: Windows) -> float:
-        steps = [step[0] for update in updates for step in cut.shares(update)]
-        padded = sum(len(each) * int(cut.lengths[each].max()) for each in steps)
+    def time(tokens: int) -> float:
+        parts = [
+            part
+            for lengths in sampled
+            for part in np.split(lengths, bounds_by_tokens(lengths, tokens))
+        ]
+        padded = sum(len(part) * int(part[-1]) for part in parts)
         # The tokens themselves are the same in every cut.
-        return _PADDING_TOKEN * padded + _MICRO_STEP * len(steps)
+        return _PADDING_TOKEN * padded + _MICRO_STEP * len(parts)
 
-    cuts = [
-        dataclasses.replace(windows, tokens=max_seq_length << power)
-        for power in range(6)
-    ]
-    return min(cuts, key=time)
+    tokens = min((max_seq_length << power for power in range(6)), key=time)
+    return dataclasses.replace(windows, tokens=tokens)
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:

@@ -65,11 +65,12 @@ def make_accumulation_hooks(
 ) -> list[tf.compat.v1.train.SessionRunHook]:
     """Makes the hooks of a run that trains with `make_accumulating_train_op`.
 
-    A line at the start has the effective batch and the updates of `max_steps` or
-    `steps`, one at the end the updates, their speed and the peak memory; the logger
-    `tensorflow.estimator_accum.summary` has both. For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
+    For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
     MonitoredTrainingSession. With them, a run resumes with accumulation, from an empty
-    window, even if its checkpoint was trained without.
+    window, even if its checkpoint was trained without. A line at the start has the
+    effective batch and the updates of `max_steps` or `steps`, one at the end the
+    updates, their speed and the peak memory; the logger
+    `tensorflow.estimator_accum.summary` has both.
 
     Args:
         partial_window: Treatment of a partial window, the fewer than K micro-steps that

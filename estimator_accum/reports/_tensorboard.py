@@ -14,8 +14,9 @@ class TensorBoardReport(Report):
     Runs of 8 x 4 and of 32 x 1 examples so have the same horizontal axis. The scalars
     are global_step, <unit> (so far), learning_rate, loss, gradient_norm,
     <unit>_per_sec, weight, effective_batch_size, clipped_share and noise_scale, where
-    <unit> is the unit of the weights. What is unknown is left out. A resumed run takes <unit> so far
-    from the `train_metrics.csv` of the folder, or counts from 0 if there is none.
+    <unit> is the unit of the weights. What is unknown is left out. A resumed run takes
+    <unit> so far from the `train_metrics.csv` of the folder, or counts from 0 if there
+    is none.
 
     Args:
         folder: Folder of the events; created if it does not exist.

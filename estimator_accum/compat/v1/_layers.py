@@ -260,13 +260,17 @@ def max_pool2d(
         outputs_collections: Collections for the result: a list or one name.
         scope: Name scope; by default `MaxPool2D`.
     """
-    with tf.name_scope(scope, "MaxPool2D", [inputs]) as own:
-        return _pooled(
-            tf.nn.max_pool,
-            inputs,
-            (kernel_size, stride, padding, data_format),
-            (outputs_collections, own),
-        )
+    return _pooled(
+        tf.nn.max_pool,
+        "MaxPool2D",
+        inputs,
+        kernel_size,
+        stride,
+        padding,
+        data_format,
+        outputs_collections,
+        scope,
+    )
 
 
 @add_arg_scope
@@ -280,30 +284,44 @@ def avg_pool2d(
     scope=None,
 ):
     """Mean of each window of images; the arguments are those of `max_pool2d`."""
-    with tf.name_scope(scope, "AvgPool2D", [inputs]) as own:
-        return _pooled(
-            tf.nn.avg_pool,
-            inputs,
-            (kernel_size, stride, padding, data_format),
-            (outputs_collections, own),
-        )
+    return _pooled(
+        tf.nn.avg_pool,
+        "AvgPool2D",
+        inputs,
+        kernel_size,
+        stride,
+        padding,
+        data_format,
+        outputs_collections,
+        scope,
+    )
 
 
-def _pooled(pool, inputs, windows, collected):
-    kernel_size, stride, padding, data_format = windows
+def _pooled(
+    pool,
+    name,
+    inputs,
+    kernel_size,
+    stride,
+    padding,
+    data_format,
+    outputs_collections,
+    scope,
+):
     data_format = checked_format(data_format)
 
     def of_images(pair):
         return [1, 1, *pair] if data_format == "NCHW" else [1, *pair, 1]
 
-    outputs = pool(
-        tf.convert_to_tensor(inputs),
-        of_images(_pair(kernel_size)),
-        of_images(_pair(stride)),
-        padding.upper(),
-        data_format,
-    )
-    return _outputs.collect_named_outputs(*collected, outputs)
+    with tf.name_scope(scope, name, [inputs]) as own:
+        outputs = pool(
+            tf.convert_to_tensor(inputs),
+            of_images(_pair(kernel_size)),
+            of_images(_pair(stride)),
+            padding.upper(),
+            data_format,
+        )
+        return _outputs.collect_named_outputs(outputs_collections, own, outputs)
 
 
 @add_arg_scope
