@@ -20,10 +20,6 @@ _ROWS, _WIDTH, _UNITS = 256, 512, 1024  # of the matrix product that is timed
 _SECS = 0.05  # for the products in low precision; the first one is slow
 
 
-class PrecisionError(ValueError):
-    """A precision that is unknown, slow, or not for this device."""
-
-
 def mixed_precision_config(
     precision: str,
     config: tf.compat.v1.ConfigProto | None = None,
@@ -52,7 +48,7 @@ def mixed_precision_config(
             this device.
     """
     if precision not in PRECISIONS:
-        raise PrecisionError(
+        raise ValueError(
             "`precision` must be one of 'float32', 'bfloat16' and 'float16'. Received: "
             f"{precision!r}. Use 'float32' for updates that are exact."
         )
@@ -67,7 +63,7 @@ def mixed_precision_config(
         return made
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
     if precision == BFLOAT16 and has_gpu:
-        raise PrecisionError(
+        raise ValueError(
             "`precision` must be one that TensorFlow can rewrite a graph to on this "
             "device. Received: 'bfloat16', with a GPU. Use 'float16'."
         )
@@ -84,25 +80,6 @@ def mixed_precision_config(
     return made
 
 
-def compute_sessions_in(precision: str, *, is_forced: bool = False) -> None:
-    """Makes every session of the process compute in a precision, whatever its config."""
-    kind = tf.compat.v1.Session.__bases__[0]
-    own = kind.__init__
-
-    def __init__(session, target="", graph=None, config=None):
-        session._session = None  # __del__ reads it, also if the precision is refused
-        kind.__init__ = own  # for the session that times a product
-        try:
-            config = mixed_precision_config(
-                precision, config, is_forced=is_forced, is_in_cluster=bool(target)
-            )
-        finally:
-            kind.__init__ = __init__
-        own(session, target, graph, config)
-
-    kind.__init__ = __init__
-
-
 def has_low_precision(session: tf.compat.v1.Session) -> bool:
     """Returns whether the session's config is one of `mixed_precision_config`."""
     config = session._config or tf.compat.v1.ConfigProto()
@@ -115,10 +92,10 @@ def has_low_precision(session: tf.compat.v1.Session) -> bool:
 
 
 def _check_speed(precision: str, config: tf.compat.v1.ConfigProto | None) -> None:
-    """Raises PrecisionError if matrix products in a precision are not worth their casts."""
+    """Raises ValueError if matrix products in a precision are not worth their casts."""
     ratio = _relative_time(precision, config and config.SerializeToString())
     if ratio > 1:
-        raise PrecisionError(
+        raise ValueError(
             "`precision` must be one that this machine computes faster than float32. "
             f"Received: {precision!r}, in which a matrix product takes {ratio:.1f} times "
             "as long. Use 'float32', or force the precision."

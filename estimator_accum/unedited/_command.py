@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 
 from estimator_accum.compat import enable_estimator
@@ -68,18 +69,51 @@ def enable_and_run(
         enable_v1() if flags.v1 else enable_estimator()
     except ImportError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    from estimator_accum._precision import PrecisionError  # imports TensorFlow
-
     exit_code = change(flags)
     try:
         run_script(command, flags.v1)
-    except (NoProgramError, PrecisionError) as error:
+    except NoProgramError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise
     if code := exit_code():
         parser.exit(code)
+
+
+def compute_in(precision: str, *, is_forced: bool) -> None:
+    """Makes every session of the process compute in a precision, whatever its config.
+
+    Not before the script's first session, whose threads are those of all. If this
+    machine computes the precision slowly, that session ends the process with exit code
+    2 and one sentence.
+
+    Args:
+        precision: As for `mixed_precision_config`.
+        is_forced: Whether the precision may be slow here.
+    """
+    import tensorflow as tf  # here, because --help must not need it
+
+    from estimator_accum import mixed_precision_config
+
+    kind = tf.compat.v1.Session.__bases__[0]
+    own = kind.__init__
+
+    def __init__(session, target="", graph=None, config=None):
+        session._session = None  # __del__ reads it, also if the precision is refused
+        kind.__init__ = own  # for the session that times a product
+        try:
+            config = mixed_precision_config(
+                precision, config, is_forced=is_forced, is_in_cluster=bool(target)
+            )
+        except ValueError as refusal:
+            print(f"estimator-accum run: {refusal}", file=sys.stderr)
+            sys.exit(2)
+        finally:
+            kind.__init__ = __init__
+        own(session, target, graph, config)
+
+    kind.__init__ = __init__
 
 
 def count(text: str) -> int:

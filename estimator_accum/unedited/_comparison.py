@@ -98,8 +98,13 @@ def check_instead_of_training(
 
     def train(estimator, input_fn, hooks, saving_listeners):
         del hooks, saving_listeners
-        config = mixed_precision_config(precision, is_forced=is_forced)
-        codes.append(_check(estimator, input_fn, updates, precision, config))
+        try:
+            config = mixed_precision_config(precision, is_forced=is_forced)
+        except ValueError as refusal:
+            print(f"verdict: refused. {refusal}")
+            codes.append(2)
+        else:
+            codes.append(_check(estimator, input_fn, updates, precision, config))
         raise SystemExit(codes[-1])
 
     kind._train_model = train

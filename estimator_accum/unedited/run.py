@@ -14,7 +14,12 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from estimator_accum.unedited._command import add_script, count, enable_and_run
+from estimator_accum.unedited._command import (
+    add_script,
+    compute_in,
+    count,
+    enable_and_run,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -47,9 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _change_training(flags: argparse.Namespace) -> Callable[[], int]:
     if flags.precision != "float32":
-        from estimator_accum._precision import compute_sessions_in
-
-        compute_sessions_in(flags.precision, is_forced=flags.force_precision)
+        compute_in(flags.precision, is_forced=flags.force_precision)
     if flags.gradient_accumulation_steps is not None:
         from estimator_accum.unedited._session_loops import accumulate_runs
 
