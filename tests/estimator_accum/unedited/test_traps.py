@@ -94,11 +94,13 @@ def _unknown_widths(x, y):
 
 @_trap
 def _watched_by_a_tape_that_starts_anew(x, y):
+    """The gradient waits for both reads: none may come after the update."""
     weights = _weights()
     with tf.GradientTape() as tape:
         before = tf.reduce_mean(_predicted(x, weights)) ** 2
         tape.reset()
-        loss = _mean(x, y, weights) + before
+        with tf.control_dependencies([before]):
+            loss = _mean(x, y, weights) + before
     return loss, tape.gradient(loss, weights)
 
 
