@@ -16,6 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from bert_finetune import active_rows
+
 RateShare = Callable[[str], float]  # of a variable's name
 
 _NOT_DECAYED = re.compile("LayerNorm|layer_norm|bias")
@@ -142,37 +144,47 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         return {name: tf.convert_to_tensor(v, dtype) for name, v in scalars.items()}
 
     def _resource_apply_dense(self, grad, handle):
-        # By `.handle`: a mirrored variable has its own copy in every replica.
-        variable, scalars = handle, self._scalars_for(handle, grad.dtype)
-        share, decayed = scalars.pop("decay"), []
-        if is_decayed(variable.op.name):
-            with tf.control_dependencies([grad]):  # computed from the old value
-                value = tf.raw_ops.ReadVariableOp(
-                    resource=variable.handle, dtype=grad.dtype
-                )
-            decayed = [
-                tf.raw_ops.AssignSubVariableOp(
-                    resource=variable.handle, value=share * value
-                )
-            ]
-        with tf.control_dependencies(decayed):
+        scalars = self._scalars_for(handle, grad.dtype)
+        share, (var, m, v) = scalars.pop("decay"), self._resources(handle)
+        with tf.control_dependencies(self._decayed(handle, share, grad)):
             # One pass over variable, moments and gradient; single ops would make ten.
-            return tf.raw_ops.ResourceApplyAdam(
-                var=variable.handle,
-                m=self.get_slot(variable, "m").handle,
-                v=self.get_slot(variable, "v").handle,
-                grad=grad,
-                **scalars,
-            )
+            return tf.raw_ops.ResourceApplyAdam(var=var, m=m, v=v, grad=grad, **scalars)
 
     def _resource_apply_sparse(self, grad, handle, indices):
         # The moments of rows without a gradient decay too, and the rows move.
-        rows = tf.cast(indices, tf.int64)[:, tf.newaxis]
-        dense = tf.scatter_nd(rows, grad, tf.constant(handle.shape.as_list(), tf.int64))
-        # After gathering rows, TensorFlow would copy the table at every dense update.
-        is_shared = tf.raw_ops.DisableCopyOnRead(resource=handle.handle)
-        with tf.control_dependencies([is_shared]):
-            return self._resource_apply_dense(dense, handle)
+        scalars = self._scalars_for(handle, grad.dtype)
+        share, resources = scalars.pop("decay"), self._resources(handle)
+        with tf.control_dependencies([grad]):
+            shared = active_rows.share_when_read(resources[:1])
+        with tf.control_dependencies(shared):
+            decayed = self._decayed(handle, share, grad)
+        with tf.control_dependencies(decayed):
+            return active_rows.apply_adam(
+                f"{handle.op.name}_{handle.shape[0]}",
+                resources,
+                grad,
+                tf.cast(indices, tf.int64),
+                scalars,
+            )
+
+    def _resources(self, variable) -> list[tf.Tensor]:
+        # By `.handle`: a mirrored variable has its own copy in every replica.
+        slots = (self.get_slot(variable, slot) for slot in ("m", "v"))
+        return [each.handle for each in (variable, *slots)]
+
+    def _decayed(self, variable, share: tf.Tensor, grad) -> list[tf.Operation]:
+        """Returns the operations that subtract a share of a variable, if it has decay."""
+        if not is_decayed(variable.op.name):
+            return []
+        with tf.control_dependencies([grad]):  # computed from the old value
+            value = tf.raw_ops.ReadVariableOp(
+                resource=variable.handle, dtype=grad.dtype
+            )
+        return [
+            tf.raw_ops.AssignSubVariableOp(
+                resource=variable.handle, value=share * value
+            )
+        ]
 
 
 def _zeros(shape, dtype: tf.DType, **_) -> tf.Tensor:

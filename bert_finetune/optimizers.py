@@ -13,6 +13,7 @@ import re
 
 import tensorflow as tf
 
+from bert_finetune.active_rows import share_when_read
 from bert_finetune.optimization import AdamWeightDecayOptimizer, RateShare, is_decayed
 from bert_finetune.settings import Settings
 from estimator_accum import get_or_create_update_step
@@ -121,6 +122,12 @@ class LambOptimizer(AdamWeightDecayOptimizer):
             ratio = tf.math.divide_no_nan(*norms)
             update *= tf.where(ratio > 0, ratio, tf.ones_like(ratio))
         return tf.group(write_m, write_v, _subtract(handle, scalars["rate"] * update))
+
+    def _resource_apply_sparse(self, grad, handle, indices):
+        rows = tf.cast(indices, tf.int64)[:, tf.newaxis]
+        dense = tf.scatter_nd(rows, grad, tf.constant(handle.shape.as_list(), tf.int64))
+        with tf.control_dependencies(share_when_read([handle.handle])):
+            return self._resource_apply_dense(dense, handle)
 
     def _averaged(self, variable, slot: str, decay, value: tf.Tensor):
         """Returns the slot's new moving average, and the operation that writes it."""

@@ -58,22 +58,39 @@ def test_variables_of_half_precision_are_refused():
             optimizer.minimize(tf.reduce_sum(variable))
 
 
-def test_rows_without_a_gradient_decay_and_move_as_if_it_were_dense():
-    def train(make_loss):
-        with tf.Graph().as_default(), v1.Session() as session:
-            table = v1.get_variable("table", initializer=np.ones([5, 2], np.float32))
-            ids = v1.placeholder(tf.int32, [None])
-            optimizer = optimization.AdamWeightDecayOptimizer(0.1)
-            train_op = optimizer.minimize(make_loss(table, ids))
-            session.run(v1.global_variables_initializer())
-            for batch in ([0, 1, 1], [2], [0, 3]):
-                session.run(train_op, {ids: batch})
-            return session.run([table, *optimizer.variables()])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_table_of_which_rows_have_gradients_is_updated_as_a_dense_one(dtype):
+    """Bit for bit, with few active rows, many, and moments from elsewhere."""
+    numbers = np.random.default_rng(0)
+    batches = [([7, 2], 0), ([5], 0), ([7, 0], 1), (range(30, 40), 0), ([20], 0)]
+    batches = [(rows, numbers.normal(size=[len(rows), 3]), n) for rows, n in batches]
+    moments = [(4 * numbers.normal(size=[60, 3])).astype(np.int32) / 4 for _ in "mv"]
+    moments[0][:20], moments[1][:18] = 0, 0
+    moments[0][24:] = moments[1][24:] = 0
+    moments[0][20:22, 0] = 0  # not seen in the first column
 
-    sparse = train(lambda t, ids: tf.reduce_sum(tf.gather(t, ids) ** 2))
-    dense = train(lambda t, ids: tf.reduce_sum(tf.matmul(tf.one_hot(ids, 5), t) ** 2))
-    for ours, theirs in zip(sparse, dense, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    def train(is_dense: bool):
+        found, start = [], np.linspace(-1, 1, 180).reshape([60, 3]).astype(dtype)
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = v1.get_variable("table", initializer=start)
+            rows, values = v1.placeholder(tf.int64, [None]), v1.placeholder(dtype)
+            gradient = tf.IndexedSlices(values, rows, start.shape)
+            if is_dense:
+                gradient = tf.convert_to_tensor(gradient)
+            optimizer = optimization.AdamWeightDecayOptimizer(0.1)
+            update = optimizer.apply_gradients([(gradient, table)])
+            slots = [optimizer.get_slot(table, name) for name in ("m", "v")]
+            session.run(v1.global_variables_initializer())
+            for indices, value, is_restored in batches:
+                for slot, moment in zip(slots, moments):
+                    if is_restored:
+                        slot.load(session.run(slot) + abs(moment), session)
+                session.run(update, {rows: indices, values: value})
+                found.append(session.run([table, *slots]))
+        return found
+
+    for ours, theirs in zip(train(False), train(True), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_slots_are_named_as_in_checkpoints_of_bert():
