@@ -14,9 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._clock import current_batch
 from estimator_accum._graph import ancestors, path_to, value_of_graph
-from estimator_accum._options import check_reduction
+from estimator_accum._options import check_reduction, current_batch
 from estimator_accum._window import get_windows
 from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
 from estimator_accum.microbatch._count import MicroBatchCount

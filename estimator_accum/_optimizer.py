@@ -5,20 +5,23 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from estimator_accum._change import find_change, remember
-from estimator_accum._clock import (
-    AccumulationSteps,
-    current_batch,
-    without_interception,
-)
+from estimator_accum._gradients import without_interception
 from estimator_accum._options import (
+    AccumulationSteps,
     Options,
     check_graph,
     check_loss,
-    check_replica_context,
-    check_trained,
+    clock_of,
+    current_batch,
     innermost,
 )
-from estimator_accum._train_op import clock_of, makes_mean, micro_batch_of, weigh
+from estimator_accum._train_op import (
+    check_replica_context,
+    check_trained,
+    makes_mean,
+    micro_batch_of,
+    weigh,
+)
 from estimator_accum._window import get_windows, make_train_op
 
 

@@ -1,27 +1,39 @@
-"""Options of an accumulating train op, and all that its caller gives, checked once.
+"""Options of an accumulating train op, checked once, and clocks: when a window closes.
 
-One function per rule, one sentence per error: rule, received, remedy.
+One function per rule, one sentence per error: rule, received, remedy. Three clocks say
+when a window closes:
+
+    EveryRun      every run of the train op is a window
+    EveryKRuns    K runs of the train op are one, counted by a variable
+    WholeBatch    a batch of `microbatch_model_fn` is one: a hook runs its micro-batches
+                  one after the other, then the train op; placeholders give the position
+
+A clock counts, and knows neither a window's sums nor the options. `WholeBatch` is in
+estimator_accum/microbatch/_batch.py.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import math
 import numbers
 import re
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._clock import AccumulationSteps, Clock, current_batch
-from estimator_accum._gradients import Gradient, are_cpus_of_one_process
-from estimator_accum._graph import ancestors, is_in_branch
+from estimator_accum._graph import add_to, is_in_branch, set_to
+
+AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
 
 _SCOPE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _FOR_EACH_EXAMPLE = (
     "; an optimizer that takes one for each example, for privacy say, trains by "
     "AccumulatingOptimizer(optimizer, K).minimize(losses)"
 )
+_current = threading.local()  # replicas build their graphs in threads of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Options:
         """Returns the options of the train op whose variables have the scope `name`."""
         return dataclasses.replace(self, name=name)
 
-    def inside(self, batch: Clock | None) -> "Options":
+    def inside(self, batch: "Clock | None") -> "Options":
         """Returns the options of a train op that is made here.
 
         Args:
@@ -362,102 +374,6 @@ def check_weight(weight) -> tf.Tensor:
     )
 
 
-def check_replica_context(optimizer) -> None:
-    """Raises ValueError if no micro-step can be made here with this optimizer."""
-    if tf.distribute.get_replica_context() is None:
-        raise ValueError(
-            "An accumulating train op must be made in replica context. Received: "
-            "cross-replica context. Call it inside a model_fn or inside strategy.run."
-        )
-    if not tf.distribute.has_strategy():
-        return
-    if always_reduces(optimizer):
-        _check_no_collectives(tf.distribute.get_strategy())
-        return
-    parameters = inspect.signature(optimizer.apply_gradients).parameters
-    if "skip_gradients_aggregation" not in parameters:
-        raise ValueError(
-            "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
-            "`skip_gradients_aggregation`, so that gradients are reduced once. "
-            f"Received: {type(optimizer).__name__}, which overrides it without. "
-            "Implement _resource_apply_dense and _resource_apply_sparse instead."
-        )
-
-
-def _check_no_collectives(strategy) -> None:
-    """Raises ValueError if an optimizer that reduces gradients itself may hang."""
-    reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
-    if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
-        raise ValueError(
-            "On several CPUs of one process a loss-scaling optimizer, and before "
-            "TensorFlow 2.13 any, must not reduce by collectives, which wait for ever in a "
-            "Session with one CPU device. "
-            f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
-            "cross_device_ops=tf.distribute.ReductionToOneDevice()."
-        )
-
-
-def checked_var_list(var_list) -> list[tf.Variable]:
-    """Returns the variables in any structure; raises TypeError for anything else."""
-    variables = tf.nest.flatten(var_list)
-    for variable in variables:
-        if not hasattr(variable, "assign"):
-            raise TypeError(
-                "`var_list` must hold variables. Received: "
-                f"{variable!r}. Pass those to train, or None for all trainable ones."
-            )
-    return variables
-
-
-def check_trained(
-    pairs, loss: tf.Tensor | None
-) -> tuple[list[Gradient], list[tf.Variable]]:
-    """Returns (gradients, their variables), without variables that have no gradient.
-
-    Raises:
-        ValueError: If no variable has a gradient, or one cannot be updated in a
-            `tf.cond`, is shared by replicas or workers, or has no static shape.
-    """
-    pairs = [
-        (gradient, variable) for gradient, variable in pairs if gradient is not None
-    ]
-    if not pairs:
-        raise ValueError(no_gradient(loss))
-    gradients, variables = map(list, zip(*pairs, strict=True))
-    _check_resource_variables(variables)
-    check_own_copies(variables)
-    check_own_job(variables)
-    for variable in variables:
-        if not variable.shape.is_fully_defined():
-            raise ValueError(
-                "Trained variables must have a static shape. Received: "
-                f"{variable.name} of shape {variable.shape}. Make it with its shape."
-            )
-    return gradients, variables
-
-
-def no_gradient(loss: tf.Tensor | None) -> str:
-    """Returns the error message for a loss without trained variables."""
-    return (
-        "`loss` must depend on a trained variable. Received: "
-        f"{'gradients' if loss is None else loss.name}, of which no variable has a "
-        "gradient. Check `var_list` and that nothing between the variables and the "
-        "loss stops gradients."
-    )
-
-
-def _check_resource_variables(variables: list[tf.Variable]) -> None:
-    if not tf.compat.v1.control_flow_v2_enabled():
-        return
-    for variable in variables:
-        if not hasattr(variable, "handle"):
-            raise ValueError(
-                "Trained variables must be resource variables. Received: reference "
-                f"variable {variable.name}. Make it with use_resource=True, or call "
-                "tf.compat.v1.disable_v2_behavior() first."
-            )
-
-
 def check_own_copies(variables: list[tf.Variable]) -> None:
     """Raises ValueError if several replicas would update the same variable."""
     if not tf.distribute.has_strategy():
@@ -490,13 +406,139 @@ def check_own_job(variables: list[tf.Variable]) -> None:
             )
 
 
-def has_half_precision(loss: tf.Tensor, optimizer) -> bool:
-    """Returns whether the loss or its ancestors are, or may become, half precision."""
-    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
-        return True
-    halves = (tf.float16, tf.bfloat16)
-    return any(
-        tensor.dtype.base_dtype in halves
-        for operation in ancestors([loss.op])
-        for tensor in operation.outputs
+class Clock:
+    """Defaults of all clocks."""
+
+    keeps_sums = True  # a window may have several micro-batches
+    has_counter = False  # a variable counts micro-steps
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns K of the open window, an int64 scalar [micro-steps per update]."""
+        raise NotImplementedError
+
+    def opens_window(self, counter: tf.Variable | None) -> tf.Tensor:
+        """Returns whether this micro-step is the window's first, a scalar bool."""
+        raise NotImplementedError
+
+    def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
+        """Returns what the boundary waits for, after a micro-batch was added.
+
+        Args:
+            counted: 1 if the window counts the micro-batch, else 0.
+            accumulators: All accumulators of the window.
+        """
+        del accumulators
+        return counted
+
+    def at_the_boundary(self):
+        """Returns the context for the operations that follow the micro-batch."""
+        return contextlib.nullcontext()
+
+    def count(self, counter, counted: list[tf.Tensor], steps: tf.Tensor):
+        """Returns (whether the window closes, number of micro-steps in it now)."""
+        del counter, counted
+        return tf.constant(True), steps
+
+    def branch(self, counter, is_boundary: tf.Tensor, update: Callable, skip: Callable):
+        """Returns `update()` at the boundary, else `skip()`."""
+        del counter, is_boundary, skip
+        return update()
+
+
+class EveryRun(Clock):
+    """Every micro-batch is a window."""
+
+    keeps_sums = False
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns K, which is 1 [micro-steps per update]."""
+        del update_step
+        return tf.constant(1, tf.int64)
+
+
+class EveryKRuns(Clock):
+    """K micro-steps make a window.
+
+    Args:
+        steps: K, or a callable of `update_step`.
+    """
+
+    has_counter = True
+
+    def __init__(self, steps: AccumulationSteps):
+        self._steps = steps
+
+    def steps(self, update_step: tf.Variable) -> tf.Tensor:
+        """Returns K of the open window [micro-steps per update]."""
+        if callable(self._steps):
+            return _scheduled(self._steps(update_step))
+        return tf.constant(self._steps, tf.int64)
+
+    def opens_window(self, counter: tf.Variable | None) -> tf.Tensor:
+        """Returns whether the counter is 0."""
+        return tf.equal(counter.read_value(), 0)
+
+    def count(self, counter, counted: list[tf.Tensor], steps: tf.Tensor):
+        """Increases the counter after every replica has added its micro-batch."""
+        with tf.control_dependencies(counted):
+            done = add_to(counter, counted[0])
+        return done >= steps, done
+
+    def branch(self, counter, is_boundary: tf.Tensor, update: Callable, skip: Callable):
+        """Updates in a separate branch, and resets the counter there."""
+
+        def update_and_begin_anew():
+            result = update()
+            with tf.control_dependencies(tf.nest.flatten(result)):
+                reset = set_to(counter, 0)
+            with tf.control_dependencies([reset]):
+                return tf.nest.map_structure(tf.identity, result)
+
+        return tf.cond(is_boundary, update_and_begin_anew, skip)
+
+
+def _scheduled(steps) -> tf.Tensor:
+    """Returns the K that a callable returned.
+
+    Raises:
+        ValueError: If it is anything but an integer scalar.
+    """
+    if steps is not None:
+        steps = tf.convert_to_tensor(steps)
+    if steps is None or not steps.dtype.is_integer or steps.shape.rank not in (0, None):
+        received = None
+        if steps is not None:
+            received = f"{steps.dtype.name} of shape {steps.shape}"
+        raise ValueError(
+            "`gradient_accumulation_steps` must return an integer scalar. Received: "
+            f"{received}. Cast it to tf.int64."
+        )
+    # A schedule below 1 is a mistake: each window would close after one micro-step.
+    at_least_one = tf.debugging.assert_positive(
+        steps, message="`gradient_accumulation_steps` must return an integer >= 1"
     )
+    with tf.control_dependencies([at_least_one]):
+        return tf.cast(tf.identity(steps), tf.int64)
+
+
+def clock_of(options: Options) -> Clock:
+    """Returns the clock of a train op that is made here."""
+    batch = current_batch()
+    if batch is not None:
+        return batch
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    # Each of several replicas skips its own micro-batches: that takes accumulators.
+    skips = replicas > 1 and options.on_nonfinite == "skip_micro_batch"
+    if options.gradient_accumulation_steps == 1 and not skips:
+        return EveryRun()
+    return EveryKRuns(options.gradient_accumulation_steps)
+
+
+def current_batch() -> Clock | None:
+    """Returns the batch that is the window; None outside `microbatch_model_fn`."""
+    return getattr(_current, "batch", None)
+
+
+def set_current_batch(batch: Clock | None) -> None:
+    """Makes a batch the window of the train ops that this thread makes."""
+    _current.batch = batch

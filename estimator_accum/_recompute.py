@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._clock import current_batch
 from estimator_accum._graph import FED, define, insert
+from estimator_accum._options import current_batch
 
 _GRADIENT = "EstimatorAccumRecompute"
 _TWICE = "EstimatorAccumRecomputeTwice"

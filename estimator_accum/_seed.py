@@ -5,8 +5,8 @@ import zlib
 
 import tensorflow as tf
 
-from estimator_accum._clock import current_batch
 from estimator_accum._graph import value_of_graph
+from estimator_accum._options import current_batch
 
 _ATTRIBUTE = "_estimator_accum_micro_batch_number"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal

@@ -1,32 +1,35 @@
-"""`make_accumulating_train_op`: one call from a loss to an accumulating train op."""
+"""`make_accumulating_train_op`: one call from a loss to an accumulating train op.
 
+Its parts also serve `AccumulatingOptimizer`: weights, the micro-batch that a replica
+adds, and checks of what v1 optimizers train and where.
+"""
+
+import inspect
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from estimator_accum._change import Change
-from estimator_accum._clock import (
-    AccumulationSteps,
-    Clock,
-    EveryKRuns,
-    EveryRun,
-    current_batch,
-    without_interception,
-)
 from estimator_accum._gradients import (
     Gradient,
+    are_cpus_of_one_process,
     half_squared_norms,
     loss_divisor_of,
+    without_interception,
 )
+from estimator_accum._graph import ancestors
 from estimator_accum._options import (
+    AccumulationSteps,
+    Clock,
     Options,
+    always_reduces,
     check_loss,
-    check_replica_context,
-    check_trained,
+    check_own_copies,
+    check_own_job,
     check_weight,
-    checked_var_list,
-    has_half_precision,
-    no_gradient,
+    clock_of,
+    current_batch,
+    is_loss_scaling,
 )
 from estimator_accum._window import MicroBatch, make_train_op
 
@@ -145,11 +148,11 @@ def make_accumulating_train_op(
     weight, scale = weigh(weight, options.reduction)
     if var_list is None:
         var_list = tf.compat.v1.trainable_variables()
-    var_list = checked_var_list(var_list)
+    var_list = _checked_var_list(var_list)
     if not var_list:
-        raise ValueError(no_gradient(loss))
+        raise ValueError(_no_gradient(loss))
     # Weighting the loss is free, but may overflow float16.
-    is_weighted = makes_mean(clock) and not has_half_precision(loss, optimizer)
+    is_weighted = makes_mean(clock) and not _has_half_precision(loss, optimizer)
     # By default each gradient waits until all gradients of its operation are computed,
     # so that no variable changes before the last one has read it. A window ensures that
     # anyway, and the gates would be a third of the gradients' graph.
@@ -169,22 +172,21 @@ def make_accumulating_train_op(
     return make_train_op(options, clock, micro_batch, global_step)
 
 
-def clock_of(options: Options) -> Clock:
-    """Returns the clock of a train op that is made here."""
-    batch = current_batch()
-    if batch is not None:
-        return batch
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    # Each of several replicas skips its own micro-batches: that takes accumulators.
-    skips = replicas > 1 and options.on_nonfinite == "skip_micro_batch"
-    if options.gradient_accumulation_steps == 1 and not skips:
-        return EveryRun()
-    return EveryKRuns(options.gradient_accumulation_steps)
-
-
 def makes_mean(clock: Clock) -> bool:
     """Returns whether a window may be more than one micro-batch of one replica."""
     return clock.keeps_sums or tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
+    """Returns whether the loss or its ancestors are, or may become, half precision."""
+    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
+        return True
+    halves = (tf.float16, tf.bfloat16)
+    return any(
+        tensor.dtype.base_dtype in halves
+        for operation in ancestors([loss.op])
+        for tensor in operation.outputs
+    )
 
 
 def weigh(weight: tf.Tensor | None, reduction: str) -> tuple[tf.Tensor, tf.Tensor]:
@@ -275,3 +277,99 @@ def _of_slices(gradients: list[tf.IndexedSlices], square: tf.Tensor) -> tf.Tenso
     if not gradients:
         return tf.zeros([0], square.dtype)
     return square * half_squared_norms(gradients, square.dtype, has_unique_rows=True)
+
+
+def check_replica_context(optimizer) -> None:
+    """Raises ValueError if no micro-step can be made here with this optimizer."""
+    if tf.distribute.get_replica_context() is None:
+        raise ValueError(
+            "An accumulating train op must be made in replica context. Received: "
+            "cross-replica context. Call it inside a model_fn or inside strategy.run."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    if always_reduces(optimizer):
+        _check_no_collectives(tf.distribute.get_strategy())
+        return
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    if "skip_gradients_aggregation" not in parameters:
+        raise ValueError(
+            "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
+            "`skip_gradients_aggregation`, so that gradients are reduced once. "
+            f"Received: {type(optimizer).__name__}, which overrides it without. "
+            "Implement _resource_apply_dense and _resource_apply_sparse instead."
+        )
+
+
+def _check_no_collectives(strategy) -> None:
+    """Raises ValueError if an optimizer that reduces gradients itself may hang."""
+    reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
+    if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
+        raise ValueError(
+            "On several CPUs of one process a loss-scaling optimizer, and before "
+            "TensorFlow 2.13 any, must not reduce by collectives, which wait for ever in a "
+            "Session with one CPU device. "
+            f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
+            "cross_device_ops=tf.distribute.ReductionToOneDevice()."
+        )
+
+
+def _checked_var_list(var_list) -> list[tf.Variable]:
+    """Returns the variables in any structure; raises TypeError for anything else."""
+    variables = tf.nest.flatten(var_list)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                "`var_list` must hold variables. Received: "
+                f"{variable!r}. Pass those to train, or None for all trainable ones."
+            )
+    return variables
+
+
+def check_trained(
+    pairs, loss: tf.Tensor | None
+) -> tuple[list[Gradient], list[tf.Variable]]:
+    """Returns (gradients, their variables), without variables that have no gradient.
+
+    Raises:
+        ValueError: If no variable has a gradient, or one cannot be updated in a
+            `tf.cond`, is shared by replicas or workers, or has no static shape.
+    """
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+    if not pairs:
+        raise ValueError(_no_gradient(loss))
+    gradients, variables = map(list, zip(*pairs, strict=True))
+    _check_resource_variables(variables)
+    check_own_copies(variables)
+    check_own_job(variables)
+    for variable in variables:
+        if not variable.shape.is_fully_defined():
+            raise ValueError(
+                "Trained variables must have a static shape. Received: "
+                f"{variable.name} of shape {variable.shape}. Make it with its shape."
+            )
+    return gradients, variables
+
+
+def _no_gradient(loss: tf.Tensor | None) -> str:
+    """Returns the error message for a loss without trained variables."""
+    return (
+        "`loss` must depend on a trained variable. Received: "
+        f"{'gradients' if loss is None else loss.name}, of which no variable has a "
+        "gradient. Check `var_list` and that nothing between the variables and the "
+        "loss stops gradients."
+    )
+
+
+def _check_resource_variables(variables: list[tf.Variable]) -> None:
+    if not tf.compat.v1.control_flow_v2_enabled():
+        return
+    for variable in variables:
+        if not hasattr(variable, "handle"):
+            raise ValueError(
+                "Trained variables must be resource variables. Received: reference "
+                f"variable {variable.name}. Make it with use_resource=True, or call "
+                "tf.compat.v1.disable_v2_behavior() first."
+            )

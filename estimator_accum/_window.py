@@ -36,26 +36,23 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._accumulators import (
+from estimator_accum._applying import apply, check_micro_batch, check_window
+from estimator_accum._change import Change
+from estimator_accum._gradients import (
     Accumulator,
+    Gradient,
     add_up,
+    cast,
     commit,
     create_accumulator,
-    take_window,
-    variables_of,
-)
-from estimator_accum._applying import apply
-from estimator_accum._change import Change
-from estimator_accum._clock import Clock
-from estimator_accum._gradients import (
-    Gradient,
-    cast,
     global_norm,
     half_squared_norms,
     scale_and_clip,
     scaled,
     sum_over_replicas,
+    take_window,
     values_of,
+    variables_of,
 )
 from estimator_accum._graph import (
     add_to,
@@ -66,8 +63,7 @@ from estimator_accum._graph import (
     read,
 )
 from estimator_accum._noise_scale import create_noise_scale, update_noise_scale
-from estimator_accum._nonfinite import check_micro_batch, check_window
-from estimator_accum._options import Options, innermost, update_ops_of
+from estimator_accum._options import Clock, Options, innermost, update_ops_of
 
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"

@@ -16,8 +16,8 @@ _PROGRAMS = ("bert_finetune", "housing_example", "distributed")
 _ROWS = [
     ("_graph",),
     ("_gradients",),
-    ("_clock", "_accumulators", "_nonfinite", "_change", "_noise_scale"),
-    ("_options", "_applying"),
+    ("_options", "_change", "_noise_scale"),
+    ("_applying",),
     ("_window",),
     ("_train_op", "_optimizer", "_recompute", "_seed", "_precision"),
 ]
@@ -29,7 +29,7 @@ _PACKAGES = {
     "unedited": {"microbatch", "unedited"},
     "keras": {"keras"},
     "compat": {"compat"},
-    "programs": {"programs", "compat", "reports", "_nonfinite", "microbatch", ""},
+    "programs": {"programs", "compat", "reports", "_applying", "microbatch", ""},
 }
 # The commands of `unedited` know what a program knows; "" is all public names.
 _OF_COMMANDS = {"compat", "programs", ""}

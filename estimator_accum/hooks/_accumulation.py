@@ -28,8 +28,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from estimator_accum._clock import EveryKRuns, EveryRun
 from estimator_accum._graph import ancestors, fetched_operations
+from estimator_accum._options import EveryKRuns, EveryRun
 from estimator_accum._window import Window, get_windows
 from estimator_accum.hooks._checkpoints import (
     SaveWatch,

@@ -16,8 +16,11 @@ from typing import Any
 import tensorflow as tf
 import wrapt
 
-from estimator_accum._clock import AccumulationSteps
-from estimator_accum._options import check_accumulation_steps, check_on_nonfinite
+from estimator_accum._options import (
+    AccumulationSteps,
+    check_accumulation_steps,
+    check_on_nonfinite,
+)
 from estimator_accum.keras._keras_2 import Keras2, Keras2Legacy
 from estimator_accum.keras._keras_3 import Keras3
 from estimator_accum.keras._optimizer import Accumulating

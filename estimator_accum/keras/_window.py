@@ -14,15 +14,14 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum._accumulators import (
+from estimator_accum._gradients import (
     Accumulator,
+    Gradient,
     create_accumulator,
     variables_of,
 )
-from estimator_accum._clock import AccumulationSteps, EveryKRuns
-from estimator_accum._gradients import Gradient
 from estimator_accum._graph import create_shared_scalar, first_of, nan, set_to
-from estimator_accum._options import Options
+from estimator_accum._options import AccumulationSteps, EveryKRuns, Options
 from estimator_accum._window import MicroBatch, Window, add, close
 
 # A function of (gradients, indices of variables) that applies the gradients in replica

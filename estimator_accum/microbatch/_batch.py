@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._accumulators import (
+from estimator_accum._gradients import (
     Accumulator,
     assign_zeros,
     clear_rows,
     touched_rows,
     variables_of,
 )
-from estimator_accum._clock import Clock, set_current_batch
 from estimator_accum._graph import read
+from estimator_accum._options import Clock, set_current_batch
 from estimator_accum.microbatch._gather import Exchange, make_exchange
 from estimator_accum.microbatch._staging import Slot, stage
 from estimator_accum.microbatch._writes import snapshot

@@ -12,9 +12,8 @@ N = number of examples in the batch, b = in the micro-batch.
 
 import tensorflow as tf
 
-from estimator_accum._clock import current_batch
 from estimator_accum._graph import ancestors, run_either
-from estimator_accum._options import check_scalar
+from estimator_accum._options import check_scalar, current_batch
 from estimator_accum.microbatch._batch import Pass, WholeBatch
 from estimator_accum.microbatch._staging import Slot
 

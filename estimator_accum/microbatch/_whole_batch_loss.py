@@ -16,13 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from estimator_accum._clock import (
-    current_batch,
-    set_current_batch,
-    without_interception,
-)
+from estimator_accum._gradients import without_interception
 from estimator_accum._graph import VARIABLES, ancestors, is_in_branch, path_to
-from estimator_accum._options import check_loss
+from estimator_accum._options import check_loss, current_batch, set_current_batch
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._gather import gather

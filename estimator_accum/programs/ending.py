@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from estimator_accum._nonfinite import what_was_not_finite
+from estimator_accum._applying import what_was_not_finite
 from estimator_accum.microbatch._count import is_out_of_memory
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.programs.lock import LockedFolderError

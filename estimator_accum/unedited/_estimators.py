@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
-from estimator_accum._clock import current_batch
+from estimator_accum._options import current_batch
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 # What tf.estimator wraps around a model_fn, and the variable that leads to it.

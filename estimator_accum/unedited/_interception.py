@@ -21,15 +21,16 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from estimator_accum._accumulators import (
+from estimator_accum._gradients import (
     Accumulator,
+    Gradient,
     add_up,
+    cast,
     clear_rows,
     commit,
     create_accumulator,
     touched_rows,
 )
-from estimator_accum._gradients import Gradient, cast
 from estimator_accum._graph import (
     data_ancestors,
     operations_with_own_gradients,

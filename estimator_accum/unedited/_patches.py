@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import backprop
 from tensorflow.python.ops import gradients_util
 
-from estimator_accum._clock import is_interception_off, without_interception
+from estimator_accum._gradients import is_interception_off, without_interception
 from estimator_accum._graph import data_ancestors
 
 _local = threading.local()  # replicas build their graphs in threads of their own

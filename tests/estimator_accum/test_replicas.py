@@ -7,7 +7,6 @@ import tensorflow as tf
 from estimator_accum import (
     AccumulatingOptimizer,
     _applying,
-    _options,
     get_or_create_update_step,
     get_windows,
     make_accumulating_train_op,
@@ -277,8 +276,9 @@ def test_the_noise_scale_is_that_of_all_micro_batches(steps):
 
 
 def test_an_optimizer_of_older_tensorflows_reduces_what_is_divided(monkeypatch):
-    monkeypatch.setattr(_options, "always_reduces", lambda optimizer: True)
-    monkeypatch.setattr(_applying, "always_reduces", lambda optimizer: True)
+    for module in ("_train_op", "_applying"):
+        name = f"estimator_accum.{module}.always_reduces"
+        monkeypatch.setattr(name, lambda optimizer: True)
     run = _TwoReplicas(_train_op(2))
     assert run((1, 2), (3, 6), (1, 1), (1, 1)) == [0, -3, -3, -4]
 
