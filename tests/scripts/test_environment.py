@@ -17,7 +17,7 @@ case "$1 $2" in
     "-m pip") echo "pip {version}" >>"$log"; exit "${{PIP_CODE:-0}}" ;;
     "-m pytest") echo "pytest {version} $*" >>"$log"; exit "${{PYTEST_CODE:-0}}" ;;
     "-c "* | "-m "*) ;;
-    *) echo "$*" >>"$log" ;;
+    *) echo "$*" >>"$log"; exit "${{SCRIPT_CODE:-0}}" ;;
 esac
 """
 _TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "rm", "sh")
@@ -114,7 +114,12 @@ def test_what_does_not_fit_is_one_sentence(run, pythons, line, sentence):
 def test_ci_runs_both_though_one_fails_and_passes_its_code_through(run):
     code, said, log = run(_BOTH, "PYTEST_CODE=3 .ci/run -k window")
     assert code == 3 and said == "failed on Python 3.11 3.12"
-    *made, first, second = log.splitlines()
+    older = "scripts/experiments/versions.py 2.12 --tests"
+    lines = [line for line in log.splitlines() if not line.startswith(older)]
+    assert len(lines) == len(log.splitlines()) - 1  # it runs beside the others
+    *made, first, second = lines
     assert sorted(made) == ["pip 3.11", "pip 3.12", "venv 3.11", "venv 3.12"]
     assert re.fullmatch("pytest 3.11 .*=10 -k window", first)
     assert re.fullmatch("pytest 3.12 .*=10 -m not once -k window", second)
+    code, said, _ = run({}, "SCRIPT_CODE=1 .ci/run")
+    assert code == 1 and said == "failed on Python 3.11 with TensorFlow 2.12"
