@@ -31,7 +31,7 @@ from estimator_accum.microbatch._inputs import (
 )
 from estimator_accum.microbatch._repeatable import check_not_written
 from estimator_accum.microbatch._whole import mean_over_batch
-from estimator_accum.unedited._reports import check_declared, loss_of_batch
+from estimator_accum.unedited._batch_loss import check_declared, loss_of_batch
 from estimator_accum.unedited._train_op import build_unedited
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")

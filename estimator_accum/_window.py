@@ -2,20 +2,20 @@
 
     for each micro-batch:                      # one session.run, or one pass of a batch
         sums += scale * (gradients, loss), weight         # add, on each replica
-        if clock.count() == K:                 # the boundary
+        if clock.count() >= K:                 # the boundary
             sums = all_reduce(sums)            # close: the only reduction
-            sums = change(sums / weight)       # what a caller did to gradients, if anything
-            check_finite(sums)                 # add does so too
-            mean = clip(sums / weight)         # one multiplication
-            optimizer.apply(mean)              # unless a policy skips the window
+            mean = change(sums / weight)       # what a caller did to gradients, if anything
+            check_finite(mean)                 # add does so with sums
+            optimizer.apply(clip(mean))        # unless a policy skips the window
             update_step += 1
         global_step += 1
 
     update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
 
 over all micro-batches i of the window and all replicas; what code does to gradients
-before `apply_gradients`, it does to the mean, before it is clipped. Each line waits for
-the one before, by a control or data dependency. `make_accumulating_train_op`,
+before `apply_gradients`, it does to the mean, before it is clipped. Where it does nothing,
+dividing and clipping are one multiplication. Each line waits for the one before, by a
+control or data dependency. `make_accumulating_train_op`,
 `AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by `close`
 and, if a window may have several micro-batches, by `add`; they differ in the clock, and
 in how the mean is applied.

@@ -79,7 +79,8 @@ def make_accumulation_hooks(
             they are applied, divided by their own weight, and the final checkpoint
             holds the result. "auto": applied if the data ends, as the big batch would
             be; kept if training stops for another reason, such as `steps`, `max_steps`
-            or a hook that requests it. A signal keeps it in each case.
+            or a hook that requests it. With `save_on_signal` a signal keeps it in each
+            case.
         metrics_dir: Folder for `train_metrics.csv` and TensorBoard events, one row per
             update; None writes neither. Each further accumulating train op of the graph
             has its own `train_metrics_<name>.csv`. In a cluster only the chief writes.

@@ -1,4 +1,6 @@
-"""Update of a partial window: a boundary without a micro-batch.
+"""The update that applies a partial window: a boundary without a micro-batch.
+
+Whether one is applied or kept is for `_accumulation.py`.
 
 If `is_boundary` is fed, only the branch that updates runs. But its inputs may wait for
 a micro-batch, and there is none left: for example a learning rate that is made inside

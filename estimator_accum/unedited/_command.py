@@ -33,8 +33,8 @@ def add_script(name: str, description: str) -> OneSentenceParser:
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="precision of matrix products, where this processor has it; variables and "
-        "gradient sums stay as they are (default: %(default)s)",
+        help="precision of matrix products; variables and gradient sums stay as they "
+        "are; refused where it is slower (default: %(default)s)",
     )
     parser.add_argument(
         "--force_precision",
