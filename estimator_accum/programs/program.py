@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
 import warnings
@@ -86,7 +87,8 @@ class Program:
     def run(self, argv: Sequence[str]) -> None:
         """Checks everything first, then runs the jobs of this task.
 
-        Exit codes are those of `ending.ended_in_words`, and 2 for what is refused.
+        Exit codes are those of `ending.ended_in_words`, 2 for what is refused, and 130 for
+        Ctrl-C before the jobs.
         """
         values = self.flags()
         if asks_for_help(argv):
@@ -122,6 +124,8 @@ class Program:
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:
             self._refuse(sentence(error, values))
+        except KeyboardInterrupt:
+            self._refuse("stopped by Ctrl-C", 128 + signal.SIGINT)
         with (
             ended_in_words(self.name, folder, self.advice, cluster.is_alone),
             locked(folder, cluster.is_chief and settings.is_training),
@@ -130,9 +134,9 @@ class Program:
         if results:
             print(results.rstrip("\n"))
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _refuse(self, reason: str, code: int = 2) -> NoReturn:
         print(f"{self.name}: {reason}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(code)
 
 
 @contextlib.contextmanager
@@ -156,7 +160,7 @@ def quiet_import(arguments: Sequence[str]) -> Iterator[None]:
         os.dup2(held_back.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             held_back.seek(0)
             os.write(stderr, held_back.read())
             raise

@@ -7,8 +7,10 @@ import sys
 import pytest
 from absl import flags
 
+from estimator_accum.programs import program
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.program import path_sentence, sentence
+from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes import running
 
@@ -41,6 +43,17 @@ def test_import_that_fails_shows_the_noise():
     stderr = _stderr(end="import no_such_module")
     assert stderr.startswith("noise\nmore\nTraceback")
     assert "No module named 'no_such_module'" in stderr
+
+
+def test_ctrl_c_before_the_jobs_is_one_sentence(monkeypatch, capsys, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "set_verbosity", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        HOUSING.run(["", f"--output_dir={tmp_path}", "--train_csv=a.csv"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"{HOUSING.name}: stopped by Ctrl-C\n"
 
 
 def test_closed_streams_are_opened_and_say_nothing(tmp_path):
