@@ -11,6 +11,7 @@ folder appears only when it is complete, and an existing one is not changed. Exi
 """
 
 import argparse
+import difflib
 import pathlib
 import subprocess
 import sys
@@ -43,6 +44,7 @@ _CONVERT = (
     "Save it with transformers' `save_pretrained` where PyTorch is, and convert that "
     "folder with `estimator-accum import`."
 )
+_FROM_PIP = f"Where only pip's index can be reached: --model={MINILM}."
 _NO_CHECKSUM = "{}: no checksum is published for it: its zip's own CRCs were checked"
 _HEADS = {128: 2, 256: 4, 512: 8, 768: 12}
 _SMALL = [
@@ -144,13 +146,22 @@ def _fetch(
 ) -> None:
     print(f"{destination.name}: {_GOOGLE_TERMS}")
     with download.staging_folder(destination) as staging:
-        (path,) = download.obtain([file], archive, staging)
+        try:
+            (path,) = download.obtain([file], archive, staging)
+        except FetchError as error:
+            raise FetchError(f"{error} {_FROM_PIP}") from error
         content = staging / "content"
         download.unpack(path, _CHECKPOINT_FILES, content, is_own=bool(archive))
     print(_NO_CHECKSUM.format(file.name))
 
 
 def _check_hub(model: str, archive: list[pathlib.Path]) -> None:
+    near = difflib.get_close_matches(model, [MINILM, *MODELS], 1, cutoff=0.85)
+    if near and "/" not in model:  # what has an owner may well be on the hub
+        raise ValueError(
+            "`--model` must be a name that --list shows, or that of a BERT on Hugging "
+            f"Face's hub. Received: {model}. Did you mean {near[0]}?"
+        )
     from bert_finetune import hub  # its library is an extra, and takes a while
 
     hub.check_name(model)

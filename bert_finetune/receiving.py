@@ -111,4 +111,5 @@ def _network_errors(path: pathlib.Path) -> Iterator[None]:
         may_pass = error.code >= 500 or error.code in (*_PASSING, _NOT_SATISFIABLE)
         raise _NetworkError(error, may_pass) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _NetworkError(error) from error
+        reason = getattr(error, "reason", error)  # urllib's own says no more
+        raise _NetworkError(getattr(reason, "strerror", None) or reason) from error
