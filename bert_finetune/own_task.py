@@ -51,7 +51,7 @@ def read_task(path: str) -> Task:
         given = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise _unfit(path, f"be a JSON file: {reason}") from error
+        raise _unfit(path, "be a JSON file", str(reason)) from error
     if not isinstance(given, dict):
         raise _unfit(path, "be a JSON object", given)
     for key in given:

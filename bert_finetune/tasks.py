@@ -226,7 +226,7 @@ def read_examples(
     broken = []
     for number, row in rows:
         if len(row) <= max(position.values()):
-            broken.append(_too_few_columns(path, number, row, position))
+            broken.append(_too_few_columns(task, path, number, row, position))
             if labelled and task.skips_broken_rows:
                 continue
             raise ValueError(broken[0])
@@ -327,18 +327,27 @@ def _label(task: Task, place: str, text: str) -> int | float:
             return number
         rule = f"a finite number as its label of {task.name}"
     remedy = f"`labels` in {task.source}" if task.source else "use another --task_name"
+    if task.source and task.columns_without_header:
+        remedy += ", where columns must have names if the file has a header"
     raise ValueError(
         f"{place} must have {rule}. Received: {text!r}. Correct the line, or {remedy}."
     )
 
 
 def _too_few_columns(
-    path: pathlib.Path, number: int, row: list[str], position: dict[str, int]
+    task: Task,
+    path: pathlib.Path,
+    number: int,
+    row: list[str],
+    position: dict[str, int],
 ) -> str:
+    other = (
+        "" if task.source else ", or use a JSON file as --task_name for your own data"
+    )
     return (
         f"{path} line {number} must have at least {max(position.values()) + 1} "
         f"{separator_of(path)}-separated columns. Received: {len(row)}. Correct or "
-        "remove the line."
+        f"remove the line{other}."
     )
 
 

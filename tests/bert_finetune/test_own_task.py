@@ -81,7 +81,7 @@ def test_classes_are_written_as_in_json_lines_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", r"yelp.json must be a JSON file: Expecting property name"),
+        ("{", r"yelp.json must be a JSON file. Received: Expecting property name"),
         ("[]", r"must be a JSON object. Received: \[\]. See docs/bert.md, Your own"),
         (_YELP | {"lable": 1}, "must have the keys train_file, .* alone. .*: lable. "),
         ({"text_a": 2, "label": 1}, "must have the key labels. Received: text_a, lab"),
@@ -108,7 +108,7 @@ def test_an_unfit_task_file_is_refused(tmp_path, content, sentence):
 
 
 def test_a_task_file_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="none.json must be a JSON file: No such file"):
+    with pytest.raises(ValueError, match="must be a JSON file. Received: No such file"):
         find_task("none.json")
 
 
