@@ -1,5 +1,6 @@
 """The command `estimator-accum`, also as `python -m estimator_accum`."""
 
+import difflib
 import runpy
 import sys
 
@@ -68,10 +69,16 @@ def main() -> int:
         return 0
     name = group + word
     if name not in commands:
+        last_words = [name.removeprefix(group) for name in commands]
+        near = difflib.get_close_matches(word, last_words, 1)
+        hint = (
+            f"Did you mean {group}{near[0]}?"
+            if near
+            else f"See {_PROGRAM} {group}--help."
+        )
         return _refuse(
             _PROGRAM,
-            f"A command must be one of {', '.join(commands)}. Received: {name}. "
-            f"See {_PROGRAM} {group}--help.",
+            f"A command must be one of {', '.join(commands)}. Received: {name}. {hint}",
         )
     sys.argv[1:] = flags
     try:

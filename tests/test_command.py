@@ -58,7 +58,7 @@ def test_version(line):
     [
         (
             "trian",
-            "estimator-accum: A command must be one of train, plan, .*Received: trian. See estimator-accum --help.",
+            "estimator-accum: A command must be one of train, plan, .*Received: trian. Did you mean train?",
         ),
         ("fetch x", "must be one of fetch bert, fetch glue. Received: fetch x. See "),
         (

@@ -35,7 +35,8 @@ _FORMS = [
     (
         r"the following arguments are required: (.*)",
         lambda found: (
-            f"The flags `{found[1].replace(', ', '`, `')}` must be given. Received: none"
+            f"The flag{'s' * (', ' in found[1])} `{found[1].replace(', ', '`, `')}` "
+            "must be given. Received: none"
         ),
     ),
 ]
