@@ -26,6 +26,7 @@ _DASHES = ("solid", (0, (3, 1.5)), (0, (1, 1)))
 _SMOOTHED_SHARE = 0.05  # of the updates are averaged for one point of the bold line
 _MIN_SMOOTHED = 5
 _SHOWN_SHARE = 0.99  # of losses and norms are inside of the limits
+_NEAR = 1.5  # times the shown height that a largest value may take, to be shown too
 _MARGIN = 0.06
 _CLOCKS = (
     ("update_step", "against optimizer updates", "optimizer updates"),
@@ -70,7 +71,10 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
     window = window_of(min(len(run["loss"]) for run in runs))
     for axes, (clock, title, label) in zip(panels, clocks, strict=True):
         for number, (run, name) in enumerate(zip(runs, labels, strict=True)):
-            draw_series(axes, run[clock], run["loss"], window, number, name)
+            width = 2.0 if len(runs) == 1 else None  # wide ones lie below others
+            draw_series(
+                axes, run[clock], run["loss"], window, number, name, width=width
+            )
         axes.set(title=title, xlabel=label)
         axes.set_xlim(left=0)
         losses = np.concatenate([run["loss"] for run in runs])
@@ -246,12 +250,14 @@ def limits(values: np.ndarray, shown_share: float = 1.0) -> tuple[float, float] 
 
     Args:
         values: Values on the axis; those that are not finite do not count.
-        shown_share: Share of the values that is inside; the largest ones may be out.
+        shown_share: Share of the values that is inside; outliers above may be out.
     """
     values = values[np.isfinite(values)]
     if not len(values):
         return None
-    low, high = values.min(), np.quantile(values, shown_share)
+    low, high, top = values.min(), np.quantile(values, shown_share), values.max()
+    if top - low <= _NEAR * (high - low):
+        high = top  # no outlier: a line that leaves the picture would look cut off
     margin = _MARGIN * (high - low) or _MARGIN * abs(high) or _MARGIN
     return float(low - margin), float(high + margin)
 
