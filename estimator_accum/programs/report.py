@@ -35,7 +35,9 @@ def end_of_run(
     """
     rows = [*rows]
     if has_metrics:
-        rows.append(["examples per second", examples_per_sec(folder / METRICS)])
+        rows.append(
+            ["examples per second of training", examples_per_sec(folder / METRICS)]
+        )
         paths = [
             ["metrics", str(folder / METRICS)],
             ["plot", plotted(folder / _PLOT, draw)],

@@ -54,7 +54,13 @@ def test_task_alone_learns_goes_on_and_exports(
     assert table[1].split() == ["accuracy", f"{float(results['accuracy']):.4f}"]
     shown = [line.partition("  ")[0] for line in table]
     assert shown[2:7] == [
-        *("loss", "updates", "examples per second", "peak of the process", "disk used")
+        *(
+            "loss",
+            "updates",
+            "examples per second of training",
+            "peak of the process",
+            "disk used",
+        )
     ]
     assert shown[8:] == ["metrics", "plot", "export", "TensorBoard"]
     rows = (output_dir / "train_metrics.csv").read_text().splitlines()
