@@ -45,7 +45,7 @@ def run_script(arguments: list[str], is_v1: bool = False) -> None:
         sys.argv[:] = arguments
     module.__file__ = path
     sys.modules["__main__"] = module
-    sys.excepthook = functools.partial(_show_from, path)
+    sys.excepthook = functools.partial(_show_from, path, is_v1)
     _log_once()
     source = pathlib.Path(path).read_bytes()
     if is_v1:
@@ -68,7 +68,8 @@ def _log_once() -> None:
         others = std_logging.getLogger("tensorflow").handlers
         streams = [getattr(handler, "stream", None) for handler in others]
         stream = absl_handler.python_handler.stream
-        return record.name != "tensorflow" or stream not in streams
+        logger = record.name.partition(".")[0]  # this package's are below it
+        return logger != "tensorflow" or stream not in streams
 
     absl_handler.addFilter(is_shown_here)
 
@@ -86,8 +87,26 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec:
     return spec
 
 
-def _show_from(path: str, kind: type, error: BaseException, trace) -> None:
-    """Shows a traceback that starts in the script, as under `python`."""
+def _show_from(path: str, is_v1: bool, kind: type, error: BaseException, trace) -> None:
+    """Shows a traceback that starts in the script, as under `python`, and a remedy."""
     while trace and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
+    if not is_v1 and _is_of_tensorflow_1(error):
+        print(
+            "Names of TensorFlow 1 must be enabled by --v1. "
+            f"Received: {error.name}. Put --v1 before the script.",
+            file=sys.stderr,
+        )
+
+
+def _is_of_tensorflow_1(error: BaseException) -> bool:
+    """Returns whether a name is missing that --v1 knows."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name}.".startswith("tensorflow.contrib.")
+    tf = sys.modules["tensorflow"]
+    return (
+        isinstance(error, AttributeError)
+        and error.obj is tf
+        and (error.name == "contrib" or hasattr(tf.compat.v1, error.name))
+    )

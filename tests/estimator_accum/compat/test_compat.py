@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import compat
-from estimator_accum.compat import _training
+from estimator_accum.compat import _script, _training
 from tests.helpers.processes import legacy_runs
 
 _IS_REFERENCE = tf.__version__.startswith("2.15.")
@@ -58,6 +58,23 @@ def test_names_from_before_2_16_are_the_modules_of_today():
 def test_module_that_tensorflow_estimator_lacks_is_not_found():
     with pytest.raises(ModuleNotFoundError, match=r"no_such"):
         import tensorflow.python.estimator.no_such  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "use, is_of_v1",
+    [
+        (lambda: tf.placeholder, True),
+        (lambda: tf.contrib, True),
+        (lambda: tf.no_such, False),
+        (lambda: tf.nn.no_such, False),
+    ],
+)
+def test_names_of_tensorflow_1_are_told_from_others(use, is_of_v1):
+    with pytest.raises(AttributeError) as raised:
+        use()
+    assert _script._is_of_tensorflow_1(raised.value) == is_of_v1
+    missing = ModuleNotFoundError(name="tensorflow.contrib")
+    assert _script._is_of_tensorflow_1(missing)
 
 
 def test_import_of_the_library_enables_nothing():
