@@ -109,7 +109,8 @@ def draw_run(updates: Columns, evaluations: Columns, metric: str, name: str) -> 
     if evaluations:
         panels[metric] = (metric.removeprefix("eval_").replace("_", " "), 2.0)
     panels |= {"gradient_norm": ("gradient norm", 2.0)}
-    panels |= {"learning_rate": ("learning rate", 1.2)}
+    if np.isfinite(updates["learning_rate"]).any():  # a run may not report it
+        panels |= {"learning_rate": ("learning rate", 1.2)}
     heights = [height for _, height in panels.values()]
     figure = Figure(figsize=(9, 1.3 * sum(heights)), layout="constrained")
     all_axes = figure.subplots(
