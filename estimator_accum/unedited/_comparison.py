@@ -120,6 +120,7 @@ def check_instead_of_training(
 
 def _check(estimator, input_fn, updates: int, precision: str, config) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    logging.getLogger("tensorflow.estimator_accum.summary").setLevel(logging.ERROR)
     batches = _first_batches(estimator, input_fn, updates)
     sizes = [max(a.shape[0] for a in batch if a.ndim) for batch in batches.arrays]
     counts = [count for count in _COUNTS if count <= min(sizes)]
