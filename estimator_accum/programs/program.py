@@ -38,6 +38,8 @@ _ELSEWHERE = {
     "use_fp16": "precision=float16",
     "bf16": "precision=bfloat16",
     "per_device_train_batch_size": "micro_batch_size",
+    "train_steps": "train_updates",
+    "max_steps": "train_updates",
 }
 
 # Extra of this package that brings a package; users' own scripts have others.
@@ -230,6 +232,7 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
     if isinstance(error, flags.UnrecognizedFlagError):
         name = error.flagname
         similar = str(error).partition("Did you mean: ")[2].rstrip(" ?")
+        similar = similar.replace(", ", " or --")
         ours = _ELSEWHERE.get(name, "")
         similar = ours if ours.partition("=")[0] in flag_values else similar
         hint = f"Did you mean --{similar}?" if similar else "See --help."

@@ -97,6 +97,8 @@ def test_help_names_every_flag(name):
     "arguments, expected",
     [
         ("--train_cvs=a", "Received: --train_cvs. Did you mean --train_csv?"),
+        ("--train_steps=1", "Received: --train_steps. Did you mean --train_updates?"),
+        ("--train_xx=1", "_batch_size or --train_csv or --train_updates?"),
         ("--qqqqqq=1", "Flags must be those of --help. Received: --qqqqqq. See"),
         ("seed=1", "Received: 'seed=1'. Write --flag=value."),
         ("--shuffle=perhaps", "`--shuffle` must be true or false. Received: 'perhaps'"),
