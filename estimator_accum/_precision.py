@@ -16,6 +16,15 @@ FLOAT32, BFLOAT16, FLOAT16 = PRECISIONS = ("float32", "bfloat16", "float16")
 
 _ON = rewriter_config_pb2.RewriterConfig.ON
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
+# Options of the rewriting; TensorFlow 2.8 has the last one alone.
+_OF_BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"
+_OF_FLOAT16_ON_CPU = "auto_mixed_precision_cpu"
+_OF_FLOAT16 = "auto_mixed_precision"
+_OPTIONS = [
+    option
+    for option in (_OF_BFLOAT16, _OF_FLOAT16_ON_CPU, _OF_FLOAT16)
+    if hasattr(rewriter_config_pb2.RewriterConfig(), option)
+]
 _ROWS, _WIDTH, _UNITS = 256, 512, 1024  # of the matrix product that is timed
 _SECS = 0.05  # for the products in low precision; the first one is slow
 
@@ -62,21 +71,21 @@ def mixed_precision_config(
     if precision == FLOAT32:
         return made
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    if precision == BFLOAT16 and has_gpu:
+    option = _OF_FLOAT16 if has_gpu else _OF_FLOAT16_ON_CPU
+    if precision == BFLOAT16:
+        option = None if has_gpu else _OF_BFLOAT16
+    if option not in _OPTIONS:
+        where = "a GPU" if option is None else f"TensorFlow {tf.__version__}"
         raise ValueError(
             "`precision` must be one that TensorFlow can rewrite a graph to on this "
-            "device. Received: 'bfloat16', with a GPU. Use 'float16'."
+            f"device. Received: {precision!r}, with {where}. Use "
+            f"{'float16' if option is None else 'float32'!r}."
         )
     if not is_forced:
         _check_speed(precision, config)
     if is_in_cluster:
         options.remapping = _OFF
-    if precision == BFLOAT16:
-        options.auto_mixed_precision_onednn_bfloat16 = _ON
-    elif has_gpu:
-        options.auto_mixed_precision = _ON
-    else:
-        options.auto_mixed_precision_cpu = _ON
+    setattr(options, option, _ON)
     return made
 
 
@@ -84,11 +93,7 @@ def has_low_precision(session: tf.compat.v1.Session) -> bool:
     """Returns whether the session's config is one of `mixed_precision_config`."""
     config = session._config or tf.compat.v1.ConfigProto()
     options = config.graph_options.rewrite_options
-    return _ON in (
-        options.auto_mixed_precision,
-        options.auto_mixed_precision_cpu,
-        options.auto_mixed_precision_onednn_bfloat16,
-    )
+    return any(getattr(options, option) == _ON for option in _OPTIONS)
 
 
 def _check_speed(precision: str, config: tf.compat.v1.ConfigProto | None) -> None:
