@@ -64,12 +64,14 @@ class Batches:
         return f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
 
     def __str__(self) -> str:
-        how = f" x {self.gradient_accumulation_steps} micro-steps"
+        share, steps = self.largest_share, self.gradient_accumulation_steps
+        share = f"{share} example{'s' * (share > 1)}"
+        how = f" x {steps} micro-step{'s' * (steps > 1)}"
         if self.is_auto:
             how = " with the number of micro-batches chosen by memory"
         return (
             f"effective batch {self.effective_batch_size} = "
-            f"{'' if self.is_even else 'at most '}{self.largest_share} examples{how}"
+            f"{'' if self.is_even else 'at most '}{share}{how}"
             f" x {self.replicas}"
         )
 

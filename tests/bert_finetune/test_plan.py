@@ -78,7 +78,7 @@ def test_the_plan_names_each_part_the_micro_batch_and_k(config, capsys):
 def test_a_window_of_one_micro_batch_has_no_accumulators(config, capsys):
     _, output, _ = _run(config, capsys, "--device_memory=11GB")
     assert _megabytes(output, "accumulators") == 0
-    assert "= 64 examples x 1 micro-steps x 1 replica\n" in output
+    assert "= 64 examples x 1 micro-step x 1 replica\n" in output
 
 
 def test_a_sequence_may_take_every_position(config, capsys):
@@ -91,7 +91,7 @@ def test_reduction_is_that_of_a_ring(config, capsys):
     _, output, _ = _run(config, capsys, *more)
     secs = 2 * 3 / 4 * _TINY_PARAMETERS / (100e6 / 8)
     assert f"reduction {1e3 * secs:,.1f} ms an update" in output
-    assert "= 16 examples x 1 micro-steps x 4 replicas\n" in output
+    assert "= 16 examples x 1 micro-step x 4 replicas\n" in output
 
 
 def test_one_layer_keeps_its_keys_and_values_alone(tmp_path):
@@ -185,7 +185,7 @@ def test_the_cheapest_plan_that_fits_is_named(
 
 def test_replicas_need_not_divide_the_effective_batch(config, capsys):
     _, output, _ = _run(config, capsys, "--num_replicas=3", "--device_memory=11GB")
-    assert "batch 64 = at most 22 examples x 1 micro-steps x 3 replicas\n" in output
+    assert "batch 64 = at most 22 examples x 1 micro-step x 3 replicas\n" in output
 
 
 @pytest.mark.parametrize(("replicas", "size"), [(2, "1GB"), (3, "1GB"), (3, "250MB")])

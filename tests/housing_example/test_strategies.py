@@ -191,7 +191,7 @@ def test_a_cluster_of_one_task_trains_alone(csv, tmp_path, run_main, monkeypatch
     flags |= {"train_updates": 1, "gradient_accumulation_multiplier": 1}
     done = run_main(flags)
     assert done.returncode == 0
-    assert "13 = 13 examples x 1 micro-steps x 1 replica" in done.stderr
+    assert "13 = 13 examples x 1 micro-step x 1 replica" in done.stderr
     assert "test examples (3) " in done.stdout and "without (13)" in done.stdout
     assert "with acc" not in done.stdout and "largest difference" not in done.stdout
     assert not (flags["output_dir"] / "with_accumulation").exists()
