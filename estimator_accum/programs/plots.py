@@ -62,10 +62,12 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
     """Draws loss against updates; of several runs, against examples on the right.
 
     Args:
-        runs: Columns update_step, examples and loss [nats] of each run.
+        runs: Columns update_step, loss and, where examples are counted, examples.
         labels: A name per run.
     """
-    clocks = _CLOCKS if len(runs) > 1 else _CLOCKS[:1]  # two would look the same
+    has_examples = all("examples" in run for run in runs)
+    # Of one run the two would look the same.
+    clocks = _CLOCKS if len(runs) > 1 and has_examples else _CLOCKS[:1]
     figure = Figure(figsize=(12, 5), layout="constrained")
     panels = figure.subplots(1, len(clocks), sharey=True, squeeze=False)[0]
     window = window_of(min(len(run["loss"]) for run in runs))
@@ -91,7 +93,8 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
             frameon=False,
             handlelength=3.5,
         )
-    panels[0].set_ylabel("training loss [nats per example]")
+    unit = " [nats per example]" if has_examples else ""
+    panels[0].set_ylabel(f"training loss{unit}")
     figure.suptitle("Training loss of each update", fontsize=15, fontweight="bold")
     return figure
 
@@ -264,7 +267,7 @@ def limits(values: np.ndarray, shown_share: float = 1.0) -> tuple[float, float] 
 
 
 def read_metrics(
-    path: pathlib.Path, required: Sequence[str] = ("update_step", "examples", "loss")
+    path: pathlib.Path, required: Sequence[str] = ("update_step", "loss")
 ) -> Columns:
     """Returns the columns of a table; a cell that is not a number is NaN.
 

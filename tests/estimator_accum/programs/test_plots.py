@@ -71,6 +71,14 @@ def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs)
         assert axes.xaxis.get_gridlines()[0].get_visible()
 
 
+def test_runs_that_do_not_count_examples_are_drawn_against_updates():
+    runs = [_run([2.0, 1.0]) for _ in range(2)]
+    del runs[1]["examples"]
+    (axes,) = plots.draw_losses(runs, ["a", "b"]).axes
+    assert axes.get_xlabel() == "optimizer updates"
+    assert axes.get_ylabel() == "training loss"  # whatever its unit is
+
+
 def _run(losses) -> dict[str, np.ndarray]:
     updates = np.arange(1.0, len(losses) + 1)
     losses = np.array(losses, float)
@@ -146,7 +154,7 @@ def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
     [
         (None, "Received: .*csv, which does not exist. Name the --output_dir of a run"),
         ("", "must be a table with the columns .* Received: a file that is empty or n"),
-        ("update_step,loss\n1,0.5\n", "update_step, loss, without examples"),
+        ("update_step,los\n1,0.5\n", "update_step, los, without loss"),
         (f"{_HEADER}\n", "must have a row for each update. Received: no row"),
         (f"{_HEADER}\n1,1,32,1,0.7,1,1\n2,2,64,1,nan,1,1\n", "on line 3: loss nan. T"),
         (f"{_HEADER}\n1,1,32,1,high,1,1\n", "hold numbers. .* on line 2: loss high"),
