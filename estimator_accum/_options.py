@@ -137,7 +137,7 @@ def _check_optimizer(optimizer) -> None:
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise TypeError(
             "`optimizer` must be a tf.compat.v1.train.Optimizer. Received: "
-            f"{optimizer!r}. Keras optimizers have no place in a v1 train op."
+            f"{optimizer!r}. For Keras optimizers there is estimator_accum.keras.accumulate."
         )
     if isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
         raise TypeError(
