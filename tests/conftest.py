@@ -20,7 +20,7 @@ _CPU_SECS = "cpu_secs"
 
 def pytest_addoption(parser):
     text = "number of random losses in test_composed_losses.py"
-    parser.addoption("--composed-losses", type=int, default=100, help=text)
+    parser.addoption("--composed-losses", type=int, default=50, help=text)
 
 
 def pytest_configure(config):
