@@ -30,7 +30,7 @@ def apply_adam(
         scalars: Further arguments of `tf.raw_ops.ResourceApplyAdam`.
     """
     with tf.control_dependencies(share_when_read(handles[1:])):
-        m, v = (_read(handle, grad.dtype) for handle in handles[1:])
+        m, v = (read(handle, grad.dtype) for handle in handles[1:])
     is_active, noted = _find(name, m, v, indices)
     rows, shape = tf.where(is_active)[:, 0], tf.shape(m, tf.int64)
 
@@ -57,7 +57,7 @@ def apply_adam(
         with tf.control_dependencies([update(copies, places, active_shape, gathered)]):
             written = [
                 tf.raw_ops.ResourceScatterUpdate(
-                    resource=handle, indices=rows, updates=_read(copy, grad.dtype)
+                    resource=handle, indices=rows, updates=read(copy, grad.dtype)
                 )
                 for copy, handle in zip(copies, handles)
             ]
@@ -91,7 +91,7 @@ def _find(name: str, m: tf.Tensor, v: tf.Tensor, indices: tf.Tensor):
     is_noted = tf.raw_ops.VarIsInitializedOp(resource=note)
     noted = tf.cond(
         is_noted,
-        lambda: _read(note, tf.bool),
+        lambda: read(note, tf.bool),
         lambda: tf.zeros(tf.shape(m)[:1], tf.bool),
     )
     is_complete = is_noted & tf.reduce_all(noted | tf.equal(m[:, 0], 0))
@@ -105,7 +105,8 @@ def _find(name: str, m: tf.Tensor, v: tf.Tensor, indices: tf.Tensor):
     return is_active, tf.raw_ops.AssignVariableOp(resource=note, value=is_active)
 
 
-def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the value of a resource."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 

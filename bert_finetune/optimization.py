@@ -177,14 +177,13 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
         if not is_decayed(variable.op.name):
             return []
         with tf.control_dependencies([grad]):  # computed from the old value
-            value = tf.raw_ops.ReadVariableOp(
-                resource=variable.handle, dtype=grad.dtype
-            )
-        return [
-            tf.raw_ops.AssignSubVariableOp(
-                resource=variable.handle, value=share * value
-            )
-        ]
+            value = active_rows.read(variable.handle, grad.dtype)
+        return [subtract(variable, share * value)]
+
+
+def subtract(variable, value: tf.Tensor) -> tf.Operation:
+    """Subtracts a value from a replica's own copy of a variable."""
+    return tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=value)
 
 
 def _zeros(shape, dtype: tf.DType, **_) -> tf.Tensor:

@@ -13,8 +13,13 @@ import re
 
 import tensorflow as tf
 
-from bert_finetune.active_rows import share_when_read
-from bert_finetune.optimization import AdamWeightDecayOptimizer, RateShare, is_decayed
+from bert_finetune.active_rows import read, share_when_read
+from bert_finetune.optimization import (
+    AdamWeightDecayOptimizer,
+    RateShare,
+    is_decayed,
+    subtract,
+)
 from bert_finetune.settings import Settings
 from estimator_accum import get_or_create_update_step
 
@@ -116,12 +121,12 @@ class LambOptimizer(AdamWeightDecayOptimizer):
         root = tf.sqrt(v / scalars["correction_2"]) + self._epsilon
         update = m / scalars["correction_1"] / root
         if is_decayed(handle.op.name):
-            value = _read(handle, grad.dtype)
+            value = read(handle.handle, grad.dtype)
             update += self._weight_decay * value
             norms = tf.norm(value), tf.norm(update)
             ratio = tf.math.divide_no_nan(*norms)
             update *= tf.where(ratio > 0, ratio, tf.ones_like(ratio))
-        return tf.group(write_m, write_v, _subtract(handle, scalars["rate"] * update))
+        return tf.group(write_m, write_v, subtract(handle, scalars["rate"] * update))
 
     def _resource_apply_sparse(self, grad, handle, indices):
         rows = tf.cast(indices, tf.int64)[:, tf.newaxis]
@@ -132,7 +137,7 @@ class LambOptimizer(AdamWeightDecayOptimizer):
     def _averaged(self, variable, slot: str, decay, value: tf.Tensor):
         """Returns the slot's new moving average, and the operation that writes it."""
         handle = self.get_slot(variable, slot).handle
-        old = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+        old = read(handle, value.dtype)
         new = decay * old + (1.0 - decay) * value
         return new, tf.raw_ops.AssignVariableOp(resource=handle, value=new)
 
@@ -189,13 +194,4 @@ class AdafactorOptimizer(LambOptimizer):
             update *= tf.math.rsqrt(c)[..., tf.newaxis, :]
             written = [write_r, write_c]
         update /= tf.maximum(tf.sqrt(tf.reduce_mean(update * update)), 1.0)
-        return tf.group(*written, _subtract(handle, scalars["rate"] * update))
-
-
-def _read(variable, dtype: tf.DType) -> tf.Tensor:
-    # By `.handle`: a mirrored variable has its own copy in every replica.
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=dtype)
-
-
-def _subtract(variable, value: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=value)
+        return tf.group(*written, subtract(handle, scalars["rate"] * update))

@@ -16,7 +16,7 @@ FLOAT32, BFLOAT16, FLOAT16 = PRECISIONS = ("float32", "bfloat16", "float16")
 
 _ON = rewriter_config_pb2.RewriterConfig.ON
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
-# Options of the rewriting; TensorFlow 2.8 has the last one alone.
+# Options of the rewriting; TensorFlow 2.8 lacks the first one.
 _OF_BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"
 _OF_FLOAT16_ON_CPU = "auto_mixed_precision_cpu"
 _OF_FLOAT16 = "auto_mixed_precision"

@@ -62,7 +62,7 @@ def test_variables_of_half_precision_are_refused():
 def test_a_table_of_which_rows_have_gradients_is_updated_as_a_dense_one(dtype):
     """Bit for bit, with few active rows, many, and moments from elsewhere."""
     numbers = np.random.default_rng(0)
-    batches = [([7, 2], 0), ([5], 0), ([7, 0], 1), (range(30, 40), 0), ([20], 0)]
+    batches = [([7, 2, 7], 0), ([5], 0), ([7, 0], 1), (range(30, 40), 0), ([20], 0)]
     batches = [(rows, numbers.normal(size=[len(rows), 3]), n) for rows, n in batches]
     moments = [(4 * numbers.normal(size=[60, 3])).astype(np.int32) / 4 for _ in "mv"]
     moments[0][:20], moments[1][:18] = 0, 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_finetune.optimization import AdamWeightDecayOptimizer
 from bert_finetune.optimizers import (
     AdafactorOptimizer,
     LambOptimizer,
@@ -72,13 +73,20 @@ def test_depth_is_counted_from_the_head():
     assert [depth(name, 12) for name in names] == [0, 0, 1, 12, 13]
 
 
-@pytest.mark.parametrize("kind", [LambOptimizer, AdafactorOptimizer])
-def test_a_gathered_table_is_updated_as_if_its_gradient_were_dense(kind):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdamWeightDecayOptimizer(0.1),
+        lambda: LambOptimizer(0.1, tf.constant(3)),
+        lambda: AdafactorOptimizer(0.1, tf.constant(3)),
+    ],
+)
+def test_a_gathered_table_is_updated_as_if_its_gradient_were_dense(make):
     def train(look_up):
         with tf.Graph().as_default(), v1.Session() as session:
             table = v1.get_variable("table", initializer=np.ones([5, 2], np.float32))
             ids = v1.placeholder(tf.int32, [None])
-            optimizer = kind(0.1, tf.constant(3))
+            optimizer = make()
             train_op = optimizer.minimize(tf.reduce_sum(look_up(table, ids) ** 2))
             session.run(v1.global_variables_initializer())
             for batch in ([0, 1, 1], [2], [0, 3]):

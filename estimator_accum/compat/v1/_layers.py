@@ -3,6 +3,7 @@
 import functools
 import math
 import numbers
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
@@ -239,17 +240,35 @@ def _get_model_variable(getter, name, *arguments, **others):
     return model_variable(name, *arguments, **kept, custom_getter=getter)
 
 
-@add_arg_scope
-def max_pool2d(
-    inputs,
-    kernel_size,
-    stride=2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections=None,
-    scope=None,
-):
-    """Largest value of each window of images.
+def _pooling(pool: Callable, name: str, scope_name: str, what: str) -> Callable:
+    """Returns the stand-in for a pooling layer."""
+
+    def pool2d(
+        inputs,
+        kernel_size,
+        stride=2,
+        padding: str = "VALID",
+        data_format: str = "NHWC",
+        outputs_collections=None,
+        scope=None,
+    ):
+        data_format = checked_format(data_format)
+
+        def of_images(pair):
+            return [1, 1, *pair] if data_format == "NCHW" else [1, *pair, 1]
+
+        with tf.name_scope(scope, scope_name, [inputs]) as own:
+            outputs = pool(
+                tf.convert_to_tensor(inputs),
+                of_images(_pair(kernel_size)),
+                of_images(_pair(stride)),
+                padding.upper(),
+                data_format,
+            )
+            return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+
+    pool2d.__name__ = pool2d.__qualname__ = name
+    pool2d.__doc__ = f"""{what} of each window of images.
 
     Args:
         inputs: Tensor [B, height, width, C], or [B, C, height, width] with "NCHW".
@@ -258,70 +277,13 @@ def max_pool2d(
         padding: "SAME" or "VALID".
         data_format: "NHWC" or "NCHW".
         outputs_collections: Collections for the result: a list or one name.
-        scope: Name scope; by default `MaxPool2D`.
+        scope: Name scope; by default `{scope_name}`.
     """
-    return _pooled(
-        tf.nn.max_pool,
-        "MaxPool2D",
-        inputs,
-        kernel_size,
-        stride,
-        padding,
-        data_format,
-        outputs_collections,
-        scope,
-    )
+    return add_arg_scope(pool2d)
 
 
-@add_arg_scope
-def avg_pool2d(
-    inputs,
-    kernel_size,
-    stride=2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections=None,
-    scope=None,
-):
-    """Mean of each window of images; the arguments are those of `max_pool2d`."""
-    return _pooled(
-        tf.nn.avg_pool,
-        "AvgPool2D",
-        inputs,
-        kernel_size,
-        stride,
-        padding,
-        data_format,
-        outputs_collections,
-        scope,
-    )
-
-
-def _pooled(
-    pool,
-    name,
-    inputs,
-    kernel_size,
-    stride,
-    padding,
-    data_format,
-    outputs_collections,
-    scope,
-):
-    data_format = checked_format(data_format)
-
-    def of_images(pair):
-        return [1, 1, *pair] if data_format == "NCHW" else [1, *pair, 1]
-
-    with tf.name_scope(scope, name, [inputs]) as own:
-        outputs = pool(
-            tf.convert_to_tensor(inputs),
-            of_images(_pair(kernel_size)),
-            of_images(_pair(stride)),
-            padding.upper(),
-            data_format,
-        )
-        return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+max_pool2d = _pooling(tf.nn.max_pool, "max_pool2d", "MaxPool2D", "Largest value")
+avg_pool2d = _pooling(tf.nn.avg_pool, "avg_pool2d", "AvgPool2D", "Mean")
 
 
 @add_arg_scope
