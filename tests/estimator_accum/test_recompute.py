@@ -301,7 +301,9 @@ def _peak_bytes(wrap, layer, depth=_DEPTH):
         norm = tf.linalg.global_norm(gradients)
         metadata = v1.RunMetadata()
         options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-        config = v1.ConfigProto(inter_op_parallelism_threads=1)
+        config = v1.ConfigProto(
+            inter_op_parallelism_threads=1, use_per_session_threads=True
+        )
         with start_session(config) as session:
             session.run(norm)
             session.run(norm, options=options, run_metadata=metadata)
