@@ -60,6 +60,10 @@ def recompute(layer: Callable, *, always: bool | tf.Tensor = False) -> Callable:
     reorder operations in one of the two graphs only, and round the last bit differently
     (`rewrite_options`: `remapping` and `arithmetic_optimization` off).
 
+    A layer's gradient leaves it when those of its trainable variables are there, and
+    what they are computed from is free. They are computed whether or not they are asked
+    for: what is frozen is made with `trainable=False`.
+
     Updates that the layer registers, such as batch normalization's averages, run once.
     A recomputed layer may contain others. Only gradients of optimizers and tf.gradients
     recompute; a tf.GradientTape keeps the activations.
@@ -169,7 +173,10 @@ def _detached(
     _check_reads(given, created)
     kept = list({t.name: t for t in given if _is_trainable(t)}.values())
     graph = tf.compat.v1.get_default_graph()
-    with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+    # Until the switch is known, everything that it may drop is in memory.
+    decided = [] if switch is None else [switch.op]
+    overridden = graph.gradient_override_map({"IdentityN": _GRADIENT})
+    with overridden, tf.control_dependencies(decided):
         detached = tf.identity_n([*outputs, *kept])
     setattr(detached[0].op, _ATTRIBUTE, _Layer(outputs, kept, inside, drawn, switch))
     return detached[: len(outputs)]
@@ -279,13 +286,50 @@ def _gradient(operation: tf.Operation, *gradients):
     )
     backward = graph.get_operations()[before:]
     moved = _moved(derived, layer, backward, arrived)
-    # TensorFlow 1's loops find their lists of gradients by the scope of what arrives.
-    moved = tf.nest.map_structure(
-        lambda each: each if each is None else tf.identity(each),
-        moved,
-        expand_composites=True,
-    )
-    return [None] * len(layer.outputs) + moved
+    return [None] * len(layer.outputs) + _together(moved, layer.kept)
+
+
+def _together(gradients: list, kept: list[tf.Tensor]) -> list:
+    """Returns `gradients`; those for the layer before wait for those of variables.
+
+    A thread goes on to the layer before as soon as it can. The gradients of variables,
+    which nobody waits for, would come last, each of them with what it is computed from.
+
+    Args:
+        gradients: Gradients of `kept`; Tensors, IndexedSlices or None.
+        kept: What the layer reads.
+    """
+    trainable = _trainable_operations()
+    is_own = [_source(tensor) in trainable for tensor in kept]
+    own = [each for each, yes in zip(gradients, is_own, strict=True) if yes]
+    own = tf.nest.flatten(own, expand_composites=True)
+    own = [tensor for tensor in own if tensor is not None]
+
+    def identity(gradient):
+        return gradient if gradient is None else tf.identity(gradient)
+
+    together = []
+    for gradient, yes in zip(gradients, is_own, strict=True):
+        # TensorFlow 1's loops find their lists of gradients by the scope of what arrives.
+        with tf.control_dependencies([] if yes else own):
+            together.append(
+                tf.nest.map_structure(identity, gradient, expand_composites=True)
+            )
+    return together
+
+
+def _trainable_operations() -> set[tf.Operation]:
+    """Returns the operations that hold trainable variables, of every replica."""
+    variables = tf.compat.v1.trainable_variables()
+    return {own.op for each in variables for own in getattr(each, "values", (each,))}
+
+
+def _source(tensor: tf.Tensor) -> tf.Operation:
+    """Returns the operation that a value, read or cast, comes from."""
+    operation = tensor.op
+    while operation.type in {"Identity", "Cast", "ReadVariableOp"}:
+        operation = operation.inputs[0].op
+    return operation
 
 
 def _is_unused(result: tf.Tensor, gradient) -> bool:

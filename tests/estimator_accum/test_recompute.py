@@ -301,6 +301,7 @@ def _peak_bytes(wrap, layer, depth=_DEPTH):
         norm = tf.linalg.global_norm(gradients)
         metadata = v1.RunMetadata()
         options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        # One thread goes on to the next layer, if nothing holds it back.
         config = v1.ConfigProto(
             inter_op_parallelism_threads=1, use_per_session_threads=True
         )
@@ -339,6 +340,21 @@ def test_a_switch_keeps_all_or_inputs_alone():
     plain = _peak_bytes(_as_it_is, _deep)
     assert _peak_bytes(_always, _deep) < 0.3 * plain
     assert 0.8 * plain < _peak_bytes(_never, _deep) < 1.2 * plain
+
+
+@pytest.mark.parametrize("is_trainable", [True, False])
+def test_a_layers_gradient_waits_for_those_of_trainable_variables(is_trainable):
+    with tf.Graph().as_default():
+        x = tf.ones([2, 3])
+        kernel = v1.get_variable("kernel", [3, 3], trainable=is_trainable)
+        y = recompute(lambda x: tf.matmul(x, tf.cast(kernel, tf.float32)))(x)
+        dx, dkernel = tf.gradients(y, [x, kernel])
+        (product,) = [
+            op
+            for op in ancestors([dkernel.op]).keys() - ancestors([y.op])
+            if op.type == "MatMul"
+        ]
+        assert (product in ancestors([dx.op])) == is_trainable
 
 
 @pytest.mark.parametrize("shape", [[], [1], [8], [3, 5], [2, 0], [4, 2, 8]])
