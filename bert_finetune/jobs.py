@@ -116,7 +116,13 @@ def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings
         examples = max(1, windows.tokens // length)
     steps = windows.batches.gradient_accumulation_steps
     is_accumulating = windows.tokens is not None or steps > 1
-    way, reason = choose(config, examples, length, is_accumulating=is_accumulating)
+    way, reason = choose(
+        config,
+        examples,
+        length,
+        is_accumulating=is_accumulating,
+        optimizer=settings.optimizer,
+    )
     _logger.info("recompute %s: %s", way, reason)
     return dataclasses.replace(settings, recompute=way)
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
 from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, memory_of
+from bert_finetune.settings import OPTIMIZERS
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.command_line import (
     OneSentenceParser,
@@ -82,6 +83,7 @@ def cheapest_plan(
     num_replicas: int,
     usable_bytes: float,
     ways: tuple[bool, ...] = (False, True),
+    optimizer: str = "adamw",
 ) -> Plan:
     """Returns the fastest way to train that fits in memory.
 
@@ -92,6 +94,7 @@ def cheapest_plan(
         num_replicas: Devices that train together.
         usable_bytes: Memory that tensors may take [bytes].
         ways: Whether layers are recomputed, in each way that may be chosen.
+        optimizer: Optimizer, as in `memory_of`.
 
     Returns:
         The plan, in the largest micro-batches that fit.
@@ -109,6 +112,7 @@ def cheapest_plan(
                 tokens,
                 is_accumulating=steps > 1,
                 is_recomputed=is_recomputed,
+                optimizer=optimizer,
             )
             if memory.peak <= usable_bytes:
                 time = _relative_time(batches, tokens, is_recomputed)
@@ -139,13 +143,14 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         flags.num_replicas,
         flags.device_memory * USABLE_SHARE,
         _WAYS[flags.recompute],
+        flags.optimizer,
     )
     batches, memory = plan.batches, plan.memory
     size = batches.largest_share
     layers = ", recomputed layers" if plan.is_recomputed else ""
     rows = [
         ("parameters", memory.parameters, ""),
-        ("optimizer slots", memory.slots, "two of Adam"),
+        ("optimizer slots", memory.slots, f"of {flags.optimizer}"),
         ("accumulators", memory.accumulators, "none where K is 1"),
         ("graph", memory.graph, "of the session"),
         (
@@ -154,7 +159,7 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
             f"{size} x {flags.max_seq_length} tokens{layers}",
         ),
         ("gradients", memory.gradients, "beside the activations"),
-        ("update", memory.update, "temporaries, when the activations are gone"),
+        ("update", memory.update, "gradients and temporaries"),
         (
             "peak of the model",
             memory.peak,
@@ -169,7 +174,7 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         str(batches),
         f"time {plan.time:.2f} of one micro-batch with activations kept",
         *_reduction(memory, batches, flags.link_speed),
-        _flags_to_paste(plan, flags.max_seq_length),
+        _flags_to_paste(plan, flags.max_seq_length, flags.optimizer),
     ]
 
 
@@ -184,7 +189,7 @@ def _reduction(memory: Memory, batches: Batches, bits_per_sec: float) -> list[st
     return [f"reduction {1e3 * secs:,.1f} ms an update, of {over}"]
 
 
-def _flags_to_paste(plan: Plan, tokens: int) -> str:
+def _flags_to_paste(plan: Plan, tokens: int, optimizer: str) -> str:
     """Returns flags of `estimator-accum train` that make this plan."""
     batches = plan.batches
     examples = f"--train_batch_size={batches.largest_share}"
@@ -192,7 +197,8 @@ def _flags_to_paste(plan: Plan, tokens: int) -> str:
         examples = f"--effective_batch_size={batches.effective_batch_size}"
     steps = f"--gradient_accumulation_steps={batches.gradient_accumulation_steps}"
     layers = " --recompute=layers" if plan.is_recomputed else ""
-    return f"{examples} {steps} --max_seq_length={tokens}{layers}"
+    optimizer = "" if optimizer == OPTIMIZERS[0] else f" --optimizer={optimizer}"
+    return f"{examples} {steps} --max_seq_length={tokens}{layers}{optimizer}"
 
 
 def _mb(num_bytes: float) -> str:
@@ -243,6 +249,12 @@ def _parser() -> OneSentenceParser:
         default="10Gbit/s",
         metavar="SPEED",
         help="speed of the slowest link, such as 10Gbit/s or 1.2GB/s (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=OPTIMIZERS[0],
+        help="optimizer (default: %(default)s)",
     )
     parser.add_argument(
         "--recompute",

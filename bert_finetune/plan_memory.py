@@ -2,15 +2,14 @@
 
     kept      = parameters + slots + accumulators + graph
     backward  = activations + gradients         at the peak of the backward pass
-    update    = the optimizer's temporaries     at a window boundary
+    update    = gradients + the optimizer's temporaries     at a window boundary
     peak      = kept + max(backward, update)
     disk      = (parameters + slots + accumulators) * 6 checkpoints
 
-Everything is float32, no token is padding, and the optimizer is BERT's Adam with two
-slots. The bytes are those of tensors that are alive at the same time, with TensorFlow's
-CPU kernels and graph optimizations.
-Memory that the allocator loses to fragmentation comes on top, and on disk the graph
-beside each checkpoint and what a run writes besides checkpoints.
+Everything is float32, and no token is padding. The bytes are those of tensors that are
+alive at the same time, with TensorFlow's CPU kernels and graph optimizations. Memory
+that the allocator loses to fragmentation comes on top, and on disk the graph beside each
+checkpoint and what a run writes besides checkpoints.
 
 B = examples of a micro-batch, T = tokens of an example, H = hidden, I = intermediate,
 N = heads.
@@ -34,10 +33,15 @@ _KEPT_TOKENS = 8
 _KEPT_WIDE = 2
 # Temporary tensors [B, T, I] of the activation function's gradient.
 _TEMPORARY_WIDE = 2.7
-# Temporaries of an update, in copies of the largest variable and of all the others:
-# operations of one size run at the same time, and the largest is done last.
-_UPDATE_COPIES_OF_LARGEST = 1.8
-_UPDATE_COPIES_OF_OTHERS = 0.15
+# Temporaries of an update by each optimizer, in copies of the word embeddings and of all
+# other variables. On top come two kernels of the feed-forward part, which are averaged.
+_UPDATE_COPIES = {
+    "adamw": (1.0, 0.0),
+    "lamb": (5.2, 2.3),
+    "adafactor": (2.1, 0.5),
+    "sgd": (0.0, 0.0),
+}
+_AVERAGED_KERNELS = 2
 
 # With recomputed layers, what is kept are tensors [B, T, H]: the embeddings' and, of each
 # layer, the inputs of its three parts. On top come the tensors of the layer that is
@@ -88,6 +92,7 @@ def memory_of(
     *,
     is_accumulating: bool,
     is_recomputed: bool = False,
+    optimizer: str = "adamw",
 ) -> Memory:
     """Returns the memory of training with micro-batches [examples, tokens].
 
@@ -97,6 +102,7 @@ def memory_of(
         tokens: T >= 1, none of them padding.
         is_accumulating: Whether K > 1; a window of one micro-batch has no accumulators.
         is_recomputed: Whether the layers' activations are recomputed.
+        optimizer: "adamw", "lamb", "adafactor" or "sgd", as in `optimizers.py`.
     """
     backward = _recomputed_bytes if is_recomputed else _kept_bytes
     activations, gradients = backward(config, examples, tokens)
@@ -104,16 +110,40 @@ def memory_of(
     rows_mask = _FLOAT_BYTES * config.vocab_size
     return Memory(
         parameters=parameters,
-        slots=2 * parameters,
+        slots=_slot_bytes(config, optimizer),
         accumulators=parameters + rows_mask if is_accumulating else 0,
         graph=_GRAPH_BYTES + _LAYER_GRAPH_BYTES * config.num_hidden_layers,
         activations=activations,
         gradients=gradients,
-        update=int(
-            _UPDATE_COPIES_OF_LARGEST * _largest_bytes(config)
-            + _UPDATE_COPIES_OF_OTHERS * (parameters - _largest_bytes(config))
-        ),
+        update=_update_bytes(config, optimizer),
     )
+
+
+def _slot_bytes(config: BertConfig, optimizer: str) -> int:
+    if optimizer != "adafactor":
+        return (1 if optimizer == "sgd" else 2) * parameter_bytes(config)
+    width, wide = config.hidden_size, config.intermediate_size
+    tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    # Of a matrix a row and a column; all of a vector.
+    embeddings = tables + 3 * width + 2 * width
+    attention = 4 * (2 * width + width)
+    dense = 2 * (width + wide) + wide + width
+    head = 2 * width + width + (width + _NUM_CLASSES) + _NUM_CLASSES
+    layers = config.num_hidden_layers * (attention + dense + 4 * width)
+    return _FLOAT_BYTES * (embeddings + layers + head)
+
+
+def _update_bytes(config: BertConfig, optimizer: str) -> int:
+    """Returns the bytes of the gradients, which an update holds, and its temporaries.
+
+    The word embeddings' gradient is that of the rows that were read, and takes little.
+    """
+    largest = _largest_bytes(config)
+    others = parameter_bytes(config) - largest
+    of_largest, of_others = _UPDATE_COPIES[optimizer]
+    kernel = _FLOAT_BYTES * config.hidden_size * config.intermediate_size
+    temporaries = of_largest * largest + of_others * others
+    return int(others + temporaries + _AVERAGED_KERNELS * kernel)
 
 
 def _kept_bytes(config: BertConfig, examples: int, tokens: int) -> tuple[int, int]:

@@ -36,7 +36,12 @@ def wrapper_of(way: str) -> Callable | None:
 
 
 def choose(
-    config: BertConfig, examples: int, tokens: int, *, is_accumulating: bool
+    config: BertConfig,
+    examples: int,
+    tokens: int,
+    *,
+    is_accumulating: bool,
+    optimizer: str,
 ) -> tuple[str, str]:
     """Chooses for micro-batches of a fixed size, by the planner's bytes.
 
@@ -45,6 +50,7 @@ def choose(
         examples: Examples of a micro-batch.
         tokens: Tokens of an example.
         is_accumulating: Whether K > 1.
+        optimizer: Optimizer, as in `memory_of`.
 
     Returns:
         "none" or "layers", and the reason in words.
@@ -53,7 +59,14 @@ def choose(
         ValueError: If the size of the device's memory cannot be found out.
     """
     usable = USABLE_SHARE * device_memory()
-    peak = memory_of(config, examples, tokens, is_accumulating=is_accumulating).peak
+    memory = memory_of(
+        config,
+        examples,
+        tokens,
+        is_accumulating=is_accumulating,
+        optimizer=optimizer,
+    )
+    peak = memory.peak
     way = NONE if peak <= usable else LAYERS
     return way, (
         f"a micro-batch of {examples} x {tokens} tokens takes {peak / 1e6:,.0f} MB of "

@@ -151,12 +151,12 @@ def graph_optimizer():
         yield
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _loggers_as_before():
     """Restores the process's loggers, which main() changes and other tests read."""
     rooms = ("estimator_accum", "bert_finetune", "distributed", "housing_example")
     summary = "tensorflow.estimator_accum.summary"
-    names = ("tensorflow", *(f"tensorflow.{room}" for room in rooms), summary)
+    names = ("absl", "tensorflow", *(f"tensorflow.{room}" for room in rooms), summary)
     loggers = [logging.getLogger(name) for name in names]
     states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
     yield

@@ -10,7 +10,7 @@ from bert_finetune.output_dir import SETTINGS_FILE
 from tests.helpers.models import tiny_bert
 from tests.helpers.oracles import fuzzing
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ from bert_finetune import plan
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.model_fn import make_model_fn
 from bert_finetune.plan_memory import memory_of, parameter_bytes
+from bert_finetune.settings import OPTIMIZERS
 from bert_finetune.tasks import get_task
 from estimator_accum.programs import disk
 from estimator_accum.programs.batches import share_out
 from tests.helpers.models import tiny_bert
+from tests.helpers.models.interfaces import most_bytes_alive, start_session
 from tests.helpers.processes import documents
 
 _Usage = collections.namedtuple("_Usage", "free")
@@ -73,6 +75,13 @@ def test_the_plan_names_each_part_the_micro_batch_and_k(config, capsys):
     assert "effective batch 64 = 32 examples x 2 micro-steps x 1 replica\n" in output
     assert "micro_batch_size 32\ngradient_accumulation_steps 2\n" in output
     assert "reduction" not in output  # one replica has nobody to reduce with
+
+
+def test_the_optimizer_decides_on_the_slots_and_is_pasted(config, capsys):
+    _, output, _ = _run(config, capsys, "--optimizer=sgd")
+    slots = _megabytes(output, "optimizer slots")
+    assert slots == pytest.approx(_TINY_PARAMETERS / 1e6, abs=0.06)
+    assert output.endswith(" --optimizer=sgd\n")
 
 
 def test_a_window_of_one_micro_batch_has_no_accumulators(config, capsys):
@@ -204,29 +213,56 @@ def test_the_flags_to_paste_make_the_planned_division(config, capsys, replicas, 
     assert tokens == 128
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+def _train(folder, optimizer, steps, config, examples):
+    """Returns the train op of micro-batches [examples, 8], and the run's hook of disks."""
+    settings = tiny_bert.make_settings(folder, folder, folder)
+    changes = {"init_checkpoint": None, "optimizer": optimizer}
+    settings = dataclasses.replace(settings, **changes)
+    model_fn = make_model_fn(settings, config, get_task("CoLA"), 9, steps)
+    tf.compat.v1.train.create_global_step()
+    names = ("input_ids", "input_mask", "segment_ids")
+    features = {name: tf.ones([examples, 8], tf.int32) for name in names}
+    run_config = tf.estimator.RunConfig(str(folder))
+    spec = model_fn(features, tf.zeros([examples], tf.int32), "train", run_config)
+    return spec.train_op, disk.DiskSpaceHook(run_config)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps"), [*((each, 1) for each in OPTIMIZERS), ("adamw", 2)]
+)
 def test_the_disk_space_is_that_of_a_run_but_for_graphs_and_counters(
-    steps, tmp_path, monkeypatch
+    optimizer, steps, tmp_path, monkeypatch
 ):
-    settings = tiny_bert.make_settings(tmp_path, tmp_path, tmp_path)
-    settings = dataclasses.replace(settings, init_checkpoint=None)
-    model_fn = make_model_fn(settings, tiny_bert.CONFIG, get_task("CoLA"), 9, steps)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(free=0))
     with tf.Graph().as_default() as graph:
-        tf.compat.v1.train.create_global_step()
-        names = ("input_ids", "input_mask", "segment_ids")
-        features = {name: tf.zeros([2, 8], tf.int32) for name in names}
-        config = tf.estimator.RunConfig(str(tmp_path))
-        model_fn(features, tf.zeros([2], tf.int32), "train", config)
-        hook = disk.DiskSpaceHook(config)
+        _, hook = _train(tmp_path, optimizer, steps, tiny_bert.CONFIG, 2)
         monkeypatch.setattr(disk, "spoken", str)
         with pytest.raises(OSError, match="needed for checkpoints") as refused:
             hook.begin()
         needed = int(refused.value.strerror.split()[0])
         without_graphs = needed - 6 * graph.as_graph_def().ByteSize()
-    memory = memory_of(tiny_bert.CONFIG, 4, 16, is_accumulating=steps > 1)
+    memory = memory_of(
+        tiny_bert.CONFIG, 4, 16, is_accumulating=steps > 1, optimizer=optimizer
+    )
     counters = without_graphs - memory.disk
     assert 0 < counters <= 6 * 64
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_update_holds_the_gradients_and_its_temporaries(optimizer, tmp_path):
+    """With so few tokens it is the peak."""
+    sizes = {"vocab_size": 8000, "hidden_size": 256, "intermediate_size": 1024}
+    config = _read(_write(tmp_path, _TINY | sizes))
+    with tf.Graph().as_default():
+        train_op, _ = _train(tmp_path, optimizer, 2, config, 1)
+        with start_session() as session:
+            for _ in range(3):
+                session.run(train_op)
+            update = most_bytes_alive(session, train_op)
+    memory = memory_of(config, 1, 8, is_accumulating=True, optimizer=optimizer)
+    planned = memory.peak - memory.graph
+    measured = planned - memory.update + update
+    assert planned == pytest.approx(measured, rel=0.15)
 
 
 def test_the_page_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):

@@ -12,14 +12,16 @@ from bert_finetune.plan_memory import memory_of
 from tests.helpers.models import tiny_bert
 
 
-def test_layers_are_recomputed_if_a_micro_batch_would_not_fit(monkeypatch):
-    peak = memory_of(tiny_bert.CONFIG, 8, 16, is_accumulating=True).peak
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_layers_are_recomputed_if_a_micro_batch_would_not_fit(optimizer, monkeypatch):
+    options = {"is_accumulating": True, "optimizer": optimizer}
+    peak = memory_of(tiny_bert.CONFIG, 8, 16, **options).peak
     for memory, expected in ((1.01, "none"), (0.99, "layers")):
         usable = memory * peak
         monkeypatch.setattr(
             recomputing, "device_memory", lambda usable=usable: usable / USABLE_SHARE
         )
-        way, reason = recomputing.choose(tiny_bert.CONFIG, 8, 16, is_accumulating=True)
+        way, reason = recomputing.choose(tiny_bert.CONFIG, 8, 16, **options)
         assert way == expected
         assert reason == (
             f"a micro-batch of 8 x 16 tokens takes {peak / 1e6:,.0f} MB of "

@@ -22,8 +22,6 @@ from tests.helpers.models.tiny_bert import (
 )
 from tests.helpers.processes import running
 
-pytestmark = pytest.mark.usefixtures("_loggers_as_before")
-
 _SCRIPT = pathlib.Path(run_classifier.__file__)
 _STEPS, _OLD_STEPS = "gradient_accumulation_steps", "gradient_accumulation_multiplier"
 _AUTO = {"micro_batch_size": "auto"}

@@ -13,7 +13,7 @@ from tests.helpers.models import short_run
 
 
 @pytest.fixture
-def run_main(_loggers_as_before, monkeypatch, call) -> Callable[..., tuple[int, str]]:
+def run_main(monkeypatch, call) -> Callable[..., tuple[int, str]]:
     """Runs a task in this process; returns (exit code, output)."""
 
     def run(*flags: str) -> tuple[int, str]:

@@ -9,10 +9,7 @@ from estimator_accum.programs.cluster import read_cluster
 from estimator_accum.programs.inputs import Inputs
 from tests.helpers.oracles import fuzzing
 
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.usefixtures("_loggers_as_before"),
-]
+pytestmark = pytest.mark.once
 _TF_CONFIG = {
     "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "evaluator": ["d:4"]},
     "task": {"type": "worker", "index": 1},

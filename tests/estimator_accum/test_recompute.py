@@ -1,7 +1,6 @@
 """Recomputed layers: the same weights bit for bit, and what they keep."""
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from estimator_accum import (
     recompute,
 )
 from estimator_accum._graph import ancestors
-from tests.helpers.models.interfaces import start_session
+from tests.helpers.models.interfaces import most_bytes_alive, start_session
 from tests.helpers.models.microbatch_runs import INPUT, hidden_layer, output_layer
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
@@ -299,23 +298,13 @@ def _peak_bytes(wrap, layer, depth=_DEPTH):
                 h = wrap(layer)(h)
         gradients = tf.gradients(tf.reduce_sum(h), v1.trainable_variables())
         norm = tf.linalg.global_norm(gradients)
-        metadata = v1.RunMetadata()
-        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
         # One thread goes on to the next layer, if nothing holds it back.
         config = v1.ConfigProto(
             inter_op_parallelism_threads=1, use_per_session_threads=True
         )
         with start_session(config) as session:
             session.run(norm)
-            session.run(norm, options=options, run_metadata=metadata)
-    changes = [
-        (record.alloc_micros, record.alloc_bytes)
-        for device in metadata.step_stats.dev_stats
-        for node in device.node_stats
-        for memory in node.memory
-        for record in memory.allocation_records
-    ]
-    return max(itertools.accumulate(change for _, change in sorted(changes)))
+            return most_bytes_alive(session, norm)
 
 
 _DROPOUTS = 4

@@ -38,9 +38,7 @@ def settings(settings_in, tmp_path) -> Settings:
 
 
 @pytest.fixture
-def run_main(
-    _loggers_as_before, monkeypatch, capsys, call
-) -> Callable[..., running.Done]:
+def run_main(monkeypatch, capsys, call) -> Callable[..., running.Done]:
     """Runs the program in this process with flags (name -> value; None: left out)."""
 
     def run(flags: dict, *more: str) -> running.Done:

@@ -7,7 +7,7 @@ import pytest
 from housing_example import jobs, main
 from tests.helpers.oracles import fuzzing
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_loggers_as_before")]
+pytestmark = pytest.mark.once
 
 
 def test_damaged_csv_is_used_or_refused(csv, tmp_path, monkeypatch):

@@ -100,7 +100,6 @@ _CHECKED = {
 }
 
 
-@pytest.mark.usefixtures("_loggers_as_before")
 @pytest.mark.parametrize("name", _CHECKED)
 def test_a_planted_mistake_is_found(name, check):
     loss_of, expected, sentence = _CHECKED[name]
@@ -151,7 +150,6 @@ def test_nan_counts_and_flags_are_compared(whole, cut, row, verdict, capsys):
     assert f"verdict: {verdict}" in said
 
 
-@pytest.mark.usefixtures("_loggers_as_before")
 def test_sparse_features_are_compared(check):
     def input_fn():
         def sparse(features, labels):

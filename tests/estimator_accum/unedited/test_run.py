@@ -403,7 +403,7 @@ def test_a_precision_that_is_slow_here_is_refused_in_a_sentence(tmp_path):
     assert "Traceback" not in done.output
 
 
-@pytest.mark.usefixtures("fresh_graph", "_loggers_as_before")
+@pytest.mark.usefixtures("fresh_graph")
 class TestWritesBesideTheUpdate:
     """Writes in the call of session.run that trains: K per update, if allowed."""
 

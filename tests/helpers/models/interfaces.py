@@ -1,5 +1,7 @@
 """The three interfaces of the rule, and helpers that run their small train ops."""
 
+import itertools
+
 import tensorflow as tf
 
 from estimator_accum import (
@@ -50,6 +52,21 @@ def start_session(config=None):
     session = v1.Session(config=config)
     session.run(v1.global_variables_initializer())
     return session
+
+
+def most_bytes_alive(session, fetch) -> int:
+    """Returns the most bytes that tensors of one run take, beside those of variables."""
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    session.run(fetch, options=options, run_metadata=metadata)
+    changes = [
+        (record.alloc_micros, record.alloc_bytes)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+    ]
+    return max(itertools.accumulate(change for _, change in sorted(changes)))
 
 
 def after_each(train_op, feeds, fetches):
