@@ -124,12 +124,13 @@ def _slot_bytes(config: BertConfig, optimizer: str) -> int:
         return (1 if optimizer == "sgd" else 2) * parameter_bytes(config)
     width, wide = config.hidden_size, config.intermediate_size
     tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    # Of a matrix a row and a column; all of a vector.
-    embeddings = tables + 3 * width + 2 * width
-    attention = 4 * (2 * width + width)
+    # Of a matrix [a, b] it keeps a + b numbers, and of a vector all.
+    kernel, classifier = 2 * width, width + _NUM_CLASSES
+    embeddings = tables + 3 * width + 2 * width  # three tables and a normalization
+    attention = 4 * (kernel + width)
     dense = 2 * (width + wide) + wide + width
-    head = 2 * width + width + (width + _NUM_CLASSES) + _NUM_CLASSES
     layers = config.num_hidden_layers * (attention + dense + 4 * width)
+    head = kernel + width + classifier + _NUM_CLASSES
     return _FLOAT_BYTES * (embeddings + layers + head)
 
 
