@@ -104,6 +104,9 @@ class Program:
         try:
             settings = read_settings_of(self.settings, values, argv)
             cluster = self.read_cluster(settings, os.environ)
+            # TensorFlow alone knows the devices of a strategy that the user chose.
+            if settings.is_training and getattr(settings, "strategy", "none") == "none":
+                settings.batches(cluster.num_workers)
         except (flags.Error, ValueError, TypeError) as error:
             self._refuse(sentence(error, values))
         if values.print_config:

@@ -101,10 +101,13 @@ def test_what_needs_no_tensorflow_is_checked_before_its_import(tmp_path):
     tiny_bert.write_cola(tmp_path / "cola")
     good = tiny_bert.command_line(bert, tmp_path / "cola", tmp_path / "new")
     train = "bert_finetune.run_classifier"
+    sizes = {"effective_batch_size": 30, "gradient_accumulation_steps": 4}
+    sizes |= {"micro_batch_size": 7}
     commands = [
         (train, good | changes)
         for changes in (
             {"task_name": "COLAA"},
+            sizes,
             {"data_dir": "nowhere"},
             {"vocab_file": "nowhere"},
             {"bert_config_file": "nowhere"},
@@ -118,8 +121,10 @@ def test_what_needs_no_tensorflow_is_checked_before_its_import(tmp_path):
         ("housing_example.main", {"train_csv": "nowhere.csv"}),
         ("housing_example.main", {"output_dir": "/dev/null"}),
         ("housing_example.main", {"output_dir": bert}),
+        ("housing_example.main", {"output_dir": tmp_path / "new"} | sizes),
         ("distributed.main", {"data_dir": "nowhere"}),
         ("distributed.main", {"output_dir": "/dev/null"}),
+        ("distributed.main", {"output_dir": tmp_path / "new"} | sizes),
         ("distributed.launch_local", {"workers": 0}),
     ]
     program = (
