@@ -38,7 +38,7 @@ _TEMPORARY_WIDE = 2.7
 _UPDATE_COPIES = {
     "adamw": (1.0, 0.0),
     "lamb": (5.2, 2.3),
-    "adafactor": (2.0, 0.4),
+    "adafactor": (2.0, 0.3),
     "sgd": (0.0, 0.0),
 }
 _AVERAGED_KERNELS = 2

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum._graph import FED, define, insert
+from estimator_accum._graph import FED, define, flatten, insert
 from estimator_accum._options import current_batch
 
 _GRADIENT = "EstimatorAccumRecompute"
@@ -302,8 +302,8 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
     trainable = _trainable_operations()
     is_own = [_source(tensor) in trainable for tensor in kept]
     own = [each for each, yes in zip(gradients, is_own, strict=True) if yes]
-    own = tf.nest.flatten(own, expand_composites=True)
-    own = [tensor for tensor in own if tensor is not None]
+    flat = tf.nest.flatten(own, expand_composites=True)
+    waited = [tensor for tensor in flat if tensor is not None]
 
     def identity(gradient):
         return gradient if gradient is None else tf.identity(gradient)
@@ -311,7 +311,7 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
     together = []
     for gradient, yes in zip(gradients, is_own, strict=True):
         # TensorFlow 1's loops find their lists of gradients by the scope of what arrives.
-        with tf.control_dependencies([] if yes else own):
+        with tf.control_dependencies([] if yes else waited):
             together.append(
                 tf.nest.map_structure(identity, gradient, expand_composites=True)
             )
@@ -321,7 +321,7 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
 def _trainable_operations() -> set[tf.Operation]:
     """Returns the operations that hold trainable variables, of every replica."""
     variables = tf.compat.v1.trainable_variables()
-    return {own.op for each in variables for own in getattr(each, "values", (each,))}
+    return {each.op for each in flatten(tf.distribute.get_strategy(), variables)}
 
 
 def _source(tensor: tf.Tensor) -> tf.Operation:

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shutil
+import statistics
 
 import pytest
 import tensorflow as tf
@@ -251,18 +252,21 @@ def test_the_disk_space_is_that_of_a_run_but_for_graphs_and_counters(
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_update_holds_the_gradients_and_its_temporaries(optimizer, tmp_path):
     """With so few tokens it is the peak."""
-    sizes = {"vocab_size": 8000, "hidden_size": 256, "intermediate_size": 1024}
+    sizes = {"vocab_size": 3000, "hidden_size": 256, "intermediate_size": 1024}
     config = _read(_write(tmp_path, _TINY | sizes))
     with tf.Graph().as_default():
         train_op, _ = _train(tmp_path, optimizer, 2, config, 1)
         with start_session() as session:
+            updates = []
             for _ in range(3):
                 session.run(train_op)
-            update = most_bytes_alive(session, train_op)
+                updates.append(most_bytes_alive(session, train_op))
+    update = statistics.median(updates)  # operations overlap in different ways
     memory = memory_of(config, 1, 8, is_accumulating=True, optimizer=optimizer)
     planned = memory.peak - memory.graph
     measured = planned - memory.update + update
     assert planned == pytest.approx(measured, rel=0.15)
+    assert memory.update == pytest.approx(update, rel=0.4)
 
 
 def test_the_page_shows_what_its_command_prints(tmp_path, monkeypatch, capsys):

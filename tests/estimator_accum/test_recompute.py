@@ -331,6 +331,14 @@ def test_a_switch_keeps_all_or_inputs_alone():
     assert 0.8 * plain < _peak_bytes(_never, _deep) < 1.2 * plain
 
 
+def test_a_layers_output_waits_for_the_switch():
+    """Until it is known, everything that it may drop is in memory."""
+    with tf.Graph().as_default():
+        switch = v1.placeholder(tf.bool, [])
+        y = recompute(tf.sin, always=switch)(tf.ones([2]))
+        assert switch.op in ancestors([y.op])
+
+
 @pytest.mark.parametrize("is_trainable", [True, False])
 def test_a_layers_gradient_waits_for_those_of_trainable_variables(is_trainable):
     with tf.Graph().as_default():
