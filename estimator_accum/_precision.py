@@ -6,9 +6,8 @@ accumulators, stay float32, and so do losses, softmax, means and sums.
 """
 
 import functools
-import time
+import logging
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
@@ -25,8 +24,15 @@ _OPTIONS = [
     for option in (_OF_BFLOAT16, _OF_FLOAT16_ON_CPU, _OF_FLOAT16)
     if hasattr(rewriter_config_pb2.RewriterConfig(), option)
 ]
-_ROWS, _WIDTH, _UNITS = 256, 512, 1024  # of the matrix product that is timed
-_SECS = 0.05  # for the products in low precision; the first one is slow
+# Instructions that multiply in a precision, by their names in /proc/cpuinfo. bfloat16:
+# oneDNN's avx512_core_amx and avx512_core_bf16 (dnnl_cpu_isa_t of its developer guide),
+# and FEAT_BF16 of ARM (Linux's "ARM64 ELF hwcaps"). float16: the one that TensorFlow's
+# rewriting asks for on CPUs, oneDNN's avx512_core_amx_fp16.
+_INSTRUCTIONS = {
+    BFLOAT16: ("amx_bf16", "avx512_bf16", "bf16"),
+    FLOAT16: ("amx_fp16",),
+}
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def mixed_precision_config(
@@ -47,14 +53,14 @@ def mixed_precision_config(
     Args:
         precision: "float32" changes nothing. "bfloat16" is for CPUs, "float16" for GPUs.
         config: Config to start from, which is not changed; None is Estimator's default.
-        is_forced: Whether a precision that this machine computes more slowly than
-            float32 is allowed. A matrix product is timed once per process.
+        is_forced: Whether a processor without instructions for the precision may stay
+            without a warning. Such processors are slower than in float32, or compute in
+            float32.
         is_in_cluster: Whether the session is one of a `TF_CONFIG` cluster. There
             convolutions in bfloat16 run only if TensorFlow fuses nothing with them.
 
     Raises:
-        ValueError: If the precision is unknown, or slow, or TensorFlow has none for
-            this device.
+        ValueError: If the precision is unknown, or TensorFlow has none for this device.
     """
     if precision not in PRECISIONS:
         raise ValueError(
@@ -81,8 +87,8 @@ def mixed_precision_config(
             f"device. Received: {precision!r}, with {where}. Use "
             f"{'float16' if option is None else 'float32'!r}."
         )
-    if not is_forced:
-        _check_speed(precision, config)
+    if not (is_forced or has_gpu):
+        _warn_of_processor(precision)
     if is_in_cluster:
         options.remapping = _OFF
     setattr(options, option, _ON)
@@ -96,40 +102,33 @@ def has_low_precision(session: tf.compat.v1.Session) -> bool:
     return any(getattr(options, option) == _ON for option in _OPTIONS)
 
 
-def _check_speed(precision: str, config: tf.compat.v1.ConfigProto | None) -> None:
-    """Raises ValueError if matrix products in a precision are not worth their casts."""
-    ratio = _relative_time(precision, config and config.SerializeToString())
-    if ratio > 1:
-        raise ValueError(
-            "`precision` must be one that this machine computes faster than float32. "
-            f"Received: {precision!r}, in which a matrix product takes {ratio:.1f} times "
-            "as long. Use 'float32', or force the precision."
+@functools.cache  # once per process
+def _warn_of_processor(precision: str) -> None:
+    """Logs a warning if the processor is known to lack a precision's instructions."""
+    instructions = _INSTRUCTIONS[precision]
+    flags = _processor_flags()
+    if flags is not None and flags.isdisjoint(instructions):
+        _logger.warning(
+            "`precision` (--precision) should be one that the processor multiplies in: "
+            "others are slower than float32, or have no effect. Received: '%s', on a "
+            "processor without %s. Use float32, or is_forced=True (--force_precision) "
+            "to turn this warning off.",
+            precision,
+            " and ".join(instructions),
         )
 
 
-@functools.cache
-def _relative_time(precision: str, config: bytes | None = None) -> float:
-    """Returns the time of a matrix product, casts included, relative to float32's.
+def _processor_flags() -> frozenset[str] | None:
+    """Returns the names of the processor's instructions; None if they are unknown.
 
-    Args:
-        precision: "bfloat16" or "float16".
-        config: Serialized config of the session: the first session of a process
-            determines the threads of all.
+    Only Linux lists them, as "flags" on x86 and "Features" on ARM.
     """
-    with tf.Graph().as_default():
-        shapes = (_ROWS, _WIDTH), (_WIDTH, _UNITS)
-        factors = [tf.compat.v1.placeholder(tf.float32, shape) for shape in shapes]
-        values = [np.ones(shape, np.float32) for shape in shapes]
-        low = [tf.cast(factor, precision) for factor in factors]
-        own = config and tf.compat.v1.ConfigProto.FromString(config)
-        with tf.compat.v1.Session(config=own) as session:
-            products = tf.matmul(*factors), tf.matmul(*low)
-            ends = [product[0, 0] for product in products]
-            runs = [session.make_callable(end, factors) for end in ends]
-            times = [[], []]
-            while sum(times[1]) < _SECS:
-                for run, its_times in zip(runs, times, strict=True):
-                    start = time.perf_counter()
-                    run(*values)
-                    its_times.append(time.perf_counter() - start)
-    return min(times[1]) / min(times[0])
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, _, values = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return frozenset(values.split())
+    except OSError:
+        pass
+    return None

@@ -204,7 +204,7 @@ SHARED_FLAGS = {
         "decides": True,
     },
     "force_precision": {
-        "what": "Use a --precision that this machine computes more slowly than float32.",
+        "what": "Do not warn of a processor without instructions for --precision.",
     },
     "watchdog_secs": {
         "what": "Seconds without a micro-step after which a task of a cluster ends "

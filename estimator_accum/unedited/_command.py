@@ -34,12 +34,12 @@ def add_script(name: str, description: str) -> OneSentenceParser:
         choices=("float32", "bfloat16"),
         default="float32",
         help="precision of matrix products; variables and gradient sums stay as they "
-        "are; refused where it is slower (default: %(default)s)",
+        "are (default: %(default)s)",
     )
     parser.add_argument(
         "--force_precision",
         action="store_true",
-        help="uses a --precision that this machine computes more slowly than float32",
+        help="does not warn of a processor without instructions for --precision",
     )
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, help="a module, its flags"
@@ -84,13 +84,12 @@ def enable_and_run(
 def compute_in(precision: str, *, is_forced: bool) -> None:
     """Makes every session of the process compute in a precision, whatever its config.
 
-    Not before the script's first session, whose threads are those of all. If this
-    machine computes the precision slowly, that session ends the process with exit code
-    2 and one sentence.
+    Not before the script's first session. If TensorFlow has no such precision for this
+    device, that session ends the process with exit code 2 and one sentence.
 
     Args:
         precision: As for `mixed_precision_config`.
-        is_forced: Whether the precision may be slow here.
+        is_forced: As for `mixed_precision_config`.
     """
     import tensorflow as tf  # here, because --help must not need it
 
@@ -101,7 +100,6 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
 
     def __init__(session, target="", graph=None, config=None):
         session._session = None  # __del__ reads it, also if the precision is refused
-        kind.__init__ = own  # for the session that times a product
         try:
             config = mixed_precision_config(
                 precision, config, is_forced=is_forced, is_in_cluster=bool(target)
@@ -109,8 +107,6 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
         except ValueError as refusal:
             print(f"estimator-accum run: {refusal}", file=sys.stderr)
             sys.exit(2)
-        finally:
-            kind.__init__ = __init__
         own(session, target, graph, config)
 
     kind.__init__ = __init__

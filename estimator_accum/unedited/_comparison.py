@@ -89,7 +89,7 @@ def check_instead_of_training(
     Args:
         updates: Number of updates to compare, >= 1.
         precision: Precision whose effect on the updates at once is printed as well.
-        is_forced: Whether the precision may be slow here.
+        is_forced: As for `mixed_precision_config`.
 
     Returns:
         A function to call when the script has ended, that returns the exit code.

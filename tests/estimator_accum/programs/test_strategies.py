@@ -95,10 +95,10 @@ def test_mirrored_has_the_replicas_that_it_was_said_to_have():
     assert config.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
 
 
-def test_float16_has_a_loss_scale_and_forced_precision_is_not_timed():
+def test_float16_has_a_loss_scale_and_low_precision_a_config_of_its_own():
     adam = tf.compat.v1.train.AdamOptimizer()
     assert scaled(adam, _EXACT) is adam
-    low = dataclasses.replace(_EXACT, precision="float16", force_precision=True)
+    low = dataclasses.replace(_EXACT, precision="float16")
     assert isinstance(
         scaled(adam, low), tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
     )
