@@ -25,8 +25,8 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     head = Border(view, losses).operations
     needed = data_ancestors([tensor.op for tensor in losses])
     network = _computed_from_variables(set(needed)) & view.of_batch
-    whole = sum(_elements(view, each) for each in network & head)
-    cut = sum(_elements(view, each) for each in network - head)
+    whole = sum(_elements(view, each) for each in network & head.keys())
+    cut = sum(_elements(view, each) for each in network - head.keys())
     if whole <= _MUCH * (whole + cut) or not whole:
         return
     origins = [each for each in view.analysis.origins if each.operation in head]

@@ -122,13 +122,14 @@ class Border:
         values: Replacements of tensors; the search stops at these tensors.
 
     Attributes:
-        operations: The operations to copy.
+        operations: The operations to copy, in the order of the search.
         frontier: Tensors whose rows micro-batches compute.
         shapes: Operations of which only the shape of rows is wanted.
     """
 
     def __init__(self, view: View, targets, made=frozenset(), values=()):
-        self.operations, self.shapes = set(), set()
+        # As keys: a set's order would make another graph in each process.
+        self.operations, self.shapes = {}, {}
         frontier, seen, waiting = {}, set(), list(targets)
         while waiting:
             tensor = waiting.pop()
@@ -142,12 +143,12 @@ class Border:
             if view.is_part(tensor) or not is_needed:
                 continue
             if operation.type in _SHAPES and _are_rows(view, operation, made):
-                self.shapes.add(operation)
+                self.shapes[operation] = None
                 continue
             if not is_made and view.is_frontier(tensor):
                 frontier[tensor.ref()] = tensor
                 continue
-            self.operations.add(operation)
+            self.operations[operation] = None
             waiting += operation.inputs
             for other in operation.control_inputs if is_made or in_loop else ():
                 if other in made or is_in_loop(other):
