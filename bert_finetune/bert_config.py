@@ -1,12 +1,13 @@
 """`bert_config.json`: the numbers that describe one BERT encoder."""
 
 import dataclasses
-import json
 import math
 import numbers
 import os
 from collections.abc import Iterable
 from typing import Any
+
+from estimator_accum.programs.json_text import parse_json
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "tanh", "linear")
 SIZES = (
@@ -97,8 +98,8 @@ def read_json_object(path: str) -> dict[str, Any]:
         )
     try:
         with open_(path, "rb") as file:
-            content = json.loads(file.read().decode())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            content = parse_json(file.read())
+    except ValueError as error:
         raise ValueError(
             f"{path} must hold a JSON object. Received text that is not JSON: "
             f"{error}. {_REMEDY}"

@@ -20,6 +20,7 @@ from typing import Any
 
 from bert_finetune.tables import spelling
 from bert_finetune.tasks import CLASS_METRICS, NUMBER_METRICS, Task, get_task
+from estimator_accum.programs.json_text import parse_json
 
 NUMBERS = "numbers"  # `labels` of a regression
 _FILES = ("train_file", "dev_file", "test_file")
@@ -48,7 +49,7 @@ def read_task(path: str) -> Task:
         ValueError: If the file cannot be read, or its content is not that of a task.
     """
     try:
-        given = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        given = parse_json(pathlib.Path(path).read_bytes())
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _unfit(path, "be a JSON file", str(reason)) from error
@@ -106,6 +107,9 @@ def _labels(path: str, given: Any) -> dict[str, str]:
 def _columns(path: str, given: dict) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Returns the columns by key, and all columns if the files do not name them."""
     columns = {key: given[key] for key in ("text_a", "text_b", "label") if key in given}
+    if len(set(map(repr, columns.values()))) < len(columns):
+        shown = ", ".join(json.dumps(column) for column in columns.values())
+        raise _unfit(path, f"have different columns as {', '.join(columns)}", shown)
     if all(isinstance(column, str) for column in columns.values()):
         return columns, None
     if all(type(column) is int and column > 0 for column in columns.values()):

@@ -4,16 +4,17 @@
 """
 
 import logging
-import math
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bert_finetune.tables import Row, read_rows, separator_of
+from estimator_accum.programs.numerals import parse_number
 
 CLASS_METRICS = ("accuracy", "f1", "matthews_correlation")
 NUMBER_METRICS = ("pearson", "spearman")
+_LARGEST = 1e12  # bound of a regression's labels, so that the square fits in float32
 
 _logger = logging.getLogger(__name__)
 
@@ -53,11 +54,12 @@ class Task:
         dev_files: Name of each dev file by suffix of its results (`""` for the main
             one).
         test_files: Name of each test file by name of its submission file.
-        columns_without_header: Columns of labelled files that have no header line; None
-            where line 1 names the columns. Test files of GLUE always have a header.
+        columns_without_header: Columns of labelled files that have no header line, all
+            of them if GLUE's, else up to the last that is used; None where line 1 names
+            the columns. Test files of GLUE always have a header.
         ignored_labels: Rows with such a label are skipped.
         skips_broken_rows: Whether labelled files are known to hold rows with too few
-            columns, which GLUE's loaders skip.
+            or too many columns, which GLUE's loaders skip.
         names: Names of the classes in predictions and exports; those of `labels` if
             empty.
         source: The file that describes the task; None for GLUE's.
@@ -215,18 +217,20 @@ def read_examples(
         The examples in the file's order, at least one.
 
     Raises:
-        ValueError: If the file is missing, is not UTF-8, lacks columns, has an unknown
-            label, or has no example; the message names the file and the line.
+        ValueError: If the file is missing, is not UTF-8, lacks columns, has a row of
+            more or fewer columns than the header (or the first row, or GLUE's layout), an
+            unknown label, or no example; the message names the file and the line.
     """
     path = _find_file(task, pathlib.Path(data_dir), split_file)
     columns = _columns(task, labelled)
-    rows = read_rows(path, columns)
-    position = _positions(task, path, rows, columns, labelled)
+    rows = read_rows(path, columns, task.label)
+    position, width = _layout(task, path, rows, columns, labelled)
     examples = []
     broken = []
     for number, row in rows:
-        if len(row) <= max(position.values()):
-            broken.append(_too_few_columns(task, path, number, row, position))
+        width = width or _width_of_first(task, number, row, position)
+        if len(row) != width.columns:
+            broken.append(_other_width(task, path, number, row, width))
             if labelled and task.skips_broken_rows:
                 continue
             raise ValueError(broken[0])
@@ -268,14 +272,24 @@ def _columns(task: Task, labelled: bool) -> list[str]:
     return [column for column in columns if column is not None]
 
 
-def _positions(
+class _Width(NamedTuple):
+    """Number of columns of every row of a file, with a clause that says why."""
+
+    columns: int
+    reason: str
+
+
+def _layout(
     task: Task,
     path: pathlib.Path,
     rows: Iterator[Row],
     columns: list[str],
     labelled: bool,
-) -> dict[str, int]:
-    """Returns the positions of the needed columns by name; consumes the header."""
+) -> tuple[dict[str, int], _Width | None]:
+    """Returns the needed columns' positions by name, and the rows' width.
+
+    Consumes the header. The width is None if the first row determines it.
+    """
     has_header = task.columns_without_header is None
     if has_header or not labelled and task.index is not None:
         number, header = next(rows, (1, []))
@@ -292,9 +306,36 @@ def _positions(
                 f"{path} line {number} must be a header with the columns "
                 f"{', '.join(columns)}. Received: {', '.join(header)}. {remedy}"
             )
+        _check_each_column_once(task, path, number, header, columns)
+        width = _Width(len(header), f"as the header in line {number} has")
     else:
         header = task.columns_without_header
-    return {column: header.index(column) for column in columns}
+        width = (
+            None if task.source else _Width(len(header), f"as {task.name}'s files have")
+        )
+    return {column: header.index(column) for column in columns}, width
+
+
+def _check_each_column_once(
+    task: Task, path: pathlib.Path, number: int, header: list[str], columns: list[str]
+) -> None:
+    twice = [column for column in columns if header.count(column) > 1]
+    if twice:
+        raise ValueError(
+            f"{path} line {number} must be a header that names the column {twice[0]} "
+            f"once. Received: {', '.join(header)}. Rename the others"
+            f"{f', or correct {task.source}' if task.source else ''}."
+        )
+
+
+def _width_of_first(
+    task: Task, number: int, row: list[str], position: dict[str, int]
+) -> _Width:
+    """Returns the width of a file without a header, of which no layout is known."""
+    needed = max(position.values()) + 1
+    if len(row) < needed:
+        return _Width(needed, f"which {task.source} needs")
+    return _Width(len(row), f"as line {number} has")
 
 
 def _example(
@@ -320,12 +361,14 @@ def _label(task: Task, place: str, text: str) -> int | float:
     rule = f"a label of {task.name}: {' or '.join(task.labels)}"
     if task.is_regression:
         try:
-            number = float(text)
+            number = parse_number(text)
         except ValueError:
-            number = math.nan
-        if math.isfinite(number):
+            number = None
+        if number is not None and abs(number) <= _LARGEST:
             return number
         rule = f"a finite number as its label of {task.name}"
+        if number is not None:
+            rule = f"a number of at most {_LARGEST:g} in size as its label"
     remedy = f"`labels` in {task.source}" if task.source else "use another --task_name"
     if task.source and task.columns_without_header:
         remedy += ", where columns must have names if the file has a header"
@@ -334,20 +377,22 @@ def _label(task: Task, place: str, text: str) -> int | float:
     )
 
 
-def _too_few_columns(
-    task: Task,
-    path: pathlib.Path,
-    number: int,
-    row: list[str],
-    position: dict[str, int],
+def _other_width(
+    task: Task, path: pathlib.Path, number: int, row: list[str], width: _Width
 ) -> str:
-    other = (
-        "" if task.source else ", or use a JSON file as --task_name for your own data"
-    )
+    """Returns the sentence about a row of more or fewer columns than the others."""
+    remedy = "Correct or remove the line"
+    if len(row) > width.columns and path.suffix == ".csv":
+        remedy = 'Put a text that contains commas in quotation marks: "a, b"'
+    elif len(row) > width.columns:
+        remedy = (
+            "Remove the tabs inside its texts, or use a .csv file with quoted texts"
+        )
+    if not task.source:
+        remedy += ", or use a JSON file as --task_name for your own data"
     return (
-        f"{path} line {number} must have at least {max(position.values()) + 1} "
-        f"{separator_of(path)}-separated columns. Received: {len(row)}. Correct or "
-        f"remove the line{other}."
+        f"{path} line {number} must have {width.columns} {separator_of(path)}-separated "
+        f"columns, {width.reason}. Received: {len(row)}. {remedy}."
     )
 
 

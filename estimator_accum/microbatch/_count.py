@@ -224,7 +224,7 @@ def _read(path: str) -> Plan:
         if isinstance(value, int) and value >= 1 and isinstance(recompute, bool):
             return Plan(value, recompute)
         received = repr(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         received = repr(error)
     raise ValueError(
         f'{path} must hold {{"micro_batches": n}} with n >= 1, as an earlier run left '

@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from estimator_accum.programs.json_text import parse_json
+
 STRATEGIES = ("none", "mirrored", "multi_worker")  # values of `--strategy`
 
 _TYPES = ("chief", "worker", "evaluator")
@@ -102,7 +104,7 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
 
 def _from_tf_config(text: str) -> Cluster:
     try:
-        config = json.loads(text)
+        config = parse_json(text)
     except ValueError as error:
         raise _error("", "JSON", f"{text[:80]} ({error})") from error
     if not isinstance(config, dict):
@@ -156,7 +158,9 @@ def _is_address(address) -> bool:
         return False
     host, _, port = address.rpartition(":")
     is_clean = host and not any(c.isspace() or c in "/," for c in host)
-    return bool(is_clean and port.isdecimal() and 0 < int(port) < 2**16)
+    return bool(
+        is_clean and port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
+    )
 
 
 def _checked_task(task, jobs: dict[str, list[str]]) -> tuple[str, int]:

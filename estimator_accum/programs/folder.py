@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from estimator_accum.programs.json_text import parse_json
+
 SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
@@ -141,7 +143,7 @@ def read_settings(path: pathlib.Path, *, flag: str | None = None) -> dict[str, A
         flag: Flag that named the file; None if it is in the output folder.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         content = error
     if isinstance(content, dict):

@@ -1,5 +1,6 @@
 """Data of one's own: files of three kinds, described by a JSON file."""
 
+import csv
 import json
 import pathlib
 
@@ -68,6 +69,18 @@ def test_pairs_and_numbers_are_read_by_the_columns_names(tmp_path, file, text):
     assert (task.num_outputs, task.metrics) == (1, ("pearson", "spearman"))
 
 
+def test_a_quoted_text_may_be_long_and_follow_a_space(tmp_path):
+    text = f'1, "A, a"\n2,"{200_000 * "B"}"\n'
+    examples = _read(tmp_path, _task(tmp_path, _YELP), "a.csv", text)
+    assert [example.text_a for example in examples] == ["A, a", 200_000 * "B"]
+    assert csv.field_size_limit() < 200_000  # for all other readers
+
+
+def test_files_with_a_byte_order_mark_describe_a_task(tmp_path):
+    task = _task(tmp_path, f"\ufeff{json.dumps(_YELP)}")
+    assert task.text_a == "2"
+
+
 def test_classes_are_written_as_in_json_lines_too(tmp_path):
     content = {"text_a": "text", "label": "stars", "labels": [1, 2, True]}
     task = _task(tmp_path, content | {"metrics": ["accuracy"]})
@@ -83,6 +96,16 @@ def test_classes_are_written_as_in_json_lines_too(tmp_path):
     [
         ("{", r"yelp.json must be a JSON file. Received: Expecting property name"),
         ("[]", r"must be a JSON object. Received: \[\]. See docs/bert.md, Your own"),
+        pytest.param(
+            "[" * 100_000,
+            "must be a JSON file. Received: values are nested too deeply.",
+            id="nested",
+        ),
+        ('{"label": 1, "label": 2}', 'an object has the key "label" twice. See docs'),
+        (
+            _YELP | {"text_b": 2},
+            "must have different columns as text_a, text_b, label. Received: 2, 2, 1.",
+        ),
         (_YELP | {"lable": 1}, "must have the keys train_file, .* alone. .*: lable. "),
         ({"text_a": 2, "label": 1}, "must have the key labels. Received: text_a, lab"),
         (_YELP | {"dev_file": 3}, "must name a file of --data_dir as dev_file. .*: 3"),
@@ -120,7 +143,14 @@ def test_a_task_file_that_is_not_there_is_refused():
             "1,A\n3,B\n",
             "a.csv line 2 must have a label of yelp: 1 or 2. .*'3'",
         ),
-        ("a.csv", "1,A\n2\n", "a.csv line 2 must have at least 2 comma-separated col"),
+        (
+            "a.csv",
+            "1,A\n2\n",
+            "a.csv line 2 must have 2 comma-separated columns, as line 1 has. .*: 1. Corr",
+        ),
+        ("a.csv", "1,A\n2,B, b\n", 'line 2 must .* Received: 3. Put a text .*: "a, b"'),
+        ("a.csv", "1,A, a\n2,B\n", "line 2 must have 3 .*, as line 1 has. Received: 2"),
+        ("a.tsv", "1\tA\n2\tB\tb", "2 must have 2 tab-.* Received: 3. Remove the tabs"),
         (
             "a.csv",
             '1,A\n2,"B\n\nC',
@@ -131,7 +161,7 @@ def test_a_task_file_that_is_not_there_is_refused():
             '1,"A"b\n',
             "a.csv line 1 must begin .* Received: ',' expected after",
         ),
-        ("a.tsv", "1 A\n", "a.tsv line 1 must have at least 2 tab-separated columns"),
+        ("a.tsv", "1 A\n", "a.tsv line 1 must have 2 tab-.*, which .*yelp.json needs"),
         ("a.csv", "", "a.csv must hold at least one example of yelp"),
     ],
 )
@@ -163,10 +193,57 @@ def test_an_unfit_row_is_refused_with_file_and_line(tmp_path, file, text, senten
             '{"first": "A", "second": null, "score": 1}',
             "line 1 must .* and none of them null. Received: first, second, score. Corr",
         ),
+        *(
+            (
+                "a.tsv",
+                f"first\tsecond\tscore\nA\tB\t{number}",
+                "line 2 must have a finite number",
+            )
+            for number in ("high", "1_000", "１", "nan", "-inf", "1e999", "0x1", "1,5")
+        ),
         (
             "a.tsv",
-            "first\tsecond\tscore\nA\tB\thigh",
-            "line 2 must have a finite number",
+            "first\tsecond\tscore\nA\tB\t-2e12",
+            r"must have a number of at most 1e\+12 in size as its label. .*: '-2e12'",
+        ),
+        (
+            "a.tsv",  # the second text would be the tail of the first
+            "first\tsecond\tscore\nA\ta\tB\t1",
+            "line 2 must have 3 tab-.*, as the header in line 1 has. Received: 4. Rem",
+        ),
+        (
+            "a.tsv",
+            "first\tsecond\tscore\tfirst\nA\tB\t1\tC",
+            "line 1 must be a header that names the column first once. .*, first. Ren",
+        ),
+        *(
+            (
+                "a.jsonl",
+                json.dumps({"first": value, "second": "B", "score": 1}),
+                "line 1 must have a string as first. Received: .*. Correct the line",
+            )
+            for value in (["A"], {"a": "A"}, True, 1.5, [])
+        ),
+        (
+            "a.jsonl",
+            '{"first": "A", "second": "B", "score": [1]}',
+            r"must have a string, a number, true or false as score. Received: \[1\].",
+        ),
+        (
+            "a.jsonl",
+            '{"first": "A", "first": "a", "second": "B", "score": 1}',
+            r'must be a JSON object .* \(an object has the key "first" twice\)\. Correct',
+        ),
+        pytest.param(
+            "a.jsonl",
+            "[" * 100_000,
+            r"line 1 must .*\[ \(values are nested too deeply",
+            id="nested",
+        ),
+        (
+            "a.jsonl",
+            r'{"first": "\ud800", "second": "B", "score": 1}',
+            "line 1 must have a string of whole characters as first. Received: '.*ud80",
         ),
     ],
 )

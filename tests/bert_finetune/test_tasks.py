@@ -165,13 +165,15 @@ def test_empty_lines_and_rows_of_mnli_without_a_gold_label_are_skipped(tmp_path)
 
 def test_broken_rows_of_qqp_are_skipped_and_counted(tmp_path, caplog):
     header, rows = _labelled("QQP")
-    broken = ['7\t1\t2\tWhy? "', '"\tWho?\t0']
-    _write(tmp_path, "train.tsv", header, *broken, *rows, rows[0])
+    broken = ['7\t1\t2\tWhy? "', '"\tWho?\t0', f"{rows[0]}\t0"]
+    _write(tmp_path, "train.tsv", header, *broken, *rows, rows[0], rows[1])
     with caplog.at_level(logging.WARNING):
         examples = _read(tmp_path, "qqp", "train.tsv")
-    assert [example.guid for example in examples] == ["train-4", "train-5", "train-6"]
-    assert "skipped 2 broken of 5 rows" in caplog.text
-    assert "train.tsv line 2 must have at least 6" in caplog.text
+    assert [example.guid for example in examples] == [
+        f"train-{n}" for n in (5, 6, 7, 8)
+    ]
+    assert "skipped 3 broken of 7 rows" in caplog.text
+    assert "train.tsv line 2 must have 6" in caplog.text
 
 
 _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
@@ -183,17 +185,27 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
         (
             "qqp/train.tsv",
             [_QQP[0], "1\tWhy?\tWho?", _QQP[1][0]],  # mostly broken
-            "line 2 must have at least 6 tab-separated",
+            "line 2 must have 6 tab-separated",
         ),
         (
             "qqp/test.tsv",
             [_LAYOUTS["QQP"][2], "3\tWhy?\tWho?", "4\tWhy?", "5\tWhy?\tWho?"],
-            "test.tsv line 3 must have at least 3",
+            "test.tsv line 3 must have 3",
         ),
         (
             "cola/train.tsv",
             [*["x\t1\t\tA."] * 16, "x\t1", *["x\t1\t\tA."] * 16],
-            "train.tsv line 17 must have at least 4 tab-separated columns. Received: 2.",
+            "line 17 must have 4 tab-separated columns, as CoLA's files have. Received: 2",
+        ),
+        (
+            "cola/train.tsv",
+            ["x\t1\t\tA.\ta"],
+            "line 1 must have 4 .* Received: 5. .*, or use a JSON file as --task_name",
+        ),
+        (
+            "sst-2/train.tsv",
+            ["sentence\tlabel", "A.\ta\t1"],
+            "line 2 must have 2 .*, as the header in line 1 has. Received: 3. Remove",
         ),
         (
             "qnli/dev.tsv",
