@@ -3,8 +3,8 @@
 Shapes: B = examples of a batch, T = tokens of a padded row.
 """
 
+import hashlib
 import itertools
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,12 +44,13 @@ class EncodedExamples:
 
     @property
     def checksum(self) -> str:
-        """CRC-32 of the examples, their labels and their order."""
-        parts = (self.input_ids, self.segment_ids, self.offsets, self.labels)
-        code = 0
-        for part in parts:
-            code = zlib.crc32(b"" if part is None else part.tobytes(), code)
-        return f"{code:08x}"
+        """SHA-256 of the examples, their labels and their order."""
+        digest = hashlib.sha256()
+        for part in (self.input_ids, self.segment_ids, self.offsets, self.labels):
+            if part is not None:
+                digest.update(f"{part.dtype}{part.shape}".encode())
+                digest.update(np.ascontiguousarray(part))
+        return digest.hexdigest()
 
     def features(self, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Returns the features of some examples, int32 [B, T].

@@ -2,17 +2,18 @@
 
     train.tsv  ->  train.tsv.tokens.npz
 
-The file records what it was made from: the text, the vocabulary, the casing, the
-longest input, and the version of the encoder. If one of them differs, it is rewritten.
-Labels are not kept: a file may be read with and without.
+The file records what it was made from, texts and vocabulary by their SHA-256: the text,
+the vocabulary, the casing, the longest input, and the version of the encoder. If one of
+them differs, or if the tokens do not have their own SHA-256, it is rewritten. Labels are
+not kept: a file may be read with and without.
 """
 
+import dataclasses
+import hashlib
 import json
 import logging
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,8 +25,9 @@ from estimator_accum.programs.folder import whole_file
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
-_VERSION = 1  # version of the output of `encode_examples`; raised when that changes
+_VERSION = 2  # version of the output of `encode_examples`; raised when that changes
 _SUFFIX = ".tokens.npz"
+_ARRAYS = ("input_ids", "segment_ids", "offsets")
 
 
 def cached_examples(
@@ -46,9 +48,9 @@ def cached_examples(
     """
     cache = pathlib.Path(f"{path}{_SUFFIX}")
     made_of = _made_of(examples, tokenizer, max_seq_length)
-    found = _read(cache, made_of, labels_of(examples))
+    found = _read(cache, made_of, tokenizer.pad_id)
     if found is not None:
-        return found
+        return dataclasses.replace(found, labels=labels_of(examples))
     encoded = encode_examples(examples, tokenizer, max_seq_length)
     try:
         _write(cache, made_of, encoded)
@@ -60,15 +62,14 @@ def cached_examples(
 def _made_of(
     examples: Sequence[Example], tokenizer: WordPieceTokenizer, max_seq_length: int
 ) -> str:
-    code = 0
+    digest = hashlib.sha256()
     for example in examples:
-        row = example.text_a, example.text_b
-        code = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), code)
+        digest.update(repr((example.text_a, example.text_b)).encode())
     return json.dumps(
         {
             "version": _VERSION,
             "examples": len(examples),
-            "examples_checksum": f"{code:08x}",
+            "examples_checksum": digest.hexdigest(),
             "vocabulary_checksum": tokenizer.checksum,
             "do_lower_case": tokenizer.do_lower_case,
             "max_seq_length": max_seq_length,
@@ -76,33 +77,24 @@ def _made_of(
     )
 
 
-def _read(
-    cache: pathlib.Path, made_of: str, labels: np.ndarray | None
-) -> EncodedExamples | None:
+def _read(cache: pathlib.Path, made_of: str, pad_id: int) -> EncodedExamples | None:
     """Returns the cached examples; None if the file is missing, damaged or outdated."""
     try:
         with np.load(cache) as arrays:
             if str(arrays["made_of"]) != made_of:
                 return None
-            return EncodedExamples(
-                input_ids=arrays["input_ids"],
-                segment_ids=arrays["segment_ids"],
-                offsets=arrays["offsets"],
-                labels=labels,
-                pad_id=int(arrays["pad_id"]),
+            found = EncodedExamples(
+                **{name: arrays[name] for name in _ARRAYS}, labels=None, pad_id=pad_id
             )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            return found if str(arrays["checksum"]) == found.checksum else None
+    except Exception:  # noqa: BLE001, a dozen kinds for damaged files
         return None
 
 
 def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
     """Writes the file atomically, even if other processes write it too."""
-    arrays = {
-        "made_of": np.array(made_of),
-        "input_ids": encoded.input_ids,
-        "segment_ids": encoded.segment_ids,
-        "offsets": encoded.offsets,
-        "pad_id": np.array(encoded.pad_id),
-    }
+    checksum = dataclasses.replace(encoded, labels=None).checksum
+    arrays = {name: getattr(encoded, name) for name in _ARRAYS}
+    arrays |= {"made_of": np.array(made_of), "checksum": np.array(checksum)}
     with whole_file(cache) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)

@@ -9,9 +9,9 @@ tokens of their own. The text `[SEP]` is three ordinary tokens: only this module
 special tokens.
 """
 
+import hashlib
 import pathlib
 import re
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ class WordPieceTokenizer:
         do_lower_case: Whether text is lower-cased.
         num_entries: Lines of the vocabulary; every id is smaller.
         pad_id: The id of [PAD].
-        checksum: CRC-32 of the tokens and their ids.
+        checksum: SHA-256 of the tokens and their ids.
     """
 
     def __init__(self, vocab_file: str | pathlib.Path, do_lower_case: bool):
@@ -72,7 +72,7 @@ class WordPieceTokenizer:
         _check_each_token_once(self.vocab_file, tokens)
         self.num_entries = len(tokens)
         text = "\n".join(tokens)
-        self.checksum = f"{zlib.crc32(text.encode()):08x}"
+        self.checksum = hashlib.sha256(text.encode()).hexdigest()
         self.pad_id = ids["[PAD]"]
         self._cls_id = ids["[CLS]"]
         self._sep_id = ids["[SEP]"]

@@ -1,7 +1,11 @@
 """Tokens cached beside the text: content, invalidation, runs without the cache."""
 
+import io
 import logging
 import os
+import pickle
+import zipfile
+import zlib
 from unittest import mock
 
 import numpy as np
@@ -9,7 +13,7 @@ import pytest
 
 from bert_finetune import token_cache
 from bert_finetune.encoding import encode_examples
-from bert_finetune.tasks import get_task, read_examples
+from bert_finetune.tasks import Example, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import WordPieceTokenizer
 
@@ -96,7 +100,7 @@ def test_whatever_the_tokens_were_made_of_invalidates_them(
     elif what == "max_seq_length":
         max_seq_length = 8
     else:
-        monkeypatch.setattr(token_cache, "_VERSION", 2)
+        monkeypatch.setattr(token_cache, "_VERSION", 3)
     rows, found = _read(text, tokenizer, max_seq_length)
     assert encodings.call_count == 2
     _assert_same(found, encode_examples(rows, tokenizer, max_seq_length))
@@ -104,12 +108,62 @@ def test_whatever_the_tokens_were_made_of_invalidates_them(
     assert encodings.call_count == 2
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 100, -50])
-def test_damaged_file_is_made_anew(text, tokenizer, encodings, keep_bytes):
+def test_texts_of_one_crc32_are_told_apart(tokenizer):
+    texts = [[Example("0", text, None, 0)] for text in ("plumless", "buckeroo")]
+    sums = [zlib.crc32(rows[0].text_a.encode()) for rows in texts]
+    made_of = [token_cache._made_of(rows, tokenizer, 16) for rows in texts]
+    assert sums[0] == sums[1] and made_of[0] != made_of[1]
+
+
+def _array(content) -> bytes:
+    file = io.BytesIO()
+    np.save(file, content)
+    return file.getvalue()
+
+
+def _zipped(whole: bytes, **changes) -> bytes:
+    """Returns a cache with other arrays, or other bytes in their place."""
+    arrays = {name: _array(array) for name, array in np.load(io.BytesIO(whole)).items()}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in (arrays | changes).items():
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def _first_entry(whole: bytes, place: int, central_place: int, value: int) -> bytes:
+    """Returns a cache whose first entry has another byte in both of its headers."""
+    changed = bytearray(whole)
+    for at in (place, whole.find(b"PK\1\2") + central_place):
+        changed[at] = value
+    return bytes(changed)
+
+
+_HUGE = b"{'descr': '<i4', 'fortran_order': False, 'shape': (1000000000000,), }\n"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda whole, n=n: whole[:n] for n in (0, 100, -50)),
+        lambda whole: _array(np.arange(3)),
+        lambda whole: _first_entry(whole, 8, 10, 99),  # unknown compression
+        lambda whole: _first_entry(whole, 6, 8, 1),  # encrypted
+        lambda whole: _zipped(
+            whole,
+            input_ids=b"\x93NUMPY\1\0" + len(_HUGE).to_bytes(2, "little") + _HUGE,
+        ),
+        lambda whole: _zipped(whole, checksum=_array(np.array([1, 2]))),
+        lambda whole: _zipped(whole, offsets=_array(np.arange(3))),
+        lambda whole: _zipped(whole, segment_ids=_array(np.array([[0.5]]))),
+        lambda whole: _zipped(whole, input_ids=pickle.dumps(["A"])),
+    ],
+)
+def test_damaged_file_is_made_anew(text, tokenizer, encodings, damage):
     _read(text, tokenizer)
     cache = text.with_name("train.tsv.tokens.npz")
     whole = cache.read_bytes()
-    cache.write_bytes(whole[:keep_bytes])
+    cache.write_bytes(damage(whole))
     rows, found = _read(text, tokenizer)
     assert encodings.call_count == 2
     _assert_same(found, encode_examples(rows, tokenizer, 16))
