@@ -9,6 +9,7 @@ from absl import flags
 from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.own_task import is_task_file
 from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.numerals import parse_number
 from estimator_accum.programs.settings import (
     COUNT,
     DATA,
@@ -25,8 +26,8 @@ NONE, LAYERS = "none", "layers"  # values of --recompute, besides AUTO
 OPTIMIZERS = ["adamw", "lamb", "adafactor", "sgd"]
 LR_SCHEDULES = ["linear", "cosine", "constant"]
 
-_FACTOR = Number(float, "a number > 0 and <= 1", lambda x: 0 < x <= 1)
-_SHARE = Number(float, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+_FACTOR = Number(parse_number, "a number > 0 and <= 1", lambda x: 0 < x <= 1)
+_SHARE = Number(parse_number, "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
 
 class _ExportParser(flags.BooleanParser):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from estimator_accum import __version__
+from estimator_accum.programs.numerals import parse_integer, parse_number
 from estimator_accum.programs.program import discard_stdout, path_sentence, show
 
 # argparse's messages, in this project's form.
@@ -56,6 +57,8 @@ class OneSentenceParser(argparse.ArgumentParser):
         """Makes a parser that shows `description`, a script's docstring, unchanged."""
         kind = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=kind, **options)
+        self.register("type", int, parse_integer)
+        self.register("type", float, parse_number)
         self.add_argument(
             "--version", action="version", version=f"estimator-accum {__version__}"
         )

@@ -22,6 +22,7 @@ from estimator_accum import __version__
 from estimator_accum.compat import enable_estimator, prefer_keras_2
 from estimator_accum.programs.cluster import Cluster, read_cluster_of
 from estimator_accum.programs.folder import make_run_folder
+from estimator_accum.programs.numerals import parse_integer, parse_number
 from estimator_accum.programs.settings import (
     RunSettings,
     allowed_values,
@@ -259,7 +260,7 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
 
 def _shown(value: str) -> str:
     try:
-        return str(float(value)) if "." in value else str(int(value))
+        return str(parse_number(value)) if "." in value else str(parse_integer(value))
     except ValueError:
         return repr(value)
 

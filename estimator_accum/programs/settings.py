@@ -16,7 +16,6 @@ flag on the command line wins over the file of `--config`.
 import dataclasses
 import importlib.util
 import json
-import math
 import os
 import pathlib
 import textwrap
@@ -29,6 +28,7 @@ from absl import flags
 from estimator_accum.programs.batches import AUTO, Batches, share_out
 from estimator_accum.programs.cluster import STRATEGIES
 from estimator_accum.programs.folder import EXAMPLES_CHECKSUM, read_settings
+from estimator_accum.programs.numerals import parse_integer, parse_number
 
 Settings = TypeVar("Settings", bound="RunSettings")
 _TAB = 6 * " "  # before the lines of a help text
@@ -49,7 +49,7 @@ class Number(flags.ArgumentParser):
     """A flag's number.
 
     Args:
-        kind: Function of the text, such as `int`.
+        kind: Function of the text, such as `parse_integer`.
         rule: Description of the range, such as "an integer >= 1".
         is_valid: Function that returns whether a number is in the range.
         remedy: Sentence that ends an error message.
@@ -91,20 +91,22 @@ def _from_1(number: int) -> bool:
     return 1 <= number < 2**31
 
 
-COUNT = Number(int, "an integer >= 1 and < 2**31", _from_1)
-FROM_0 = Number(int, "an integer >= 0 and < 2**31", lambda n: 0 <= n < 2**31)
-_STEPS = Number(int, COUNT.syntactic_help, _from_1, "Use 1 to turn accumulation off.")
+COUNT = Number(parse_integer, "an integer >= 1 and < 2**31", _from_1)
+FROM_0 = Number(parse_integer, "an integer >= 0 and < 2**31", lambda n: 0 <= n < 2**31)
+_STEPS = Number(
+    parse_integer, COUNT.syntactic_help, _from_1, "Use 1 to turn accumulation off."
+)
 _MICRO_BATCH = Number(
-    lambda text: text if text == AUTO else int(text),
+    lambda text: text if text == AUTO else parse_integer(text),
     f"an integer >= 1 or {AUTO}",
     lambda value: value == AUTO or _from_1(value),
     f"Use {AUTO} with --effective_batch_size.",
 )
-_POSITIVE = Number(float, "a number > 0 and <= 1e9", lambda x: 0 < x <= 1e9)
+_POSITIVE = Number(parse_number, "a number > 0 and <= 1e9", lambda x: 0 < x <= 1e9)
 _NORM = Number(
-    float,
+    parse_number,
     "a finite number >= 0",
-    lambda x: 0 <= x < math.inf,
+    lambda x: x >= 0,
     "Use 0 to turn clipping off.",
 )
 _PARSERS = {
@@ -348,7 +350,7 @@ def define_program_flags(settings_type: type) -> flags.FlagValues:
         (
             "verbosity",
             "Level of log lines; 0 and more show TensorFlow's own.",
-            flags.IntegerParser(),
+            Number(parse_integer, "an integer", lambda _: True),
             -1,
             "v",
         ),
@@ -409,6 +411,13 @@ def _read_config(values: flags.FlagValues) -> None:
             raise ValueError(
                 "`--config` must hold flags of this program. Received: "
                 f"{path} with {name!r}. See --help for its flags."
+            )
+        is_scalar = isinstance(value, str | int | float)
+        if not is_scalar:
+            raise ValueError(
+                "`--config` must hold a string, a number, true or false for each flag. "
+                f"Received: {path} with {json.dumps(value)[:60]} for {name!r}. Correct "
+                "it, or leave it out."
             )
         names = {name, OTHER_NAMES.get(name, name)}
         if not any(values[each].present for each in names):

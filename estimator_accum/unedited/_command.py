@@ -114,6 +114,6 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
 
 def count(text: str) -> int:
     """Returns the integer >= 1 that a flag names."""
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer >= 1. Received: {text}")
     return int(text)

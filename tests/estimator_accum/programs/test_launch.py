@@ -271,6 +271,7 @@ def test_one_bar_shows_the_updates_on_a_terminal(launch, output_dir, monkeypatch
         ("--max_restarts=-1 python", "`--max_restarts` must be an integer >= 0."),
         ("--workers=2", "A command must follow the flags. Received: none."),
         ("--workers=x python", "`--workers` must be an integer. Received: 'x'."),
+        ("--workers=1_0 python", "`--workers` must be an integer. Received: '1_0'."),
         ("--workes=2 python", "Received: --workes. Did you mean --workers?"),
         ("no-such-command", "can be started. Received: no-such-command. Write"),
     ],

@@ -118,6 +118,12 @@ def test_help_names_every_flag(name):
         ("--clip_norm=inf", "finite number >= 0. Received: 'inf'. Use 0 to turn cli"),
         ("--seed=-1", "`--seed` must be an integer >= 0 and < 2**31. Received: -1."),
         ("--seed=x", "must be an integer >= 0 and < 2**31. Received: 'x'. See --he"),
+        ("--seed=1_000", "an integer >= 0 and < 2**31. Received: '1_000'. See --he"),
+        ("--seed=1e3", "must be an integer >= 0 and < 2**31. Received: '1e3'. See"),
+        ("--seed=１", "must be an integer >= 0 and < 2**31. Received: '１'. See"),
+        ("--train_batch_size=1_0", "integer >= 1 or auto. Received: '1_0'. Use auto"),
+        ("--learning_rate=1_0e-5", "> 0 and <= 1e9. Received: '1_0e-5'. See --help."),
+        ("--verbosity=1_0", "`--verbosity` must be an integer. Received: '1_0'. See"),
         ("--micro_batch_size=4 --train_batch_size=8", "be equal. Received: 4 and 8"),
         (
             "--gradient_accumulation_steps=2 --gradient_accumulation_multiplier=4",
@@ -249,6 +255,15 @@ def test_the_command_line_wins(tmp_path, arguments, expected):
         ("[]", r"`--config` must be what a run has written"),
         ("{}", r"must hold the flags of a run. Received: .*, without 'flags'"),
         ('{"flags": 1}', r"`--config` must hold the flags of a run"),
+        (
+            '{"flags": {"seed": [1]}}',
+            r"string, a number.* Received: .*\[1\] for 'seed'",
+        ),
+        (
+            '{"flags": {"report_to": null}}',
+            r"with null for 'report_to'. Correct it, or",
+        ),
+        ('{"flags": {}, "flags": {}}', r'read \(an object has the key "flags" twice\)'),
         ('{"flags": {"sede": 1}}', r"must hold flags of this program. .* with 'sede'"),
         ('{"flags": {"seed": "x"}}', r"`--seed` must be an integer .* Received: 'x'"),
         (None, r"`--config` must be .*config.json, a file that"),
