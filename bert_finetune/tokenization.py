@@ -10,6 +10,7 @@ special tokens.
 """
 
 import hashlib
+import logging
 import pathlib
 import re
 from collections.abc import Sequence
@@ -28,6 +29,11 @@ _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
 # Some converters round the table's rows up to a multiple of 8, 16, ... or 128.
 _ROUNDED_TO, _MAX_SPARE_ROWS = 8, 127
+# Rows of google-research/bert's tables, each of which has a token: English uncased and
+# cased, Chinese, multilingual uncased and cased.
+_FULL_TABLES = (30_522, 28_996, 21_128, 105_879, 119_547)
+
+_logger = logging.getLogger("tensorflow.bert_finetune")
 
 
 class Encoding(NamedTuple):
@@ -196,21 +202,33 @@ def _check_each_token_once(path: pathlib.Path, tokens: list[str]) -> None:
 def check_vocabulary(tokenizer: WordPieceTokenizer, vocab_size: int) -> None:
     """Raises ValueError unless the vocabulary fits a model of `vocab_size` embeddings.
 
-    A token beyond the embedding table has no embedding. A vocabulary that is smaller
-    than the table is another model's, or was cut off (28,996 cased entries for 30,522
-    embeddings would train and learn nothing), unless the table was rounded up.
+    A token beyond the embedding table has no embedding. google-research/bert's tables
+    have a token for each row, so a smaller vocabulary is another model's, or was cut off
+    (28,996 cased entries for 30,522 embeddings would train and learn nothing). Other
+    models have larger tables than vocabularies (IndoBERT: 50,000 and 30,521): they are
+    taken, with a warning unless the table is only rounded up.
 
     Args:
         tokenizer: Tokenizer with the vocabulary.
         vocab_size: Rows of the embedding table, from the model's configuration.
     """
     spare_rows = vocab_size - tokenizer.num_entries
-    is_rounded = vocab_size % _ROUNDED_TO == 0 and 0 < spare_rows <= _MAX_SPARE_ROWS
-    if spare_rows and not is_rounded:
+    is_rounded = vocab_size % _ROUNDED_TO == 0 and spare_rows <= _MAX_SPARE_ROWS
+    needed = [n for n in _FULL_TABLES if 0 <= vocab_size - n <= _MAX_SPARE_ROWS]
+    if spare_rows < 0 or tokenizer.num_entries < max(needed, default=0):
         raise ValueError(
             "`--vocab_file` must fit `vocab_size` in `--bert_config_file`. Received: "
             f"{tokenizer.num_entries} tokens in {tokenizer.vocab_file} and vocab_size "
             f"{vocab_size}. Use the two files that came with the checkpoint."
+        )
+    if spare_rows and not is_rounded:
+        _logger.warning(
+            "%s has %s tokens, and the model %s embeddings: the last %s are never used. "
+            "That is right for some published models; check that the file is whole.",
+            tokenizer.vocab_file,
+            f"{tokenizer.num_entries:,}",
+            f"{vocab_size:,}",
+            f"{spare_rows:,}",
         )
 
 

@@ -3,6 +3,7 @@
 import collections
 import random
 import re
+import types
 import unicodedata
 
 import pytest
@@ -238,19 +239,46 @@ def test_ids_are_line_numbers_of_any_line_end(tmp_path):
     assert tokenizer.encode("b a", None, 9).input_ids == [2, 8, 7, 3]
 
 
-@pytest.mark.parametrize("rounded_to", [8, 128])
-def test_vocabulary_that_fits_the_table_is_accepted(tokenizer, rounded_to):
-    tokenization.check_vocabulary(tokenizer, tokenizer.num_entries)
-    rounded = rounded_to * (tokenizer.num_entries // rounded_to + 1)
-    tokenization.check_vocabulary(tokenizer, rounded)
+def _check_sizes(tokens: int, rows: int) -> None:
+    tokenizer = types.SimpleNamespace(num_entries=tokens, vocab_file="vocab.txt")
+    tokenization.check_vocabulary(tokenizer, rows)
 
 
-@pytest.mark.parametrize("spare_rows", [-1, 39, 1526])
-def test_vocabulary_that_does_not_fit_the_table_names_both_sizes(tokenizer, spare_rows):
-    vocab_size = tokenizer.num_entries + spare_rows
-    found = f"{tokenizer.num_entries} tokens in .*vocab.txt and vocab_size {vocab_size}"
+@pytest.mark.parametrize(
+    ("tokens", "rows", "warning"),
+    [
+        (30_522, 30_522, None),
+        (30_522, 30_528, None),  # rounded up to a multiple of 8
+        (17_964, 18_000, None),
+        (30_522, 30_524, "the last 2 are never used"),
+        (
+            31_102,
+            32_102,
+            "31,102 tokens, and the model 32,102 embeddings: the last 1,0",
+        ),
+        (30_521, 50_000, "vocab.txt has 30,521 tokens, .*: the last 19,479 are never"),
+    ],
+)
+def test_a_vocabulary_that_may_fit_the_table_is_taken(caplog, tokens, rows, warning):
+    _check_sizes(tokens, rows)
+    assert re.search(warning, caplog.text) if warning else not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"),
+    [
+        (164_931, 119_547),
+        (30_523, 30_522),
+        (28_996, 30_522),  # cased for uncased
+        (30_521, 30_522),  # cut off
+        (28_996, 30_528),
+        (21_128, 28_996),
+    ],
+)
+def test_vocabulary_that_does_not_fit_the_table_names_both_sizes(tokens, rows):
+    found = f"{tokens} tokens in vocab.txt and vocab_size {rows}"
     with pytest.raises(ValueError, match=f"must fit `vocab_size` in .*: {found}. Use"):
-        tokenization.check_vocabulary(tokenizer, vocab_size)
+        _check_sizes(tokens, rows)
 
 
 @pytest.mark.parametrize(
