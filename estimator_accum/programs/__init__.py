@@ -5,6 +5,7 @@ These modules read the environment, choose exit codes, make folders and print:
     settings   a dataclass whose fields are flags;  command_line: argparse of scripts
     program    quiet start, one-sentence errors;  ending: exit codes, final messages
     cluster    TF_CONFIG and Slurm;  strategies: --strategy
+    slurm      addresses of a step;  launchers: variables of other launchers
     batches    effective batch = micro-batch x micro-steps x replicas
     inputs     settings and examples, read without TensorFlow
     job        a checked run, its Estimator and log lines

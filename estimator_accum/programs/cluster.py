@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from estimator_accum.programs.json_text import parse_json
+from estimator_accum.programs.launchers import check_known
+from estimator_accum.programs.slurm import read_step
 
 STRATEGIES = ("none", "mirrored", "multi_worker")  # values of `--strategy`
 
 _TYPES = ("chief", "worker", "evaluator")
-_FIRST_PORT = 20000  # below the range of ephemeral ports
-_NUM_PORTS = 10000
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,17 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
         environment: Environment variables, such as `os.environ`.
 
     Raises:
-        ValueError: If it describes a cluster that cannot train; the message names the
-            field.
+        ValueError: If it describes a cluster that cannot train, or another launcher
+            started more processes; the message names the field or the variable.
     """
     if environment.get("TF_CONFIG"):
         return _from_tf_config(environment["TF_CONFIG"])
-    if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        return _from_slurm(environment)
-    return Cluster()
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        check_known(environment)
+        return Cluster()
+    addresses, index = read_step(environment)
+    check_known(environment, len(addresses))
+    return Cluster(workers=tuple(addresses), task_type="worker", task_index=index)
 
 
 def _from_tf_config(text: str) -> Cluster:
@@ -189,35 +192,6 @@ def _error(where: str, allowed: str, received: str, remedy: str = "") -> ValueEr
     return ValueError(
         f"`TF_CONFIG{where}` must be {allowed}. Received: {received}. {remedy}."
     )
-
-
-def _from_slurm(environment: Mapping[str, str]) -> Cluster:
-    """Returns the cluster of a Slurm step, through TensorFlow's own resolver."""
-    import tensorflow as tf  # not needed for any other cluster
-
-    try:
-        host, local_id = environment["SLURMD_NODENAME"], environment["SLURM_LOCALID"]
-        port = _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _NUM_PORTS
-        num_tasks = int(environment["SLURM_STEP_NUM_TASKS"])
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            port_base=port,
-            # One fictitious GPU per task: without GPUs the resolver lists no address.
-            # auto_set_gpu=False keeps it from assigning them.
-            gpus_per_node=num_tasks,
-            gpus_per_task=1,
-            auto_set_gpu=False,
-        )
-        addresses = resolver.cluster_spec().as_dict()["worker"]
-        # Not the rank: the resolver sorts the hosts by name, n10 before n9.
-        index = addresses.index(f"{host}:{port + int(local_id)}")
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            "Slurm must describe the step with SLURM_JOB_ID, SLURM_PROCID, "
-            "SLURM_LOCALID, SLURMD_NODENAME, SLURM_STEP_NUM_TASKS, "
-            "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE. "
-            f"Received: {error}. Start the tasks with srun."
-        ) from error
-    return Cluster(workers=tuple(addresses), task_type="worker", task_index=index)
 
 
 def enter(cluster: Cluster) -> None:

@@ -122,11 +122,9 @@ _SLURM |= {"SLURM_STEP_NODELIST": "n[9-10]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 @pytest.mark.parametrize(
     "rank, host, local_id, index", [(0, "n9", 0, 1), (1, "n9", 1, 2), (2, "n10", 0, 0)]
 )
-def test_slurm_task_finds_its_own_address(monkeypatch, rank, host, local_id, index):
+def test_slurm_task_finds_its_own_address(rank, host, local_id, index):
     own = {"SLURM_PROCID": rank, "SLURMD_NODENAME": host, "SLURM_LOCALID": local_id}
     environment = _SLURM | {name: str(value) for name, value in own.items()}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
     cluster = read_cluster(environment)
     assert cluster.workers == ("n10:23456", "n9:23456", "n9:23457")
     assert (cluster.name, cluster.rank) == (f"worker {index}", index)
@@ -138,11 +136,97 @@ def test_tf_config_comes_before_slurm():
     assert cluster.chief == "a:1"
 
 
+@pytest.mark.parametrize(
+    "nodes, tasks, names",
+    [
+        ("n[1-2]-ib", "2", None),  # fewer counts than nodes
+        ("n[1-2]-ib", "1(x2)", "n1-ib n2-ib"),
+        ("rack[1-2]n[1-2]", "1(x4)", "rack1n1 rack1n2 rack2n1 rack2n2"),
+        ("a[08-10,7].b,c-d", "1(x4),1", "a08.b a09.b a10.b a7.b c-d"),
+        ("a[001-002],b[1-2]x[3,5]", "1(x6)", "a001 a002 b1x3 b1x5 b2x3 b2x5"),
+        ("n[1-2", "1(x2)", None),
+        ("n1-2]", "1", None),
+        ("n[1-x]", "1(x2)", None),
+        ("n[]", "1", None),
+        ("n1,n2", "1(y2)", None),
+    ],
+)
+def test_nodes_of_slurm_are_spelled_out(nodes, tasks, names):
+    hosts = (names or "n1 n2").split()
+    environment = _SLURM | {"SLURM_STEP_NODELIST": nodes, "SLURMD_NODENAME": hosts[1]}
+    environment |= {"SLURM_STEP_TASKS_PER_NODE": tasks}
+    environment |= {"SLURM_STEP_NUM_TASKS": str(len(hosts))}
+    if names is None:
+        with pytest.raises(
+            ValueError, match=r"^Slurm must .* Start the tasks with srun"
+        ):
+            read_cluster(environment)
+        return
+    cluster = read_cluster(environment)
+    assert cluster.workers == tuple(f"{host}:23456" for host in hosts)
+    assert cluster.task_index == 1
+
+
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_PROCID"])
-def test_slurm_without_a_variable_is_refused(monkeypatch, name):
-    for other, value in _SLURM.items():
-        monkeypatch.setenv(other, value)
-    monkeypatch.delenv(name)
+def test_slurm_without_a_variable_is_refused(name):
     environment = {key: value for key, value in _SLURM.items() if key != name}
     with pytest.raises(ValueError, match=rf"{name}.*Start the tasks with srun\."):
         read_cluster(environment)
+
+
+def test_slurm_with_another_number_of_tasks_is_refused():
+    with pytest.raises(ValueError, match=r"Received: 4 tasks, and 3 on the nodes\."):
+        read_cluster(_SLURM | {"SLURM_STEP_NUM_TASKS": "4"})
+
+
+@pytest.mark.parametrize(
+    "name, value, alone",
+    [
+        ("OMPI_COMM_WORLD_SIZE", "2", "1"),
+        ("OMPI_COMM_WORLD_RANK", "1", "0"),
+        ("PMI_SIZE", "2", "1"),
+        ("MPI_LOCALNRANKS", "2", "1"),
+        ("PMIX_RANK", "1", "0"),
+        ("MV2_COMM_WORLD_SIZE", "2", "1"),
+        ("JSM_NAMESPACE_SIZE", "2", "1"),
+        ("WORLD_SIZE", "2", "1"),
+        ("LOCAL_WORLD_SIZE", "2", ""),
+        ("RANK", "3", "none"),
+        ("PET_NNODES", "1:2", "1:1"),
+        ("PET_NODE_RANK", "1", "0"),
+        ("HOROVOD_SIZE", "2", "1"),
+        ("SLURM_NTASKS", "4", "1"),
+        ("SLURM_PROCID", "1", "0"),
+        ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
+        ("AZUREML_NODE_COUNT", "2", "1"),
+        ("SM_HOSTS", '["algo-1", "algo-2"]', '["algo-1"]'),
+        (
+            "SM_RESOURCE_CONFIG",
+            '{"current_host": "a", "hosts": ["a", "b"]}',
+            '{"current_host": "a", "hosts": ["a"], "instance_groups": [1, 2]}',
+        ),
+        (
+            "CLUSTER_SPEC",
+            '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}, "task": {}}',
+            '{"cluster": {"workerpool0": ["a:1"]}, "task": {"index": 0}}',
+        ),
+        ("CLUSTER_SPEC", '{"worker": ["a:1", "b:1"]}', "of my own"),
+    ],
+)
+def test_process_of_another_launcher_is_refused_unless_it_is_alone(name, value, alone):
+    message = (
+        rf"^A cluster must be .* Received: {name}=.* or unset {name} to train alon"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_cluster({name: value})
+    assert read_cluster({name: alone}).is_alone
+    config = {"cluster": _CLUSTER, "task": {"type": "chief", "index": 0}}
+    assert read_cluster({name: value, "TF_CONFIG": json.dumps(config)}).num_workers == 3
+
+
+def test_launchers_variables_in_a_slurm_step_may_name_its_tasks_and_no_more():
+    own = {"PMI_SIZE": "3", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "RANK": "2"}
+    assert read_cluster(_SLURM | own | {"SLURM_NTASKS": "8"}).num_workers == 3
+    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_SIZE=6 of Open MPI"):
+        read_cluster(_SLURM | {"OMPI_COMM_WORLD_SIZE": "6"})
+    assert read_cluster({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}).is_alone
