@@ -10,18 +10,15 @@ of every other tensor that it is computed from.
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from estimator_accum._graph import (
-    VARIABLES,
     ancestors,
     data_ancestors,
     descendants,
     library_of_functions,
     path_to,
-    value_of_graph,
 )
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._repeatable import (
@@ -35,11 +32,10 @@ from estimator_accum.microbatch._writes import variable_of, writers_of
 from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._interception import Interception
+from estimator_accum.unedited._order import Cut, order_update
 from estimator_accum.unedited._patches import intercepting
 from estimator_accum.unedited._spot_check import SpotCheck
 
-_CUTS_ATTRIBUTE = "_estimator_accum_cuts"
-_TIMELESS = {"Const", "Placeholder", *VARIABLES}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -125,6 +121,7 @@ class _Once:
         self._roots = roots
         self._fed, self._with_sums = {}, {}
         self._forward, self._done, self._late = set(), set(), set()
+        self._waiting = set()
         self.moved = []
 
     def finish(self, losses: list[tf.Tensor]) -> SpotCheck:
@@ -167,7 +164,8 @@ class _Once:
         self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
-        _update_last(_Cut(roots, list(self._sums), [*tensors, *done]))
+        fed = [*tensors, *done]
+        order_update(Cut(roots, list(self._sums), fed, list(self._waiting)))
         return spot_check
 
     def _check_passes(self, values: list[tf.Tensor]) -> None:
@@ -252,6 +250,7 @@ class _Once:
                 continue  # it is fed, when its pass has run
             rest = [each for each in operation.control_inputs if self._stays(each)]
             if len(rest) < len(operation.control_inputs):
+                self._waiting.add(operation)
                 operation._remove_all_control_inputs()
                 operation._add_control_inputs(rest)
             waiting += rest
@@ -345,53 +344,3 @@ def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:
         and (tensor.shape.rank == 0 or any(tensor is each for each in losses))
         and (view.state(tensor).kind != "fixed" or hasattr(tensor.op, WHOLE_BATCH_LOSS))
     ]
-
-
-class _Cut(NamedTuple):
-    """One replica's part of the train op.
-
-    Attributes:
-        roots: The train op, and what else runs once.
-        sums: The operations that read the gradients.
-        fed: Tensors of micro-batches with which it is fed.
-    """
-
-    roots: list[tf.Operation]
-    sums: list[tf.Operation]
-    fed: list[tf.Tensor]
-
-
-def _update_last(cut: _Cut) -> None:
-    """Makes the reads of gradients wait for all that needs none, in all replicas.
-
-    Without micro-batches gradients take longest, so an average of variables beside the
-    update, or a schedule that reads a counter, sees the values from before it.
-    """
-    cuts = value_of_graph(tf.compat.v1.get_default_graph(), _CUTS_ATTRIBUTE, [])
-    cuts.append(cut)
-
-    def finish(strategy):  # when the last replica comes; they may wait for each other
-        del strategy
-        _order(cuts)
-        cuts.clear()
-
-    tf.distribute.get_replica_context().merge_call(finish)
-
-
-def _order(cuts: list[_Cut]) -> None:
-    sums = {read for cut in cuts for read in cut.sums}
-    after = descendants(sums)
-    fed = {tensor.op for cut in cuts for tensor in cut.fed}
-    roots = [root for cut in cuts for root in cut.roots]
-    before = [
-        operation
-        for operation in ancestors(roots, lambda each: each not in fed)
-        if operation not in after
-        and operation not in sums
-        and operation.type not in _TIMELESS
-        and operation._get_control_flow_context() is None
-    ]
-    with tf.control_dependencies(None):
-        done = tf.group(*before, name="before_update")
-    for operation in sums:
-        operation._add_control_inputs([done])
