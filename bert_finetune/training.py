@@ -22,6 +22,7 @@ from estimator_accum.hooks import exits_between_trainings
 from estimator_accum.programs import job
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
+from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import (
     count_local_replicas,
     make_strategy,
@@ -201,15 +202,16 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
     watchdog = Watchdog(run.settings.watchdog_secs, run.cluster.name)
     watchdog.start()
     left = run.windows.num_micro_steps(progress.update, progress.micro_step)
-    tf.estimator.train_and_evaluate(
-        estimator,
-        tf.estimator.TrainSpec(
-            input_fn,
-            max_steps=progress.global_step + left,
-            hooks=[*hooks, ProgressHook(watchdog, progress.global_step)],
-        ),
-        tf.estimator.EvalSpec(input_fn),  # required, though no task evaluates
-    )
+    with without_scratch(run.settings.output_dir, run.cluster):
+        tf.estimator.train_and_evaluate(
+            estimator,
+            tf.estimator.TrainSpec(
+                input_fn,
+                max_steps=progress.global_step + left,
+                hooks=[*hooks, ProgressHook(watchdog, progress.global_step)],
+            ),
+            tf.estimator.EvalSpec(input_fn),  # required, though no task evaluates
+        )
     watchdog.stop()
 
 

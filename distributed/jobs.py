@@ -15,6 +15,7 @@ from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
 from estimator_accum.programs.progress import read_progress
 from estimator_accum.programs.report import end_of_run
+from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import make_strategy
 from estimator_accum.programs.watchdog import EvaluationHook, ProgressHook, Watchdog
 
@@ -77,28 +78,30 @@ def train(job: Job, watchdog: Watchdog) -> None:
     if not job.cluster.is_alone:
         strategy = make_strategy("multi_worker", job.cluster)
     estimator = _make_estimator(job, strategy)
-    tf.estimator.train_and_evaluate(
-        estimator,
-        tf.estimator.TrainSpec(
-            input_pipeline.train_input_fn(
-                job.train,
-                batches,
-                rank=job.cluster.rank,
-                shuffle=settings.shuffle,
-                seed=settings.seed,
-                first_update=first_update,
+    with without_scratch(settings.output_dir, job.cluster):
+        tf.estimator.train_and_evaluate(
+            estimator,
+            tf.estimator.TrainSpec(
+                input_pipeline.train_input_fn(
+                    job.train,
+                    batches,
+                    rank=job.cluster.rank,
+                    shuffle=settings.shuffle,
+                    seed=settings.seed,
+                    first_update=first_update,
+                ),
+                max_steps=global_step
+                + updates_left * batches.gradient_accumulation_steps,
+                hooks=[ProgressHook(watchdog, global_step)],
             ),
-            max_steps=global_step + updates_left * batches.gradient_accumulation_steps,
-            hooks=[ProgressHook(watchdog, global_step)],
-        ),
-        tf.estimator.EvalSpec(
-            input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),
-            steps=None,
-            hooks=[EvaluationHook(watchdog), _evaluation_bar(job)],
-            start_delay_secs=0,
-            throttle_secs=_SECS_BETWEEN_EVALUATIONS,
-        ),
-    )
+            tf.estimator.EvalSpec(
+                input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),
+                steps=None,
+                hooks=[EvaluationHook(watchdog), _evaluation_bar(job)],
+                start_delay_secs=0,
+                throttle_secs=_SECS_BETWEEN_EVALUATIONS,
+            ),
+        )
 
 
 def evaluate_and_export(job: Job) -> str:

@@ -14,6 +14,7 @@ from estimator_accum.programs.folder import METRICS, SETTINGS_FILE, write_text
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, begin, make_estimator
 from estimator_accum.programs.plots import read_metrics, save
+from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
@@ -150,27 +151,28 @@ def train(
     if not job.cluster.is_alone and strategy is not None:
         hooks = [ProgressHook(watchdog, global_step)]
     estimator = _make_estimator(job, model_dir, batches, strategy)
-    tf.estimator.train_and_evaluate(
-        estimator,
-        tf.estimator.TrainSpec(
-            input_pipeline.train_input_fn(
-                model_dir.parent / "train.csv",
-                batches,
-                shuffle_buffer=len(job.train) if settings.shuffle else 0,
-                seed=settings.seed,
-                replicas=replicas,
-                first_update=update,
+    with without_scratch(model_dir, job.cluster):
+        tf.estimator.train_and_evaluate(
+            estimator,
+            tf.estimator.TrainSpec(
+                input_pipeline.train_input_fn(
+                    model_dir.parent / "train.csv",
+                    batches,
+                    shuffle_buffer=len(job.train) if settings.shuffle else 0,
+                    seed=settings.seed,
+                    replicas=replicas,
+                    first_update=update,
+                ),
+                max_steps=global_step + (settings.train_updates - update) * steps,
+                hooks=hooks,
             ),
-            max_steps=global_step + (settings.train_updates - update) * steps,
-            hooks=hooks,
-        ),
-        tf.estimator.EvalSpec(
-            _test_input_fn(model_dir),
-            steps=None,
-            hooks=_bars(job, "evaluation"),
-            throttle_secs=0,
-        ),
-    )
+            tf.estimator.EvalSpec(
+                _test_input_fn(model_dir),
+                steps=None,
+                hooks=_bars(job, "evaluation"),
+                throttle_secs=0,
+            ),
+        )
 
 
 def _make_estimator(job: Job, model_dir, batches: Batches, strategy=None):

@@ -1,8 +1,37 @@
-"""The hook that saves a program's checkpoints, and a session that starts sooner."""
+"""The hook that saves a program's checkpoints, and a session that starts sooner.
+
+In a cluster TensorFlow lets every task save, since reading the replicas' sums takes all
+of them, and each but one writes to a folder of its own, `tmp_worker_1`. Here these tasks
+read and write nothing.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
 
 import tensorflow as tf
 
+from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.disk import DiskSpaceHook
+
+
+@contextlib.contextmanager
+def without_scratch(model_dir: str | os.PathLike, cluster: Cluster) -> Iterator[None]:
+    """Removes, after the `with` block, the event files of a task that is not the chief.
+
+    Args:
+        model_dir: The Estimator's folder, in which TensorFlow makes `tmp_worker_1`.
+        cluster: Cluster of which this process is a task.
+    """
+    try:
+        yield
+    finally:
+        if not cluster.is_chief:
+            tf.compat.v1.summary.FileWriterCache.clear()  # closes them
+            name = f"tmp_{cluster.task_type}_{cluster.task_index}"
+            shutil.rmtree(pathlib.Path(model_dir) / name, ignore_errors=True)
 
 
 def make_saver_hooks(
@@ -24,8 +53,16 @@ def make_saver_hooks(
         of its row. On the chief, the first one checks the disk space. There is no saver
         hook with a strategy, whose session makes its own, or without
         `save_checkpoints_steps`.
+
+    Creates:
+        In a task of a cluster that is not to write checkpoints, the graph's Saver.
     """
     room = [DiskSpaceHook(config, num_copies)] if config.is_chief else []
+    strategy = config.train_distribute
+    if strategy is not None and not strategy.extended.should_checkpoint:
+        savers = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.SAVERS)
+        if not savers:  # several replicas of this process make their hooks
+            savers.append(_ReadingSaver(sharded=True, defer_build=True))
     if config.train_distribute is not None or config.save_checkpoints_steps is None:
         return room
     _skip_the_search_for_uninitialized_variables()
@@ -50,6 +87,21 @@ class _SaverHook(tf.compat.v1.train.CheckpointSaverHook):
         global_step = session.run(self._global_step_tensor)
         self._save(session, global_step)
         self._timer.update_last_triggered_step(global_step)
+
+
+class _ReadingSaver(tf.compat.v1.train.Saver):
+    """Takes part in the chief's saves: it reads the variables and writes nothing."""
+
+    def save(self, sess, *args, **kwargs) -> None:
+        """Reads what a checkpoint would hold."""
+        scope = self.saver_def.save_tensor_name.partition("/")[0]
+        writers = [
+            operation
+            for operation in sess.graph.get_operations()
+            if operation.type == "SaveV2" and operation.name.startswith(f"{scope}/")
+        ]
+        # After the path, the names and the slices come the values.
+        sess.run([value.op for writer in writers for value in writer.inputs[3:]])
 
 
 def _skip_the_search_for_uninitialized_variables() -> None:

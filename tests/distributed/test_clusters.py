@@ -41,6 +41,7 @@ def test_workers_that_accumulate_have_the_weights_of_one(two_workers, one_worker
     assert examples_seen(two_workers) == [203 * (n + 1) for n in range(6)]
     assert "accuracy = " in (two_workers / "eval_results.txt").read_text()
     assert len(list((two_workers / "export" / "final").iterdir())) == 1
+    assert not list(two_workers.glob("tmp_*"))  # of the other worker
 
 
 @pytest.mark.once
@@ -59,6 +60,8 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_wor
     new_session = "after another task was lost. Start all tasks again."
     waits = "chief 0 has made no progress for 1e+06 seconds, and ends itself."
     assert new_session in chief.output or waits in chief.output
+    (scratch,) = folder.glob("tmp_*")  # of the worker, which could not remove it
+    assert not list(scratch.glob("model.ckpt*"))
     (tmp_path / "died").unlink()
     with running.cluster(lives, **options) as tasks:
         chief, worker = (task.wait() for task in tasks)
@@ -86,6 +89,7 @@ def test_a_signal_to_one_task_stops_all_after_the_same_update(tmp_path, two_work
     assert (chief.returncode, worker.returncode) == (75, 143)
     for task in (chief, worker):
         assert "saved at update 3; the same command resumes." in task.output
+    assert not list(folder.glob("tmp_*"))
     with running.cluster(lives, **options) as tasks:
         assert [task.wait().returncode for task in tasks] == [0, 0]
     _assert_same(folder, two_workers)

@@ -5,10 +5,13 @@ import types
 import pytest
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession
+from tensorflow.python.training.saving import saveable_object
 
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.programs.job import make_estimator
 from estimator_accum.programs.saving import make_saver_hooks
+
+v1 = tf.compat.v1
 
 
 def _input_fn():
@@ -50,6 +53,40 @@ def test_all_micro_steps_fetch_the_same(fetched):
     assert len(steps) == 7  # the last one finds the end of the data
     assert len(set(steps)) == 1
     assert not any("IsInitialized" in name for each in fetched for name in each)
+
+
+class _Counted(saveable_object.SaveableObject):
+    """A value whose reading is counted, as that of replicas' sums takes all tasks."""
+
+    def __init__(self):
+        self.reads = 0
+        value = tf.numpy_function(self._read, [], tf.int64, stateful=True)
+        spec = saveable_object.SaveSpec(value, "", "value", tf.int64)
+        super().__init__(value, [spec], "value")
+
+    def _read(self):
+        self.reads += 1
+        return self.reads
+
+    def restore(self, restored_tensors, restored_shapes):
+        return tf.no_op()
+
+
+def test_a_task_that_is_not_to_save_reads_and_writes_nothing(tmp_path):
+    strategy = types.SimpleNamespace(
+        extended=types.SimpleNamespace(should_checkpoint=False)
+    )
+    config = types.SimpleNamespace(is_chief=False, train_distribute=strategy)
+    with tf.Graph().as_default():
+        v1.get_variable("weight", [1], use_resource=True)
+        counted = _Counted()
+        v1.add_to_collection(v1.GraphKeys.SAVEABLE_OBJECTS, counted)
+        assert make_saver_hooks(config) == make_saver_hooks(config) == []
+        scaffold = v1.train.Scaffold().finalize()
+        with v1.Session() as session:
+            session.run(scaffold.init_op)
+            scaffold.saver.save(session, str(tmp_path / "model.ckpt"), global_step=1)
+    assert counted.reads == 1 and not list(tmp_path.iterdir())
 
 
 def test_graph_is_in_the_events_and_beside_checkpoints_but_no_text(tmp_path, fetched):
