@@ -1,5 +1,6 @@
 """Makes every Estimator of the process train each batch in micro-batches."""
 
+import functools
 import inspect
 import logging
 import sys
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum._options import current_batch
+from estimator_accum.unedited._own_loops import OwnLoops
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 # What tf.estimator wraps around a model_fn, and the variable that leads to it.
@@ -34,6 +36,15 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
     _logger.setLevel(logging.INFO)  # tells what it does
     kind = tf.compat.v1.estimator.Estimator
     own, modes = kind._call_model_fn, set()
+    say_once = functools.cache(_say_that_nothing_was_cut)
+
+    def refuse_own_loop() -> None:
+        if not modes:
+            say_once()
+            raise SystemExit(1)
+        _logger.warning("micro-batches: a call of session.run trains, and is not cut")
+
+    loops = OwnLoops(refuse_own_loop)
 
     # AutoGraph has nothing to convert here, nor in the library.
     @tf.autograph.experimental.do_not_convert
@@ -42,6 +53,7 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
             return own(estimator, features, labels, mode, config)
 
         modes.add(mode)
+        loops.ignore(tf.compat.v1.get_default_graph())
         # An Estimator made of another one calls that one's model_fn with a micro-batch.
         is_outermost = current_batch() is None
         if mode == tf.estimator.ModeKeys.TRAIN and is_outermost:
@@ -57,17 +69,21 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
 
     def exit_code() -> int:
         if not modes:
-            print(
-                "estimator-accum run: micro-batches are those of an Estimator. Received: "
-                "a script that ended without using one, so nothing was cut. A loop of "
-                "session.run calls takes --gradient_accumulation_steps.",
-                file=sys.stderr,
-            )
+            say_once()
         elif tf.estimator.ModeKeys.TRAIN not in modes:
             _logger.warning("micro-batches: the script has trained no Estimator")
         return int(not modes)
 
     return exit_code
+
+
+def _say_that_nothing_was_cut() -> None:
+    print(
+        "estimator-accum run: the script trained no Estimator, so no batch was split. A "
+        "loop of session.run calls takes --gradient_accumulation_steps=K.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _described(micro_batches: int | str) -> str:

@@ -85,7 +85,7 @@ def _counted(hidden, labels):
 
 
 @pytest.fixture
-def check(monkeypatch, capsys, tmp_path):
+def check(monkeypatch, own_sessions, capsys, tmp_path):
     """Returns a function that gives (exit code, output) for a model_fn."""
     kind = v1.estimator.Estimator
 

@@ -12,6 +12,7 @@ from estimator_accum import AccumulatingOptimizer
 from estimator_accum.unedited import _session_loops
 from estimator_accum.unedited import run as command
 from estimator_accum.unedited._estimators import cut_batches
+from estimator_accum.unedited._own_loops import OwnLoops
 from tests.helpers.models.interception import relative_difference
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.microbatch_runs import (
@@ -118,11 +119,11 @@ def test_flags_that_do_not_fit_are_one_sentence(line, sentence, capsys):
 
 
 @pytest.fixture
-def _cut(monkeypatch):
+def _cut(monkeypatch, own_sessions):
     """Cuts the batches of all Estimators during the test."""
     kind = v1.estimator.Estimator
     monkeypatch.setattr(kind, "_call_model_fn", kind._call_model_fn)
-    cut_batches(3)
+    return cut_batches(3)
 
 
 def _config(folder) -> tf.estimator.RunConfig:
@@ -380,13 +381,44 @@ def test_a_loop_is_accumulated_as_a_whole_or_it_is_said(way, code, said, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["run", "check"])
-def test_a_script_without_an_estimator_is_not_said_to_be_cut_or_checked(name, tmp_path):
-    (tmp_path / "script.py").write_text("print('done')\nraise SystemExit(0)\n")
-    line = ["-m", "estimator_accum", name, "script.py"]
+def test_a_loop_without_an_estimator_ends_where_it_would_train(name, tmp_path):
+    (tmp_path / "loop.py").write_text(_WAYS)
+    line = ["-m", "estimator_accum", name, "loop.py", "by_tf_gradients"]
     done = legacy_runs.run_python(None, *line, cwd=tmp_path)
     assert done.returncode == 1
-    words = {"run": "one, so nothing was cut", "check": "verdict: none, for the script"}
-    assert words[name] in done.output
+    assert "the script trained no Estimator" in done.output
+    assert "Traceback" not in done.output and not re.search(
+        "^w ", done.stdout, re.MULTILINE
+    )
+
+
+def test_a_script_that_trains_nothing_is_told_at_its_end(_cut, capsys):
+    assert _cut() == 1
+    assert "trained no Estimator, so no batch was split" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_sessions", "fresh_graph")
+def test_only_calls_that_write_from_gradients_train():
+    seen = []
+    loops = OwnLoops(lambda: seen.append(1))
+    weight = v1.get_variable("w", initializer=1.0)
+    (gradient,) = tf.gradients(weight**2, [weight])
+    _, norm = v1.metrics.mean(gradient)
+    with v1.Session() as session:
+        session.run(
+            [v1.global_variables_initializer(), v1.local_variables_initializer()]
+        )
+        session.run([gradient, norm, weight.assign(2.0)])
+        assert not seen
+        session.run(weight.assign_sub(gradient))
+        session.run(weight.assign_sub(gradient))
+        assert seen == [1]
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        loops.ignore(graph)
+        weight = v1.get_variable("w", initializer=1.0)
+        session.run(weight.initializer)
+        session.run(sgd().minimize(weight**2))
+    assert seen == [1]
 
 
 def test_a_precision_that_the_device_lacks_is_refused_in_a_sentence(tmp_path):
