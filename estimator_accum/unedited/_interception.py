@@ -42,6 +42,7 @@ from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep, keep_rows
 from estimator_accum.unedited._head import Border, Copies, View, of_batch
+from estimator_accum.unedited._patches import PASSES_ON, put_behind
 
 _HALVES = (tf.float16, tf.bfloat16)
 # What computes the same from slices of one row and from their sum.
@@ -105,18 +106,26 @@ class Interception:
     def __init__(self, batch: WholeBatch):
         self._batch = batch
         self._graph = tf.compat.v1.get_default_graph()
-        self._sparse, self._detaching = [], set()
+        self._sparse = []
         self.early = Copies(batch, is_early=True)
         self.sums, self.losses, self.derived = {}, [], []
         self.waited_for, self.clear, self.is_used = [], [], False
 
-    def gradients(self, ys: list, xs: list, grad_ys: list | None, compute: Callable):
+    def gradients(
+        self,
+        ys: list,
+        xs: list,
+        grad_ys: list | None,
+        plain: Callable,
+        compute: Callable,
+    ) -> list:
         """Returns d ys / d xs of the whole batch where x is not of a micro-batch.
 
         Args:
             ys: Tensors.
             xs: Variables and tensors.
             grad_ys: Gradients of `ys`; None are ones.
+            plain: Returns d ys / d xs as TensorFlow computes them.
             compute: tf.gradients, a function of ys, xs, grad_ys and stop_gradients.
 
         Raises:
@@ -127,24 +136,24 @@ class Interception:
             if self._is_in_branch():
                 outer = [op.graph is self._graph and not _context(op) for op in sources]
                 if not any(outer):
-                    return compute(ys, xs, grad_ys, [])
+                    return plain()
                 self._check_outside(ys)
                 stack.enter_context(tf.init_scope())
             of_it = of_batch(self._batch)
             self._check_first_order(ys)
             self._check_shapes()
-            self._check_not_repeated(ys)
             fixed = [source not in of_it for source in sources]
             self.is_used |= any(fixed)
             is_of_it = any(top.op in of_it for top in _tensors(ys, grad_ys))
             if not is_of_it or not any(fixed):
-                return compute(ys, xs, grad_ys, [])
+                return plain()
+            self._check_not_repeated(ys)
             self.losses += ys
             after = self._dependencies(of_it)
             stack.enter_context(tf.control_dependencies(None))
             gradients = [None] * len(xs)
             if not all(fixed):
-                gradients = compute(ys, xs, grad_ys, [])
+                gradients = plain()
             places = [i for i, is_fixed in enumerate(fixed) if is_fixed]
             found = self._derive(ys, [xs[i] for i in places], grad_ys, compute, after)
             for i, gradient in zip(places, found, strict=True):
@@ -155,7 +164,11 @@ class Interception:
         """Returns the gradients of the whole batch, read after `after` has run."""
         view = self._view(_tensors(ys, grad_ys))
         self.early.take_losses(view, _tensors(ys, grad_ys))
-        ys = self._detached(self.early.border(view, _tensors(ys, grad_ys)), ys)
+        border = self.early.border(view, _tensors(ys, grad_ys))
+        rows = [each for each in border.frontier if _is_trainable(each)]
+        rows = [each for each in rows if not hasattr(each.op, PASSES_ON)]
+        behind = put_behind(rows, border.operations)
+        ys = [behind.get(y.name, y) for y in ys]
         tops = _tensors(ys, grad_ys)
         view = View(self._batch, tops)
         whole = self.early.take_losses(view, tops)
@@ -189,24 +202,6 @@ class Interception:
             is_simple = not whole
             self.derived.append(Derived(view, rows, arriving, known, is_simple))
         return self._sum(xs, gradients, direct, after)
-
-    def _detached(self, border: Border, ys: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Puts an Identity behind each tensor with rows; returns `ys` behind it.
-
-        Gradients can be stopped at operations only, not at one of several results, and
-        not at the call of a function.
-        """
-        names = {}
-        for tensor in border.frontier:
-            if _is_trainable(tensor) and tensor.op not in self._detaching:
-                with self._graph.colocate_with(tensor.op):
-                    names[tensor.name] = tf.identity(tensor, "rows")
-                self._detaching.add(names[tensor.name].op)
-        for operation in border.operations:
-            for i, tensor in enumerate(operation.inputs):
-                if tensor.name in names:
-                    operation._update_input(i, names[tensor.name])
-        return [names.get(y.name, y) for y in ys]
 
     def _view(self, tops: list[tf.Tensor]) -> View:
         """Returns what is known of the graph.

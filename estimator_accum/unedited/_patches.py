@@ -1,17 +1,22 @@
 """TensorFlow's functions that compute gradients, replaced while a model_fn is called.
 
 tf.gradients, optimizers     gradients_util._GradientsHelper
-tf.GradientTape              gradient; what else it has to know of: when it recorded
+tf.GradientTape              imperative_grad, watch
+
+A tape's gradients flow through what it recorded, as it answers itself. A tensor that was
+computed elsewhere and is watched begins a record: the tape knows it, not its operation.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
-from tensorflow.python.eager import backprop
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop, imperative_grad
 from tensorflow.python.ops import gradients_util
 
 from estimator_accum._gradients import is_interception_off, without_interception
@@ -20,6 +25,8 @@ from estimator_accum._graph import data_ancestors
 _local = threading.local()  # replicas build their graphs in threads of their own
 _lock = threading.Lock()
 _users = []
+# Attribute of an Identity that was put behind a tensor after tapes had recorded it.
+PASSES_ON = "_estimator_accum_passes_on"
 _own = []  # functions of TensorFlow that are replaced: (their place, name, function)
 
 
@@ -37,11 +44,11 @@ def intercepting(gradients: Callable) -> Iterator[None]:
                 _own.append((place, name, own))
                 setattr(place, name, functools.wraps(own)(make(own)))
         _users.append(gradients)
-    _local.gradients = gradients
+    _local.gradients, _local.watched = gradients, []
     try:
         yield
     finally:
-        _local.gradients = None
+        _local.gradients, _local.watched = None, []
         with _lock:
             _users.remove(gradients)
             while _own and not _users:
@@ -83,107 +90,164 @@ def _helper(own: Callable) -> Callable:
         def compute(ys, xs, grad_ys, more):
             return _compute(ys, xs, grad_ys, [*stops, *more], **given)
 
-        return take(ys, xs, grad_ys, compute)
+        def plain():
+            return compute(ys, xs, grad_ys, [])
+
+        return take(ys, xs, grad_ys, plain, compute)
 
     return gradients
 
 
-def _gradient_of_tape(own: Callable) -> Callable:
-    def gradient(
-        tape, target, sources, output_gradients=None, unconnected_gradients="none"
+def _of_tape(own: Callable) -> Callable:
+    """Returns what stands in for the function behind GradientTape.gradient."""
+
+    def gradients(
+        tape,
+        target,
+        sources,
+        output_gradients=None,
+        sources_raw=None,
+        unconnected_gradients="none",
     ):
+        options = output_gradients, sources_raw, unconnected_gradients
         take = _taker()
         if take is None:
-            return own(tape, target, sources, output_gradients, unconnected_gradients)
-        ys = [tf.convert_to_tensor(y) for y in tf.nest.flatten(target)]
-        xs = tf.nest.flatten(sources)
-        _check_watches_itself(tape)
-        watched = {id(variable) for variable in tape.watched_variables()}
-        not_recorded = _not_recorded(tape, ys)
-        own(tape, target, [])  # ends it, or refuses a second call
-        given = None
-        if output_gradients is not None:
-            given = tf.nest.flatten(output_gradients)
+            return own(tape, target, sources, *options)
+        given = {
+            id(_handle_or_self(x)): x
+            for x in sources_raw or []
+            if isinstance(x, tf.Variable)
+        }
+        xs = [given.get(id(source), source) for source in sources]
+        targets = {id(y) for y in target}
+        is_known = [
+            known or id(source) in targets
+            for known, source in zip(_known(tape, sources), sources, strict=True)
+        ]
+        not_recorded = _not_recorded(tape, target)
 
         def compute(ys, xs, grad_ys, stops):
             return _compute(ys, xs, grad_ys, [*stops, *not_recorded])
 
-        found = take(ys, xs, given, compute)
-        for i, x in enumerate(xs):
-            if isinstance(x, tf.Variable) and id(x) not in watched:
-                found[i] = None
-            is_zero = tf.UnconnectedGradients(unconnected_gradients).value == "zero"
-            if found[i] is None and is_zero:
-                found[i] = tf.zeros_like(x)
-        return tf.nest.pack_sequence_as(sources, found)
+        def plain():
+            with without_interception():
+                return own(tape, target, wanted, output_gradients)
 
-    return gradient
+        places = [i for i, known in enumerate(is_known) if known]
+        wanted = [sources[i] for i in places]
+        found = [None] * len(sources)
+        if places:
+            known = [xs[i] for i in places]
+            taken = take(target, known, output_gradients, plain, compute)
+            for i, gradient in zip(places, taken, strict=True):
+                found[i] = gradient
+        if tf.UnconnectedGradients(unconnected_gradients).value == "zero":
+            pairs = zip(found, xs, strict=True)
+            found = [tf.zeros_like(x) if g is None else g for g, x in pairs]
+        return found
 
-
-def _push_tape(own: Callable) -> Callable:
-    def push(tape):
-        own(tape)
-        _recorded(tape).append([_version(), None])
-
-    return push
-
-
-def _pop_tape(own: Callable) -> Callable:
-    def pop(tape):
-        _recorded(tape)[-1][1] = _version()
-        own(tape)
-
-    return pop
+    return gradients
 
 
-def _reset_tape(own: Callable) -> Callable:
-    def reset(tape):
-        own(tape)
-        del _recorded(tape)[:-1]
+def _watch(own: Callable) -> Callable:
+    def watch(tape, tensor):
+        if _taker() is not None:
+            parts = tf.nest.flatten(tensor, expand_composites=True)
+            parts = [part for part in parts if not hasattr(part, "handle")]
+            known = _known(tape._tape, parts) if tape._tape else [True] * len(parts)
+            _local.watched += [
+                (tape._tape, part)
+                for part, is_known in zip(parts, known, strict=True)
+                if not is_known
+            ]
+        own(tape, tensor)
 
-    return reset
+    return watch
 
 
 _REPLACED = [
     (gradients_util, "_GradientsHelper", _helper),
-    (backprop.GradientTape, "gradient", _gradient_of_tape),
-    (backprop.GradientTape, "_push_tape", _push_tape),
-    (backprop.GradientTape, "_pop_tape", _pop_tape),
-    (backprop.GradientTape, "reset", _reset_tape),
+    (imperative_grad, "imperative_grad", _of_tape),
+    (backprop.GradientTape, "watch", _watch),
 ]
 
 
-def _version() -> int:
-    """Returns the number of the last operation of the graph."""
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    return operations[-1]._id if operations else -1
+def _handle_or_self(x):
+    return getattr(x, "handle", x)
 
 
-def _recorded(tape: tf.GradientTape) -> list[list]:
-    """Returns the half-open ranges of operations that a tape has recorded."""
-    return vars(tape).setdefault("_estimator_accum_recorded", [])
+def _known(tape, tensors: list[tf.Tensor]) -> list[bool]:
+    """Returns which tensors a tape watches or has recorded the computation of.
+
+    Args:
+        tape: A tf.GradientTape's own record.
+        tensors: Tensors.
+    """
+
+    def ask():  # of this tape alone: each thread has tapes of its own
+        pywrap_tfe.TFE_Py_TapeSetAdd(tape._tape)
+        try:
+            return [pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([t]) for t in tensors]
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetRemove(tape._tape)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
-def _not_recorded(tape: tf.GradientTape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
+def _not_recorded(tape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors through which gradients of a tape do not flow."""
-    ranges = [(begin, end or _version()) for begin, end in _recorded(tape)]
-    return [
+    watched = {tensor.ref() for owner, tensor in _local.watched if owner is tape}
+    needed = data_ancestors([y.op for y in ys])
+    tensors = [
         output
-        for operation in data_ancestors([y.op for y in ys])
-        if not any(begin < operation._id <= end for begin, end in ranges)
+        for operation in needed
         for output in operation.outputs
-        if output.dtype.is_floating or output.dtype.is_complex
+        if not hasattr(operation, PASSES_ON)
+        and (output.dtype.is_floating or output.dtype.is_complex)
     ]
+    found = [
+        tensor
+        for tensor, is_known in zip(tensors, _known(tape, tensors), strict=True)
+        if not is_known or tensor.ref() in watched
+    ]
+    calls = [tensor for tensor in found if _is_call(tensor.op)]
+    return [*found, *put_behind(calls, needed).values()]
 
 
-def _check_watches_itself(tape: tf.GradientTape) -> None:
-    """Raises ValueError if uses of a variable may not count, for it was watched late."""
-    if not tape._watch_accessed_variables:
-        raise ValueError(
-            "A tf.GradientTape must watch variables by itself, for its gradients to be "
-            "those of the whole batch. Received: watch_accessed_variables=False, for "
-            f"the gradient of {tape!r}. Leave it out, or train without micro-batches."
-        )
+def put_behind(
+    tensors: Iterable[tf.Tensor], readers: Iterable[tf.Operation]
+) -> dict[str, tf.Tensor]:
+    """Puts an Identity behind tensors, for gradients to be stopped there.
+
+    They are stopped at operations only, not at one of several results, and not at the
+    call of a function.
+
+    Args:
+        tensors: Tensors.
+        readers: Operations that read the results from now on.
+
+    Returns:
+        The results by the names of the tensors.
+    """
+    found = {}
+    for tensor in tensors:
+        graph = tensor.graph
+        with graph.as_default(), graph.colocate_with(tensor.op):
+            with tf.control_dependencies(None):
+                found[tensor.name] = tf.identity(tensor, "rows")
+        setattr(found[tensor.name].op, PASSES_ON, True)
+    for operation in readers:
+        for i, tensor in enumerate(operation.inputs):
+            if tensor.name in found and tensor.graph is operation.graph:
+                operation._update_input(i, found[tensor.name])
+    return found
+
+
+def _is_call(operation: tf.Operation) -> bool:
+    return "PartitionedCall" in operation.type or operation.graph._is_function(
+        operation.type
+    )
 
 
 def _as_list(value) -> list:

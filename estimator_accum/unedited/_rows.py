@@ -242,7 +242,8 @@ class Analysis:
         try:
             if operation.type in _CALLS:
                 name = operation.get_attr("f").name
-                found, _ = self._body(operation, name, operation.inputs, states)
+                given = operation.inputs, states, len(operation.outputs)
+                found, _ = self._body(operation, name, *given)
             elif operation.type in _BRANCHES:
                 found = self._branch(operation, states)
             elif operation.type in _LOOPS:
@@ -369,7 +370,15 @@ class Analysis:
 
     # Branches, loops and functions.
 
-    def _body(self, operation, name: str, tensors, states: list[State], known=None):
+    def _body(
+        self,
+        operation,
+        name: str,
+        tensors,
+        states: list[State],
+        results: int,
+        known=None,
+    ):
         """Returns the states of a function's outputs, and its graph.
 
         Args:
@@ -377,9 +386,10 @@ class Analysis:
             name: The function's name.
             tensors: The function's arguments.
             states: Their states.
+            results: Number of the function's outputs.
             known: Whether the function gets the argument's own value; None is always.
         """
-        graph = self._graph_of(operation, name, tensors)
+        graph = self._graph_of(operation, name, tensors, results)
         body = Analysis(())
         body._is_body, body._library = True, self._library
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
@@ -401,11 +411,13 @@ class Analysis:
         found = [body.state(output) for output in graph.outputs]
         return found, graph
 
-    def _graph_of(self, operation, name: str, tensors) -> tf.Graph:
+    def _graph_of(self, operation, name: str, tensors, results: int) -> tf.Graph:
         """Returns a function's graph: its own, which knows more shapes, or another."""
         function = operation.graph._get_function(name)
         graph = getattr(function, "graph", None)
-        if graph is not None and len(graph.inputs) == len(tensors):
+        # The gradient of another call may have added outputs to it.
+        given = len(tensors), results
+        if graph is not None and (len(graph.inputs), len(graph.outputs)) == given:
             return graph
         shapes = [tensor.shape for tensor in tensors]
         return control_flow_util_v2.get_func_graph(operation, shapes, name)
@@ -419,7 +431,13 @@ class Analysis:
             branches = ("then_branch", "else_branch")
             names = [operation.get_attr(each).name for each in branches]
         ways = [
-            self._body(operation, name, operation.inputs[1:], states[1:])[0]
+            self._body(
+                operation,
+                name,
+                operation.inputs[1:],
+                states[1:],
+                len(operation.outputs),
+            )[0]
             for name in names
         ]
         return [functools.reduce(join, each) for each in zip(*ways, strict=True)]
@@ -428,7 +446,8 @@ class Analysis:
         tensors = list(operation.inputs)
         name, known = operation.get_attr("body").name, [False] * len(states)
         for _ in range(_MOST_ROUNDS):
-            after, graph = self._body(operation, name, tensors, states, known)
+            given = tensors, states, len(tensors)
+            after, graph = self._body(operation, name, *given, known)
             known = [a is b for a, b in zip(graph.inputs, graph.outputs, strict=True)]
             joined = [join(*pair) for pair in zip(states, after, strict=True)]
             if joined == states:
@@ -437,7 +456,7 @@ class Analysis:
         else:
             raise Mixed("a loop whose variables never settle")
         name = operation.get_attr("cond").name
-        (predicate,), _ = self._body(operation, name, tensors, states, known)
+        (predicate,), _ = self._body(operation, name, tensors, states, 1, known)
         self._note_bounds(operation)
         if predicate.kind != "fixed":
             raise Mixed("the batch decides when a loop ends")

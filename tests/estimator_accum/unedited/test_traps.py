@@ -104,6 +104,75 @@ def _watched_by_a_tape_that_starts_anew(x, y):
     return loss, tape.gradient(loss, weights)
 
 
+def _normalized(z):
+    """Returns what combines the examples, as batch normalization does."""
+    mean, variance = tf.nn.moments(z, [0])
+    return tf.nn.relu((z - mean) * tf.math.rsqrt(variance + 0.01))
+
+
+@_trap
+def _two_tapes_over_one_normalization(x, y):
+    weights = _weights()
+    with tf.GradientTape() as one, tf.GradientTape() as other:
+        hidden = _normalized(tf.matmul(x, weights))
+        loss = tf.reduce_mean((hidden[:, 0] - y) ** 2)
+        second = tf.reduce_mean((hidden[:, 1] - y**2) ** 2)
+    return loss, one.gradient(loss, weights) - 3 * other.gradient(second, weights)
+
+
+@_trap
+def _tensors_that_no_tape_watches(x, y):
+    """Their gradients are None, or zeros, and stay so behind a function's call."""
+    weights = _weights()
+    scaled, of_rows = 2 * weights, tf.function(lambda x: tf.tanh(tf.matmul(x, weights)))
+    before = of_rows(-x)
+    with tf.GradientTape(persistent=True) as tape:
+        hidden = _normalized(tf.matmul(x, scaled) + of_rows(x) * before)
+        loss = tf.reduce_mean((hidden[:, 0] - y) ** 2)
+    assert tape.gradient(loss, {"none": [scaled, x]}) == {"none": [None, None]}
+    zeros = tape.gradient(loss, [x, weights], unconnected_gradients="zero")
+    return loss, zeros[1] + tf.reduce_sum(zeros[0])
+
+
+@_trap
+def _watched_later_than_computed(x, y):
+    weights, shift = _weights(), v1.get_variable("shift", initializer=np.ones(2))
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch([weights, {"shift": shift}])
+        hidden = tf.matmul(x, weights)
+        with tape.stop_recording():
+            chosen = 2 * hidden
+        tape.watch(chosen)
+        loss = tf.reduce_mean((_normalized(chosen + hidden)[:, 0] - y) ** 2)
+    of_weights, of_chosen, none = tape.gradient(loss, [weights, chosen, shift])
+    assert none is None
+    return loss, of_weights * (1 + tf.reduce_sum(of_chosen**2))
+
+
+@_trap
+def _a_jacobian_of_each_example(x, y):
+    weights = _weights()
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            hidden = tf.tanh(tf.matmul(x, weights))
+        jacobian = tape.batch_jacobian(hidden, x)
+        loss = tf.reduce_mean(jacobian**2) + tf.reduce_mean((hidden[:, 0] - y) ** 2)
+    return loss, outer.gradient(loss, weights)
+
+
+@_trap
+def _two_calls_of_a_function(x, y):
+    """Of which one has a gradient, and then the other."""
+    weights = _weights()
+    of_rows = tf.function(lambda x: _predicted(x, weights))
+    target = tf.stop_gradient(of_rows(-x))
+    loss = tf.reduce_mean((of_rows(x) - y - target) ** 2)
+    (gradient,) = tf.gradients(loss, weights)
+    (other,) = tf.gradients(tf.reduce_mean((target + of_rows(2 * x)) ** 2), weights)
+    return loss, gradient + other
+
+
 @_trap
 def _slopes_of_rows(x, y):
     weights = _weights()
