@@ -41,7 +41,7 @@ from estimator_accum._options import check_own_job
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._staging import Slot
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep, keep_rows
-from estimator_accum.unedited._head import Border, Copies, View, of_batch
+from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._patches import PASSES_ON, put_behind
 
 _HALVES = (tf.float16, tf.bfloat16)

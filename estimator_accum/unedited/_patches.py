@@ -233,9 +233,9 @@ def put_behind(
     found = {}
     for tensor in tensors:
         graph = tensor.graph
-        with graph.as_default(), graph.colocate_with(tensor.op):
-            with tf.control_dependencies(None):
-                found[tensor.name] = tf.identity(tensor, "rows")
+        without = graph.control_dependencies(None)
+        with graph.as_default(), graph.colocate_with(tensor.op), without:
+            found[tensor.name] = tf.identity(tensor, "rows")
         setattr(found[tensor.name].op, PASSES_ON, True)
     for operation in readers:
         for i, tensor in enumerate(operation.inputs):

@@ -242,7 +242,7 @@ def _arithmetic(analysis, operation, states):
 
 RULES["Cast"] = lambda analysis, operation, states: (
     _passing(analysis, operation, states)
-    if operation.outputs[0].dtype.is_integer
+    if operation.outputs[0].dtype in (tf.int32, tf.int64)  # others may overflow
     else _of_values(analysis, operation, states)
 )
 
@@ -396,9 +396,12 @@ def _along_the_last_two(analysis, operation, states):
 def _pairs_of_matrices(analysis, operation, states):
     _without_places(states)
     rows = [state for state in states[:2] if state.kind == "rows"]
+    ranks = [analysis.rank(tensor) for tensor in operation.inputs[:2]]
     if len(rows) < 2 or rows[0] != rows[1] or len({*states[2:]} - {FIXED}):
         raise Mixed(_UNLIKE)
-    if rows[0].axis >= analysis.rank(operation.inputs[0]) - 2:
+    if operation.type == "MatrixTriangularSolve" and ranks[0] != ranks[1]:
+        raise Mixed(_UNLIKE)  # it broadcasts, from the right
+    if rows[0].axis >= ranks[0] - 2:
         raise Mixed(_ALONG)
     return rows[0]
 
@@ -659,8 +662,9 @@ def _concat(analysis, operation, states):
     (axis,) = _axes(analysis, operation.inputs[-1], rank)
     if axis_state.kind != "fixed" or axis == state.axis:
         raise Mixed("it joins examples with examples")
-    dims = [None if i == axis else s for i, s in enumerate(analysis.dims(tensors[0]))]
-    found = _with_places(states, axis == rank - 1)
+    dims = analysis.dims(tensors[0])
+    found = _with_places(states, axis == rank - 1 and dims[axis] == ONE)
+    dims = [None if i == axis else size for i, size in enumerate(dims)]
     analysis.set_dims(operation.outputs[0], found, dims)
     return found
 
@@ -729,6 +733,7 @@ def _strided_slice(analysis, operation, states):
         name: operation.get_attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
+    masks["stride"] = 0
 
     def has(name: str, i: int) -> bool:
         return bool(masks[name] >> i & 1)
@@ -761,7 +766,9 @@ def _strided_slice(analysis, operation, states):
                 not has(name, i)
                 and s.kind == "sizes"
                 and (value is None or value[i].power)
-                for name, value, s in zip(("begin", "end"), (begin, end), bounds[:2])
+                for name, value, s in zip(
+                    ("begin", "end", "stride"), (begin, end, strides), bounds
+                )
             ):
                 raise Mixed(_SIZE)
             if not has("shrink_axis", i):
@@ -815,7 +822,7 @@ def _slice(analysis, operation, states):
     if begin[state.axis] != Size(0) or size[state.axis] not in whole:
         raise Mixed("it chooses examples")
     _keep_dims(analysis, operation, state, set(others))
-    return state
+    return state._replace(is_first=False)
 
 
 # Rows that a size makes.
@@ -901,7 +908,7 @@ def _tile(analysis, operation, states):
             if places != [axis] or value[axis] != N * state.each:
                 raise Mixed(_UNLIKE)
             dims = list(value)
-        found = state._replace(axis=axis)
+        found = state._replace(axis=axis, is_first=False)
         analysis.set_dims(output, found, dims)
         return found
     if state.kind != "fixed" or len(places) != 1 or value[places[0]].power != 1:
@@ -975,13 +982,16 @@ def _from_own(analysis, operation, state: State, table: State) -> State:
 @rule("GatherNd", "ResourceGatherNd")
 def _gather_nd(analysis, operation, states):
     table, places = states
+    *_, length = analysis.dims(operation.inputs[1])
     last = analysis.rank(operation.inputs[1]) - 1
     if places.kind != "rows" or places.axis == last:
         raise Mixed("rows are chosen by values")
     if table.kind == "fixed":
         _without_places([places])
         return places
-    is_own = places.distance == table.each and (places.is_number or places.is_first)
+    # Of a place that is the number again and again only the first is an example's.
+    is_number = places.is_number and length == ONE
+    is_own = places.distance == table.each and (is_number or places.is_first)
     if table.kind == "rows" and table.axis == 0 and is_own:
         return places._replace(distance=None, is_number=False, is_first=False)
     raise Mixed("rows are chosen by values")

@@ -111,7 +111,7 @@ def compute(operation: tf.Operation, inputs: list[np.ndarray]) -> list[np.ndarra
     """
     try:
         results = ARITHMETIC[operation.type](operation, *inputs)
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise Unknown from error
     return [sizes(each) for each in results]
 
@@ -166,8 +166,8 @@ def _strided_slice(operation, x, begin, end, strides):
 
 
 def _slice(operation, x, begin, size):
-    first, number = int(begin[0]), int(size[0])
-    return [x[first:] if number == -1 else x[first : first + number]]
+    pairs = zip(_ints(begin), _ints(size), strict=True)
+    return [x[tuple(slice(i, None if n == -1 else i + n) for i, n in pairs)]]
 
 
 def _prod(operation, x, axes):
@@ -182,7 +182,9 @@ def _split(operation, axis, x):
 
 
 def _split_v(operation, x, lengths, axis):
-    return np.split(x, np.cumsum(_ints(lengths))[:-1], int(axis))
+    lengths = _ints(lengths)
+    lengths[lengths == -1] = x.shape[int(axis)] - lengths.sum() - 1
+    return np.split(x, np.cumsum(lengths)[:-1], int(axis))
 
 
 def _unpack(operation, x):
@@ -195,7 +197,19 @@ def _stitch(operation, *inputs):
     for places, values in zip(inputs[:half], inputs[half:], strict=True):
         pairs = zip(_ints(places).flat, np.reshape(values, -1), strict=True)
         merged |= dict(pairs)
-    return [_array([merged[i] for i in sorted(merged)], -1)]
+    return [_array([merged[i] for i in range(len(merged))], -1)]
+
+
+def _cast(operation, x):
+    if operation.outputs[0].dtype.size < 4:
+        raise Unknown  # it may overflow
+    return [x]
+
+
+def _gather(operation, x, places, axis):
+    if operation.get_attr("batch_dims"):
+        raise Unknown
+    return [np.take(x, _ints(places), int(axis))]
 
 
 def _squeeze(operation, x):
@@ -205,7 +219,7 @@ def _squeeze(operation, x):
 ARITHMETIC = {
     "Add": _elementwise(Size.__add__),
     "AddV2": _elementwise(Size.__add__),
-    "Cast": lambda operation, x: [x],
+    "Cast": _cast,
     "ConcatV2": lambda op, *xs: [np.concatenate(xs[:-1], int(xs[-1]))],
     "DynamicStitch": _stitch,
     "ExpandDims": lambda op, x, axis: [
@@ -214,7 +228,7 @@ ARITHMETIC = {
     "Fill": lambda op, shape, x: [np.full(_ints(shape), x[()], object)],
     "FloorDiv": _elementwise(Size.__floordiv__),
     "FloorMod": _elementwise(Size.__mod__),
-    "GatherV2": lambda op, x, i, axis: [np.take(x, _ints(i), int(axis))],
+    "GatherV2": _gather,
     "Identity": lambda operation, x: [x],
     "Maximum": _elementwise(Size.maximum),
     "Minimum": _elementwise(Size.minimum),

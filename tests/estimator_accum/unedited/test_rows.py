@@ -285,6 +285,10 @@ _ROWS = {
         lambda x, length: tf.gather_nd(
             x, tf.stack([tf.range(tf.shape(x)[0]), length - 1], 1)), 0, 1,
     ),
+    "own words by tiled pairs": (
+        lambda x, ids: tf.gather_nd(
+            x, tf.stack([tf.tile(_places(x), [1, 4]), ids % 4], 2)), 0, 1,
+    ),
     "found": (
         lambda texts: [_table().lookup(texts),
                        tf.strings.to_hash_bucket_fast(texts, 7)], 0, 1,
@@ -336,6 +340,10 @@ _ROWS = {
 }  # fmt: skip
 
 
+def _places(x):
+    return tf.range(tf.shape(x)[0])[:, None]
+
+
 def _weights():
     with v1.variable_scope("weights", reuse=v1.AUTO_REUSE):
         return v1.get_variable("table", [5, 3], use_resource=True)
@@ -373,6 +381,15 @@ _MIXED = {
                         tf.one_hot(tf.cast(y, tf.int32), tf.shape(y)[0])],
     "places": lambda y: [tf.cast(tf.range(tf.shape(y)[0]), tf.float32),
                          tf.gather(_static([9]), tf.range(tf.shape(y)[0]))],
+    "places again and again": lambda x: [
+        tf.gather_nd(x, places) for twice in [tf.tile(_places(x), [1, 2])]
+        for places in (twice, tf.broadcast_to(_places(x), [tf.shape(x)[0], 2]),
+                       tf.concat([twice, tf.zeros_like(twice)[:, :1]], 1),
+                       tf.tile(tf.concat([_places(x), 0 * _places(x)], 1), [1, 2])[:, :3])
+    ],
+    "strides": lambda x: x[:, ::tf.shape(x)[0]],
+    "matrices of all examples": lambda images: tf.linalg.triangular_solve(
+        images[:, None, :, :4], images[:, :, :4]),
     "batch normalization": lambda images: v1.nn.fused_batch_norm(
         images, tf.ones([4]), tf.zeros([4]))[0],
     "own seed for all": lambda y: tf.random.stateless_uniform(tf.shape(y), [1, 2]),
