@@ -11,9 +11,8 @@ The window after a skipped one always starts clean.
 
 import contextlib
 import inspect
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -24,12 +23,12 @@ from estimator_accum._gradients import (
     scaled,
     values_of,
 )
-from estimator_accum._graph import data_ancestors, either, run_either
+from estimator_accum._graph import either, run_either
 from estimator_accum._options import Options, always_reduces, innermost
+from estimator_accum._writers import operations_of_updates
 
 _MOST_NAMES = 3  # variables that an error names
 _HEALTH = 2  # mode with two numbers: the tensor's id, and 1 for NaN or infinity
-_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def check_micro_batch(
@@ -195,8 +194,7 @@ def apply(
     variables: list[tf.Variable],
     loss: tf.Tensor,
     update_step: tf.Variable,
-    counter: tf.Variable | None,
-    changed: Iterable[tf.Operation],
+    uses: dict[str, list[tf.Operation]],
 ) -> list[tf.Operation]:
     """Applies the replicas' gradients, already reduced, in cross-replica context.
 
@@ -207,30 +205,42 @@ def apply(
         variables: The variables to update.
         loss: The window's loss; nothing is written before it is computed.
         update_step: Number of updates before this one.
-        counter: Variable that counts micro-steps, for a warning of what reads it; None if
-            each is an update.
-        changed: Operations that changed the gradients.
+        uses: Gets the operations that are made, by the names of what makes them.
 
     Returns:
         The operations of the update, then those of `after_update_ops`.
     """
     call = strategy.extended.call_for_each_replica
-    graph = tf.compat.v1.get_default_graph()
-    number = len(graph.get_operations())
-    with _finding_variables(innermost(options.optimizer)):
+    optimizer = innermost(options.optimizer)
+    noting = _noting_operations(uses, type(optimizer).__name__)
+    with noting, _finding_variables(optimizer):
         applied = call(
             lambda *args: _apply(options.optimizer, update_step, variables, *args),
             args=(gradients, loss),
         )
     done = strategy.experimental_local_results(applied)
-    if counter is not None:
-        optimizer, made = innermost(options.optimizer), graph.get_operations()[number:]
-        _warn_of_clock(strategy, counter, optimizer, made, list(changed))
     if options.after_update_ops is not None:
-        with tf.control_dependencies(done):
+        with (
+            _noting_operations(uses, "after_update_ops"),
+            tf.control_dependencies(done),
+        ):
             after = call(_after_update, args=(options.after_update_ops,))
         done = [*done, *strategy.experimental_local_results(after)]
     return done
+
+
+@contextlib.contextmanager
+def _noting_operations(
+    uses: dict[str, list[tf.Operation]], name: str
+) -> Iterator[None]:
+    """Notes the operations of an update that are made inside."""
+    graph = tf.compat.v1.get_default_graph()
+    number = len(graph.get_operations())
+    yield
+    uses[name] = graph.get_operations()[number:]
+    with tf.init_scope():
+        outermost = tf.compat.v1.get_default_graph()
+    operations_of_updates(outermost).update(uses[name])
 
 
 def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
@@ -309,58 +319,3 @@ class _OfOuterGraphs(dict):
             if (graph := getattr(graph, "outer_graph", None)) is None:
                 return default
         return self[name, graph]
-
-
-def _warn_of_clock(
-    strategy,
-    counter: tf.Variable,
-    optimizer: tf.compat.v1.train.Optimizer,
-    operations: list[tf.Operation],
-    changed: list[tf.Operation],
-) -> None:
-    """Warns if the optimizer's `operations` are computed from global_step."""
-    parts = strategy.experimental_local_results(counter)
-    clocks = {getattr(part, "handle", part).op for part in parts}
-    found = data_ancestors(operations)
-    reader = next(filter(found.__contains__, clocks), None)
-    if reader is None or _counts_updates(clocks, operations):
-        return
-    what = "The change of gradients before apply_gradients"
-    if not clocks & data_ancestors(changed).keys():
-        last = _last_outside(reader, found, operations)
-        what = type(optimizer).__name__
-        if last not in clocks and last.type != "ReadVariableOp":
-            what = f"{last.name}, from which {what} computes,"
-    _logger.warning(
-        "%s reads global_step, which counts micro-steps and not updates: a schedule "
-        "will end K times too early. Compute schedules from get_or_create_update_step();"
-        " an optimizer that reads global_step by itself is right in microbatch_model_fn, "
-        "where that counts updates.",
-        what,
-    )
-
-
-def _last_outside(
-    reader: tf.Operation, found: dict, operations: list[tf.Operation]
-) -> tf.Operation:
-    """Returns the last operation before `operations` on the way from `reader`.
-
-    Args:
-        reader: An ancestor of `operations`.
-        found: Their `data_ancestors`.
-        operations: Operations.
-    """
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-    inside, last = set(operations), reader
-    while reader is not None:
-        if reader.graph is graph and reader not in inside and reader.type != "Switch":
-            last = reader
-        reader = found[reader]
-    return last
-
-
-def _counts_updates(clocks: set[tf.Operation], operations: list[tf.Operation]) -> bool:
-    """Returns whether the optimizer's `operations` write global_step themselves."""
-    written = [each.inputs[0].op for each in operations if "Assign" in each.type]
-    return any(clocks & data_ancestors([handle]).keys() for handle in written)

@@ -26,23 +26,33 @@ import tensorflow as tf
 from estimator_accum._gradients import Gradient, values_of
 from estimator_accum._graph import (
     FED,
-    READERS,
-    VARIABLES,
     ancestors,
     data_ancestors,
+    data_descendants,
     define,
     descendants,
     insert,
     is_in_branch,
     value_of_graph,
 )
+from estimator_accum._writers import (
+    SETTLED,
+    MicroStepWriters,
+    operations_of_updates,
+    variable_of,
+    varying,
+    writers_of,
+)
 
 _COMPUTED = "_estimator_accum_computed"  # a graph's attribute
 _NORM = "_for_norm"  # suffix of copies that compute a norm of slices
 _SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "StopGradient", "Sub"}
+_CURVED = {  # whose value for a mean is not the mean of the values
+    *("Abs", "Exp", "L2Loss", "Log", "Log1p", "Max", "Maximum", "Min", "Minimum"),
+    *("Pow", "Prod", "Reciprocal", "Relu", "Rsqrt", "Sigmoid", "Sign", "Softmax"),
+    *("Softplus", "Sqrt", "Square", "SquaredDifference", "Tanh"),
+}
 _PRODUCTS = {"Div", "Mul", "RealDiv"}
-# Operations with state that are the same for all micro-batches of an update.
-_VARIABLES = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
 _REMEDY = (
     "Pass `clip_norm` if it clips, or leave the optimizer as it is, without "
     "AccumulatingOptimizer, and cut whole batches by microbatch_model_fn."
@@ -95,18 +105,20 @@ def find_change(
         for name, computed in _known(graph).items()
     }
     later = descendants(part for c in known.values() for part in _parts(c.gradient))
-    kept, changed = [], []
+    kept, changed, foreign = [], [], []
     for gradient, variable in zip(gradients, variables, strict=True):
         parts = _parts(gradient)
         is_computed = any(part.op in later for part in parts)
         # A schedule is read once per window, but a loss scale with its micro-batch.
         may_vary = not is_computed or is_in_branch()
         if all(_is_linear(part, known, later, may_vary) for part in parts):
+            foreign += [] if is_computed else parts
             kept.append((gradient, variable))
         elif is_computed:
             changed.append(gradient)
         else:
             _check_is_given(gradient, variable)
+    _check_losses(foreign)
     if not changed:
         return None
     _check_place(values_of(changed[0]))
@@ -118,7 +130,7 @@ def find_change(
     # A train op that was made before may be waited for, but is no part of the change.
     of_train_ops = descendants(window.update_step_after for window in windows)
     later -= of_train_ops
-    return Change(gradients, variables, known, later, windows)
+    return Change(gradients, variables, known, later)
 
 
 def _is_linear(
@@ -143,10 +155,10 @@ def _is_linear(
         return False
     gradients, factors = ([each.op for each in part] for part in found)
     needed = ancestors(factors)
-    if not may_vary and any(each.type in _VARIABLES for each in needed):
+    if not may_vary and any(each.type in SETTLED for each in needed):
         return False
-    varying = _varying(needed)
-    return not varying or not varying & _varying(ancestors(gradients))
+    of_factors = varying(needed)
+    return not of_factors or not of_factors & varying(ancestors(gradients))
 
 
 def _terms(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
@@ -176,28 +188,49 @@ def _terms(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
     return gradients, factors
 
 
+def _check_losses(gradients: list[tf.Tensor]) -> None:
+    """Refuses what tf.gradients returns for a function of sums over the micro-batch.
+
+    Such as the norm of a gradient: the mean of norms is not the norm of the mean. A
+    gradient for each example, whose first axis is unknown, may be in any function.
+    """
+    needed = data_ancestors([gradient.op for gradient in gradients])
+    sums = {each for each in needed if each._original_op is not None}
+    own = {*needed, *(each._original_op for each in sums)}
+    own = {each for each in own if each._original_op is None}
+    users = {each for each in own if any(tensor.op in sums for tensor in each.inputs)}
+    users |= data_descendants(
+        (output for each in users for output in each.outputs), own.__contains__
+    )
+    for user in users:
+        of_sums = [each for each in user.inputs if each.op in users or each.op in sums]
+        is_product = user.type in {"MatMul", "BatchMatMulV2", *_PRODUCTS}
+        is_curved = user.type in _CURVED or (is_product and len(of_sums) > 1)
+        if is_curved and all(each.shape.is_fully_defined() for each in of_sums):
+            raise ValueError(
+                "What tf.gradients differentiates must not be a function of other "
+                "gradients, which are those of a micro-batch. Received: "
+                f"{user.name} of type {user.type}. If the loss is a mean over examples, "
+                "as with a penalty for each, call compute_gradients in place of "
+                "tf.gradients. If not, cut whole batches by microbatch_model_fn, and "
+                "leave the optimizer as it is, without AccumulatingOptimizer."
+            )
+
+
 def _is_precision(operation: tf.Operation) -> bool:
-    """Returns whether an operation only changes the number of bits."""
+    """Returns whether an operation only adds bits, or casts integers: none is rounded."""
     if operation.type != "Cast":
         return False
     before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
-    return before.is_floating == after.is_floating
-
-
-def _varying(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns those of the operations by which one micro-batch differs from another."""
-    return {
-        operation
-        for operation in operations
-        if operation.type in FED
-        or (operation.op_def.is_stateful and operation.type not in _VARIABLES)
-    }
+    if not (before.is_floating and after.is_floating):
+        return before.is_floating == after.is_floating
+    return before == after or before.size < after.size
 
 
 def _check_is_given(gradient: Gradient, variable: tf.Variable) -> None:
     for part in _parts(gradient):
         is_fed = part.op.type in FED and not part.graph.building_function
-        if not is_fed and _varying(data_ancestors([part.op])):
+        if not is_fed and varying(data_ancestors([part.op])):
             _check_place(part)
             raise ValueError(
                 "Gradients must come from compute_gradients of AccumulatingOptimizer, so "
@@ -228,7 +261,6 @@ class Change:
         variables: Their variables.
         known: Accumulated gradients, by names of their tensors, in order.
         later: Operations that compute from these, or wait for them.
-        windows: The graph's `Window`s so far.
 
     Attributes:
         gradients: The gradients that are accumulated.
@@ -246,7 +278,6 @@ class Change:
         variables: list,
         known: dict,
         later: set,
-        windows: list,
     ):
         self._changed, self.variables, self._later = changed, variables, later
         names = self._walk(known)
@@ -256,9 +287,9 @@ class Change:
         self.read = [each.variable for each in read]
         needed = [part.op for g in self.gradients for part in _parts(g)]
         needed += [loss.op for _, _, loss in read if isinstance(loss, tf.Tensor)]
-        of_batch = _varying(ancestors(needed))
-        self._check_operations(of_batch)
-        self._check_variables(of_batch, windows)
+        self._of_batch = varying(ancestors(needed))
+        self._graph = values_of(self.gradients[0]).graph
+        self._check_operations(self._of_batch)
         self._find_slices()
         definition, _ = define(self.operations)
         self._definition = self._with_norms(definition)
@@ -296,7 +327,7 @@ class Change:
     def _check_operations(self, of_batch: set[tf.Operation]) -> None:
         """Refuses values of a micro-batch, which come from `of_batch`."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        drawn = _varying(self.operations)
+        drawn = varying(self.operations)
         for operation, user in self._users.items():
             if operation.type in ("Enter", "RefEnter"):
                 raise ValueError(
@@ -330,25 +361,34 @@ class Change:
                     f"{_REMEDY}"
                 )
 
-    def _check_variables(self, of_batch: set[tf.Operation], windows: list) -> None:
-        """Refuses variables that may be written with every micro-batch."""
+    def check_variables(self, windows: list) -> None:
+        """Refuses variables that may be written with every micro-batch.
+
+        Args:
+            windows: The graph's `Window`s so far, also the one of this change.
+        """
+        counted = [w.is_boundary for w in windows if w.micro_steps is not None]
+        writers = MicroStepWriters(self._graph, counted)
+        updates = operations_of_updates(self._graph)
+        with self._graph.as_default():
+            written = writers_of(self._graph.get_operations())
         waited = ancestors(self.waits)
-        in_updates = descendants(window.is_boundary for window in windows)
-        for tensor in self._outside.values():
-            handle = tensor if tensor.dtype == tf.resource else tensor.op.inputs[0]
-            for user in handle.consumers():
-                is_read = handle.dtype != tf.resource and not any(
-                    each.dtype._is_ref_dtype for each in user.outputs
-                )
-                if is_read or user.type in _VARIABLES:
+        for variable in dict.fromkeys(map(variable_of, self._outside.values())):
+            for writer in written.get(variable, ()):
+                if writer in updates or writers.is_in_update(writer):
                     continue
-                if user in self.operations or user in in_updates:
-                    continue
-                if user in waited or of_batch & data_ancestors([user]).keys():
+                needs_batch = self._of_batch & data_ancestors([writer]).keys()
+                if writers.runs(writer):
+                    is_refused = writer not in waited or writer in writers.of(variable)
+                else:  # copied, or in a session.run of its own
+                    is_refused = writer not in self.operations and (
+                        writer in waited or needs_batch
+                    )
+                if is_refused:
                     raise ValueError(
                         "Gradients must not be changed by a variable that is written "
-                        f"with every micro-batch. Received: {handle.op.name}, written by "
-                        f"{user.name}. {_REMEDY}"
+                        f"with every micro-batch. Received: {variable.name}, written by "
+                        f"{writer.name}. {_remedy_for(variable, windows, needs_batch)}"
                     )
 
     def _find_slices(self) -> None:
@@ -444,6 +484,15 @@ class Change:
             else next(copies)
             for gradient, variable in zip(self._changed, self.variables, strict=True)
         ]
+
+
+def _remedy_for(variable: tf.Operation, windows: list, needs_batch) -> str:
+    steps = [each.global_step for each in windows if each.global_step is not None]
+    if any(variable.name == step.op.name for step in steps):
+        return "Read get_or_create_update_step() in its place."
+    if needs_batch:
+        return _REMEDY
+    return "Pass what writes it as `after_update_ops`, to write it once per update."
 
 
 def _stays(operation: tf.Operation) -> bool:

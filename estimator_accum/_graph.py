@@ -14,6 +14,7 @@ READERS = {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
     *("VarIsInitializedOp", "VariableShape"),
 }
+_LOOKS = "_estimator_accum_looks"  # a graph's attribute
 _OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
 
 
@@ -54,11 +55,16 @@ def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str
 
 
 def data_ancestors(
-    operations: list[tf.Operation],
+    operations: Iterable[tf.Operation],
+    inputs_of: Callable[[tf.Operation], Iterable[tf.Tensor]] = lambda each: each.inputs,
 ) -> dict[tf.Operation, tf.Operation | None]:
     """Returns `operations` and all operations whose values they are computed from.
 
     Ignores control dependencies; follows captures from branches' graphs to outer ones.
+
+    Args:
+        operations: Operations.
+        inputs_of: Function of an operation that returns the tensors to follow.
 
     Returns:
         Each operation with one that needs it; None for `operations` themselves.
@@ -71,10 +77,10 @@ def data_ancestors(
             pairs = getattr(graph, "captures", ())
             captured[graph] = {inner.op: outer.op for outer, inner in pairs}
         outside = captured[graph].get(operation)
-        inputs = [tensor.op for tensor in operation.inputs]
+        inputs = [tensor.op for tensor in inputs_of(operation)]
         return inputs if outside is None else [*inputs, outside]
 
-    return _walk(operations, needed)
+    return _walk(list(operations), needed)
 
 
 def _walk(
@@ -223,6 +229,29 @@ def value_of_graph(graph: tf.Graph, name: str, default):
     if not hasattr(graph, name):
         setattr(graph, name, default)
     return getattr(graph, name)
+
+
+def look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
+    """Calls `look` before a session first runs a graph, and again once the graph grew.
+
+    Every way into a session takes this lock of the graph, also a plain session's.
+    """
+    looks = value_of_graph(graph, _LOOKS, [])
+    looks.append(look)
+    if len(looks) > 1:
+        return
+    take_lock, seen = graph._session_run_lock, None
+
+    def look_and_take_lock():
+        nonlocal seen
+        if seen != (graph.version, len(looks)):
+            with graph.as_default():
+                for each in looks:
+                    each()
+            seen = graph.version, len(looks)
+        return take_lock()
+
+    graph._session_run_lock = look_and_take_lock
 
 
 def is_in_branch() -> bool:

@@ -152,7 +152,10 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         clock = clock_of(options)
         check_replica_context(options.optimizer)
         loss = self._loss_of_this_graph()
-        gradients, variables = check_trained(grads_and_vars, loss)
+        # Whatever can be made a tensor is taken, such as the result of an assignment.
+        to_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
+        pairs = [(g if g is None else to_tensor(g), v) for g, v in grads_and_vars]
+        gradients, variables = check_trained(pairs, loss)
         change = None
         if makes_mean(clock):  # else nothing is summed, and what is given is applied
             change = find_change(gradients, variables, get_windows())

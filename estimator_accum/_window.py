@@ -38,6 +38,7 @@ import tensorflow as tf
 
 from estimator_accum._applying import apply, check_micro_batch, check_window
 from estimator_accum._change import Change
+from estimator_accum._global_step import warn_of_readers, writes_any
 from estimator_accum._gradients import (
     Accumulator,
     Gradient,
@@ -56,14 +57,17 @@ from estimator_accum._gradients import (
 )
 from estimator_accum._graph import (
     add_to,
+    ancestors,
     create_shared_scalar,
     first_of,
     flatten,
+    look_before_runs,
     nan,
     read,
 )
 from estimator_accum._noise_scale import create_noise_scale, update_noise_scale
 from estimator_accum._options import Clock, Options, innermost, update_ops_of
+from estimator_accum._writers import writing
 
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
@@ -229,6 +233,7 @@ def make_train_op(
     window = replica.merge_call(
         lambda strategy: _create(strategy, options, clock, micro_batch, global_step)
     )
+    uses = {}  # filled by what the first replica gives to merge_call
     with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
         steps = clock.steps(window.update_step)
     if clock.keeps_sums:
@@ -241,12 +246,15 @@ def make_train_op(
     counted = clock.hand_over(counted, window.all_accumulators)
     with clock.at_the_boundary():
         loss = _mean_loss(window, micro_batch, counted)
-        return replica.merge_call(
+        train_op = replica.merge_call(
             lambda strategy, *args: _finish(
-                strategy, window, micro_batch.variables, *args
+                strategy, window, micro_batch.variables, uses, *args
             ),
             args=(unsummed, counted, loss, steps, micro_batch.change),
         )
+    if uses:
+        _warn_of_global_step(window, micro_batch, steps, uses)
+    return train_op
 
 
 def _create(
@@ -389,6 +397,7 @@ def _finish(
     strategy,
     window: Window,
     variables: list[tf.Variable],
+    uses: dict[str, list[tf.Operation]],
     unsummed,
     counted,
     mean_loss,
@@ -401,6 +410,7 @@ def _finish(
         strategy: The current strategy, which may be TensorFlow's default one.
         window: The window.
         variables: The trained variables.
+        uses: Gets the operations of the update, by the names of what makes them.
         unsummed: The replicas' sums, if the window has no accumulators; else None.
         counted: Per replica, 1 if the window counts its micro-batch, else 0.
         mean_loss: The replicas' mean losses of the window so far.
@@ -415,8 +425,6 @@ def _finish(
     is_boundary, done = clock.count(window.micro_steps, counted, steps)
 
     changed = None if change is None else first_of(strategy, change)
-    schedule = window.options.gradient_accumulation_steps
-    is_several = window.micro_steps is not None and schedule != 1
 
     def apply_mean(mean, loss) -> list[tf.Operation]:
         return apply(
@@ -426,8 +434,7 @@ def _finish(
             variables if changed is None else changed.variables,
             loss,
             window.update_step,
-            _micro_step_counter(window) if is_several else None,
-            [] if changed is None else changed.operations,
+            uses,
         )
 
     def update() -> Result:
@@ -471,7 +478,55 @@ def _finish(
             global_step_after=global_step_after,
         )
     )
+    if change is not None:
+        _check_changes(changes)
     return train_op
+
+
+def _check_changes(changes: list[Change]) -> None:
+    """Checks what changes of gradients read, now and in the graph that is run."""
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+
+    def look() -> None:
+        for change in changes:
+            change.check_variables(get_windows())
+
+    look()
+    look_before_runs(graph, look)
+
+
+def _warn_of_global_step(
+    window: Window, micro_batch: MicroBatch, steps: tf.Tensor, updates: dict
+) -> None:
+    """Warns of what is computed from global_step, if that counts micro-steps.
+
+    Args:
+        window: The window.
+        micro_batch: This replica's gradients, loss and weight.
+        steps: K [micro-steps per update].
+        updates: Operations of the update, by the names of what made them.
+    """
+    is_several = window.options.gradient_accumulation_steps != 1
+    counter = _micro_step_counter(window)
+    if window.micro_steps is None or counter is None or not is_several:
+        return
+    handles = tf.distribute.get_strategy().experimental_local_results(counter)
+    clocks = {getattr(handle, "handle", handle).op for handle in handles}
+    own = updates[type(innermost(window.options.optimizer)).__name__]
+    if writes_any(clocks, own):  # then it counts updates
+        return
+    each = [getattr(update, "op", update) for update in update_ops_of(window.options)]
+    uses = {
+        "the weight is computed": [micro_batch.sums["weight"].op],
+        "the loss is computed": [
+            values_of(gradient).op for gradient in micro_batch.gradients
+        ],
+        "gradient_accumulation_steps is computed": [steps.op],
+        **{f"{name} computes": writing(made) for name, made in updates.items()},
+        "UPDATE_OPS computes": writing(ancestors(each)),
+    }
+    warn_of_readers(clocks, uses, micro_batch.loss, set(own))
 
 
 def close(

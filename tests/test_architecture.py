@@ -15,7 +15,7 @@ _PROGRAMS = ("bert_finetune", "housing_example", "distributed")
 # The core from below; what stands in one row may import from its row and from below.
 _ROWS = [
     ("_graph",),
-    ("_gradients",),
+    ("_gradients", "_writers", "_global_step"),
     ("_options", "_change", "_noise_scale"),
     ("_applying",),
     ("_window",),

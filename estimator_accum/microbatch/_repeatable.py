@@ -29,7 +29,8 @@ from estimator_accum._seed import (
     micro_batch_seed,
     moves_generator,
 )
-from estimator_accum.microbatch._writes import variable_of, written_by
+from estimator_accum._writers import variable_of
+from estimator_accum.microbatch._writes import written_by
 
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.

@@ -20,6 +20,7 @@ from estimator_accum._gradients import without_interception
 from estimator_accum._graph import VARIABLES, ancestors, is_in_branch, path_to
 from estimator_accum._options import check_loss, current_batch, set_current_batch
 from estimator_accum._seed import is_draw
+from estimator_accum._writers import variable_of
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._gather import gather
 from estimator_accum.microbatch._whole import (
@@ -30,7 +31,6 @@ from estimator_accum.microbatch._whole import (
 )
 from estimator_accum.microbatch._writes import (
     needed_by_updates,
-    variable_of,
     written_by,
 )
 

@@ -1,27 +1,16 @@
-"""Variables that operations write, and their roll back.
+"""Roll back of the variables that operations write.
 
 What runs with every micro-batch may write variables, such as batch normalization's
 averages. They must be as before, if memory runs out in mid-batch and it is retried.
 """
 
-import functools
-import re
 from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
-from estimator_accum._graph import (
-    READERS,
-    VARIABLES,
-    ancestors,
-    functions_of,
-    library_of_functions,
-    nodes_of,
-)
+from estimator_accum._graph import ancestors
+from estimator_accum._writers import writers_of
 from estimator_accum.microbatch._staging import Slot
-
-_WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
-_PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 
 
 def snapshot(
@@ -67,48 +56,3 @@ def written_by(
 ) -> list[tf.Operation]:
     """Returns the variables that `operations` may write, sorted by name."""
     return sorted(writers_of(operations, without), key=lambda each: each.name)
-
-
-def writers_of(
-    operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
-) -> dict[tf.Operation, list[tf.Operation]]:
-    """Maps each variable that `operations` may write to those that do.
-
-    Args:
-        operations: Operations of one graph.
-        without: Variables to leave out.
-    """
-    found = {}
-    library = functools.cache(library_of_functions)
-    for operation in operations:
-        for tensor in operation.inputs:
-            if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
-                variable = variable_of(tensor)
-                if variable is None or variable in without:
-                    continue
-                if _may_write(operation, tensor, library):
-                    found.setdefault(variable, []).append(operation)
-    return found
-
-
-def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
-    """Returns the variable that `tensor` is a handle of; None for tables etc."""
-    operation = tensor.op
-    while operation.type in _PASSING:
-        operation = operation.inputs[0].op
-    return operation if operation.type in VARIABLES else None
-
-
-def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
-    if operation.type in READERS or operation.type in _PASSING:
-        return False
-    if tensor.dtype._is_ref_dtype:
-        return _WRITERS.search(operation.type) is not None
-    functions = functions_of(operation)
-    return not functions or any(map(_writes, nodes_of(functions, library())))
-
-
-def _writes(node) -> bool:
-    if functions_of(node):  # it does what the functions do
-        return False
-    return node.op not in READERS and _WRITERS.search(node.op) is not None

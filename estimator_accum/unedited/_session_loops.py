@@ -27,7 +27,8 @@ from estimator_accum import AccumulatingOptimizer, get_windows
 from estimator_accum._change import remember
 from estimator_accum._graph import ancestors, functions_of
 from estimator_accum._seed import moves_generator
-from estimator_accum.microbatch._writes import needed_by_updates, writers_of
+from estimator_accum._writers import writers_of
+from estimator_accum.microbatch._writes import needed_by_updates
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 _refused = []  # sentences

@@ -20,6 +20,7 @@ from estimator_accum._graph import (
     library_of_functions,
     path_to,
 )
+from estimator_accum._writers import variable_of, writers_of
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._repeatable import (
     SHOWING,
@@ -28,7 +29,6 @@ from estimator_accum.microbatch._repeatable import (
     make_repeatable,
 )
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
-from estimator_accum.microbatch._writes import variable_of, writers_of
 from estimator_accum.unedited._activations import report_activations
 from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._interception import Interception

@@ -1,5 +1,7 @@
 """Arguments, variables and clocks of an optimizer inside the branch that updates."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
     make_accumulating_train_op,
+    micro_batch_seed,
 )
 from tests.helpers.models.interfaces import after_each, sgd
 
@@ -17,9 +20,7 @@ K, UPDATES = 4, 3
 BATCHES = np.random.default_rng(0).normal(size=[UPDATES, K, 2]).astype(np.float32)
 
 
-def _train(
-    make_optimizer, steps=K, after=None, use_resource=True, scale=None, **options
-):
+def _train(make_optimizer, steps=K, after=None, use_resource=True, **options):
     """Returns all variables' values after UPDATES updates; `steps` = 0 is plain."""
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 2])
@@ -27,8 +28,6 @@ def _train(
         initial = tf.constant([1.0, -2.0])
         w = v1.get_variable("w", initializer=initial, use_resource=use_resource)
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w) - 1.0))
-        if scale is not None:
-            loss *= scale(global_step)
         optimizer = make_optimizer(global_step)
         after = after and (lambda make=after: [make(w)])
         if steps:
@@ -160,17 +159,124 @@ def _halved(step):
     ],
 )
 def test_a_micro_step_clock_is_warned_of(make_optimizer, on_nonfinite, words, caplog):
-    # A model may read global_step in a micro-step without a warning.
-    options = {"scale": _halved}
-    _train(make_optimizer, on_nonfinite=on_nonfinite, **options)
+    _train(make_optimizer, on_nonfinite=on_nonfinite)
     if words is None:
         assert not caplog.messages
     else:
         (message,) = caplog.messages
         assert words in message and "counts micro-steps" in message
     caplog.clear()
-    _train(make_optimizer, 1, **options)  # with K = 1 both clocks are equal
+    _train(make_optimizer, 1)  # with K = 1 both clocks are equal
     assert not caplog.messages
+
+
+class _Model:
+    """A loss whose parts may depend on a step, with what belongs to its train op."""
+
+    def __init__(self):
+        self.step = v1.train.get_or_create_global_step()
+        self.w = v1.get_variable("w", initializer=[1.0, -2.0], use_resource=True)
+        self.outputs = tf.linalg.matvec(v1.placeholder(tf.float32, [None, 2]), self.w)
+        self.options = {}
+
+    @property
+    def loss(self):
+        return tf.reduce_mean(tf.square(self.outputs))
+
+    @property
+    def number(self):
+        return tf.cast(self.step, tf.float32)
+
+    def averaged(self, step):
+        ema = tf.train.ExponentialMovingAverage(0.9, num_updates=step)
+        return self.loss, {"after_update_ops": lambda: [ema.apply([self.w])]}
+
+    def logged(self):
+        return {"after_update_ops": lambda: [tf.print(self.step)]}
+
+    def in_function(self, shows):
+        @tf.function
+        def scaled(value):
+            if shows:
+                tf.print(self.step)
+            return value * (1.0 if shows else self.number)
+
+        return scaled(self.loss)
+
+
+def _moving(model):
+    mean = v1.get_variable("mean", initializer=0.5, trainable=False, use_resource=True)
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, mean.assign(mean / model.number))
+    return model.loss
+
+
+def _stateless(model, seed):
+    noise = tf.random.stateless_uniform(tf.shape(model.outputs), seed)
+    return tf.reduce_mean(noise * model.outputs)
+
+
+def _in_a_loop(model):
+    return tf.while_loop(
+        lambda i, _: i < 2, lambda i, h: (i + 1, h * model.number), [0, model.loss]
+    )[1]
+
+
+# Losses, or (loss, options of the train op), and the operation that a warning names.
+READERS = {
+    "weight_of_a_term": (
+        lambda m: m.loss + tf.minimum(1.0, m.number / 9.0) * tf.nn.l2_loss(m.w),
+        "truediv, from which the loss is computed",
+    ),
+    "turns": (
+        lambda m: tf.cond(m.step % 2 > 0, lambda: m.loss, lambda: 2.0 * m.loss),
+        "mod, from which the loss is computed",
+    ),
+    "numbers_by_branch": (
+        lambda m: m.loss * tf.cond(m.step < 5, lambda: 0.5, lambda: 1.0),
+        "Less, from which",
+    ),
+    "frozen_at_first": (
+        lambda m: tf.where(m.step > 5, m.loss, tf.stop_gradient(m.loss)),
+        "Greater, from which",
+    ),
+    "schedule": (
+        lambda m: m.loss * v1.train.exponential_decay(0.5, m.step, 4, 0.5),
+        "ExponentialDecay, from which",
+    ),
+    "loop": (_in_a_loop, r"while\S*, from which"),
+    "function": (lambda m: m.in_function(shows=False), "Call, from which"),
+    "weight": (lambda m: (m.loss, {"weight": 1.0 + m.number}), "the weight is"),
+    "average": (lambda m: m.averaged(m.step), "from which after_update_ops computes"),
+    "update_ops": (_moving, "truediv, from which UPDATE_OPS computes"),
+    "windows": (
+        lambda m: (m.loss, {"gradient_accumulation_steps": lambda _: m.step + 2}),
+        "add, from which gradient_accumulation_steps is computed",
+    ),
+    # What only shows it, draws from it or counts updates is no reader.
+    "summary": (lambda m: (v1.summary.scalar("step", m.step), m.loss)[1:], None),
+    "print": (lambda m: v1.Print(m.loss, [m.step]), None),
+    "shown_in_function": (lambda m: m.in_function(shows=True), None),
+    "shown_after_updates": (lambda m: (m.loss, m.logged()), None),
+    "seed": (lambda m: _stateless(m, tf.stack([m.step, 1])), None),
+    "own_seed": (lambda m: _stateless(m, micro_batch_seed("noise")), None),
+    "without_gradient": (lambda m: m.loss + m.number, None),
+    "update_step": (lambda m: m.averaged(get_or_create_update_step()), None),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_reads_global_step_is_named_once(name, caplog, fresh_graph):
+    build, words = READERS[name]
+    model = _Model()
+    made = build(model)
+    loss, *options = made if isinstance(made, tuple) else (made,)
+    options = {"gradient_accumulation_steps": K, **(options[0] if options else {})}
+    make_accumulating_train_op(loss, sgd(), **options)
+    ours = [m for m in caplog.messages if "global_step" in m]
+    assert len(ours) == (words is not None)
+    if words is not None:
+        assert re.search(words, ours[0])
+        assert re.search(r"global_step \(test_applying.py, line \d+\), which", ours[0])
 
 
 def test_a_loss_for_each_example_is_shown_the_way():

@@ -150,6 +150,7 @@ CHANGES = {
     "reverse_order": _in_reverse_order,
     "none_replaced": _none_are_replaced,
     "weight_decay": _dense(lambda g, v: g + 0.1 * v),
+    "rounded": _dense(lambda g, v: tf.cast(tf.cast(g, tf.bfloat16), g.dtype)),
     "centralized": _dense(lambda g, v: g - tf.reduce_mean(g)),
     "sign": _dense(lambda g, v: tf.sign(g)),
     "branch": _dense(_skipped_if_large),
@@ -497,19 +498,6 @@ def test_what_tf_gradients_adds_up_is_its_own(ids_dtype, control_flow, fresh_gra
         np.testing.assert_allclose(session.run(tables), start - mean, rtol=1e-6)
 
 
-def test_a_change_by_the_micro_step_clock_is_warned_of(fresh_graph, caplog):
-    _, _, loss = fed_gradients(1.0)
-    optimizer = AccumulatingOptimizer(sgd(), 2)
-    step = v1.train.get_or_create_global_step()
-    ((g, v),) = optimizer.compute_gradients(loss)
-    g = tf.clip_by_norm(g, 1.0 / (1.0 + tf.cast(step, tf.float32)))
-    optimizer.apply_gradients([(g, v)], step)
-    (message,) = caplog.messages
-    assert message.startswith(
-        "The change of gradients before apply_gradients reads glo"
-    )
-
-
 def _by_change(change, optimizer="Momentum", wrap=None):
     def make_train_op(loss):
         made = OPTIMIZERS[optimizer](tf.constant(0.1), None)
@@ -628,6 +616,22 @@ REFUSED = {
         lambda parts: _foreign(parts, lambda g: tf.clip_by_global_norm(g, 1.0)[0]),
         rf"{_ORIGIN}.* Received: clip_by_global_norm/.*table:0",
     ),
+    "of_the_norm": (
+        lambda parts: _foreign(
+            parts, lambda g: tf.gradients(tf.norm(g[1]), g[1])[:1] * 2
+        ),
+        "must not be a function of other gradients.* Received: norm/",
+    ),
+    "of_squares": (
+        lambda parts: _foreign(
+            parts, lambda g: tf.gradients(tf.nn.l2_loss(g[1]), parts.variables)
+        ),
+        "must not be a function of other gradients.* Received: L2Loss of type L2Loss",
+    ),
+    "rounded": (
+        lambda parts: _foreign(parts, lambda g: [tf.cast(g[1], tf.bfloat16)] * 2),
+        rf"{_ORIGIN}.* of type Cast",
+    ),
     "by_hand": (
         lambda parts: [(tf.reduce_mean(parts.x, 0), parts.variables[1])],
         rf"{_ORIGIN}.* Received: Mean_1:0 of type Mean for w:0",
@@ -663,6 +667,122 @@ def test_changes_that_are_not_those_of_the_mean_are_refused(name, fresh_graph):
     parts = _Parts()
     with pytest.raises(ValueError, match=sentence):
         parts.optimizer.apply_gradients(change(parts))
+
+
+class _Threshold:
+    """Gradients that are clipped by a variable, with ways to write that."""
+
+    def __init__(self, options=None):
+        (self.fed,), (variable,), loss = fed_gradients(0.0)
+        self.most = v1.get_variable("most", initializer=4.0, trainable=False)
+        self.step = v1.train.get_or_create_global_step()
+        self.optimizer = AccumulatingOptimizer(sgd(), 2, **(options or {}))
+        ((self.gradient, _),) = self.optimizer.compute_gradients(loss)
+        self.variable = variable
+
+    def apply(self, gradient=None):
+        if gradient is None:
+            gradient = tf.clip_by_value(self.gradient, -self.most, self.most)
+        return self.optimizer.apply_gradients([(gradient, self.variable)], self.step)
+
+    def halve(self, *_):
+        return v1.assign(self.most, 0.5 * self.most)
+
+    def then(self, write, train_op=None):
+        with tf.control_dependencies([train_op or self.apply()]):
+            return tf.group(write())
+
+
+def _by_momentum(t):
+    sums = 0.9 * t.most + t.gradient
+    return t.then(lambda: v1.assign(t.most, sums), t.apply(sums))
+
+
+def _as_update_op(t):
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, t.halve())
+    return t.apply()
+
+
+def _in_a_branch_of_its_own(t):
+    is_large = t.most > 1.0
+    return t.then(lambda: tf.cond(is_large, lambda: tf.group(t.halve()), tf.no_op))
+
+
+def _waited_for_twice(t):
+    with tf.control_dependencies([v1.assign(t.most, 0.9 * t.most + t.gradient)]):
+        return t.apply(t.most.read_value())
+
+
+WRITTEN = {
+    "behind": lambda t: t.then(t.halve),
+    "beside": lambda t: tf.group(t.apply(), t.halve()),
+    "added": lambda t: tf.group(t.apply(), v1.assign_add(t.most, 0.1)),
+    "set_behind": lambda t: t.then(lambda: v1.assign(t.most, 2.0)),
+    "branch": _in_a_branch_of_its_own,
+    "update_ops": _as_update_op,
+    "momentum": _by_momentum,
+    "loss": lambda t: t.then(lambda: v1.assign(t.most, tf.abs(t.fed))),
+    "change_itself": _waited_for_twice,
+    "global_step": lambda t: t.apply(t.gradient / tf.cast(t.step + 1, tf.float32)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_variable_that_micro_steps_write_changes_no_gradient(name, fresh_graph):
+    """Wherever it is written: the first session.run sees the finished graph."""
+    sentence = (
+        "must not be changed by a variable that is written with every micro-batch"
+    )
+    with pytest.raises(ValueError, match=sentence) as error:
+        after_each(WRITTEN[name](_Threshold()), [], [])
+    remedy = "`after_update_ops`, to write it once per update"
+    if name in ("momentum", "loss", "change_itself"):
+        remedy = "cut whole batches by microbatch_model_fn"
+    elif name == "global_step":
+        remedy = "Read get_or_create_update_step() in its place."
+    assert remedy in str(error.value)
+
+
+def _where_updated(t):
+    def write():
+        halved = tf.where(get_windows()[0].has_updated, 0.5 * t.most, t.most)
+        return v1.assign(t.most, halved)
+
+    return t.then(write)
+
+
+def _scheduled(t):
+    """Written in every micro-step, but with one value in a window."""
+    number = tf.cast(get_or_create_update_step(), tf.float32)
+    with tf.control_dependencies([v1.assign(t.most, 4.0 * 0.5**number)]):
+        now = tf.identity(t.most.read_value())
+    return t.apply(tf.clip_by_value(t.gradient, -now, now))
+
+
+def _fed(t):
+    most = v1.placeholder_with_default(2.0, [])
+    return t.apply(tf.clip_by_value(t.gradient, -most, most) * 4.0 / t.most)
+
+
+WRITTEN_ONCE = {
+    "after_update_ops": (lambda t: t.apply(), [-4.0, -6.0]),
+    "where_updated": (_where_updated, [-4.0, -6.0]),
+    "schedule": (_scheduled, [-4.0, -6.0]),
+    "fed": (_fed, [-2.0, -4.0]),
+    "assignment": (lambda t: t.apply(v1.assign(t.most, t.gradient)), [-9.0, -18.0]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_ONCE)
+def test_a_variable_that_updates_write_may_change_gradients(name, fresh_graph):
+    build, expected = WRITTEN_ONCE[name]
+    options = {}
+    if name == "after_update_ops":
+        options[name] = lambda: [threshold.halve()]
+    threshold = _Threshold(options)
+    feeds = [{threshold.fed: value} for value in (8.0, 10.0)] * 2
+    found = after_each(build(threshold), feeds, threshold.variable)
+    assert found[1::2] == expected
 
 
 def test_what_is_refused_in_a_window_is_as_it_was_without_one(fresh_graph):
