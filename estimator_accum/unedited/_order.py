@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from estimator_accum._graph import VARIABLES, ancestors, descendants, value_of_graph
-from estimator_accum.microbatch._writes import writers_of
+from estimator_accum._writers import writers_of
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
 _TIMELESS = {"Const", "Placeholder", *VARIABLES}

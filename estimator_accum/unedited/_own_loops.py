@@ -12,7 +12,7 @@ from tensorflow.python.client import session
 from tensorflow.python.ops import gradients_util
 
 from estimator_accum._graph import ancestors, descendants
-from estimator_accum.microbatch._writes import writers_of
+from estimator_accum._writers import writers_of
 
 
 class OwnLoops:
