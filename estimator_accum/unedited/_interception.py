@@ -33,6 +33,7 @@ from estimator_accum._gradients import (
 )
 from estimator_accum._graph import (
     data_ancestors,
+    data_descendants,
     operations_with_own_gradients,
     read,
     replace,
@@ -43,14 +44,23 @@ from estimator_accum.microbatch._staging import Slot
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep, keep_rows
 from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._patches import PASSES_ON, put_behind
+from estimator_accum.unedited._rows import Analysis
+from estimator_accum.unedited._states import FIXED
 
 _HALVES = (tf.float16, tf.bfloat16)
-# What computes the same from slices of one row and from their sum.
+# What computes the same from slices of one row and from their sum: the places of slices
+# and of the numbers of their rows.
 _SUMMING = {
-    "ResourceScatterAdd",
-    "ResourceScatterSub",
-    "ScatterAdd",
-    "ScatterSub",
+    "ResourceScatterAdd": (2, 1),
+    "ResourceScatterSub": (2, 1),
+    "ScatterAdd": (2, 1),
+    "ScatterSub": (2, 1),
+    "UnsortedSegmentSum": (0, 1),
+}
+# What the order of rows does not change: updates of a variable, and sums.
+_UPDATING = re.compile(r"(Resource)?(Scatter|SparseApply)")
+_IN_ANY_ORDER = {
+    *("All", "Any", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"),
     "UnsortedSegmentSum",
 }
 _PASSING = {"Cast", "Identity", "Neg"}
@@ -547,27 +557,59 @@ def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
 
     Users that add up the slices of each row do not count.
     """
-    values = total.values
-    norms, adding, waiting = [], {"Unique"}, [values]
+    norms, adding, waiting = [], set(), [total.values]
     while waiting:
         tensor = waiting.pop()
         for user in tensor.consumers():
-            if user.type == "L2Loss" and tensor.name == values.name:
+            if user.type == "L2Loss" and tensor.name == total.values.name:
                 norms.append(user)
             elif user.type in _PASSING or _is_scaled(user, tensor):
                 waiting += user.outputs
-            elif user.type in _SUMMING:
-                adding.add(user.name)
+            elif _reads(user, tensor, 0):
+                adding.add(user)
             else:
                 return None
-    waiting = [total.indices]
+    adding_by_row, rows, waiting = set(), [], [total.indices]
     while waiting:
-        for user in waiting.pop().consumers():
+        tensor = waiting.pop()
+        for user in tensor.consumers():
             if user.type in _PASSING:
                 waiting += user.outputs
-            elif adding.isdisjoint((user.name, user.type)):
+            elif user.type == "Unique" and tensor.op.type != "Unique":
+                rows.append(user.outputs[0])
+                waiting.append(user.outputs[1])
+            elif _reads(user, tensor, 1):
+                adding_by_row.add(user)
+                rows += user.outputs if tensor.op.type == "Unique" else []
+            else:
                 return None
-    return norms
+    return norms if adding == adding_by_row and _are_in_any_order(rows) else None
+
+
+def _reads(user: tf.Operation, tensor: tf.Tensor, place: int) -> bool:
+    """Returns whether `user` adds up slices, and reads `tensor` as these, or as rows."""
+    if user.type not in _SUMMING:
+        return False
+    places = [i for i, read in enumerate(user.inputs) if read.name == tensor.name]
+    return places == [_SUMMING[user.type][place]]
+
+
+def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
+    """Returns whether all that is computed from rows is the same in another order.
+
+    Args:
+        rows: Numbers of rows, each once, and their values.
+    """
+    users = data_descendants(rows, lambda user: not _UPDATING.match(user.type))
+    states = {}
+    while True:
+        analysis = Analysis(rows, states=states)
+        analysis.analyze([output for user in users for output in user.outputs])
+        mixing = {origin.operation for origin in analysis.origins}
+        sums = {each for each in mixing if each.type in _IN_ANY_ORDER}
+        if not sums:
+            return not mixing
+        states |= {output.ref(): FIXED for each in sums for output in each.outputs}
 
 
 def _is_scaled(user: tf.Operation, tensor: tf.Tensor) -> bool:

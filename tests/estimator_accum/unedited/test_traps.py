@@ -239,14 +239,43 @@ def _recomputed(x, y):
     return tf.reduce_mean(squares(tf.matmul(x, weights)))
 
 
-@_trap
-def _divided_by_the_number_of_slices(x, y):
+def _slices(x, y):
+    """Returns a loss of looked up rows, and its gradient."""
     weights = _weights()
     rows = tf.gather(weights, tf.cast(x[:, :2] > 0, tf.int32))
-    gradient = tf.gradients(tf.reduce_mean((rows[:, 0, 0] - y) ** 2), weights)[0]
-    number = tf.cast(tf.size(gradient.indices), tf.float64)
-    values = gradient.values / number
-    return 0 * number, tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    loss = tf.reduce_mean((rows[:, 0, 0] - y) ** 2)
+    return loss, tf.gradients(loss, weights)[0]
+
+
+@_trap
+def _divided_by_the_number_of_slices(x, y):
+    loss, gradient = _slices(x, y)
+    values = gradient.values / tf.cast(tf.size(gradient.indices), tf.float64)
+    return loss, tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def _summed(gradient, change):
+    """Returns the sum of each row's slices, changed by a function."""
+    rows, places = tf.unique(gradient.indices)
+    total = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(change(total, places), rows, gradient.dense_shape)
+
+
+@_trap
+def _averaged_over_the_look_ups_of_a_row(x, y):
+    def average(total, places):
+        ones = tf.ones_like(places, tf.float64)
+        number = tf.math.unsorted_segment_sum(ones, places, tf.shape(total)[0])
+        return total / tf.sqrt(number)[:, None]
+
+    loss, gradient = _slices(x, y)
+    return loss, _summed(gradient, average)
+
+
+@_trap
+def _added_in_the_order_of_the_look_ups(x, y):
+    loss, gradient = _slices(x, y)
+    return loss, _summed(gradient, lambda total, places: tf.cumsum(total))
 
 
 @_trap
