@@ -60,6 +60,8 @@ def export_classifier(
         tensors = _tensors(checkpoint, config)
         save_file(tensors, staging / TENSORS, metadata={"format": "pt"})
         _write_json(staging / CONFIG, _config(config, task, tokenizer))
+        # safetensors makes a file for its owner alone.
+        shutil.copymode(staging / CONFIG, staging / TENSORS)
         _write_json(staging / TOKENIZER_CONFIG, _tokenizer_config(config, tokenizer))
         tokenizer.save(staging / TOKENIZER)
         vocabulary = tokenizer.vocab_file.read_bytes().decode("utf-8-sig")

@@ -96,6 +96,7 @@ def test_folder_is_what_transformers_reads_and_nothing_of_an_earlier_one(folder)
     names = {"config.json", "model.safetensors", "vocab.txt"}
     names |= {"tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in folder.iterdir()} == names
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     assert [path.name for path in folder.parent.iterdir()] == ["hf"]
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["BertForSequenceClassification"]
