@@ -93,7 +93,8 @@ class _Watch:
             os._exit(EXIT_CODES[received])
         self.received = received
         _logger.warning(
-            "%s: training ends with a checkpoint, soon; a second signal ends it at once.",
+            "%s: training saves a checkpoint and ends; a second signal, such as Ctrl-C, "
+            "quits without saving.",
             received.name,
         )
 
@@ -143,7 +144,11 @@ def exits_between_trainings() -> Iterator[None]:
 
     def leave(number: int, frame) -> None:
         name = signal.Signals(number).name
-        _logger.warning("%s: the same command resumes from the last checkpoint.", name)
+        _logger.warning(
+            "%s: the same command resumes from the last checkpoint, or begins anew if "
+            "there is none.",
+            name,
+        )
         sys.exit(EXIT_CODES[number])
 
     before = {}

@@ -88,7 +88,8 @@ def remove_unfinished(output_dir: str | os.PathLike) -> str | None:
     """Deletes files that a full disk has left incomplete.
 
     Returns:
-        Name of the checkpoint from which training will resume; None without one.
+        Name of the checkpoint from which training will resume, with its folder if a
+        program trains several models; None without one.
     """
     folder = pathlib.Path(output_dir)
     for pattern in _UNFINISHED:
@@ -101,5 +102,7 @@ def remove_unfinished(output_dir: str | os.PathLike) -> str | None:
         index = path.with_name(re.sub(r"\.data-.*", ".index", path.name))
         if not index.exists():
             path.unlink(missing_ok=True)
-    latest = tf.train.latest_checkpoint(str(folder))
-    return latest and pathlib.Path(latest).name
+    models = [folder, *(path for path in sorted(folder.glob("*")) if path.is_dir())]
+    found = filter(None, map(tf.train.latest_checkpoint, map(str, models)))
+    latest = next(found, None)
+    return latest and str(pathlib.Path(latest).relative_to(folder))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import sys
 import threading
 import traceback
@@ -45,11 +46,7 @@ def ended_in_words(
         yield
         return
     except KeyboardInterrupt:
-        code = _INTERRUPTED
-        sentence = (
-            "stopped. The same command resumes from the last checkpoint in "
-            f"{output_dir}."
-        )
+        code, sentence = _INTERRUPTED, _stopped(output_dir)
     except LostTaskError as error:
         code, sentence = EXIT_CODE, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001, whatever it is
@@ -68,6 +65,20 @@ def ended_in_words(
     os._exit(code)  # TensorFlow's threads would keep the process alive
 
 
+def _stopped(output_dir: str) -> str:
+    """Returns the sentence about a run that Ctrl-C ended outside training."""
+    # In a program that trains several models, each has a folder in this one.
+    if any(pathlib.Path(output_dir).rglob("model.ckpt-*.index")):
+        return (
+            "stopped. The same command resumes from the last checkpoint in "
+            f"{output_dir}."
+        )
+    return (
+        f"stopped before the first checkpoint: nothing is saved in {output_dir}, and the "
+        "same command begins anew."
+    )
+
+
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     """Returns a sentence for an error that the user can fix; None for any other."""
     if isinstance(error, LockedFolderError):
@@ -75,12 +86,12 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     if is_of_full_disk(error):
         latest = remove_unfinished(output_dir)
         reason = error.strerror if isinstance(error, OSError) else "no room is left"
-        kept = (
-            f"{latest} is the last checkpoint" if latest else "no checkpoint is there"
-        )
+        again = "begins anew: no checkpoint is there"
+        if latest:
+            again = f"resumes: {latest} is the last checkpoint"
         return (
             f"The disk of {output_dir} must have room for checkpoints and results. "
-            f"Received: {reason}. Free some, and the same command resumes: {kept}."
+            f"Received: {reason}. Free some, and the same command {again}."
         )
     if is_out_of_memory(error):
         found = (line.strip() for line in str(error).splitlines() if "OOM" in line)

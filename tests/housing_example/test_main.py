@@ -84,7 +84,7 @@ def test_a_full_disk_ends_with_one_sentence(flags, run_main, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     done = run_main(flags)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "1 kB free. Free some, and the same command resumes" in done.stderr
+    assert "1 kB free. Free some, and the same command begins anew: no c" in done.stderr
     assert "checkpoints take up to" in done.stderr
 
 

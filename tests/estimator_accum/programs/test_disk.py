@@ -108,4 +108,5 @@ def test_what_was_cut_off_is_removed_and_nothing_else(tmp_path):
         (tmp_path / "run" / name).touch()
     assert disk.remove_unfinished(tmp_path / "run") == "model.ckpt-3"
     assert {path.name for path in tmp_path.rglob("*")} == kept
-    assert disk.remove_unfinished(tmp_path) is None
+    assert disk.remove_unfinished(tmp_path) == "run/model.ckpt-3"  # of one of several
+    assert disk.remove_unfinished(tmp_path / "run" / "other") is None

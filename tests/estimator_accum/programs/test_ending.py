@@ -18,7 +18,7 @@ def _refusal(reason: Exception) -> ValueError:
     return error
 
 
-def _end(error: Exception, folder, capsys) -> tuple[int, str]:
+def _end(error: BaseException, folder, capsys) -> tuple[int, str]:
     """Returns the exit code of a program that fails, and what it writes to stderr."""
     ended = ending.ended_in_words("program", str(folder), "", is_alone=True)
     with pytest.raises(SystemExit) as exit_info, ended:
@@ -39,6 +39,23 @@ _REFUSED = "program: One example must fit in memory. Received: one.\n"
 )
 def test_lack_of_memory_is_one_sentence(error, sentence, tmp_path, capsys):
     assert _end(error, tmp_path, capsys) == (2, sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("model.ckpt-5.index", "stopped. The same command resumes from the last check"),
+        ("model/model.ckpt-5.index", "stopped. The same command resumes from the last"),
+        ("run_settings.json", "stopped before the first checkpoint: nothing is saved"),
+    ],
+)
+def test_ctrl_c_promises_to_resume_where_there_is_a_checkpoint(
+    name, sentence, tmp_path, capsys
+):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    code, said = _end(KeyboardInterrupt(), tmp_path, capsys)
+    assert code == 130 and f"program: {sentence}" in said
 
 
 def test_any_other_error_keeps_its_traceback(tmp_path, capsys):
