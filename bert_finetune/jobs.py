@@ -9,7 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from bert_finetune import hf_export, input_pipeline, report, results, training
+from bert_finetune import (
+    diagnosis,
+    hf_export,
+    input_pipeline,
+    report,
+    results,
+    training,
+)
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from bert_finetune.encoding import EncodedExamples
@@ -40,6 +47,7 @@ from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import (
     EVAL_RESULTS,
+    METRICS,
     write_results,
 )
 from estimator_accum.programs.progress import latest_checkpoint
@@ -184,6 +192,9 @@ def execute(run: Run) -> str | None:
         speeds["prediction"] = _predict(run, estimator, own)
     if settings.do_export:
         _export(run, estimator, checkpoint)
+    if has_trained:
+        path = pathlib.Path(settings.output_dir) / METRICS
+        _warn(diagnosis.of_training(path, run.train.labels))
     return report.end_of_run(run, values, speeds, update, has_trained)
 
 
@@ -254,8 +265,16 @@ def _measure(
             speed.add(batches, bar)
         # Estimator's own loss is the mean over batches, the last of which may be short.
         del found["loss"], found["global_step"]
+        file = pathlib.Path(run.task.dev_files[suffix]).stem
+        _warn(diagnosis.of_evaluation(run.task, file, examples.labels, found))
+        found.pop(diagnosis.ONLY_CLASS, None)
         values |= {f"{name}{suffix}": value for name, value in found.items()}
     return values
+
+
+def _warn(sentence: str | None) -> None:
+    if sentence is not None:
+        _logger.warning("%s", sentence)
 
 
 def _evaluate(

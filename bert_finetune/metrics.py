@@ -1,6 +1,9 @@
 """GLUE's metrics as streaming `eval_metric_ops`, over all batches of an evaluation."""
 
+import numpy as np
 import tensorflow as tf
+
+from bert_finetune.diagnosis import ONLY_CLASS
 
 Metric = tuple[tf.Tensor, tf.Tensor]
 
@@ -12,6 +15,8 @@ def eval_metric_ops(
     per_example_loss: tf.Tensor,
 ) -> dict[str, Metric]:
     """Returns (value, update op) pairs by their names in `eval_results.txt`.
+
+    `ONLY_CLASS` is in no file: the class of all predictions, or -1 if they differ.
 
     Args:
         names: Metrics out of accuracy, f1 (of class 1) and matthews_correlation, or,
@@ -26,11 +31,24 @@ def eval_metric_ops(
         return ops | _correlations(names, labels, logits[:, 0])
     predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
     ops["eval_accuracy"] = tf.compat.v1.metrics.accuracy(labels, predicted)
+    ops[ONLY_CLASS] = _only_class(predicted)
     if "f1" in names:
         ops["f1"] = _f1(labels, predicted)
     if "matthews_correlation" in names:
         ops["matthews_correlation"] = _matthews_correlation(labels, predicted)
     return ops
+
+
+def _only_class(predicted: tf.Tensor) -> Metric:
+    bounds = _variable([np.inf, -np.inf], "bounds", [2])  # of all predictions so far
+    predicted = tf.cast(predicted, tf.float32)
+    low, high = tf.unstack(bounds.read_value())
+    low = tf.minimum(low, tf.reduce_min(predicted))
+    high = tf.maximum(high, tf.reduce_max(predicted))
+    with tf.control_dependencies([bounds.assign([low, high]).op]):
+        after = bounds.read_value()
+    value = lambda bounds: tf.where(tf.equal(bounds[0], bounds[1]), bounds[0], -1.0)
+    return value(bounds), value(after)
 
 
 def _f1(labels: tf.Tensor, predicted: tf.Tensor) -> Metric:
@@ -77,21 +95,25 @@ def _correlations(
     names: tuple[str, ...], labels: tf.Tensor, predicted: tf.Tensor
 ) -> dict[str, Metric]:
     """Returns the correlations of all labels with all predictions, which are kept."""
-    graph_keys = tf.compat.v1.GraphKeys
-    pairs = tf.compat.v1.Variable(
-        tf.zeros([0, 2], tf.float64),
-        trainable=False,
-        collections=[graph_keys.LOCAL_VARIABLES, graph_keys.METRIC_VARIABLES],
-        name="pairs",
-        use_resource=True,
-        shape=[None, 2],
-    )
+    pairs = _variable(np.zeros([0, 2]), "pairs", [None, 2])
     new = tf.cast(tf.stack([labels, predicted], axis=1), tf.float64)  # [B, 2]
     update = pairs.assign(tf.concat([pairs.read_value(), new], 0)).op
     formulas = {"pearson": _pearson, "spearman": _spearman}
     with tf.control_dependencies([update]):
         after = pairs.read_value()
     return {name: (formulas[name](pairs), formulas[name](after)) for name in names}
+
+
+def _variable(initial, name: str, shape: list[int | None]) -> tf.Variable:
+    graph_keys = tf.compat.v1.GraphKeys
+    return tf.compat.v1.Variable(
+        initial,
+        trainable=False,
+        collections=[graph_keys.LOCAL_VARIABLES, graph_keys.METRIC_VARIABLES],
+        name=name,
+        use_resource=True,
+        shape=shape,
+    )
 
 
 def _pearson(pairs: tf.Tensor) -> tf.Tensor:

@@ -4,6 +4,7 @@ import functools
 import pathlib
 from collections.abc import Mapping
 
+from bert_finetune.diagnosis import share_of_largest_class
 from bert_finetune.evaluations import EVALUATIONS, read_evaluations
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run
@@ -31,6 +32,9 @@ def end_of_run(
     """
     folder = pathlib.Path(run.settings.output_dir)
     rows = metric_rows(run.task, metrics)
+    if metrics and not run.task.is_regression:
+        shares = (share_of_largest_class(dev.labels) for dev in run.dev.values())
+        rows.append(["share of the largest class", *(f"{s:.4f}" for s in shares)])
     last = read_progress(run.settings.output_dir).update or update
     if run.settings.eval_every_updates is not None:
         rows.append(["best update", f"{update:,}"])

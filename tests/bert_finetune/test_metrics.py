@@ -38,6 +38,13 @@ def test_metrics_equal_their_definitions():
     accuracy = np.mean(labels == predicted)
     np.testing.assert_allclose(found["eval_accuracy"], accuracy, rtol=1e-6)
     np.testing.assert_allclose(found["eval_loss"], labels.mean(), rtol=1e-6)
+    assert found["only_class"] == -1
+
+
+@pytest.mark.parametrize(("last", "only"), [(1, 1), (0, -1)])
+def test_the_only_class_is_that_of_all_batches(last, only):
+    predicted = np.array([1] * 9 + [last])
+    assert _evaluate(np.arange(10) % 2, predicted)["only_class"] == only
 
 
 @pytest.mark.parametrize("is_constant", [False, True])
