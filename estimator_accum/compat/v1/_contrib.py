@@ -17,6 +17,7 @@ from tensorflow_estimator.python.estimator.canned import head as heads
 from estimator_accum.compat import _modules
 from estimator_accum.compat.v1 import (
     _arg_scope,
+    _crf,
     _framework,
     _hparams,
     _layers,
@@ -34,6 +35,7 @@ _OLD_NAMES = {
 # Modules below those, from which scripts import the same names; outer ones first.
 _INNER = "framework.python framework.python.ops framework.python.ops.arg_scope"
 _INNER += " framework.python.ops.variables layers.python layers.python.layers"
+_INNER += " crf.python crf.python.ops crf.python.ops.crf"
 for _name in ("initializers", "layers", "optimizers", "regularizers", "utils"):
     _INNER += f" layers.python.layers.{_name}"
 
@@ -103,6 +105,9 @@ def _sentence(name: str, names: dict) -> str:
 
 _ARG_SCOPE = "add_arg_scope arg_scope arg_scope_func_key arg_scoped_arguments"
 _ARG_SCOPE += " current_arg_scope has_arg_scope"
+_CRF = "CrfDecodeBackwardRnnCell CrfDecodeForwardRnnCell CrfForwardRnnCell"
+_CRF += " crf_binary_score crf_decode crf_log_likelihood crf_log_norm"
+_CRF += " crf_multitag_sequence_score crf_sequence_score crf_unary_score viterbi_decode"
 _FRAMEWORK = "assign_from_checkpoint assign_from_checkpoint_fn assign_from_values"
 _FRAMEWORK += " assign_from_values_fn get_model_variables get_trainable_variables"
 _FRAMEWORK += " get_variables get_variables_to_restore model_variable variable"
@@ -137,6 +142,7 @@ def _stand_ins() -> dict[str, dict]:
     )
     return {
         "cluster_resolver": _public(v1.distribute.cluster_resolver),
+        "crf": _pick(_crf, _CRF),
         "data": _public(v1.data.experimental)
         | {"batch_and_drop_remainder": _batch_and_drop_remainder},
         "estimator": _public(estimator.experimental)

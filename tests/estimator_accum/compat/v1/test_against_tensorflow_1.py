@@ -1,6 +1,7 @@
-"""Stand-ins of tf.contrib.layers against what TensorFlow 1.15.5 computed.
+"""Stand-ins of tf.contrib.layers and .crf against what TensorFlow 1.15.5 computed.
 
-The table was printed by `python tests/helpers/models/contrib_layers.py` on Python 3.7.16
+The tables were printed by `python tests/helpers/models/contrib_layers.py` and
+`contrib_crf.py` beside it on Python 3.7.16
 with tensorflow 1.15.5 on 25 November 2026, on a CPU.
 """
 
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.compat.v1 import _contrib
-from tests.helpers.models import contrib_layers
+from tests.helpers.models import contrib_crf, contrib_layers
 
 RECORDED = {
     "apply_regularization": (
@@ -213,6 +214,48 @@ RECORDED = {
     "xavier": (("random_uniform:0"), "5.46275 0"),
     "xavier, normal": (("truncated_normal:0"), "6.05303 0"),
 }
+RECORDED_CRF = {
+    "crf, 1 steps at last: best": "2 1.97556 1.99971 1.99519 1.83339",
+    "crf, 1 steps at last: binary": "0 0 0 0 0",
+    "crf, 1 steps at last: decoded": "0 0 2 2 1",
+    "crf, 1 steps at last: gradient": "0.29938 -0.27938 -0.02 -0.55251 -0.01084 0.56335 -0.41878 0.98852 -0.56973 0 0 0 -0.02685 0.1375 -0.11065",
+    "crf, 1 steps at last: likelihood": "-0.35579 -0.82862 -4.46681 0 -0.14792",
+    "crf, 1 steps at last: multitag": "2.35579 1.74023 2.01967 2.21612 1.95409",
+    "crf, 1 steps at last: norm": "2.35579 2.56885 2.56229 0 1.98131",
+    "crf, 1 steps at last: of transitions": "0 0 0 0 0 0 0 0 0",
+    "crf, 1 steps at last: score": "2 1.74023 -1.90451 0 1.83339",
+    "crf, 1 steps at last: unary": "2 1.74023 -1.90451 0 1.83339",
+    "crf, 1 steps: best": "2 1.97556 1.99971 1.99519 1.83339",
+    "crf, 1 steps: binary": "0 0 0 0 0",
+    "crf, 1 steps: decoded": "0 0 2 2 1",
+    "crf, 1 steps: gradient": "0.29938 -0.27938 -0.02 -0.55251 -0.01084 0.56335 -0.41878 0.98852 -0.56973 0 0 0 -0.02685 0.1375 -0.11065",
+    "crf, 1 steps: likelihood": "-0.35579 -0.82862 -4.46681 0 -0.14792",
+    "crf, 1 steps: multitag": "2.35579 1.74023 2.01967 2.21612 1.95409",
+    "crf, 1 steps: norm": "2.35579 2.56885 2.56229 0 1.98131",
+    "crf, 1 steps: score": "2 1.74023 -1.90451 0 1.83339",
+    "crf, 1 steps: unary": "2 1.74023 -1.90451 0 1.83339",
+    "crf, 4 steps at last: best": "9.74111 4.0632 1.99971 1.99519 6.97259",
+    "crf, 4 steps at last: binary": "1.22316 0.99061 0 0 0.44534",
+    "crf, 4 steps at last: decoded": "0 1 1 1 0 1 0 0 2 0 0 0 2 0 0 0 1 1 1 0",
+    "crf, 4 steps at last: gradient": "0.31579 -0.29461 -0.02117 -0.01647 -0.96684 0.98332 -0.00968 0.01647 -0.00679 -0.12505 0.13942 -0.01437 -0.53303 -0.01127 0.5443 -0.02171 0.04745 -0.02574 0 0 0 0 0 0 -0.41878 0.98852 -0.56973 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 -0.02477 0.13674 -0.11196 -0.008 0.04901 -0.04101 -0.00948 -0.88283 0.89231 0 0 0",
+    "crf, 4 steps at last: likelihood": "-4.69054 -0.83312 -4.46681 0 -2.43421",
+    "crf, 4 steps at last: multitag": "6.08789 3.94136 2.01967 0 5.03189",
+    "crf, 4 steps at last: norm": "10.3217 4.7423 2.56229 0 7.29238",
+    "crf, 4 steps at last: of transitions": "-0.02947 -1.22278 0.97607 -0.15215 -1.75619 0.83783 -0.00879 1.38165 -0.02618",
+    "crf, 4 steps at last: score": "5.63115 3.90918 -1.90451 0 4.85818",
+    "crf, 4 steps at last: unary": "4.40798 2.91857 -1.90451 0 4.41284",
+    "crf, 4 steps: best": "9.74111 4.0632 1.99971 1.99519 6.97259",
+    "crf, 4 steps: binary": "1.22316 0.99061 0 0 0.44534",
+    "crf, 4 steps: decoded": "0 1 1 1 0 1 0 0 2 0 0 0 2 0 0 0 1 1 1 0",
+    "crf, 4 steps: gradient": "0.31579 -0.29461 -0.02117 -0.01647 -0.96684 0.98332 -0.00968 0.01647 -0.00679 -0.12505 0.13942 -0.01437 -0.53303 -0.01127 0.5443 -0.02171 0.04745 -0.02574 0 0 0 0 0 0 -0.41878 0.98852 -0.56973 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 -0.02477 0.13674 -0.11196 -0.008 0.04901 -0.04101 -0.00948 -0.88283 0.89231 0 0 0",
+    "crf, 4 steps: likelihood": "-4.69054 -0.83312 -4.46681 0 -2.43421",
+    "crf, 4 steps: multitag": "6.08789 3.94136 2.01967 0 5.03189",
+    "crf, 4 steps: norm": "10.3217 4.7423 2.56229 0 7.29238",
+    "crf, 4 steps: of transitions": "-0.02947 -1.22278 0.97607 -0.15215 -1.75619 0.83783 -0.00879 1.38165 -0.02618",
+    "crf, 4 steps: score": "5.63115 3.90918 -1.90451 0 4.85818",
+    "crf, 4 steps: unary": "4.40798 2.91857 -1.90451 0 4.41284",
+    "viterbi_decode": "0 1 1 1 9.74111",
+}
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +266,11 @@ def stand_ins():
         "layers": types.SimpleNamespace(**names["layers"]),
         "framework": types.SimpleNamespace(**names["framework"]),
     }
+
+
+@pytest.fixture
+def random_fields():
+    return types.SimpleNamespace(**_contrib._stand_ins()["crf"])
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -236,3 +284,11 @@ def test_layer_is_that_of_tensorflow_1(name, stand_ins):
 
 def test_every_graph_was_recorded(stand_ins):
     assert contrib_layers.names(**stand_ins) == sorted(RECORDED)
+
+
+def test_random_fields_are_those_of_tensorflow_1(random_fields):
+    found = contrib_crf.record(tf.compat.v1, random_fields)
+    assert found.keys() == RECORDED_CRF.keys()
+    for name, numbers in RECORDED_CRF.items():
+        expected = [float(number) for number in numbers.split()]
+        np.testing.assert_allclose(found[name], expected, 2e-5, 2e-5, err_msg=name)

@@ -353,7 +353,7 @@ _STATEMENTS = [
     "tf.contrib.signal.stft",
     "tf.contrib.data.no_such",
     "import tensorflow.contrib.signal as signal",
-    "from tensorflow.contrib import crf",
+    "from tensorflow.contrib import seq2seq",
     "from tensorflow.contrib.training import no_such",
     "from tensorflow.contrib.layers.python.ops import sparse_ops",
     "from tensorflow.contrib.lookup import index_table_from_file",
@@ -373,7 +373,7 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
     assert (
         refusals[2] == f"ModuleNotFoundError {top} Received: tf.contrib.signal. {end}"
     )
-    assert refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.crf. {end}"
+    assert refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.seq2seq. {end}"
     assert "of `tf.contrib.training` must" in refusals[4]
     assert "Received: tf.contrib.layers.python.ops. " in refusals[5]
     assert len(refusals) == 6
