@@ -91,7 +91,9 @@ def _labels(path: str, given: Any) -> dict[str, str]:
     classes = names = []
     if isinstance(given, dict):
         classes, names = list(given), list(given.values())
-    elif isinstance(given, list) and not any(isinstance(v, list | dict) for v in given):
+    elif isinstance(given, list) and not any(
+        isinstance(value, list | dict | None) for value in given
+    ):
         classes = names = [spelling(value) for value in given]
     is_named = all(isinstance(name, str) for name in names)
     if is_named and len(names) > 1 and len(set(names)) == len(names):

@@ -16,7 +16,7 @@ CLASS_METRICS = ("accuracy", "f1", "matthews_correlation")
 NUMBER_METRICS = ("pearson", "spearman")
 _LARGEST = 1e12  # bound of a regression's labels, so that the square fits in float32
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("tensorflow.bert_finetune")
 
 
 class Example(NamedTuple):
@@ -228,7 +228,7 @@ def read_examples(
     examples = []
     broken = []
     for number, row in rows:
-        width = width or _width_of_first(task, number, row, position)
+        width = width or _width_of_first(task, path, number, row, position)
         if len(row) != width.columns:
             broken.append(_other_width(task, path, number, row, width))
             if labelled and task.skips_broken_rows:
@@ -329,12 +329,19 @@ def _check_each_column_once(
 
 
 def _width_of_first(
-    task: Task, number: int, row: list[str], position: dict[str, int]
+    task: Task,
+    path: pathlib.Path,
+    number: int,
+    row: list[str],
+    position: dict[str, int],
 ) -> _Width:
     """Returns the width of a file without a header, of which no layout is known."""
     needed = max(position.values()) + 1
     if len(row) < needed:
         return _Width(needed, f"which {task.source} needs")
+    if len(row) > needed:  # or a text with a separator in it, in each row
+        used = ", ".join(map(str, sorted(place + 1 for place in position.values())))
+        _logger.info("%s has %d columns; the task reads %s", path.name, len(row), used)
     return _Width(len(row), f"as line {number} has")
 
 

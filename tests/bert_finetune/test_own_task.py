@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import pathlib
 
 import numpy as np
@@ -76,6 +77,14 @@ def test_a_quoted_text_may_be_long_and_follow_a_space(tmp_path):
     assert csv.field_size_limit() < 200_000  # for all other readers
 
 
+def test_columns_that_no_one_reads_are_named(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    task = _task(tmp_path, _YELP)
+    _read(tmp_path, task, "a.csv", "1,A,a\n2,B,b\n")
+    _read(tmp_path, task, "b.csv", "1,A\n2,B\n")
+    assert caplog.messages == ["a.csv has 3 columns; the task reads 1, 2"]
+
+
 def test_files_with_a_byte_order_mark_describe_a_task(tmp_path):
     task = _task(tmp_path, f"\ufeff{json.dumps(_YELP)}")
     assert task.text_a == "2"
@@ -115,6 +124,7 @@ def test_classes_are_written_as_in_json_lines_too(tmp_path):
         ),
         (_YELP | {"label": 0}, "numbers >= 1 alone, .* Received: 2, 0."),
         (_YELP | {"labels": ["1"]}, "have as labels a list of two .* Received: .*1"),
+        (_YELP | {"labels": [None, "1"]}, r"as labels a list of .* Received: \[null, "),
         (_YELP | {"labels": {"1": "a", "2": "a"}}, "two or more different"),
         (_YELP | {"labels": ["a", "b", "a"]}, "a list of two or more different class"),
         (_YELP | {"metrics": ["f2"]}, "metrics out of accuracy, f1, matthews_corr"),

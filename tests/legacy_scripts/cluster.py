@@ -46,11 +46,8 @@ tf.estimator.train_and_evaluate(
 if TASK["type"] == "evaluator":
     assert os.path.isdir(sys.argv[1] + "/eval")
 else:
-    for _ in range(600):  # the task that saves may be slower than this one
-        if estimator.get_variable_value("global_step") == 100:
-            break
-        time.sleep(0.1)
-    assert estimator.get_variable_value("global_step") == 100
+    while estimator.get_variable_value("global_step") < 100:
+        time.sleep(0.1)  # the task that saves may be slower than this one
     slope = float(estimator.get_variable_value("slope")[0, 0])
     assert abs(slope - 2) < 0.01, slope
     print("slope", slope)
