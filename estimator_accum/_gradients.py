@@ -197,8 +197,13 @@ def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
     if constant.shape.rank != 0 or not constant.dtype.is_floating:
         return False
     value = tf.get_static_value(constant)
-    return value == value.dtype.type(1.0 / replicas) and any(
-        frame.name == "_scale_loss"
+    if value != value.dtype.type(1.0 / replicas):
+        return False
+    # TensorFlow's own function, by its place: others may have its name.
+    code = tf.compat.v1.train.Optimizer._scale_loss.__code__
+    lines = {line for *_, line in code.co_lines()}
+    return any(
+        frame.filename == code.co_filename and frame.lineno in lines
         for frame in operation.traceback or ()  # a copied operation has none
     )
 

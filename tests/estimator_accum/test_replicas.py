@@ -89,6 +89,13 @@ def _apply_gradients_that_another_optimizer_computed(loss):
     return AccumulatingOptimizer(sgd(), 2).apply_gradients(pairs, step)
 
 
+def _halve_in_a_function_named_as_tensorflows(loss):
+    def _scale_loss(loss):
+        return 4.0 * loss * tf.constant(0.5)  # 1 / replicas
+
+    return _apply_own_gradients_after_a_call_of_compute_gradients(_scale_loss(loss) / 2)
+
+
 @pytest.mark.parametrize(
     "make_train_op",
     [
@@ -96,6 +103,7 @@ def _apply_gradients_that_another_optimizer_computed(loss):
         _minimize,
         _apply_own_gradients_after_a_call_of_compute_gradients,
         _apply_gradients_that_another_optimizer_computed,
+        _halve_in_a_function_named_as_tensorflows,
     ],
 )
 def test_whoever_computes_the_gradients_they_are_averaged_once(make_train_op):
