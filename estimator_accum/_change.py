@@ -74,6 +74,12 @@ def remember(pairs: Iterable[tuple], loss: object) -> None:
                 known[tensor.name] = _Computed(gradient, variable, loss)
 
 
+def are_as_computed(gradients: list[Gradient]) -> bool:
+    """Returns whether gradients are those that `compute_gradients` returned."""
+    parts = [part for gradient in gradients for part in _parts(gradient)]
+    return all(part.name in _known(part.graph) for part in parts)
+
+
 def _known(graph: tf.Graph) -> dict[str, _Computed]:
     """Returns what `compute_gradients` returned in a graph, by names of tensors."""
     return value_of_graph(graph, _COMPUTED, {})

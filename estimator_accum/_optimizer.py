@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from estimator_accum._change import find_change, remember
+from estimator_accum._change import are_as_computed, find_change, remember
+from estimator_accum._declared import check_declared_loss
 from estimator_accum._gradients import without_interception
 from estimator_accum._options import (
     AccumulationSteps,
@@ -156,6 +157,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         to_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
         pairs = [(g if g is None else to_tensor(g), v) for g, v in grads_and_vars]
         gradients, variables = check_trained(pairs, loss)
+        if are_as_computed(gradients):
+            check_declared_loss(options, clock, loss)
         change = None
         if makes_mean(clock):  # else nothing is summed, and what is given is applied
             change = find_change(gradients, variables, get_windows())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from estimator_accum._change import Change
+from estimator_accum._declared import check_declared_loss
 from estimator_accum._gradients import (
     Gradient,
     are_cpus_of_one_process,
@@ -164,6 +165,7 @@ def make_accumulating_train_op(
             **(gate_none if clock.keeps_sums else {}),
         )
     gradients, variables = check_trained(pairs, loss)
+    check_declared_loss(options, clock, loss)
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
     micro_batch = micro_batch_of(

@@ -19,7 +19,7 @@ _ROWS = [
     ("_options", "_change", "_noise_scale"),
     ("_applying",),
     ("_window",),
-    ("_train_op", "_optimizer", "_recompute", "_seed", "_precision"),
+    ("_recompute", "_seed", "_precision"),
 ]
 _CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
 _PACKAGES = {
@@ -34,8 +34,13 @@ _PACKAGES = {
 # The commands of `unedited` know what a program knows; "" is all public names.
 _OF_COMMANDS = {"compat", "programs", ""}
 _COMMANDS = ("run", "check", "_command", "_comparison", "_estimators", "_session_loops")
-# The interface that stands on `microbatch` and `unedited`.
-_ABOVE = {"_model_fn": {"microbatch", "unedited"}}
+# The interfaces, which stand on `microbatch` and `unedited`.
+_ABOVE = {
+    "_model_fn": {"microbatch", "unedited"},
+    "_declared": {"unedited"},
+    "_train_op": {"_declared"},
+    "_optimizer": {"_declared", "_train_op"},
+}
 # The public names, and the command.
 _ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "__main__.py")]
 _MODULES = sorted(_LIBRARY.rglob("*.py"))

@@ -4,10 +4,7 @@ import tensorflow as tf
 
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.unedited._head import Copies, View, of_batch
-
-# Linear, so that a sum stays a sum.
-_LINEAR = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub", "Reshape"}
-_SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
+from estimator_accum.unedited._sums import factors_of_sums
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
@@ -36,37 +33,9 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     if batch.reduction == "sum" or loss.op not in of_batch(batch):
         return
     view = View(batch, [loss])
-    if _is_sum(view, loss):
+    if factors_of_sums(view.analysis, loss):
         raise ValueError(
             "A loss that sums over the examples must be declared as a sum. Received: "
             f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
             "makes the train op, or divide the loss by the number of examples."
         )
-
-
-def _is_sum(view: View, tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor provably is a sum over examples, plus a constant."""
-    state, operation = view.state(tensor), tensor.op
-    if state.kind != "mixed":
-        return False
-    kinds = [view.state(each).kind for each in operation.inputs]
-    first = operation.inputs[0]
-    if operation.type == "Sum" and kinds[0] == "rows":
-        axes = view.analysis.value(operation.inputs[1])
-        rank = first.shape.rank
-        if axes is None or rank is None:
-            return False
-        return view.state(first).axis in {int(axis) % rank for axis in axes.flat}
-    if operation.type in ("Sum", "Mean") and first.shape.rank == 0:
-        return _is_sum(view, first)
-    if operation.type in _SCALING and kinds.count("mixed") == 1:
-        place = kinds.index("mixed")
-        if operation.type != "Mul" and place:
-            return False
-        return set(kinds) <= {"mixed", "fixed"} and _is_sum(
-            view, operation.inputs[place]
-        )
-    if operation.type in _LINEAR:
-        parts = [each for each, kind in zip(operation.inputs, kinds) if kind != "fixed"]
-        return bool(parts) and all(_is_sum(view, part) for part in parts)
-    return False

@@ -1,0 +1,156 @@
+"""What a loss must be for the reduction that its train op declares."""
+
+import logging
+import re
+
+import tensorflow as tf
+
+from estimator_accum._graph import data_ancestors, library_of_functions
+from estimator_accum._options import Clock, EveryKRuns, Options
+from estimator_accum.unedited._rows import Analysis
+from estimator_accum.unedited._sums import factors_of_sums
+
+_DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
+_BATCHES = re.compile("(Padded|Parallel)?BatchDataset(V2)?")
+# Operations of a data set that leave its elements as they are, or map each.
+_SAME_EXAMPLES = re.compile(
+    "(Cache|Filter|Map|Model|Options|ParallelMap|Prefetch|Repeat|Shuffle|ShuffleAndRepeat"
+    "|Skip|Take)Dataset(V2|V3)?|FinalizeDataset"
+)
+# Operations through which a sum of terms stays one.
+_PASSING = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub", "Reshape"}
+_SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def check_declared_loss(options: Options, clock: Clock, loss: tf.Tensor | None) -> None:
+    """Raises ValueError if micro-batches' losses are sums over examples, not means.
+
+    The proof needs a batch of a data set or queue. What is no proof stays as declared.
+    A loss that is divided by K is warned of, if K > 2: half of a loss is a usual loss.
+
+    Args:
+        options: The train op's options.
+        clock: Its clock.
+        loss: The loss of a micro-batch; None if it is not known.
+    """
+    steps = options.gradient_accumulation_steps
+    if loss is None or not isinstance(clock, EveryKRuns) or steps == 1:
+        return
+    if not callable(steps) and steps > 2 and _is_divided_by(loss, steps):
+        _logger.warning(
+            "%s divides the loss by %d, as many as gradient_accumulation_steps. A "
+            "window's gradient is a mean already: leave the division out, if it is meant "
+            "for the accumulation.",
+            loss.op.name,
+            steps,
+        )
+    if options.reduction == "mean" and _may_be_sum(loss) and _is_sum(loss):
+        raise ValueError(
+            "A loss that sums over the examples must be declared as a sum. Received: "
+            f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
+            "makes the train op, or divide the loss by the number of examples."
+        )
+
+
+def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
+    """Returns whether the last thing that is done to a loss is to divide it by K."""
+    operation = loss.op
+    while operation.type in ("Cast", "Identity"):
+        operation = operation.inputs[0].op
+    if operation.type not in ("Mul", "RealDiv"):
+        return False
+    values = [tf.get_static_value(tensor) for tensor in operation.inputs]
+    if operation.type == "RealDiv":
+        return values[1] is not None and values[1] == steps
+    return any(value is not None and abs(value * steps - 1) < 1e-6 for value in values)
+
+
+def _may_be_sum(loss: tf.Tensor) -> bool:
+    """Returns whether a loss is built of sums: a look that costs nothing if it is not."""
+    waiting, has_sums = [loss], False
+    while waiting:
+        operation = waiting.pop().op
+        inputs = list(operation.inputs)
+        if operation.type == "L2Loss" or (
+            operation.type == "Sum" and inputs[0].shape.rank != 0
+        ):
+            has_sums = True
+        elif operation.type in ("Sum", "Mean") and inputs[0].shape.rank == 0:
+            waiting.append(inputs[0])
+        elif operation.type in _PASSING:
+            waiting += inputs
+        elif operation.type in _SCALING:
+            waiting += [each for each in inputs if tf.get_static_value(each) is None]
+        elif any(_is_batch(each) for each in data_ancestors([operation])):
+            return False
+    return has_sums
+
+
+def _is_batch(operation: tf.Operation) -> bool:
+    return operation.type in ("IteratorGetNext", *_DEQUEUES)
+
+
+def _is_sum(loss: tf.Tensor) -> bool:
+    sources = [each for each in data_ancestors([loss.op]) if _is_batch(each)]
+    sizes = {_batch_size(source) for source in sources}
+    if len(sizes) != 1 or None in sizes:
+        return False
+    outputs = [output for source in sources for output in source.outputs]
+    rows = [each for each in outputs if each.shape.rank and each.shape[0] is None]
+    analysis = Analysis(rows, [each for each in outputs if each not in rows])
+    analysis.analyze([loss])
+    factors = factors_of_sums(analysis, loss)
+    return bool(factors) and not any(_may_make_mean(f, *sizes) for f in factors)
+
+
+def _may_make_mean(factor: float | None, size: int) -> bool:
+    """Returns whether a sum times `factor` may be a mean over examples, or their parts.
+
+    Args:
+        factor: The factor; None if it is not constant.
+        size: Number of examples in a batch; 0 if it is not constant.
+    """
+    if factor is None:
+        return True
+    parts = 1.0 / abs(factor)
+    if size == 0 and parts == 1:
+        return False
+    number = round(parts / max(size, 1))
+    return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
+
+
+def _batch_size(source: tf.Operation) -> int | None:
+    """Returns the examples in a batch; 0 if that varies, None without known batches."""
+    if source.type in _DEQUEUES:
+        return int(tf.get_static_value(source.inputs[1]) or 0)
+    iterator = source.inputs[0].op
+    if iterator.type == "OneShotIterator":
+        name = iterator.get_attr("dataset_factory").name
+        return _size_in_function(library_of_functions()[name])
+    made = [
+        each for each in iterator.outputs[0].consumers() if each.type == "MakeIterator"
+    ]
+    if len(made) != 1:
+        return None
+    data_set = made[0].inputs[0].op
+    while _SAME_EXAMPLES.fullmatch(data_set.type):
+        data_set = data_set.inputs[0].op
+    if not _BATCHES.fullmatch(data_set.type):
+        return None
+    return int(tf.get_static_value(data_set.inputs[1]) or 0)
+
+
+def _size_in_function(function) -> int | None:
+    """Returns `_batch_size` of the data set that a function makes."""
+    nodes = {node.name: node for node in function.node_def}
+    (result,) = function.ret.values()
+    node = nodes.get(result.split(":")[0])
+    while node is not None and _SAME_EXAMPLES.fullmatch(node.op):
+        node = nodes.get(node.input[0].split(":")[0])
+    if node is None or not _BATCHES.fullmatch(node.op):
+        return None
+    size = nodes.get(node.input[1].split(":")[0])
+    if size is None or size.op != "Const":
+        return 0
+    return int(tf.make_ndarray(size.attr["value"].tensor))

@@ -1,0 +1,156 @@
+"""A loss that sums over its examples, declared as a mean, in step-wise mode."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
+from tests.helpers.models.interfaces import sgd
+
+v1 = tf.compat.v1
+X, Y = np.ones([32, 3], np.float32), np.ones([32], np.float32)
+SENTENCE = r"must be declared as a sum\. Received: .*Pass reduction='sum'"
+
+
+def _examples():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def _next(examples):
+    return v1.data.make_initializable_iterator(examples).get_next()
+
+
+def _queue():
+    make = v1.estimator.inputs.numpy_input_fn(X, Y, batch_size=8, shuffle=True)
+    return make()
+
+
+def _windows():
+    def joined(x, y):
+        return tf.data.Dataset.zip((x.batch(4), y.batch(4)))
+
+    return _next(_examples().window(4).flat_map(joined))
+
+
+# Batches of examples, by which a sum is known to be one, and what may be one example.
+BATCHES = {
+    "data_set": lambda: _next(_examples().shuffle(9).repeat().batch(8).prefetch(1)),
+    "mapped": lambda: _next(_examples().batch(8).map(lambda x, y: (2.0 * x, y))),
+    "padded": lambda: _next(_examples().padded_batch(8)),
+    "one_shot": lambda: v1.data.make_one_shot_iterator(_examples().batch(8)).get_next(),
+    "queue": _queue,
+}
+MAY_BE_ONE = {
+    "batches_of_one": lambda: _next(_examples().batch(1)),
+    "windows": _windows,
+    "placeholder": lambda: (
+        v1.placeholder(tf.float32, [None, 3]),
+        v1.placeholder(tf.float32, [None]),
+    ),
+}
+
+
+class _Regression:
+    def __init__(self, batch=BATCHES["data_set"]):
+        x, self.y = batch()
+        self.x, self.y = tf.cast(x, tf.float32), tf.cast(self.y, tf.float32)
+        self.w = v1.get_variable("w", [3], use_resource=True)
+        self.errors = tf.linalg.matvec(self.x, self.w) - self.y
+        self.squares = tf.square(self.errors)
+        self.terms = self.errors[:, None] * self.x  # [B, 3]
+        self.mask = tf.cast(self.y > 0.0, tf.float32)
+
+
+def _sum(m):
+    return tf.reduce_sum(m.squares)
+
+
+def _minimize(loss, steps, **options):
+    ours = AccumulatingOptimizer(sgd(), steps, **options)
+    return ours.minimize(loss, v1.train.get_or_create_global_step())
+
+
+def _train_op(loss, steps, **options):
+    return make_accumulating_train_op(loss, sgd(), steps, **options)
+
+
+@pytest.mark.parametrize("make", [_train_op, _minimize])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_sum_over_a_batch_is_refused(name, make, fresh_graph):
+    loss = _sum(_Regression(BATCHES[name]))
+    with pytest.raises(ValueError, match=SENTENCE):
+        make(loss, 4)
+
+
+SUMS = {
+    "half": lambda m: 0.5 * _sum(m),
+    "l2_loss": lambda m: tf.nn.l2_loss(m.errors),
+    "by_another_number": lambda m: _sum(m) / 100.0,
+    "of_means": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 1)),
+    "of_sums": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 1)) + _sum(m),
+    "masked": lambda m: tf.reduce_sum(m.squares * m.mask),
+    "with_penalty": lambda m: _sum(m) + 0.1 * tf.nn.l2_loss(m.w),
+    "tf.losses": lambda m: v1.losses.mean_squared_error(
+        m.y, m.errors, reduction=v1.losses.Reduction.SUM
+    ),
+}
+# Means, and what may be one: it stays as declared.
+OTHERS = {
+    "mean": lambda m: tf.reduce_mean(m.squares),
+    "of_the_batch": lambda m: _sum(m) / 8.0,
+    "of_all_tokens": lambda m: tf.reduce_sum(m.terms) / 24.0,
+    "by_its_size": lambda m: _sum(m) / tf.cast(tf.shape(m.y)[0], tf.float32),
+    "by_its_mask": lambda m: tf.reduce_sum(m.squares * m.mask) / tf.reduce_sum(m.mask),
+    "by_its_weights": lambda m: tf.reduce_sum(m.squares * tf.nn.softmax(m.y)),
+    "by_a_variable": lambda m: _sum(m) * m.w[0],
+    "over_columns": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 0)),
+    "of_sums": lambda m: tf.reduce_mean(tf.reduce_sum(m.terms, 1)),
+    "with_penalty": lambda m: tf.reduce_mean(m.squares) + tf.reduce_sum(m.w**2),
+    "half_a_mean": lambda m: tf.reduce_mean(m.squares) + 0.1 * _sum(m),
+    "tf.losses": lambda m: v1.losses.mean_squared_error(m.y, m.errors),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_refused(name, fresh_graph):
+    with pytest.raises(ValueError, match=SENTENCE):
+        _train_op(SUMS[name](_Regression()), 4)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_sum_stays_as_declared(name, fresh_graph, caplog):
+    _train_op(OTHERS[name](_Regression()), 4)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", MAY_BE_ONE)
+def test_what_may_be_one_example_stays_as_declared(name, fresh_graph):
+    _train_op(_sum(_Regression(MAY_BE_ONE[name])), 4)
+
+
+def test_a_declared_sum_a_single_micro_batch_and_scaled_gradients_are_taken(
+    fresh_graph,
+):
+    loss = _sum(_Regression())
+    _train_op(loss, 4, reduction="sum")
+    _train_op(loss, 1)
+    optimizer = AccumulatingOptimizer(sgd(), 4)
+    pairs = [(g / 8.0, v) for g, v in optimizer.compute_gradients(loss)]
+    optimizer.apply_gradients(pairs)
+
+
+@pytest.mark.parametrize(
+    ("scale", "steps", "is_warned_of"),
+    [
+        (lambda loss: loss / 4.0, 4, True),
+        (lambda loss: tf.identity(0.25 * loss), 4, True),
+        (lambda loss: loss / 4.0, 8, False),
+        (lambda loss: loss / 2.0, 2, False),  # half of a loss is a usual one
+    ],
+)
+def test_a_loss_divided_by_k_is_warned_of(
+    scale, steps, is_warned_of, fresh_graph, caplog
+):
+    _train_op(scale(tf.reduce_mean(_Regression().squares)), steps)
+    words = "divides the loss by 4, as many as gradient_accumulation_steps"
+    assert [words in message for message in caplog.messages] == [True] * is_warned_of
