@@ -221,7 +221,7 @@ def _read(path: str) -> Plan:
         with tf.io.gfile.GFile(path) as file:
             content = json.loads(file.read())
         value, recompute = content["micro_batches"], content.get("recompute", False)
-        if isinstance(value, int) and value >= 1 and isinstance(recompute, bool):
+        if type(value) is int and value >= 1 and isinstance(recompute, bool):
             return Plan(value, recompute)
         received = repr(content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 
 import pytest
@@ -35,6 +36,12 @@ def test_published_file_is_read_and_defaults_are_those_of_bert_base(tmp_path):
     assert BertConfig(vocab_size=105879) == config
 
 
+def test_a_byte_order_mark_is_accepted(tmp_path):
+    path = pathlib.Path(_write(tmp_path, _PUBLISHED))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert BertConfig.from_json_file(str(path)) == BertConfig(vocab_size=105879)
+
+
 def test_layer_norm_eps_is_taken_from_the_file_that_has_it(tmp_path):
     path = _write(tmp_path, {**_PUBLISHED, "layer_norm_eps": 1e-5})
     assert BertConfig.from_json_file(path).layer_norm_eps == 1e-5
@@ -60,7 +67,12 @@ def test_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"hidden_size: 768", b"\x00\x80", b"\xff\xfe\x00"]
+    "content",
+    [
+        *(b"", b"{", b"hidden_size: 768", b"\x00\x80", b"\xff\xfe\x00"),
+        b'{"hidden_size": 768, "hidden_size": 512}',
+        pytest.param(b"[" * 100_000, id="nested"),
+    ],
 )
 def test_what_is_not_json_is_refused(content, tmp_path):
     path = tmp_path / "bert_config.json"

@@ -94,7 +94,13 @@ def test_the_next_run_begins_where_memory_sufficed(tmp_path):
     assert ours["global_step"] == 20
 
 
-@pytest.mark.parametrize("text", ["", "[4]", '{"micro_batches": 0}', '{"micro": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[4]", '{"micro_batches": 0}', '{"micro": 1}', '{"micro_batches": true}'),
+        pytest.param("[" * 100_000, id="nested"),
+    ],
+)
 def test_an_unreadable_number_of_micro_batches_names_its_file(text, tmp_path):
     (tmp_path / "micro_batches.json").write_text(text)
     with pytest.raises(ValueError, match=r"micro_batches\.json must hold .*Received: "):

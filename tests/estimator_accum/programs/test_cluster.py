@@ -55,7 +55,13 @@ def test_evaluator_trains_nothing_and_is_in_its_own_cluster_alone():
     "text, sentence",
     [
         ("{", r"`TF_CONFIG` must be JSON\. Received: \{ \(.*\)\. Correct it, or unset"),
+        pytest.param(
+            "[" * 100_000,
+            r"must be JSON\. .*\(values are nested too deeply\)\. Correct it, or unset",
+            id="nested",
+        ),
         ("[]", r"`TF_CONFIG` must be an object .*Received: \[\]\."),
+        ('{"task": 1, "task": 2}', r'an object has the key "task" twice\)\. Correct'),
         ("{}", r'`TF_CONFIG\["cluster"\]` must be an object .*Received: none\.'),
     ],
 )

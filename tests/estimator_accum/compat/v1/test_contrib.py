@@ -373,7 +373,9 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
     assert (
         refusals[2] == f"ModuleNotFoundError {top} Received: tf.contrib.signal. {end}"
     )
-    assert refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.seq2seq. {end}"
+    assert (
+        refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.seq2seq. {end}"
+    )
     assert "of `tf.contrib.training` must" in refusals[4]
     assert "Received: tf.contrib.layers.python.ops. " in refusals[5]
     assert len(refusals) == 6
