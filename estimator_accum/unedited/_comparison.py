@@ -119,7 +119,10 @@ def check_instead_of_training(
 
     def exit_code() -> int:
         if not codes:
-            print("no verdict: the script trained no Estimator")
+            print(
+                "no verdict: the script trained no Estimator. A loop of session.run "
+                "calls takes --gradient_accumulation_steps=K."
+            )
             codes.append(1)
         return codes[-1]
 
@@ -132,7 +135,7 @@ def _check(estimator, input_fn, updates: int, precision: str, config) -> int:
     batches = _first_batches(estimator, input_fn, updates)
     sizes = [max(a.shape[0] for a in batch if a.ndim) for batch in batches.arrays]
     counts = [count for count in _COUNTS if count <= min(sizes)]
-    with _without_dropout():
+    with without_dropout():
         model_fn = functools.partial(_model_fn, estimator)
         trained = _train(estimator, model_fn, batches)
         start, whole, _, drawn, unordered = trained
@@ -156,7 +159,7 @@ def _check(estimator, input_fn, updates: int, precision: str, config) -> int:
             except ValueError as refusal:
                 print(f"verdict: refused. {refusal}")
                 return 2
-    return _report(start, whole, orders, drawn, unordered)
+    return report(start, whole, orders, drawn, unordered)
 
 
 def _model_fn(estimator, features, labels, mode):
@@ -282,7 +285,8 @@ def _print_without_order(unordered: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _without_dropout() -> Iterator[None]:
+def without_dropout() -> Iterator[None]:
+    """Turns dropout off in graphs that are made inside."""
     own = nn_ops._dropout
     nn_ops._dropout = lambda x, *args, **kwargs: tf.convert_to_tensor(x)
     try:
@@ -305,7 +309,7 @@ def _print_effect(precision: str, start: Values, whole: Values, low: Values) -> 
     )
 
 
-def _report(
+def report(
     start: Values,
     whole: Values,
     orders: dict[str, Values],

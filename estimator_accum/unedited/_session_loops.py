@@ -17,7 +17,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 from tensorflow.python.client import session
@@ -66,16 +66,8 @@ def accumulate_runs(gradient_accumulation_steps: int) -> Callable[[], int]:
     )
     if gradient_accumulation_steps == 1:
         return lambda: 0
-    runs = _Runs(gradient_accumulation_steps)
-    methods = {"apply_gradients": runs.accumulating, "compute_gradients": _remembering}
-    _change_methods(tf.compat.v1.train.Optimizer, methods)
-    keras = tf.keras.optimizers
-    older = getattr(keras, "legacy", keras)  # before TensorFlow 2.11 the only ones
-    for kind in {keras.Optimizer, older.Optimizer}:
-        _change_methods(kind, {"apply_gradients": _refusing})
-    gradients_util._GradientsHelper = _differentiating(gradients_util._GradientsHelper)
-    handler = session._FetchHandler  # of every kind of run
-    handler.__init__ = runs.checking(handler.__init__)
+    runs = Runs(gradient_accumulation_steps)
+    runs.install()
     return runs.exit_code
 
 
@@ -87,7 +79,7 @@ def _refuse(sentence: str) -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"estimator-accum run: {sentence}", file=sys.stderr, flush=True)
+    print(f"estimator-accum: {sentence}", file=sys.stderr, flush=True)
 
 
 def _change_methods(base: type, changes: dict[str, Callable]) -> None:
@@ -171,7 +163,7 @@ def _differentiating(own: Callable) -> Callable:
     return gradients
 
 
-class _Runs:
+class Runs:
     """Accumulating train ops that stand in for those of optimizers, and their runs.
 
     Args:
@@ -185,6 +177,26 @@ class _Runs:
         self._branches = set()  # names of branches with a train op
         self._seen = weakref.WeakKeyDictionary()  # fetches, by graph
         self._has_trained = False
+
+    def install(self) -> None:
+        """Changes optimizers, gradients and sessions for the rest of the process."""
+        methods = {
+            "apply_gradients": self.accumulating,
+            "compute_gradients": _remembering,
+        }
+        _change_methods(tf.compat.v1.train.Optimizer, methods)
+        keras = tf.keras.optimizers
+        older = getattr(keras, "legacy", keras)  # before TensorFlow 2.11 the only ones
+        for kind in {keras.Optimizer, older.Optimizer}:
+            _change_methods(kind, {"apply_gradients": _refusing})
+        helper = gradients_util._GradientsHelper
+        gradients_util._GradientsHelper = _differentiating(helper)
+        handler = session._FetchHandler  # of every kind of run
+        handler.__init__ = self.checking(handler.__init__)
+
+    def trains(self, fetched: Iterable[tf.Operation]) -> bool:
+        """Returns whether a run of operations trains."""
+        return any(map(self._is_train_op, ancestors(fetched)))
 
     def accumulating(self, own: Callable) -> Callable:
         """Returns what stands in for `apply_gradients`."""
@@ -229,8 +241,8 @@ class _Runs:
 
     def exit_code(self) -> int:
         """Returns the exit code of a script that has ended by itself."""
-        if _refused:  # in a thread
-            return 2
+        if code := self.refusal_code():
+            return code
         if not self._has_trained:
             _say(
                 "A script must train by optimizers of tf.compat.v1.train in session.run "
@@ -239,6 +251,10 @@ class _Runs:
                 "with --micro_batches."
             )
         return int(not self._has_trained)
+
+    def refusal_code(self) -> int:
+        """Returns 2 if the script was refused in a thread of its own, else 0."""
+        return 2 if _refused else 0
 
     def _check(self, graph: tf.Graph, fetched: list[tf.Operation]) -> None:
         """Refuses a run that trains and writes to other variables, too."""
@@ -249,7 +265,7 @@ class _Runs:
         seen.add(key)
         needed = ancestors(fetched)
         train_ops = self._train_ops.get(graph, ())
-        is_training = any(each in train_ops or self._is_branch(each) for each in needed)
+        is_training = any(map(self._is_train_op, needed))
         if not is_training and not self._has_trained:
             return
         with graph.as_default():
@@ -303,6 +319,10 @@ class _Runs:
         return operation in self._made.get(operation.graph, ()) or self._is_branch(
             operation
         )
+
+    def _is_train_op(self, operation: tf.Operation) -> bool:
+        train_ops = self._train_ops.get(operation.graph, ())
+        return operation in train_ops or self._is_branch(operation)
 
     def _is_branch(self, operation: tf.Operation) -> bool:
         """Returns whether an operation is a tf.cond in which there is a train op."""

@@ -6,6 +6,8 @@ Runs the script up to the first `Estimator.train`, and there, in place of traini
 updates on its first batches: at once, and cut into 2, 4 and 8 micro-batches, without
 dropout. Prints how much each variable differs and a verdict. Exit codes: 0 if all are
 equal up to rounding, 1 if not or if it trains no Estimator, 2 if the script is refused.
+A script with a session loop of its own is compared with --gradient_accumulation_steps=K:
+K of its session.run calls, and the examples of all K at once.
 With --precision it also prints how much that precision changes the updates at once.
 """
 
@@ -30,11 +32,33 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="updates to compare (default: %(default)d)",
     )
+    parser.add_argument(
+        "--gradient_accumulation_steps",
+        type=count,
+        metavar="K",
+        help="session.run calls per update, for scripts without an Estimator",
+    )
     flags = parser.parse_args(arguments)
-    enable_and_run(parser, flags, _change_estimators)
+    if flags.gradient_accumulation_steps == 1:
+        parser.error(
+            "`--gradient_accumulation_steps` must be above 1, for there to be something "
+            "to compare. Received: 1. Use 2"
+        )
+    if flags.gradient_accumulation_steps and flags.precision != "float32":
+        parser.error(
+            "`--precision` is compared for scripts with an Estimator. Received: "
+            f"{flags.precision} with --gradient_accumulation_steps. Leave one out"
+        )
+    enable_and_run(parser, flags, _change_training)
 
 
-def _change_estimators(flags: argparse.Namespace) -> Callable[[], int]:
+def _change_training(flags: argparse.Namespace) -> Callable[[], int]:
+    if flags.gradient_accumulation_steps is not None:
+        from estimator_accum.unedited import _loop_comparison
+
+        return _loop_comparison.check_instead_of_training(
+            flags.gradient_accumulation_steps, flags.updates
+        )
     from estimator_accum.unedited._comparison import check_instead_of_training
 
     return check_instead_of_training(

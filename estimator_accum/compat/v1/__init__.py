@@ -48,9 +48,9 @@ def enable_v1() -> types.ModuleType:
 
     Enables `tf.estimator`, turns TensorFlow 2's behavior off for the whole process,
     variables excepted, which stay resources: their reads and writes have an order.
-    They get TensorFlow 1's `initialized_value()`. Adds `tf.contrib` (see _contrib.py)
-    and names that Python and NumPy removed (see _removed.py). Modules that were imported before keep what they have. A second call
-    does nothing.
+    They get TensorFlow 1's `initialized_value()`. Adds `tf.contrib` (see _contrib.py),
+    `tf.flags.FlagsError`, and names that Python and NumPy removed (see _removed.py).
+    Modules that were imported before keep what they have. A second call does nothing.
 
     Returns:
         The module `tensorflow.compat.v1`.
@@ -71,6 +71,7 @@ def enable_v1() -> types.ModuleType:
     v1.enable_resource_variables()
     # TensorFlow 1 has it in the base class, newer ones for reference variables alone.
     tf.Variable.initialized_value = v1.Variable.initialized_value
+    v1.flags.FlagsError = v1.flags.Error  # its name before absl
     _removed.install()
     _imports.install()
     _contrib.install()  # last, because enable_v1() takes it as done

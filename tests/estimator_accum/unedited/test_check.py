@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.unedited._comparison import (
-    _report,
     _without_order,
     check_instead_of_training,
+    report,
 )
 from tests.helpers.models.microbatch_runs import (
     hidden_layer,
@@ -134,12 +134,12 @@ def test_what_rounding_alone_moves_is_not_called_different(capsys):
     whole = {"bias": np.ones(2), "weights": np.ones(2), "counts": np.array(4)}
     order = whole | {"bias": np.full(2, 1.1)}
     cut = whole | {"bias": np.full(2, 3.0)}
-    assert _report(start, whole, {"order": order, "in 2": cut}, []) == 0
+    assert report(start, whole, {"order": order, "in 2": cut}, []) == 0
     said = capsys.readouterr().out
     assert re.search(r"\nbias +1e-01 +2e\+00  only rounding moves it\n", said)
     assert said.endswith("equal up to rounding, all 3 variables\n")
     cut["weights"] = np.full(2, 1.002)
-    assert _report(start, whole, {"order": order, "in 2": cut}, []) == 1
+    assert report(start, whole, {"order": order, "in 2": cut}, []) == 1
     assert "verdict: different, 1 of 3" in capsys.readouterr().out
 
 
@@ -156,10 +156,10 @@ def test_reads_and_writes_without_an_order_leave_the_verdict_open(fresh_graph, c
         ordered = step.assign(step + 1)
     assert not _without_order(tf.group(ordered, late), [batch])
     start, whole, cut = ({"w": np.full(2, n)} for n in (0.0, 1.0, 2.0))
-    assert _report(start, whole, {"in 2": cut}, [], [sentence]) == 1
+    assert report(start, whole, {"in 2": cut}, [], [sentence]) == 1
     said = capsys.readouterr().out
     assert re.search("undecided, for 1 of 1 .* leaves open .*\n.*in no order", said)
-    assert _report(start, whole, {"in 2": whole}, [], [sentence]) == 0
+    assert report(start, whole, {"in 2": whole}, [], [sentence]) == 0
 
 
 _NAN = np.array([np.nan, 1.0])
@@ -180,7 +180,7 @@ def test_nan_counts_and_flags_are_compared(whole, cut, row, verdict, capsys):
     start = {"x": np.zeros_like(whole)}
     orders = {"order": {"x": whole}, "in 2": {"x": cut}}
     with np.errstate(invalid="ignore"):
-        assert _report(start, {"x": whole}, orders, []) == 1
+        assert report(start, {"x": whole}, orders, []) == 1
     said = capsys.readouterr().out
     assert re.search(rf"\nx .*  {row}\n", said)
     assert f"verdict: {verdict}" in said
@@ -230,3 +230,49 @@ def test_effect_of_a_precision_is_printed_and_does_not_decide(check):
     code, printed = check(_model_fn(_mean), precision="bfloat16")
     assert "--precision=bfloat16 changes the updates by a median of" in printed
     assert (code, "verdict: equal up to rounding" in printed) == (0, True)
+
+
+_LOOP = """
+import sys
+import numpy as np
+import tensorflow as tf
+way = sys.argv[1]
+tf = tf.compat.v1
+tf.disable_eager_execution()
+x = tf.placeholder(tf.float32, [None, 3])
+scale = tf.placeholder_with_default(1.0, [])
+if way == "pipeline":
+    data = tf.data.Dataset.from_tensor_slices(np.sin(np.arange(72.0, dtype="f")))
+    x = data.batch(3).batch(4).make_one_shot_iterator().get_next()
+w = tf.get_variable("w", [3, 1])
+reduce = tf.reduce_sum if way == "sum" else tf.reduce_mean
+loss = scale * reduce((tf.nn.dropout(tf.matmul(x, w), rate=0.5) - 1) ** 2)
+train_op = tf.train.MomentumOptimizer(0.01, 0.9).minimize(
+    loss, tf.train.get_or_create_global_step())
+with tf.train.MonitoredTrainingSession() as session:
+    for i in range(2 if way == "short" else 100):
+        batch = np.sin(np.arange(12.0) + i).reshape(4, 3)
+        rate = float(i) if way == "rate" else 2.0
+        feeds = {} if way == "pipeline" else {x: batch, scale: rate}
+        session.run([train_op, loss], feeds)
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said"),
+    [
+        ("mean", 0, "verdict: equal up to rounding, all 3 variables"),
+        ("pipeline", 0, "verdict: equal up to rounding, all 3 variables"),
+        ("sum", 1, "verdict: different, 2 of 3 variables.*a loss that is not the mean"),
+        ("rate", 2, "verdict: refused.*Received: PlaceholderWithDefault:0 of shape"),
+        ("short", 1, "no verdict: 4 calls .*, and the script made 2"),
+    ],
+)
+def test_a_session_loop_is_compared_with_larger_batches(way, code, said, tmp_path):
+    (tmp_path / "loop.py").write_text(_LOOP)
+    flags = ["check", "--gradient_accumulation_steps=2", "loop.py", way]
+    done = legacy_runs.run_python(None, "-m", "estimator_accum", *flags, cwd=tmp_path)
+    assert done.returncode == code, done.output
+    assert re.search(said, done.stdout)
+    assert ("trained" in done.stdout.split()) == (way == "short")

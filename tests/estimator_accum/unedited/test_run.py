@@ -438,7 +438,7 @@ class TestWritesBesideTheUpdate:
     @pytest.fixture(autouse=True)
     def _train_op(self, fresh_graph, monkeypatch):
         monkeypatch.setattr(_session_loops, "_refused", [])
-        self.runs = _session_loops._Runs(2)
+        self.runs = _session_loops.Runs(2)
         self.w = v1.get_variable("w", initializer=1.0)
         self.other = v1.get_variable("other", initializer=1.0, trainable=False)
         apply = self.runs.accumulating(
