@@ -139,6 +139,7 @@ class Keras2Legacy(Keras2):
     """Adapter for `optimizers.legacy.Optimizer`, in graphs too."""
 
     _KIND = "Legacy"
+    _TAKES_MORE_VARIABLES = True
     _HAS_AGGREGATE_GRAD = True
 
     @staticmethod

@@ -35,8 +35,13 @@ class Keras3:
 
     def _build_inner(self, variables) -> None:
         self.inner_optimizer.build(variables)
+        # SwapEMAWeights looks for averages one level below the model's optimizer.
+        for name in ("optimizers", "_model_variables_moving_average"):
+            if hasattr(self._innermost, name):
+                vars(self._inner)[name] = getattr(self._innermost, name)
         if not self._is_plain:  # apply_gradients() has no argument to skip the sum
             for optimizer in self._parts or [self._innermost]:
+                _check_sum(optimizer)
                 optimizer._all_reduce_sum_gradients = list
 
     @property
@@ -106,6 +111,17 @@ class Keras3:
 
     def _family_config(self) -> dict:
         return {}
+
+
+def _check_sum(optimizer) -> None:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1 and not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise RuntimeError(
+            "Gradients must be summed over replicas once per window, by accumulate(). "
+            f"Received: {replicas} replicas and a {type(optimizer).__name__} of Keras "
+            f"{importlib.import_module('keras').__version__}, whose own sum is not where "
+            "it was in Keras 3.0 to 3.15. Install one of these, or use one replica."
+        )
 
 
 def _unpickle(saved):

@@ -26,6 +26,8 @@ _DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
 class Accumulating(Saving, _DelegatingTrackable):
     """Optimizer part that all Keras versions share; see `accumulate` for arguments."""
 
+    _TAKES_MORE_VARIABLES = False  # whether others than the first ones may be trained
+
     def __init__(
         self,
         optimizer,
@@ -112,9 +114,9 @@ class Accumulating(Saving, _DelegatingTrackable):
 
     def build(self, variables) -> None:
         """Creates the wrapped optimizer's variables and the window's."""
-        if self._indices:
+        variables = self._unknown(variables)
+        if not variables or (self._indices and not self._TAKES_MORE_VARIABLES):
             return
-        variables = list(variables)
         _check_variables(variables)
         self._build_inner(variables)
         self._strategy = tf.distribute.get_strategy()
@@ -122,12 +124,30 @@ class Accumulating(Saving, _DelegatingTrackable):
             names = [self._name_of(v) for v in variables]
             tf_variables = [self._tf_variable(v) for v in variables]
             check_own_copies(tf_variables)
-            self._window = Variables(names, tf_variables)
-            self._inner._track_trackable(
-                self._window, "accumulation_window", overwrite=True
+            if self._window is None:
+                self._window = Variables(names, tf_variables)
+                self._inner._track_trackable(
+                    self._window, "accumulation_window", overwrite=True
+                )
+            else:
+                self._window.add(names, tf_variables)
+        for variable in variables:
+            self._indices[self._key(variable)] = len(self._trained_variables)
+            self._trained_variables.append(variable)
+
+    def _unknown(self, variables) -> list:
+        """Returns those of the variables that the optimizer was not built with."""
+        return [v for v in variables if self._key(v) not in self._indices]
+
+    def _check_takes(self, unknown) -> None:
+        if not self._TAKES_MORE_VARIABLES:
+            names = ", ".join(self._name_of(v) for v in unknown)
+            raise ValueError(
+                "Variables must be those that the optimizer was built with. Received: "
+                f"unknown variables, {names}. Make a new optimizer for another model, or "
+                "for layers that are no longer frozen, or build this one with all "
+                "variables first: optimizer.build(model.variables)."
             )
-        self._trained_variables = variables
-        self._indices = {self._key(v): i for i, v in enumerate(variables)}
 
     def exclude_from_weight_decay(self, *args, **kwargs):
         """Delegates to the innermost optimizer, which decays the weights."""
@@ -240,6 +260,9 @@ class Accumulating(Saving, _DelegatingTrackable):
             )
         self._is_reduced = is_reduced
         pairs = self._without_empty(pairs)
+        if unknown := self._unknown([v for _, v in pairs]):
+            self._check_takes(unknown)
+            replica.merge_call(lambda strategy: self.build(unknown))
         if _is_compiled_by_xla():
             self._check_xla(pairs)
         gradients = {self._indices[self._key(v)]: g for g, v in pairs}

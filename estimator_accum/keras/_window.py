@@ -46,15 +46,10 @@ class Variables(tf.Module):
 
     def __init__(self, names: list[str], variables: list[tf.Variable]):
         super().__init__("accumulation")
-        self.names = names
+        self.names, self.accumulators = [], []
+        self.add(names, variables)
         dtypes = {variable.dtype.base_dtype for variable in variables}
         dtype = tf.float64 if tf.float64 in dtypes else tf.float32
-        self.accumulators = [
-            create_accumulator(
-                f"{name}/accumulator", v.shape, v.dtype.base_dtype, v.shape.rank > 0
-            )
-            for name, v in zip(names, variables, strict=True)
-        ]
         shape = tf.TensorShape([])
         self.weight = create_accumulator("accumulation/weight", shape, dtype)
         self.loss = create_accumulator("accumulation/loss", shape, dtype)
@@ -67,6 +62,13 @@ class Variables(tf.Module):
         object.__setattr__(self, "_sets", {})  # sets of indices by the owner's number
         self.trained = None  # indices of the variables that get gradients
         self.sparse = set()  # of those, the ones with `IndexedSlices`
+
+    def add(self, names: list[str], variables: list[tf.Variable]) -> None:
+        """Creates the accumulators of more variables."""
+        for name, v in zip(names, variables, strict=True):
+            own = (f"{name}/accumulator", v.shape, v.dtype.base_dtype, v.shape.rank > 0)
+            self.names.append(name)
+            self.accumulators.append(create_accumulator(*own))
 
     def find_trained(self) -> None:
         """Sets `trained` to that of the open window, in eager execution."""
@@ -227,7 +229,8 @@ def _of_known_kinds(variables: Variables, gradients: dict[int, Gradient]):
         raise ValueError(
             "Every micro-step must have gradients of the same variables. Received: "
             f"{_names(variables, indices)} after {_names(variables)}. Make one optimizer "
-            "for each set of variables, by accumulate()."
+            "for each set of variables, by accumulate(), or end the window first, by "
+            "apply_partial_window()."
         )
     return {
         i: _as_slices(g) if i in variables.sparse else tf.convert_to_tensor(g)

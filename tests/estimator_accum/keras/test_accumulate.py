@@ -273,6 +273,38 @@ def test_between_two_windows_other_variables_may_be_trained(kind):
     assert (first.numpy(), second.numpy()) == (-1.0, -3.0)
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_variables_that_come_later_are_trained_or_refused_as_without_us(kind, in_graph):
+    """For example those of layers that are no longer frozen, or of a second model."""
+
+    def train(optimizer, steps):
+        first, second = tf.Variable(1.0), tf.Variable([1.0, 2.0], name="later")
+        for variables in [first], [first, second], [second]:
+            pairs = [(v * 0 + 2.0, v) for v in variables]
+
+            def step(pairs=pairs):
+                optimizer.apply_gradients(pairs)
+
+            step = tf.function(step) if in_graph else step
+            for _ in range(2 * steps):
+                step()
+        return [first.numpy(), *second.numpy()]
+
+    options = {"momentum": 0.5}
+    plain = kind.optimizer("SGD", 0.1, **options)
+    ours = accumulate(kind.optimizer("SGD", 0.1, **options), 3)
+    if kind.is_legacy:
+        np.testing.assert_allclose(train(ours, 3), train(plain, 1), rtol=1e-6)
+        return
+    with pytest.raises((ValueError, KeyError)):
+        train(plain, 1)
+    message = (
+        r"that the optimizer was built with\. Received: unknown variables, .*later"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(ours, 3)
+
+
 def test_what_is_wrong_is_refused_in_a_sentence(kind):
     sgd = kind.optimizer("SGD", 1.0)
     with pytest.raises(ValueError, match=r"integer >= 1\. Received: 0\. Use 1"):
@@ -359,6 +391,38 @@ def test_applying_a_partial_window_comes_before_the_averages(kind):
     callbacks = [AccumulationCallback("apply")]
     fit(ours, optimizer, (x, y), 8, callbacks=callbacks)
     assert difference(big, ours) < 1e-12
+
+
+def test_averages_are_swapped_in_under_a_loss_scale_too(kind):
+    if not hasattr(kind.keras.callbacks, "SwapEMAWeights"):
+        pytest.skip("SwapEMAWeights is a callback of Keras 3")
+    data, losses = dense_data(64, "float64"), []
+    for steps, batch in ((None, 32), (1, 32), (4, 8)):
+        model = kind.dense_model("float64")
+        inner = kind.optimizer("Adam", 0.05, use_ema=True, ema_momentum=0.5)
+        optimizer = kind.keras.mixed_precision.LossScaleOptimizer(inner)
+        optimizer = accumulate(optimizer, steps) if steps else optimizer
+        options = {"callbacks": [kind.keras.callbacks.SwapEMAWeights(True)]}
+        options |= {"validation_data": data}
+        history = fit(model, optimizer, data, batch, 2, **options).history
+        losses.append([*history["val_loss"], *model.get_weights()[0].ravel()])
+    np.testing.assert_array_equal(losses[1], losses[0])
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-9)
+
+
+def test_a_keras_whose_own_sum_over_replicas_has_moved_is_refused(kind, monkeypatch):
+    if not kind.is_3:
+        pytest.skip("an argument of Keras 2 leaves the sum out")
+    sgd = kind.optimizer("SGD", 1.0)
+    (home,) = [c for c in type(sgd).__mro__ if "_all_reduce_sum_gradients" in vars(c)]
+    monkeypatch.delattr(home, "_all_reduce_sum_gradients")
+    accumulate(sgd, 2).build([tf.Variable(1.0)])  # right with one replica
+    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+        optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+        with pytest.raises(
+            RuntimeError, match="Received: 2 replicas and a SGD of Keras"
+        ):
+            optimizer.build([tf.Variable(1.0)])
 
 
 def test_importing_estimator_accum_alone_imports_no_keras_of_ours():
