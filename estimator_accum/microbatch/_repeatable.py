@@ -111,19 +111,14 @@ def check_not_written(outputs: list[tf.Tensor], micro_ops: list[tf.Operation]) -
             )
 
 
-def draw_once_per_batch(
-    operations: list[tf.Operation], of_batch: set[tf.Operation]
-) -> None:
-    """Makes random numbers that no micro-batch shapes the same in all of them.
+def draw_once_per_batch(draws: list[tf.Operation]) -> None:
+    """Makes random numbers that all examples share the same in all micro-batches.
 
     Args:
-        operations: Operations that run with each micro-batch.
-        of_batch: The operations that are computed from the micro-batch.
+        draws: Operations that draw them, in no branch or loop.
     """
-    for operation in list(ancestors(operations)):
-        is_outside = operation._get_control_flow_context() is None
-        if operation.type in STATELESS and operation not in of_batch and is_outside:
-            _draw_by(operation, batch_seed)
+    for operation in draws:
+        _draw_by(operation, batch_seed)
 
 
 def changes_something(operation: tf.Operation, library: dict) -> bool:

@@ -20,6 +20,11 @@ from estimator_accum.microbatch._count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch._gather import Exchange
 from estimator_accum.microbatch._staging import describe_example, rows_of
 
+_LATE = (
+    "It was seen at {}, so earlier updates may be wrong as well: resume from no "
+    "checkpoint of this run."
+)
+
 
 class _Cut(NamedTuple):
     """One replica's batch, cut into micro-batches.
@@ -68,7 +73,7 @@ class BatchRunner:
         self._count.can_recompute = any(each is not None for each in switches)
         self._roll_back = [replica.roll_back for replica in replicas]
         self._passes = list(zip(*(each.passes for each in replicas), strict=True))
-        self._spot_checks = [replica.spot_check for replica in replicas]
+        self._batches, self._looks = 0, [0] * len(replicas)  # of the spot checks
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Initializes, in a new session, the variables that are in no collection."""
@@ -106,6 +111,7 @@ class BatchRunner:
                 "A batch must have at least one example. Received: none at "
                 f"{place}. Leave empty batches out in input_fn."
             )
+        self._batches += 1
         while True:
             begin = time.monotonic()
             self._exchanges = []
@@ -150,7 +156,7 @@ class BatchRunner:
             size = -(-n // self._count.value)  # ceil
             cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
         is_whole = max(len(cut.begins) for cut in cuts) == 1
-        self._spot_check(session, rows)
+        self._spot_check(session, cuts, place)
         last, done, later, fetched = {}, {}, {}, []
         for passes in self._passes:
             own = dict.fromkeys([p for each in passes for p in each.done], True)
@@ -188,17 +194,24 @@ class BatchRunner:
                 feeds |= replica.batch.feeds(begins[i], own, rows, number, recompute)
         return feeds
 
-    def _spot_check(self, session, rows: list[int]) -> None:
-        """Has the numbers of each replica looked at, once, if its batch may be cut."""
+    def _spot_check(self, session, cuts: list[_Cut], place: str) -> None:
+        """Has some batches looked at, if they may be cut: the numbers of each replica."""
         if self._count.is_fixed and self._count.value == 1:
             return
-        for i, (spot_check, n) in enumerate(zip(self._spot_checks, rows, strict=True)):
-            if spot_check is not None and n > 1:
-                switch = self._replicas[i].batch.should_recompute
-                feeds = {} if switch is None else {switch: self._count.recompute}
-                spot_check.run(session, n, feeds)
-                session.run(self._roll_back)
-                self._spot_checks[i] = None
+        for i, (replica, cut) in enumerate(zip(self._replicas, cuts, strict=True)):
+            check, looks = replica.spot_check, self._looks[i]
+            if check is None or cut.rows < 2 or not check.is_due(looks, self._batches):
+                continue
+            switch = replica.batch.should_recompute
+            feeds = {} if switch is None else {switch: self._count.recompute}
+            try:
+                check.run(session, cut.rows, cut.size, looks, feeds)
+            except ValueError as error:
+                if looks:
+                    raise ValueError(f"{error} {_LATE.format(place)}") from error
+                raise
+            session.run(self._roll_back)
+            self._looks[i] = self._batches
 
     def _reported(
         self, session, rows, fetched, own: int, feeds: dict, place: str

@@ -69,6 +69,10 @@ class View:
         is_own = state.kind == "rows" and state.distance is None
         return is_own and not is_in_loop(tensor.op) and not self.is_pure(tensor)
 
+    def is_shared_draw(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor is random numbers that all examples share."""
+        return is_draw(tensor.op) and self.state(tensor).kind == "fixed"
+
     def is_pure(self, tensor: tf.Tensor) -> bool:
         """Returns whether constants and the batch alone decide the tensor's value."""
         waiting = [tensor.op]
@@ -141,6 +145,8 @@ class Border:
             in_loop = is_in_loop(operation)
             is_needed = is_made or in_loop or operation in view.of_batch
             if view.is_part(tensor) or not is_needed:
+                continue
+            if not (is_made or in_loop) and view.is_shared_draw(tensor):
                 continue
             if operation.type in _SHAPES and _are_rows(view, operation, made):
                 self.shapes[operation] = None

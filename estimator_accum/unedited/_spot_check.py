@@ -1,39 +1,61 @@
-"""A spot check: a look at the numbers before the first batch that is cut.
+"""A spot check: a look at the numbers of a batch that is cut, before its update.
 
-    rows of 8 examples         = those of 1, 3 and 4 of them, joined
-    gradients of 8 examples    = the sum of those of 1, 3 and 4
+    rows of some examples         = those of one, of three and of the rest, joined
+    gradients of some examples    = the sum of those of one, of three and of the rest
 
 with random gradients of the rows, and the same random numbers in both. It guards the
 rules of the analysis, and sees what no analysis of the forward pass can: a gradient of
-its own (tf.custom_gradient) that combines examples. It changes no variable. Where it
-fails, training is refused.
+its own (tf.custom_gradient) that combines examples. The examples are spread over the
+batch, and looked at again with noise on all features that are no integers. Fingerprints
+are compared, so no gradient leaves the session. It changes no variable. Where it fails,
+training is refused.
 """
 
 import itertools
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import (
-    data_ancestors,
-    functions_of,
-    library_of_functions,
-    nodes_of,
-    operations_with_own_gradients,
-)
+from estimator_accum._graph import data_ancestors, operations_with_own_gradients
 from estimator_accum._precision import has_low_precision
-from estimator_accum._seed import DRAWS
+from estimator_accum._seed import DRAWS, SHAPED_DRAWS
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._count import is_out_of_memory
+from estimator_accum.unedited._fingerprints import (
+    Fingerprint,
+    are_equal,
+    of_gradient,
+    of_rows,
+    rounding_of,
+)
 from estimator_accum.unedited._head import View
+from estimator_accum.unedited._without_draws import drawing_inside, without_draws
 
-_MOST_EXAMPLES = 8
+_BATCHES = (1, 2, 10, 100, 1000)  # those that are looked at
+_MOST_EXAMPLES, _MOST_LATER = 8, 4  # of the first of them, and of the others
 _GROUPS = (1, 3)  # and the rest
-# Times the spacing of numbers of a dtype. What combines examples differs by far more.
-_ROUNDING, _ROUNDING_OF_HALVES = 1000, 16
+_SMALLEST = 4e-2  # size of a gradient, relative to the largest one, that rounding has
 _SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
+_GOLDEN = 0.618034  # share of the distance by which the next examples are others
 _logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+class _Look(NamedTuple):
+    """One comparison.
+
+    Attributes:
+        session: The session itself, without hooks.
+        feeds: Feeds of all runs: the examples, and what the caller gives.
+        number: Number of examples.
+        is_noisy: Whether there is noise, with which the model may fail.
+    """
+
+    session: tf.compat.v1.Session
+    feeds: dict
+    number: int
+    is_noisy: bool
 
 
 class SpotCheck:
@@ -44,6 +66,7 @@ class SpotCheck:
         derived: The gradients that were derived, as `Interception.derived`.
         collected: Further tensors whose rows are collected, and the axis of these.
         view: The graph in which they are.
+        guards: Operations that fail where rows are looked up in other examples.
     """
 
     def __init__(
@@ -52,213 +75,299 @@ class SpotCheck:
         derived: list,
         collected: list[tuple[tf.Tensor, int]],
         view: View,
+        guards: list[tf.Operation],
     ):
-        self._batch = batch
+        self._batch, self._guards = batch, guards
         derived = [each for each in derived if each.is_simple]
         gradients = [g for each in derived for g in each.gradients]
-        rows = {tensor.ref(): tensor for tensor, _ in collected}
-        axes = {tensor.ref(): axis for tensor, axis in collected}
-        self._arriving_rows, self._arriving = [], []
+        rows = {tensor.ref(): (tensor, axis) for tensor, axis in collected}
+        arriving = []  # (rows, their gradient, axis)
         for each in derived:
-            for tensor, arriving in zip(each.rows, each.arriving, strict=True):
-                axes[tensor.ref()] = each.view.state(tensor).axis
-                axes[arriving.ref()] = axes[tensor.ref()]
-                rows[tensor.ref()] = tensor
-                self._arriving_rows.append(tensor)
-                self._arriving.append(arriving)
+            for tensor, gradient in zip(each.rows, each.arriving, strict=True):
+                axis = each.view.state(tensor).axis
+                rows[tensor.ref()] = tensor, axis
+                arriving.append((tensor, gradient, axis))
         parts = tf.nest.flatten(gradients, expand_composites=True)
-        needed = data_ancestors([t.op for t in [*rows.values(), *parts]])
+        needed = data_ancestors(
+            [t.op for t in (*parts, *(t for t, _ in rows.values()))]
+        )
         draws = [
             operation.outputs[0]
             for operation in needed
             if operation.type in DRAWS and operation._get_control_flow_context() is None
         ]
         states = View(batch, draws)
-        self._draws = [each for each in draws if states.state(each).kind == "rows"]
-        axes |= {each.ref(): states.state(each).axis for each in self._draws}
-        drawing = _drawing_functions(needed)
-        self._rows = [
-            tensor
-            for tensor in rows.values()
-            if tensor.graph.is_fetchable(tensor)
-            and not (drawing and drawing & data_ancestors([tensor.op]).keys())
-        ]
-        # Numbers that cannot be fed: nothing can be compared.
-        self._gradients = [] if drawing else gradients
-        self._axes = axes
-        dtypes = {output.dtype for each in needed for output in each.outputs}
-        precisions = [_tolerance(each) for each in dtypes if each.is_floating]
-        self._tolerance = max(precisions, default=0.0)
-        has_own = operations_with_own_gradients(needed)
-        self._scales = _SCALES if has_own else _SCALES[:1]
+        draws = [each for each in draws if states.state(each).kind == "rows"]
+        unknown = drawing_inside(needed, DRAWS - SHAPED_DRAWS)
 
-    def run(self, session: tf.compat.v1.Session, rows: int, feeds: dict) -> None:
-        """Looks at the first examples of the batch that is staged.
+        def is_known(tensor: tf.Tensor) -> bool:
+            return not unknown or unknown.isdisjoint(data_ancestors([tensor.op]))
+
+        gradients = [g for g in gradients if all(map(is_known, _parts(g)))]
+        rows = [pair for pair in rows.values() if is_known(pair[0])]
+        with tf.control_dependencies(None), tf.name_scope("spot_check"):
+            taken = [each for each, _, _ in arriving]
+            fed = [gradient for _, gradient, _ in arriving]
+            named = [*parts, *(t for t, _ in rows), *draws, *taken, *fed]
+            named += [part.whole for part in batch.parts]
+            copies = without_draws(needed, named)
+
+            def copy(tensor: tf.Tensor) -> tf.Tensor:
+                return copies.get(tensor.ref(), tensor)
+
+            self._rows = {
+                tensor.name: of_rows(copy(tensor), axis)
+                for tensor, axis in rows
+                if copy(tensor).graph.is_fetchable(copy(tensor))
+            }
+            self._gradients = {
+                f"{i} {_parts(g)[0].name}": of_gradient(
+                    tf.nest.map_structure(copy, g, expand_composites=True)
+                )
+                for i, g in enumerate(gradients)
+            }
+            self._draws = {copy(d): states.state(d).axis for d in draws}
+            self._shapes = [tf.shape(copy(tensor)) for tensor in taken]
+            self._arriving = {copy(g): axis for _, g, axis in arriving}
+            self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
+            self._examples = {
+                copy(whole): example
+                for whole, example in _examples(batch, self._indices).items()
+            }
+        dtypes = {output.dtype for each in needed for output in each.outputs}
+        precisions = [rounding_of(each) for each in dtypes if each.is_floating]
+        self._tolerance = max(precisions, default=0.0)
+        self._has_own_gradients = bool(operations_with_own_gradients(needed))
+
+    def is_due(self, last: int, batch: int) -> bool:
+        """Returns whether a batch is to be looked at.
+
+        Args:
+            last: Number of the batch of this run that was looked at last; 0 for none.
+            batch: The batch's own number.
+        """
+        return any(last < number <= batch for number in _BATCHES)
+
+    def run(
+        self, session: tf.compat.v1.Session, rows: int, size: int, last: int, feeds
+    ) -> None:
+        """Looks at examples of the batch that is staged.
 
         Args:
             session: The session itself, without hooks.
             rows: Number of examples in the batch, at least 2.
+            size: Number of examples in a micro-batch.
+            last: Number of the batch that was looked at last; 0 for none.
             feeds: Further feeds of a micro-batch.
 
         Raises:
             ValueError: If the micro-batches are not parts of the batch.
         """
-        feeds = {**feeds, self._batch.rows: rows, self._batch.num_micro_batches: 1}
         if has_low_precision(session):
-            self._tolerance = max(self._tolerance, _tolerance(tf.bfloat16))
-        number = min(_MOST_EXAMPLES, rows)
-        while number > 1:
+            self._tolerance = max(self._tolerance, rounding_of(tf.bfloat16))
+        most = _MOST_LATER if last else _MOST_EXAMPLES
+        # Beside the numbers that were drawn, half a micro-batch takes no more memory.
+        number = min(most, rows, max(2, size // 2 if self._draws else size))
+        done = 0
+        while done < min(most, rows):
             try:
-                self._compare(session, number, feeds)
-                return
+                self._look(session, rows, number, last + done / most, feeds)
+                done += number
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                number //= 2
-        _logger.warning(
-            "micro-batches: two examples do not fit in memory at once, so it was not "
-            "looked at whether their gradients add up"
-        )
+                if number == 2:
+                    _logger.warning(
+                        "micro-batches: two examples do not fit in memory at once, so it "
+                        "was not looked at whether their gradients add up"
+                    )
+                    return
+                number = max(2, number // 2)
 
-    def _compare(self, session, number: int, feeds: dict) -> None:
+    def _look(self, session, rows: int, number: int, turn: float, feeds: dict) -> None:
+        """Compares examples as they are, and with noise.
+
+        Args:
+            session: The session.
+            rows: Number of examples in the batch.
+            number: Number of examples to look at.
+            turn: Number of the look, which decides which examples are looked at.
+            feeds: Further feeds of a micro-batch.
+        """
+        feeds = {**feeds, self._batch.rows: number, self._batch.num_micro_batches: 1}
+        within = (np.arange(number) + turn * _GOLDEN % 1) * rows / number
+        indices = {self._indices: within.astype(np.int64)}
+        examples = session.run(self._examples, indices)
+        random = np.random.default_rng(number)
+        noisy = {
+            whole: value + _noise(value, random)
+            for whole, value in examples.items()
+            if whole.dtype.is_floating and value.size
+        }
+        look = _Look(session, feeds | examples, number, is_noisy=False)
+        is_first = turn < 1
+        for scale in _SCALES if self._has_own_gradients and is_first else _SCALES[:1]:
+            self._compare(look, scale, random)
+        if not noisy:
+            return
+        look = look._replace(feeds=feeds | examples | noisy, is_noisy=True)
+        try:
+            self._compare(look, _SCALES[0], random)
+        except tf.errors.OpError as error:
+            if is_out_of_memory(error):
+                raise
+            _logger.debug("micro-batches: no look at noise, which fails: %s", error)
+
+    def _compare(self, look: _Look, scale: float, random) -> None:
+        number = look.number
         groups = [size for size in _GROUPS if size < number]
         if sum(groups) >= number:
             groups = groups[:1]
         groups.append(number - sum(groups))
         begins = np.cumsum([0, *groups])
         parts = [slice(*pair) for pair in itertools.pairwise(begins)]
-        whole, one = slice(0, number), slice(0, 1)
-        sizes = session.run(self._arriving_rows, self._feeds(one, feeds))
-        for scale in self._scales:
-            arriving = self._random(sizes, number, scale)
-            fetches = [self._rows, self._gradients, self._draws]
-            given = self._feeds(whole, feeds, arriving, number)
-            rows, gradients, draws = session.run(fetches, given)
-            given = arriving | dict(zip(self._draws, draws, strict=True))
-            apart = [
-                session.run(fetches[:2], self._feeds(part, feeds, given, number))
-                for part in parts
-            ]
-            self._check_rows(rows, [each for each, _ in apart], groups)
-            self._check_sums(gradients, [each for _, each in apart], number)
+        run = look.session.run
+        given = self._random(look, scale, random)
+        fetches = [self._rows, self._gradients, self._guards]
+        rows, gradients, _, draws = run(
+            [*fetches, list(self._draws)],
+            self._feeds(slice(0, number), look, given),
+        )
+        given |= {
+            tensor: (value, axis)
+            for (tensor, axis), value in zip(self._draws.items(), draws, strict=True)
+        }
+        apart = [run(fetches, self._feeds(part, look, given)) for part in parts]
+        for name, together in rows.items():
+            found = [each[name] for each, _, _ in apart]
+            if not _are_joined(together, found, self._tolerance, look.is_noisy):
+                raise ValueError(
+                    "What micro-batches compute must be the rows that the batch at once "
+                    f"computes. Received: {name}, whose rows for {number} examples are "
+                    f"others than for {' and '.join(map(str, groups))} of them. Declare "
+                    "no Python function per_example that is not, or train without "
+                    "micro-batches."
+                )
+        self._check_sums(gradients, [each for _, each, _ in apart], number)
 
-    def _random(self, sizes: list[np.ndarray], number: int, scale: float) -> dict:
-        """Returns gradients for the rows of `number` examples, from rows of one."""
-        random, found = np.random.default_rng(number), {}
-        for row, tensor, value in zip(
-            self._arriving_rows, self._arriving, sizes, strict=True
-        ):
-            shape = list(value.shape)
-            shape[self._axes[row.ref()]] *= number
-            found[tensor] = (scale * random.normal(size=shape)).astype(value.dtype)
+    def _random(self, look: _Look, scale: float, random) -> dict:
+        """Returns gradients for the rows of all examples, and their axes."""
+        if not self._arriving:
+            return {}
+        one = self._feeds(slice(0, 1), look, {})
+        shapes, found = look.session.run(self._shapes, one), {}
+        for (tensor, axis), shape in zip(self._arriving.items(), shapes, strict=True):
+            shape = [*shape]
+            shape[axis] *= look.number
+            is_double = tensor.dtype.size >= tf.float64.size
+            drawn = random.standard_normal(
+                shape, np.float64 if is_double else np.float32
+            )
+            drawn *= scale
+            found[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
         return found
 
-    def _check_rows(self, together: list, apart: list[list], groups: list[int]) -> None:
-        for i, tensor in enumerate(self._rows):
-            found, axis = [each[i] for each in apart], self._axes[tensor.ref()]
-            if _are_joined(together[i], found, axis, self._tolerance):
-                continue
-            raise ValueError(
-                "What micro-batches compute must be the rows that the batch at once "
-                f"computes. Received: {tensor.name}, whose rows for {sum(groups)} "
-                f"examples are others than for {' and '.join(map(str, groups))} of "
-                "them. Declare no Python function per_example that is not, or train "
-                "without micro-batches."
-            )
-
-    def _check_sums(self, together: list, apart: list[list], number: int) -> None:
-        together = list(map(_dense, together))
-        apart = [list(map(_dense, each)) for each in apart]
-        sizes = [np.abs(each).max(initial=0) for group in apart for each in group]
-        largest = max(sizes, default=0)
-        for i, gradient in enumerate(self._gradients):
-            total = sum(each[i] for each in apart)
-            own = sum(np.abs(each[i]) for each in apart)
-            bound = self._tolerance * max(own.max(initial=0), 1e-2 * largest)
-            difference = np.abs(together[i] - total)
-            if np.all((difference <= bound) | ~np.isfinite(total)):
+    def _check_sums(self, together: dict, apart: list[dict], number: int) -> None:
+        sizes = [each.size for group in apart for each in group.values()]
+        largest = np.nanmax(sizes, initial=0)
+        for name, whole in together.items():
+            groups = [group[name] for group in apart]
+            own = sum(each.size for each in groups)
+            bound = self._tolerance * max(own, _SMALLEST * largest)
+            if np.isnan(own) or are_equal(
+                whole, sum(each.products.astype(np.float64) for each in groups), bound
+            ):
                 continue
             raise ValueError(
                 "The gradient of a batch must be the sum of its micro-batches', for any "
                 "gradient of what each example results in. Received: "
-                f"{gradient.name}, which differs for {number} examples at once by "
-                f"{difference.max():.1e} of {largest:.1e}. Look for a tf.custom_gradient "
-                "that combines examples, or train without micro-batches."
+                f"{name.split()[1]}, which is another one for {number} examples at once. "
+                "Look for a tf.custom_gradient that combines examples, or train without "
+                "micro-batches."
             )
 
-    def _feeds(self, part: slice, feeds: dict, drawn=None, number: int = 1) -> dict:
-        """Returns the feeds of a micro-batch of the examples `part`."""
-        found = {
-            **feeds,
+    def _feeds(self, part: slice, look: _Look, given: dict) -> dict:
+        """Returns the feeds of a micro-batch of the examples `part`.
+
+        Args:
+            part: The examples.
+            look: The comparison.
+            given: Values for all examples, and the axes of their rows.
+        """
+        feeds = {
+            **look.feeds,
             self._batch.begin: part.start,
             self._batch.size: part.stop - part.start,
         }
-        for tensor, value in (drawn or {}).items():
-            found[tensor] = self._rows_of(tensor, value, part, number)
-        return found
-
-    def _rows_of(self, tensor, value: np.ndarray, part: slice, number: int):
-        axis = self._axes[tensor.ref()]
-        each = value.shape[axis] // number
-        return np.take(value, range(part.start * each, part.stop * each), axis)
+        for tensor, (value, axis) in given.items():
+            each = value.shape[axis] // look.number
+            own = slice(part.start * each, part.stop * each)
+            feeds[tensor] = value[(*[slice(None)] * axis, own)]
+        return feeds
 
 
-def _dense(gradient) -> np.ndarray:
-    """Returns a gradient as float64; of slices, the sum for each row that they touch."""
-    if not hasattr(gradient, "indices"):
-        return np.asarray(gradient).astype(np.float64)
-    values = np.asarray(gradient.values).astype(np.float64)
-    rows = int(np.max(gradient.indices, initial=-1)) + 1
-    if gradient.dense_shape is not None:
-        rows = int(gradient.dense_shape[0])
-    total = np.zeros((rows, *values.shape[1:]))
-    np.add.at(total, np.asarray(gradient.indices), values)
-    return total
+def _parts(gradient) -> list[tf.Tensor]:
+    return tf.nest.flatten(gradient, expand_composites=True)
 
 
-def _tolerance(dtype: tf.DType) -> float:
-    """Returns how much rounding may differ, relative to the largest number."""
-    if dtype == tf.bfloat16:
-        return _ROUNDING_OF_HALVES * 2.0**-8
-    if dtype == tf.float16:
-        return _ROUNDING_OF_HALVES * 2.0**-10
-    return _ROUNDING * float(np.finfo(dtype.real_dtype.as_numpy_dtype).eps)
+def _examples(batch: WholeBatch, indices: tf.Tensor) -> dict[tf.Tensor, tf.Tensor]:
+    """Returns examples, by the tensors that hold those of the whole batch.
+
+    Args:
+        batch: The batch.
+        indices: Numbers of the examples, sorted.
+    """
+    wholes = {part.sliced.ref(): part.whole for part in batch.parts}
+    found = {}
+    for leaf in tf.nest.flatten(batch.sliced):
+        sliced = _parts(leaf)
+        if not all(each.ref() in wholes for each in sliced):
+            continue  # a scalar
+        whole = [wholes[each.ref()] for each in sliced]
+        value = tf.nest.pack_sequence_as(leaf, whole, expand_composites=True)
+        taken = _take(value, indices)
+        found |= dict(zip(whole, _parts(taken), strict=True))
+    return found
+
+
+def _take(value, indices: tf.Tensor):
+    """Returns some examples of a feature or label."""
+    if not isinstance(value, tf.SparseTensor):
+        return tf.gather(value, indices)
+    is_taken = tf.equal(value.indices[:, :1], indices[None])  # [entries, examples]
+    rows = tf.argmax(tf.cast(is_taken, tf.int32), 1)
+    places = tf.concat([rows[:, None], value.indices[:, 1:]], 1)
+    shape = tf.concat([[tf.size(indices, tf.int64)], value.dense_shape[1:]], 0)
+    every = tf.SparseTensor(places, value.values, shape)
+    return tf.sparse.retain(every, tf.reduce_any(is_taken, 1))
+
+
+def _noise(value: np.ndarray, random) -> np.ndarray:
+    """Returns noise as large as the differences of the numbers of a feature."""
+    wide = value.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    sizes = [np.std(finite), np.max(np.abs(finite))] if finite.size else []
+    size = next((size for size in sizes if size), 1.0)
+    return (size * random.normal(size=value.shape)).astype(value.dtype)
 
 
 def _are_joined(
-    together: np.ndarray, apart: list[np.ndarray], axis: int, bound: float
+    together: Fingerprint, apart: list[Fingerprint], tolerance: float, is_noisy: bool
 ) -> bool:
     """Returns whether rows are those of groups, one group behind the other.
 
     Args:
-        together: The rows.
-        apart: The rows of each group.
-        axis: The axis of the rows.
-        bound: Largest difference by rounding, relative to the largest number.
+        together: Fingerprint of the rows.
+        apart: Those of each group.
+        tolerance: Largest difference by rounding, relative to the largest number.
+        is_noisy: Whether numbers that are not finite say nothing.
     """
-    if len({(*each.shape[:axis], *each.shape[axis + 1 :]) for each in apart}) > 1:
+    every = [together, *apart]
+    if is_noisy and not all(each.is_finite for each in every):
+        return True
+    if len({tuple(each.others) for each in every}) > 1:
         return False
-    joined = np.concatenate(apart, axis)
-    if joined.shape != together.shape:
+    joined = np.concatenate([each.products for each in apart]).astype(np.float64)
+    if joined.shape != together.products.shape:
         return False
-    kind = tf.as_dtype(together.dtype)
-    if not (kind.is_floating or kind.is_complex):
-        return bool(np.all(joined == together))
-    wide = np.complex128 if kind.is_complex else np.float64
-    joined, together = joined.astype(wide), together.astype(wide)
-    finite = np.abs(np.where(np.isfinite(together), together, 0))
-    return np.allclose(
-        joined, together, bound, bound * finite.max(initial=0), equal_nan=True
-    )
-
-
-def _drawing_functions(operations) -> set[tf.Operation]:
-    """Returns the operations that draw random numbers inside a function or loop."""
-    library = library_of_functions()
-    return {
-        operation
-        for operation in operations
-        if operation.type in DRAWS
-        and operation._get_control_flow_context() is not None
-        or any(node.op in DRAWS for node in nodes_of(functions_of(operation), library))
-    }
+    return are_equal(together, joined, tolerance * together.size)

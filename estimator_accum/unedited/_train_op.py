@@ -20,6 +20,7 @@ from estimator_accum._graph import (
     library_of_functions,
     path_to,
 )
+from estimator_accum._seed import is_draw
 from estimator_accum._writers import variable_of, writers_of
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._repeatable import (
@@ -30,7 +31,7 @@ from estimator_accum.microbatch._repeatable import (
 )
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
 from estimator_accum.unedited._activations import report_activations
-from estimator_accum.unedited._head import Copies, View, of_batch
+from estimator_accum.unedited._head import Copies, View, is_in_loop, of_batch
 from estimator_accum.unedited._interception import Interception
 from estimator_accum.unedited._order import Cut, order_update
 from estimator_accum.unedited._patches import intercepting
@@ -152,14 +153,13 @@ class _Once:
         self._handles = {handle.op for handle in batch.handles}
         self._check_passes(values)
         batch.register(reported=dict(zip(tensors, values, strict=True)))
-        passes = [op for each in batch.passes for op in each.each]
-        draw_once_per_batch(passes, self._of_batch)
+        draw_once_per_batch(self._shared_draws())
         make_repeatable(batch.computed_twice)
         rows = [tensor for tensor, _ in early.collected]
         make_repeatable(rows, "Rows of examples that the loss combines")
         derived = self._interception.derived
-        _check_places(batch, [each.view for each in derived])
-        spot_check = SpotCheck(batch, derived, copies.collected, view)
+        guards = _check_places(batch, [each.view for each in derived])
+        spot_check = SpotCheck(batch, derived, copies.collected, view, guards)
         report_activations(view, losses)
         self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
@@ -167,6 +167,15 @@ class _Once:
         fed = [*tensors, *done]
         order_update(Cut(roots, list(self._sums), fed, list(self._waiting)))
         return spot_check
+
+    def _shared_draws(self) -> list[tf.Operation]:
+        """Returns the operations whose random numbers all examples share."""
+        passes = [op for each in self._batch.passes for op in each.each]
+        draws = [
+            each for each in filter(is_draw, ancestors(passes)) if not is_in_loop(each)
+        ]
+        view = View(self._batch, [each.outputs[0] for each in draws])
+        return [e for e in draws if view.state(e.outputs[0]).kind == "fixed"]
 
     def _check_passes(self, values: list[tf.Tensor]) -> None:
         """Raises ValueError if something changes before the train op runs."""
@@ -315,8 +324,12 @@ class _Once:
             )
 
 
-def _check_places(batch: WholeBatch, views: list[View]) -> None:
-    """Has every micro-batch check that rows are looked up in their own example."""
+def _check_places(batch: WholeBatch, views: list[View]) -> list[tf.Operation]:
+    """Returns operations that fail where rows are looked up in other examples.
+
+    Every micro-batch runs them.
+    """
+    made = []
     guards = {g.places.ref(): g for view in views for g in view.analysis.guards}
     for places, axis, table in guards.values():
         with tf.control_dependencies(None):
@@ -331,6 +344,8 @@ def _check_places(batch: WholeBatch, views: list[View]) -> None:
                 f"Received: {places.name}, which are places of others."
             )
             batch.register(each=[guard], refusals={guard: sentence})
+            made.append(guard)
+    return made
 
 
 def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:
