@@ -320,10 +320,10 @@ def _examples(batch: WholeBatch, indices: tf.Tensor) -> dict[tf.Tensor, tf.Tenso
     wholes = {part.sliced.ref(): part.whole for part in batch.parts}
     found = {}
     for leaf in tf.nest.flatten(batch.sliced):
-        sliced = _parts(leaf)
-        if not all(each.ref() in wholes for each in sliced):
-            continue  # a scalar
-        whole = [wholes[each.ref()] for each in sliced]
+        sliced = [] if leaf is None else _parts(leaf)
+        whole = [wholes[each.ref()] for each in sliced if each.ref() in wholes]
+        if not whole:
+            continue  # a scalar, which all examples share
         value = tf.nest.pack_sequence_as(leaf, whole, expand_composites=True)
         taken = _take(value, indices)
         found |= dict(zip(whole, _parts(taken), strict=True))

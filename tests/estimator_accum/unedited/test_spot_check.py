@@ -1,0 +1,277 @@
+"""The spot check: it finds what a wrong rule lets pass, and lets right code alone."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.unedited import _interception, _rules, _spot_check
+from estimator_accum.unedited._states import State
+from tests.helpers.models.interception import cut, relative_difference, train
+
+v1 = tf.compat.v1
+_random = np.random.default_rng(0)
+_N = 16  # examples
+_SQUARES = _random.normal(size=(_N, 3, 3)) + 4 * np.eye(3)
+_X, _SEQ = _random.normal(size=(_N, 3)), _random.normal(size=(_N, _N, 3))
+
+
+def _weights():
+    return v1.get_variable(
+        "weights", [3, 3], tf.float64, tf.random_normal_initializer(seed=1)
+    )
+
+
+def _same(x):
+    """Draws random numbers in a function, which do not count."""
+    draw = tf.random.uniform
+    return tf.function(lambda x: x + 0 * draw(tf.shape(x), dtype=x.dtype))(x)
+
+
+def _in_a_branch(x):
+    is_training = v1.placeholder_with_default(True, [])
+    return tf.cond(is_training, lambda: _same(x), lambda: 2 * x)
+
+
+def _in_a_loop(x):
+    return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, _same(x)), (0, x))[1]
+
+
+def _kept_numbers(x):
+    """Dropout, in a function, of numbers that count."""
+    return tf.function(lambda x: tf.nn.dropout(x, 0.5))(x)
+
+
+def _model_fn(loss_of, through):
+    def model_fn(features, labels, mode):
+        loss = loss_of(features, _weights(), through)
+        step = v1.train.get_or_create_global_step()
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return model_fn
+
+
+def _places(features, weights, through):
+    z = through(tf.tensordot(features["seq"], weights, 1))
+    z = tf.ensure_shape(z, [None, _N, 3])
+    places = tf.tile(tf.range(tf.shape(z)[0])[:, None], [1, 2])
+    return tf.reduce_mean(tf.reduce_sum(tf.gather_nd(z, places), 1) ** 2)
+
+
+def _solved(features, weights, through):
+    squares = features["squares"] + tf.linalg.diag(through(features["x"] @ weights))
+    found = tf.linalg.triangular_solve(squares[:, None], features["x"][:, :, None])
+    return tf.reduce_mean(tf.reduce_sum(found, [1, 2, 3]) ** 2)
+
+
+def _moved(features, weights, through):
+    hidden = through(features["x"] @ weights)
+    factor = tf.cast(features["late"], tf.float64)[:, None]
+    return tf.reduce_mean((hidden + factor * tf.roll(hidden, 1, 0)) ** 2)
+
+
+_WRONG = {
+    "GatherNd": _places,
+    "MatrixTriangularSolve": _solved,
+    "Roll": _moved,
+}
+_THROUGH = {
+    "as it is": lambda x: x,
+    "function": _same,
+    "branch": _in_a_branch,
+    "loop": _in_a_loop,
+    "dropout": _kept_numbers,
+}
+
+
+def _batch(zeros=slice(0), late=1):
+    x, squares, seq = _X.copy(), _SQUARES.copy(), _SEQ.copy()
+    x[zeros], seq[zeros] = 0, 0
+    late = np.full(_N, late)
+    return {"x": x, "squares": squares, "seq": seq, "late": late}, np.zeros(_N)
+
+
+def _with_wrong_rule(monkeypatch, kind: str) -> None:
+    monkeypatch.setitem(_rules.RULES, kind, lambda *_: State("rows", 0))
+
+
+@pytest.mark.parametrize("through", _THROUGH)
+@pytest.mark.parametrize("kind", _WRONG)
+def test_what_a_wrong_rule_lets_pass_is_refused(kind, through, monkeypatch):
+    _with_wrong_rule(monkeypatch, kind)
+    model_fn = cut(_model_fn(_WRONG[kind], _THROUGH[through]))
+    with pytest.raises(ValueError, match=r"others than for .* of them\. Declare"):
+        train(model_fn, _batch())
+
+
+@pytest.mark.parametrize("zeros", [slice(8), slice(8, None), slice(None)])
+@pytest.mark.parametrize("kind", _WRONG)
+def test_padding_hides_nothing(kind, zeros, monkeypatch):
+    _with_wrong_rule(monkeypatch, kind)
+    with pytest.raises(ValueError, match=r"others than for .* of them\. Declare"):
+        train(cut(_model_fn(_WRONG[kind], lambda x: x)), _batch(zeros))
+
+
+@tf.custom_gradient
+def _clipped(x):
+    return tf.identity(x), lambda d: tf.clip_by_norm(d, 0.5)
+
+
+@pytest.mark.parametrize("through", _THROUGH)
+def test_a_gradient_that_combines_examples_is_refused(through, monkeypatch):
+    monkeypatch.setattr(_interception, "_check_own_gradients", lambda *_: None)
+
+    def loss_of(features, weights, through):
+        return tf.reduce_mean(through(_clipped(features["x"] @ weights)) ** 2)
+
+    with pytest.raises(
+        ValueError, match=r"the sum of its micro-.*examples at once\. L"
+    ):
+        train(cut(_model_fn(loss_of, _THROUGH[through])), _batch())
+
+
+def _late(first: int):
+    """Returns an input_fn whose examples are combined from one batch on."""
+
+    def input_fn():
+        before, after = (tf.data.Dataset.from_tensors(_batch(late=n)) for n in (0, 1))
+        return before.repeat(first - 1).concatenate(after.repeat(3))
+
+    return input_fn
+
+
+def test_what_is_wrong_later_ends_the_training_before_its_update(monkeypatch):
+    _with_wrong_rule(monkeypatch, "Roll")
+    known = {}
+
+    def model_fn(features, labels, mode):
+        spec = _model_fn(_moved, lambda x: x)(features, labels, mode)
+        known["session"] = _Keep()
+        return spec._replace(training_hooks=[known["session"]])
+
+    sentence = r"Declare .*\. It was seen at update 10, so earlier updates may be wrong"
+    with pytest.raises(ValueError, match=sentence):
+        train(cut(model_fn), _late(10), updates=12)
+    assert known["session"].steps == list(range(1, 10))
+
+
+class _Keep(v1.train.SessionRunHook):
+    """Keeps what global_step is after each update."""
+
+    def __init__(self):
+        self.steps = []
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(v1.train.get_global_step())
+
+    def after_run(self, run_context, run_values):
+        self.steps.append(int(run_context.session.run(v1.train.get_global_step())))
+
+
+def test_some_batches_are_looked_at_and_fewer_examples_later(monkeypatch):
+    looks = []
+    monkeypatch.setattr(_spot_check, "_BATCHES", (1, 2, 5))
+    look = _spot_check.SpotCheck._look
+
+    def noting(self, session, rows, number, turn, feeds):
+        looks.append((number, turn))
+        look(self, session, rows, number, turn, feeds)
+
+    monkeypatch.setattr(_spot_check.SpotCheck, "_look", noting)
+    model_fn = _model_fn(_moved, lambda x: x)
+    train(cut(model_fn, 4), _late(7), updates=7)
+    assert looks == [(4, 0), (4, 0.5), (4, 1), (4, 2)]
+    looks.clear()
+    train(cut(model_fn, _N), _late(7), updates=1)  # no more than a micro-batch takes
+    assert looks == [(2, 0), (2, 0.25), (2, 0.5), (2, 0.75)]
+    looks.clear()
+    train(cut(model_fn, 1), _late(7), updates=1)
+    assert not looks
+
+
+def _log_of_a_probability(x):
+    return tf.math.log(1 / (1 + tf.exp(-x))) + tf.math.log(
+        tf.abs(x) ** 0 * x[:, :1] ** 2
+    )
+
+
+def _as_numbers_of_words(x):
+    table = tf.constant(np.arange(15.0).reshape(5, 3))
+    return tf.gather(table, tf.cast(tf.sign(x[:, 0]) + 1, tf.int32))
+
+
+def _as_places(x):
+    """Places in a text, which noise moves behind its end."""
+    own = tf.cast(tf.math.ceil(tf.abs(x[:, 0]) * 0 + 1), tf.int32)
+    own += tf.cast(x[:, 1] > 3.0, tf.int32) * 7
+    found = tf.gather(tf.reshape(x, [-1]), tf.range(tf.shape(x)[0]) * 3 + own)
+    return found[:, None] * tf.ones([1, 3], tf.float64)
+
+
+def _checked(x):
+    with tf.control_dependencies([v1.assert_less(tf.abs(x), 4.0 + 0 * x)]):
+        return tf.identity(x)
+
+
+def _factored(x):
+    squares = tf.linalg.matmul(x[:, None], x[:, None], transpose_a=True)
+    return tf.reduce_sum(tf.linalg.cholesky(squares + tf.eye(3, dtype=tf.float64)), 1)
+
+
+_RIGHT = [_log_of_a_probability, _as_numbers_of_words, _as_places, _checked, _factored]
+
+
+@pytest.mark.parametrize("known", _RIGHT)
+def test_noise_is_no_proof_where_a_model_cannot_take_it(known, caplog):
+    def loss_of(features, weights, through):
+        return tf.reduce_mean(tf.tanh(known(features["x"]) @ weights) ** 2)
+
+    model_fn, batch = _model_fn(loss_of, None), _batch(zeros=slice(6, 8))
+    if known is _log_of_a_probability:
+        batch = _batch()
+    theirs, _ = train(model_fn, batch, 2)
+    with caplog.at_level(logging.WARNING):
+        ours, _ = train(cut(model_fn), batch, 2)
+    assert relative_difference(ours, theirs) <= 1e-9
+    assert not caplog.records
+
+
+def test_examples_of_any_structure_are_looked_at(monkeypatch):
+    texts = np.array([b"a", b"bb"] * 8)
+    dense = np.where(_random.uniform(size=(_N, 4)) > 0.5, 1.5, 0)
+    sparse = tf.sparse.from_dense
+    ragged = [list(range(n % 4 + 1)) for n in range(_N)]
+
+    def input_fn():
+        features = {"text": texts, "x": _X, "few": (sparse(dense), tf.constant(2.0))}
+        features["lists"] = tf.ragged.constant(ragged, tf.float64)
+        return tf.data.Dataset.from_tensors((features, None))
+
+    def model_fn(features, labels, mode):
+        given = features["few"][0], features["lists"], features["text"]
+        widths = tf.strings.length(given[2])[:, None]
+        x = features["x"] * tf.cast(widths, tf.float64)
+        x += tf.sparse.to_dense(given[0])[:, :3] + tf.reduce_sum(given[1], 1)[:, None]
+        loss = tf.reduce_mean(tf.tanh(x @ _weights()) ** 2)
+        step = v1.train.get_or_create_global_step()
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    seen = []
+    compare = _spot_check.SpotCheck._compare
+
+    def noting(self, look, *rest):
+        seen.append((look.is_noisy, look.feeds))
+        compare(self, look, *rest)
+
+    monkeypatch.setattr(_spot_check.SpotCheck, "_compare", noting)
+    theirs, _ = train(model_fn, input_fn)
+    ours, _ = train(cut(model_fn), input_fn)
+    assert relative_difference(ours, theirs) <= 1e-9
+    assert [is_noisy for is_noisy, _ in seen] == [False, True] * 2
+    # The first, fifth, ... example, and then others.
+    for (_, feeds), first in zip(seen[::2], (0, 1), strict=True):
+        values = [each for each in feeds.values() if np.shape(each) == (4, 3)]
+        np.testing.assert_array_equal(values[0], _X[first::4])
