@@ -412,6 +412,15 @@ def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
     ]
 
 
+def release_sums(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Frees the memory of this replica's dense sums, until they are assigned again."""
+    return [
+        tf.raw_ops.DestroyResourceOp(resource=total.handle)
+        for total, touched in accumulators
+        if touched is None
+    ]
+
+
 def touched_rows(touched: tf.Tensor) -> tf.Tensor:
     return tf.where(touched > 0)[:, 0]
 

@@ -15,6 +15,7 @@ from estimator_accum._gradients import (
     Accumulator,
     assign_zeros,
     clear_rows,
+    release_sums,
     touched_rows,
     variables_of,
 )
@@ -56,6 +57,7 @@ class ReplicaBatch(NamedTuple):
         batch: Its batch, to which nothing is added any more.
         snapshot: Operations that copy the variables that micro-batches write.
         roll_back: Operations that undo the micro-batches so far, before a retry.
+        release: Operations that free the memory of the last batch's sums.
         initialize: Operations that run once in a new session, because the variables
             here are in no collection.
         passes: The passes, in their order.
@@ -69,6 +71,7 @@ class ReplicaBatch(NamedTuple):
     batch: "WholeBatch"
     snapshot: tuple[tf.Operation, ...]
     roll_back: tuple[tf.Operation, ...]
+    release: tuple[tf.Operation, ...]
     initialize: tuple[tf.Operation, ...]
     passes: tuple[Pass, ...]
     reported: dict[tf.Tensor, tf.Tensor]
@@ -127,6 +130,7 @@ class WholeBatch(Clock):
         self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
         self.micro_ops = self.last_pass.each
         self._initialize, self._roll_back, self.handles = [], [], []
+        self._release = []
         self.computed_twice, self._reported, self._refusals = [], {}, {}
         self._is_finished = False
 
@@ -224,10 +228,16 @@ class WholeBatch(Clock):
     ) -> None:
         """Adds operations that add each micro-batch to accumulators."""
         variables = variables_of(accumulators)
+        # Dense ones are written by the first micro-batch, and until then take no memory:
+        # one micro-batch alone takes no more than the batch at once.
+        sparse = variables_of(
+            [each for each in accumulators if each.touched is not None]
+        )
+        self._release += release_sums(accumulators)
         self.register(
             each=each,
             empty=assign_zeros(accumulators),
-            initialize=[variable.initializer for variable in variables],
+            initialize=[variable.initializer for variable in sparse],
             handles=[variable.handle for variable in variables],
         )
 
@@ -248,7 +258,8 @@ class WholeBatch(Clock):
         return ReplicaBatch(
             batch=self,
             snapshot=tuple(take),
-            roll_back=(*restore, *self._roll_back),
+            roll_back=(*restore, *self._roll_back, *self._release),
+            release=tuple(self._release),
             initialize=tuple(self._initialize),
             passes=tuple(self.passes),
             reported=self._reported,

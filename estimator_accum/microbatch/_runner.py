@@ -100,9 +100,8 @@ class BatchRunner:
             tf.errors.OutOfRangeError: At the end of the data.
         """
         replicas = self._replicas
-        staged, _ = session.run(
-            [[r.batch.stage for r in replicas], [r.snapshot for r in replicas]]
-        )
+        before = [(replica.release, replica.snapshot) for replica in replicas]
+        staged, _ = session.run([[r.batch.stage for r in replicas], before])
         shapes = [shapes for shapes, _ in staged]
         names = [replica.batch.names for replica in replicas]
         self.rows = rows = list(map(rows_of, names, shapes))

@@ -171,6 +171,7 @@ class SpotCheck:
         done = 0
         while done < min(most, rows):
             try:
+                number = min(number, max(2, most - done))
                 self._look(session, rows, number, last + done / most, feeds)
                 done += number
             except Exception as error:
