@@ -90,18 +90,26 @@ def _nothing_outlives_the_suite():
     """Fails if a program is left; this process adopts orphans, see programs.py."""
     yield
     children = psutil.Process().children(recursive=True)
-    children = [each for each in children if each.pid != programs.server_pid()]
-    _, left = psutil.wait_procs(children, timeout=30)  # the killed ones end soon
-    names = ["pid", "ppid", "status", "cmdline", "cwd", "cpu_times"]
-    described = [
-        facts
-        for facts in (process.as_dict(names) for process in left)
-        # Python's own resource tracker ends with this process.
-        if "resource_tracker" not in str(facts["cmdline"])
+    # Python's own resource tracker ends with this process.
+    children = [
+        each
+        for each in children
+        if each.pid != programs.server_pid() and not _is_resource_tracker(each)
     ]
+    # The killed ones end soon, on a busy machine later.
+    _, left = psutil.wait_procs(children, timeout=running.DEADLINE_SECS)
+    names = ["pid", "ppid", "status", "cmdline", "cwd", "cpu_times"]
+    described = [process.as_dict(names) for process in left]
     for process in left:
         process.kill()
     assert not described, f"tests must end what they start. Received: {described}."
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return "resource_tracker" in str(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def test_program_of_a_program_is_its_child(options):
         process.wait()
         # One waits until its parent closes the pipe, the other one dies with its
         # parent.
-        own.wait(60)
+        own.wait(running.DEADLINE_SECS)
 
 
 @pytest.mark.parametrize(
