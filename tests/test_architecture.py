@@ -33,7 +33,8 @@ _PACKAGES = {
 }
 # The commands of `unedited` know what a program knows; "" is all public names.
 _OF_COMMANDS = {"compat", "programs", ""}
-_COMMANDS = ("run", "check", "_command", "_comparison", "_estimators", "_session_loops")
+_COMMANDS = ("run", "check", "_command", "_comparison", "_estimators")
+_COMMANDS += ("_session_loops", "_loop_comparison")
 # The interfaces, which stand on `microbatch` and `unedited`.
 _ABOVE = {
     "_model_fn": {"microbatch", "unedited"},
