@@ -31,6 +31,7 @@ skipped, and unlike `global_step % K` it stays right when K changes and when a p
 window was applied.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ import tensorflow as tf
 
 from estimator_accum._applying import apply, check_micro_batch, check_window
 from estimator_accum._change import Change
+from estimator_accum._finished import look_at_changes, look_at_train_op
 from estimator_accum._global_step import warn_of_readers, writes_any
 from estimator_accum._gradients import (
     Accumulator,
@@ -61,7 +63,6 @@ from estimator_accum._graph import (
     create_shared_scalar,
     first_of,
     flatten,
-    look_before_runs,
     nan,
     read,
 )
@@ -479,21 +480,17 @@ def _finish(
         )
     )
     if change is not None:
-        _check_changes(changes)
+        look_at_changes(changes, get_windows)
+    if _has_several_micro_steps(window):
+        components = map(strategy.experimental_local_results, variables)
+        look_at_train_op(get_windows()[-1], list(itertools.chain(*components)))
     return train_op
 
 
-def _check_changes(changes: list[Change]) -> None:
-    """Checks what changes of gradients read, now and in the graph that is run."""
-    with tf.init_scope():
-        graph = tf.compat.v1.get_default_graph()
-
-    def look() -> None:
-        for change in changes:
-            change.check_variables(get_windows())
-
-    look()
-    look_before_runs(graph, look)
+def _has_several_micro_steps(window: Window) -> bool:
+    """Returns whether several runs of the train op may be one update."""
+    is_one = window.options.gradient_accumulation_steps == 1
+    return window.micro_steps is not None and not is_one
 
 
 def _warn_of_global_step(
@@ -507,9 +504,8 @@ def _warn_of_global_step(
         steps: K [micro-steps per update].
         updates: Operations of the update, by the names of what made them.
     """
-    is_several = window.options.gradient_accumulation_steps != 1
     counter = _micro_step_counter(window)
-    if window.micro_steps is None or counter is None or not is_several:
+    if counter is None or not _has_several_micro_steps(window):
         return
     handles = tf.distribute.get_strategy().experimental_local_results(counter)
     clocks = {getattr(handle, "handle", handle).op for handle in handles}

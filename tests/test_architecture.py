@@ -17,7 +17,7 @@ _ROWS = [
     ("_graph",),
     ("_gradients", "_writers", "_global_step"),
     ("_options", "_change", "_noise_scale"),
-    ("_applying",),
+    ("_applying", "_finished"),
     ("_window",),
     ("_recompute", "_seed", "_precision"),
 ]

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from estimator_accum._finished import note_hooks
 from estimator_accum._graph import ancestors, fetched_operations
 from estimator_accum._options import EveryKRuns, EveryRun
 from estimator_accum._window import Window, get_windows
@@ -131,7 +132,7 @@ def make_accumulation_hooks(
             f"Received: {total_updates}. Pass None if the total is unknown."
         )
 
-    summary = TrainingSummary(weight_unit, micro_batch_size)
+    summary = TrainingSummary(weight_unit, micro_batch_size, partial_window)
 
     def make_reports(name: str | None) -> list[Report]:
         made: list[Report] = [ProgressReport(total_updates)] if name is None else []
@@ -208,6 +209,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 "loss-scaling optimizer inside AccumulatingOptimizer, not around it; "
                 "or leave the hooks out."
             )
+        note_hooks(tf.compat.v1.get_default_graph())
         self._global_step = windows[0].global_step
         if self._global_step is None:
             self._global_step = tf.compat.v1.train.get_global_step()

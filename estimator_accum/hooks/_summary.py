@@ -20,6 +20,7 @@ from estimator_accum.reports._display import write_line
 from estimator_accum.reports._memory import peak_bytes, spoken
 
 _logger = logging.getLogger("tensorflow.estimator_accum.summary")
+_warnings = logging.getLogger("tensorflow.estimator_accum")
 
 
 class TrainingSummary(Report):
@@ -28,11 +29,18 @@ class TrainingSummary(Report):
     Args:
         unit: Unit of the weights, such as "examples".
         micro_batch_size: Examples per replica in a micro-step; None if unknown.
+        partial_window: Treatment of a partial window at the end.
     """
 
-    def __init__(self, unit: str, micro_batch_size: int | None = None):
+    def __init__(
+        self,
+        unit: str,
+        micro_batch_size: int | None = None,
+        partial_window: str = "auto",
+    ):
         self._unit = unit if micro_batch_size is None else "examples"
         self._micro_batch_size = micro_batch_size
+        self._partial_window = partial_window
         self._first = None
 
     def check(self) -> None:
@@ -65,7 +73,13 @@ class TrainingSummary(Report):
         if size is not None:
             whole = size * steps * window.num_replicas
             batch = f"effective batch {whole:,} = {size:,} examples x {sizes}"
-        self.write_batch(batch, steps if is_fixed else None, global_step, held)
+        if held:
+            left = max(steps - held, 1)
+            batch += f"; the open window has {_counted(held, 'micro-step')} and closes "
+            batch += f"after {left:,} more"
+        # Steps that the caller counts, or nobody does, may be no micro-steps.
+        is_known = is_fixed and window.global_step is not None
+        self.write_batch(batch, steps if is_known else None, global_step, held)
 
     def write_batch(
         self, batch: str, steps: int | None, global_step: int, held: int = 0
@@ -82,17 +96,37 @@ class TrainingSummary(Report):
             return
         self._is_described = True
         if self._asked is not None and steps is not None:
-            name, number = self._asked
-            left, begin = number, ""
-            if name == "max_steps" and global_step:
-                left -= global_step
-                clock = "micro-step" if steps > 1 else "update"
-                begin = f", from {clock} {global_step:,},"
-            updates, rest = divmod(held + left, steps)
-            batch += f"; {name}={number:,}{begin} are {_counted(updates, 'update')}"
-            if rest:
-                batch += f" and {_counted(rest, 'micro-step')} more"
+            batch += f"; {self._described_steps(steps, global_step, held)}"
         write_line(batch, _logger)
+
+    def _described_steps(self, steps: int, global_step: int, held: int) -> str:
+        """Returns the updates of the steps that the caller asked for."""
+        name, number = self._asked
+        left, begin = number, ""
+        if name == "max_steps" and global_step:
+            left -= global_step
+            clock = "micro-step" if steps > 1 else "update"
+            begin = f", from {clock} {global_step:,},"
+        first = max(steps - held, 1)  # the open window may have more than K already
+        updates, rest = divmod(left - first + steps, steps)
+        if left < first:
+            updates, rest = 0, max(left, 0)
+        if rest and not updates and name == "max_steps":
+            self._warn_of_no_update(number, steps)
+        described = f"{name}={number:,}{begin} are {_counted(updates, 'update')}"
+        if rest:
+            described += f" and {_counted(rest, 'micro-step')} more"
+        return described
+
+    def _warn_of_no_update(self, number: int, steps: int) -> None:
+        if self._partial_window != "apply":
+            _warnings.warning(
+                "max_steps=%d counts micro-steps and ends before the next update, of %d: "
+                "nothing is trained, unless the data ends before. Multiply it by %d.",
+                number,
+                steps,
+                steps,
+            )
 
     def write(self, update: Update) -> None:
         """Counts one update."""

@@ -68,10 +68,35 @@ def test_first_line_has_the_updates_of_max_steps_and_the_last_one_the_speed(line
         rf"trained 3 updates, [\d,.]+ examples per second, {_PEAK}", last
     )
     # The 6 micro-steps of before belong to the next update.
+    assert "; the open window has 6 micro-steps and closes after 2 more; " in again[0]
     assert again[0].endswith(
         "; max_steps=44, from micro-step 30, are 2 updates and 4 micro-steps more"
     )
     assert again[1].startswith("trained 2 updates, ")
+
+
+def test_a_resumed_window_with_fewer_micro_steps_closes_at_once(lines):
+    lines(_model_fn(4), {"max_steps": 3})
+    *_, first, last = lines(_model_fn(2), {"max_steps": 6})
+    assert "has 3 micro-steps and closes after 1 more; max_steps=6" in first
+    assert first.endswith("are 2 updates") and last.startswith("trained 2 updates")
+
+
+@pytest.mark.parametrize(
+    ("steps", "partial_window", "is_warned_of"),
+    [
+        ("max_steps", "auto", True),
+        ("max_steps", "apply", False),
+        ("steps", "keep", False),
+    ],
+)
+def test_max_steps_below_an_update_are_warned_of(
+    steps, partial_window, is_warned_of, lines, caplog
+):
+    first, _ = lines(_model_fn(8, partial_window=partial_window), {steps: 3})
+    assert first.endswith(f"; {steps}=3 are 0 updates and 3 micro-steps more")
+    words = "max_steps=3 counts micro-steps and ends before the next update, of 8"
+    assert any(words in message for message in caplog.messages) == is_warned_of
 
 
 def test_what_a_hook_cannot_know_is_left_out(lines):
