@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import (
+    AccumulatingOptimizer,
     make_accumulating_train_op,
     make_accumulation_hooks,
     microbatch_model_fn,
@@ -124,13 +125,18 @@ def test_whole_batches_say_how_they_are_cut(lines, steps):
     )
 
 
-def test_without_a_caller_of_steps_the_line_ends_with_the_batch(caplog):
+@pytest.mark.parametrize("max_steps", [None, 12])
+def test_without_counted_steps_the_line_ends_with_the_batch(max_steps, caplog):
     with tf.Graph().as_default():
         tf.compat.v1.train.get_or_create_global_step()
         loss = tf.compat.v1.get_variable("x", initializer=1.0) ** 2
         optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-        train_op = make_accumulating_train_op(loss, optimizer, 2)
         hooks = make_accumulation_hooks()
+        if max_steps is None:
+            train_op = make_accumulating_train_op(loss, optimizer, 2)
+        else:  # nothing moves global_step
+            train_op = AccumulatingOptimizer(optimizer, 2).minimize(loss)
+            hooks.append(tf.compat.v1.train.StopAtStepHook(last_step=max_steps))
         with (
             caplog.at_level(logging.INFO, _LOGGER),
             tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session,
