@@ -38,7 +38,6 @@ _MOST_EXAMPLES, _MOST_LATER = 8, 4  # of the first of them, and of the others
 _GROUPS = (1, 3)  # and the rest
 _SMALLEST = 4e-2  # size of a gradient, relative to the largest one, that rounding has
 _SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
-_GOLDEN = 0.618034  # share of the distance by which the next examples are others
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -196,10 +195,11 @@ class SpotCheck:
             feeds: Further feeds of a micro-batch.
         """
         feeds = {**feeds, self._batch.rows: number, self._batch.num_micro_batches: 1}
-        within = (np.arange(number) + turn * _GOLDEN % 1) * rows / number
+        # One of each part of the batch: every n-th example may be alike.
+        random = np.random.default_rng(int(turn * _MOST_EXAMPLES))
+        within = (np.arange(number) + random.uniform(size=number)) * rows / number
         indices = {self._indices: within.astype(np.int64)}
         examples = session.run(self._examples, indices)
-        random = np.random.default_rng(number)
         noisy = {
             whole: value + _noise(value, random)
             for whole, value in examples.items()
@@ -270,7 +270,7 @@ class SpotCheck:
 
     def _check_sums(self, together: dict, apart: list[dict], number: int) -> None:
         sizes = [each.size for group in apart for each in group.values()]
-        largest = np.nanmax(sizes, initial=0)
+        largest = np.nanmax([0.0, *sizes])
         for name, whole in together.items():
             groups = [group[name] for group in apart]
             own = sum(each.size for each in groups)
