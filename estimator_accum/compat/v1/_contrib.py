@@ -21,6 +21,7 @@ from estimator_accum.compat.v1 import (
     _framework,
     _hparams,
     _layers,
+    _learning,
     _normalization,
     _optimize_loss,
     _outputs,
@@ -111,6 +112,7 @@ _CRF += " crf_multitag_sequence_score crf_sequence_score crf_unary_score viterbi
 _FRAMEWORK = "assign_from_checkpoint assign_from_checkpoint_fn assign_from_values"
 _FRAMEWORK += " assign_from_values_fn get_model_variables get_trainable_variables"
 _FRAMEWORK += " get_variables get_variables_to_restore model_variable variable"
+_TRAINING = "add_gradients_summaries clip_gradient_norms multiply_gradients"
 _LAYERS = "avg_pool2d conv2d convolution2d dropout elu embed_sequence flatten"
 _LAYERS += " fully_connected linear max_pool2d one_hot_encoding relu relu6 repeat"
 _LAYERS += " softmax stack"
@@ -171,12 +173,17 @@ def _stand_ins() -> dict[str, dict]:
         | {"streaming_mean": v1.metrics.mean},
         "rnn": _public(v1.nn.rnn_cell)
         | _pick(v1.nn, "static_bidirectional_rnn static_rnn"),
-        "slim": framework | layers | {"utils": _outputs},
+        "slim": framework | layers | {"utils": _outputs, "learning": _learning},
         "tpu": _public(v1.tpu)
         | _pick(tpu, "InputPipelineConfig RunConfig TPUConfig TPUEstimator")
         | _pick(tpu, "TPUEstimatorSpec")
         | {"CrossShardOptimizer": _cross_shard_optimizer},
-        "training": checkpoints | {"HParams": _hparams.HParams},
+        "training": checkpoints
+        | _pick(_learning, _TRAINING)
+        | {
+            "HParams": _hparams.HParams,
+            "create_train_op": _learning.create_transformed_train_op,
+        },
     }
 
 

@@ -1,8 +1,7 @@
-"""Stand-ins of tf.contrib.layers and .crf against what TensorFlow 1.15.5 computed.
+"""Stand-ins of tf.contrib against what TensorFlow 1.15.5 computed.
 
-The tables were printed by `python tests/helpers/models/contrib_layers.py` and
-`contrib_crf.py` beside it on Python 3.7.16
-with tensorflow 1.15.5 on 25 November 2026, on a CPU.
+The tables were printed by `python tests/helpers/models/contrib_layers.py`, and
+`contrib_crf.py` and `contrib_learning.py` beside it on Python 3.7.16 with tensorflow 1.15.5 on 25 November 2026, on a CPU.
 """
 
 import types
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.compat.v1 import _contrib
-from tests.helpers.models import contrib_crf, contrib_layers
+from tests.helpers.models import contrib_crf, contrib_layers, contrib_learning
 
 RECORDED = {
     "apply_regularization": (
@@ -256,6 +255,32 @@ RECORDED_CRF = {
     "crf, 4 steps: unary": "4.40798 2.91857 -1.90451 0 4.41284",
     "viterbi_decode": "0 1 1 1 9.74111",
 }
+RECORDED_LEARNING = {
+    "clipped": (
+        "train_op/control_dependency:0 in/weights in/BatchNorm/beta in/BatchNorm/moving_mean in/BatchNorm/moving_variance out/weights out/biases global_step in/weights/Momentum in/BatchNorm/beta/Momentum out/weights/Momentum out/biases/Momentum",
+        "0.589754 0.573914 0.544879 1.79432 0.0793374 0.000182688 1.99559 1.32066 0.0561 3 0.334979 0.383252 0.383252 0.271",
+    ),
+    "multiplied": (
+        "train_op/control_dependency:0 in/weights in/BatchNorm/beta in/BatchNorm/moving_mean in/BatchNorm/moving_variance out/weights out/biases global_step in/weights/Momentum in/BatchNorm/beta/Momentum out/weights/Momentum out/biases/Momentum summarize_grads/in/BatchNorm/beta_gradient summarize_grads/in/BatchNorm/beta_gradient_norm summarize_grads/in/weights_gradient summarize_grads/in/weights_gradient_norm summarize_grads/out/biases_gradient summarize_grads/out/biases_gradient_norm summarize_grads/out/weights_gradient summarize_grads/out/weights_gradient_norm",
+        "0.589754 0.484702 0.343747 1.79572 0.214399 0.000182756 1.99559 0.72242 0.36915 3 0.282419 0.813042 2.67147 1.83294",
+    ),
+    "no step": (
+        "train_op/control_dependency:0 in/weights in/BatchNorm/beta in/BatchNorm/moving_mean in/BatchNorm/moving_variance out/weights out/biases in/weights/Momentum in/BatchNorm/beta/Momentum out/weights/Momentum out/biases/Momentum",
+        "0.589754 0.508876 0.38181 1.79493 0.25839 0.000182727 1.99559 1.0027 0.339224 0.30347 1.13082 1.76992 1.61083",
+    ),
+    "no updates": (
+        "train_op/control_dependency:0 in/weights in/BatchNorm/beta in/BatchNorm/moving_mean in/BatchNorm/moving_variance out/weights out/biases global_step in/weights/Momentum in/BatchNorm/beta/Momentum out/weights/Momentum out/biases/Momentum",
+        "0.589754 0.508876 0.38181 1.79493 0.25839 0 2 1.0027 0.339224 3 0.30347 1.13082 1.76992 1.61083",
+    ),
+    "plain": (
+        "train_op/control_dependency:0 in/weights in/BatchNorm/beta in/BatchNorm/moving_mean in/BatchNorm/moving_variance out/weights out/biases global_step in/weights/Momentum in/BatchNorm/beta/Momentum out/weights/Momentum out/biases/Momentum",
+        "0.589754 0.508876 0.38181 1.79493 0.25839 0.000182727 1.99559 1.0027 0.339224 3 0.30347 1.13082 1.76992 1.61083",
+    ),
+    "train": (
+        "model.ckpt-3.index global_step in/BatchNorm/beta in/BatchNorm/moving_mean in/BatchNorm/moving_variance in/weights out/biases out/biases/Momentum out/weights out/weights/Momentum",
+        "0.43042 3 0 0.000184854 1.99556 1.8 0.2805 1.355 1.00579 1.89151",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -269,8 +294,10 @@ def stand_ins():
 
 
 @pytest.fixture
-def random_fields():
-    return types.SimpleNamespace(**_contrib._stand_ins()["crf"])
+def modules():
+    """Returns each module of `tf.contrib` by its name."""
+    found = _contrib._stand_ins().items()
+    return {name: types.SimpleNamespace(**names) for name, names in found}
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -286,9 +313,26 @@ def test_every_graph_was_recorded(stand_ins):
     assert contrib_layers.names(**stand_ins) == sorted(RECORDED)
 
 
-def test_random_fields_are_those_of_tensorflow_1(random_fields):
-    found = contrib_crf.record(tf.compat.v1, random_fields)
+def test_random_fields_are_those_of_tensorflow_1(modules):
+    found = contrib_crf.record(tf.compat.v1, modules["crf"])
     assert found.keys() == RECORDED_CRF.keys()
     for name, numbers in RECORDED_CRF.items():
         expected = [float(number) for number in numbers.split()]
         np.testing.assert_allclose(found[name], expected, 2e-5, 2e-5, err_msg=name)
+
+
+def test_slims_training_is_that_of_tensorflow_1(modules):
+    arguments = tf.compat.v1, modules["slim"], modules["training"]
+    found = contrib_learning.record(*arguments)
+    assert found.keys() == RECORDED_LEARNING.keys()
+    for case, (names, numbers) in RECORDED_LEARNING.items():
+        assert found[case][0] == names
+        expected = [float(number) for number in numbers.split()]
+        np.testing.assert_allclose(found[case][1], expected, 2e-5, 2e-6, err_msg=case)
+
+
+def test_slims_training_refuses_clusters(modules):
+    with pytest.raises(ValueError, match=r"`is_chief` .* must .* Received: False\."):
+        modules["slim"].learning.train(tf.zeros([]), None, is_chief=False)
+    with pytest.raises(ValueError, match=r"`number_of_steps` must be above 0.* -1\."):
+        modules["slim"].learning.train(tf.zeros([]), None, number_of_steps=-1)
