@@ -251,8 +251,14 @@ class Analysis:
             elif operation.type in ("Merge", "Switch", "Exit"):
                 found = self._control_flow_v1(operation, states)
             elif starts_list:
-                # The number of elements that a list may have at most is no value.
-                is_known = kinds <= {"fixed"} or operation.type == "EmptyTensorList"
+                # Neither the number of elements that a list may have at most is a value,
+                # nor the shape of those that are not put into it.
+                numbers = {
+                    "EmptyTensorList": states[2:],
+                    "TensorListReserve": states[1:],
+                }
+                numbers = numbers.get(operation.type, states)
+                is_known = {state.kind for state in numbers} <= {"fixed"}
                 found = EMPTY_LIST if is_known else MIXED
             else:
                 found = self._transfer(operation, states, kinds)
@@ -300,7 +306,8 @@ class Analysis:
             found = [found] * len(operation.outputs)
         for output, state in zip(operation.outputs, found, strict=True):
             has_rows = state.kind == "rows" and output.shape.rank is not None
-            if has_rows and output.shape.as_list()[state.axis] is not None:
+            # A shape without that axis is that of operands that do not fit.
+            if has_rows and output.shape.as_list()[state.axis :][:1] != [None]:
                 reason = "its number of examples is static"  # by Tensor.set_shape
                 self.origins.append(Origin(operation, reason))
                 state = MIXED

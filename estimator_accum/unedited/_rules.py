@@ -26,6 +26,7 @@ from estimator_accum.unedited._sizes import (
 )
 from estimator_accum.unedited._states import (
     FIXED,
+    SIZES,
     Mixed,
     State,
     join,
@@ -1123,6 +1124,11 @@ def _stack(analysis, operation, states):
     return element
 
 
-@rule("TensorListLength", "TensorArraySizeV3", "TensorListElementShape")
+@rule("TensorListLength", "TensorArraySizeV3")
 def _length(analysis, operation, states):
     return FIXED
+
+
+@rule("TensorListElementShape")
+def _element_shape(analysis, operation, states):
+    return SIZES

@@ -1,0 +1,55 @@
+"""Rules of the analysis under attack: random inputs, and one example that changes.
+
+To attack them more often than the suite does:
+
+    python -m pytest tests/estimator_accum/unedited/test_attacked_rules.py \\
+        --attacks=20000
+"""
+
+import collections
+
+from tensorflow import raw_ops as raw
+
+from estimator_accum.unedited import _rules
+from tests.helpers.oracles.attacked_rules import attack
+from tests.helpers.oracles.rule_inputs import MAKERS, some_sizes
+
+# The parts of a loop or TensorArray of TensorFlow 1, which the rest cannot be without,
+# and names of operations that are others' under a second name.
+_NOT_ALONE = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
+
+
+def _kinds() -> list[str]:
+    return sorted(kind for kind in MAKERS if hasattr(raw, kind) or "Call" in kind)
+
+
+def test_every_type_of_operation_with_a_rule_is_attacked():
+    known = _rules.RULES.keys() | _rules.OF_SHAPE | _rules.FROM_SIZES
+    known = {kind for kind in known if hasattr(raw, kind)}
+    known = {kind for kind in known if not kind.startswith("TensorArray")}
+    assert known - MAKERS.keys() <= _NOT_ALONE
+
+
+def test_no_row_is_of_another_example(request):
+    kinds, number = _kinds(), request.config.getoption("--attacks")
+    found, findings = collections.defaultdict(collections.Counter), []
+    for seed in range(number):
+        kind = kinds[seed % len(kinds)]
+        outcome = attack(kind, MAKERS[kind], seed)
+        found[kind] += outcome.kinds
+        findings += outcome.findings
+    total = sum(found.values(), collections.Counter())
+    print(f"{len(kinds)} types of operations: {dict(total)}")
+    assert not findings, "\n".join(findings)
+    if number >= 10 * len(kinds):  # else some have not been drawn often enough
+        blind = {
+            kind for kind in kinds if not found[kind].keys() - {"mixed", "impossible"}
+        }
+        assert not blind
+
+
+def test_sizes_are_those_of_the_session(request):
+    findings = []
+    for seed in range(request.config.getoption("--attacks") // 10):
+        findings += attack("sizes", some_sizes, seed).findings
+    assert not findings, "\n".join(findings)

@@ -1,0 +1,366 @@
+"""Attacks on the rules of the analysis of rows: operations with random inputs.
+
+    an operation, its attributes and inputs, by chance
+    -> the rule says which rows are of which example
+    -> the numbers of one example change: no other example's row changes a bit
+    -> some of the examples alone: their rows are what they were
+
+Sizes coincide on purpose: most axes are as long as there are examples, or 1.
+"""
+
+import collections
+import functools
+import operator
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum._graph import data_ancestors
+from estimator_accum._seed import DRAWS
+from estimator_accum.unedited._rows import Analysis
+from estimator_accum.unedited._sizes import Size
+from estimator_accum.unedited._states import State
+
+v1, raw = tf.compat.v1, tf.raw_ops
+_AS_IT_IS = v1.ConfigProto(
+    intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+)
+_AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
+_TOLERANCE = 1e-4  # of other kernels for other numbers of examples
+_IMPOSSIBLE = (ValueError, TypeError, IndexError, tf.errors.OpError)
+
+
+class _Part(NamedTuple):
+    """A placeholder with rows: `values` is [examples, rows for each, ...]."""
+
+    tensor: tf.Tensor
+    axis: int
+    values: np.ndarray
+    others: np.ndarray  # values after a change
+    plus: Callable
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        rows = values.reshape(-1, *values.shape[2:])
+        rows = np.moveaxis(rows, 0, self.axis)
+        return self.plus(rows) if rows.dtype.kind in "fc" else rows
+
+
+class Attack:
+    """Inputs of one operation, in a graph of its own.
+
+    Args:
+        seed: Seed of all that is left to chance.
+
+    Attributes:
+        chance: The random generator.
+        examples: Number of examples.
+    """
+
+    def __init__(self, seed: int):
+        self.chance = np.random.default_rng(seed)
+        self.examples = int(self.chance.integers(2, 4))
+        self.parts, self.states = [], {}
+        self.fed = {}
+
+    def one_of(self, *values):
+        """Returns one of some values."""
+        return values[self.chance.integers(len(values))]
+
+    def happens(self, probability: float = 0.5) -> bool:
+        """Returns True with a probability."""
+        return self.chance.random() < probability
+
+    def length(self) -> int:
+        """Returns the length of an axis, often the number of examples."""
+        return self.one_of(self.examples, self.examples, 1, 2, 3)
+
+    def shape(self, rank: int) -> list[int]:
+        """Returns a shape."""
+        return [self.length() for _ in range(rank)]
+
+    def numbers(self, shape, dtype, most: int = 3) -> np.ndarray:
+        """Returns random numbers from 0 on."""
+        if dtype == tf.string:
+            texts = np.array(["1", "2.5", "-3", "aab", "b"][: most + 2], object)
+            return texts[self.chance.integers(0, 3, shape)]
+        if dtype == tf.bool:
+            return self.chance.integers(0, 2, shape).astype(bool)
+        if dtype.is_integer:
+            return self.chance.integers(0, most, shape).astype(dtype.as_numpy_dtype)
+        found = self.chance.uniform(0.1, 0.9, shape)
+        if dtype.is_complex:
+            found = found + 1j * self.chance.uniform(0.1, 0.9, shape)
+        return found.astype(dtype.as_numpy_dtype)
+
+    def rows(
+        self,
+        tail: list[int],
+        dtype=tf.float32,
+        axis: int | None = None,
+        each: int = 1,
+        most: int = 3,
+        plus: Callable = lambda rows: rows,
+    ) -> tf.Tensor:
+        """Returns a tensor with rows; `tail` are the other axes."""
+        axis = int(self.chance.integers(len(tail) + 1)) if axis is None else axis
+        shape = [None if self.happens(0.2) else length for length in tail]
+        shape.insert(axis, None)
+        tensor = v1.placeholder(dtype, shape)
+        size = (self.examples, each, *tail)
+        values = [self.numbers(size, dtype, most) for _ in range(2)]
+        self.parts.append(_Part(tensor, axis, *values, plus))
+        self.states[tensor.ref()] = State("rows", axis, Size(each))
+        return tensor
+
+    def fixed(self, shape, dtype=tf.float32, most: int = 3, plus=lambda rows: rows):
+        """Returns a tensor of no example: a constant, or one that is not known."""
+        value = self.numbers(shape, dtype, most)
+        value = plus(value) if value.dtype.kind in "fc" else value
+        if self.happens(0.8):
+            return tf.constant(value, dtype)
+        tensor = v1.placeholder(dtype, [None if self.happens() else n for n in shape])
+        self.fed[tensor] = value
+        return tensor
+
+    def any(self, shape, dtype=tf.float32, **options):
+        """Returns a tensor of a shape, with rows if an axis is as long as needed."""
+        axes = [i for i, length in enumerate(shape) if length % self.examples == 0]
+        axes = [i for i in axes if shape[i]]
+        if not axes or self.happens(0.3):
+            return self.fixed(shape, dtype, **options)
+        axis = self.one_of(*axes)
+        tail, each = [*shape], shape[axis] // self.examples
+        del tail[axis]
+        return self.rows(tail, dtype, axis, each, **options)
+
+    def number_of_examples(self, dtype=tf.int32) -> tf.Tensor:
+        """Returns the number of examples as a tensor, known as a size."""
+        return tf.shape(self.rows([], axis=0), dtype)[0]
+
+    def sizes(self, shape: list[int], first: bool = False) -> tf.Tensor:
+        """Returns a shape, in which lengths may be the number of examples times.
+
+        Args:
+            shape: The shape.
+            first: Whether the first one is, and no other: some kernels do not look.
+        """
+        number = self.number_of_examples()
+        return tf.stack(
+            [
+                number * (length // self.examples)
+                if length % self.examples == 0
+                and (i == 0 if first else self.happens(0.7))
+                else tf.constant(length)
+                for i, length in enumerate(shape)
+            ]
+        )
+
+    def places(self, distance: int, shape: list[int], own: bool) -> tf.Tensor:
+        """Returns numbers of examples times a distance, with values of their own."""
+        number = tf.range(self.number_of_examples()) * distance
+        number = tf.reshape(number, [-1] + [1] * len(shape))
+        return number + self.rows(shape, tf.int32, 0, most=distance) if own else number
+
+
+class Outcome(NamedTuple):
+    """What came of attacks.
+
+    Attributes:
+        kinds: How often an output was of each kind; "impossible": no such operation.
+        findings: Sentences, one for each rule that was wrong.
+    """
+
+    kinds: collections.Counter
+    findings: list[str]
+
+
+def attack(kind: str, make: Callable, seed: int) -> Outcome:
+    """Attacks a rule once.
+
+    Args:
+        kind: The operation's type.
+        make: Function of an Attack that returns the outputs of such an operation.
+        seed: Seed of the attack.
+    """
+    outcome = Outcome(collections.Counter(), [])
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(seed)
+        attacked = Attack(seed)
+        try:
+            outputs = [t for t in tf.nest.flatten(make(attacked)) if t is not None]
+        except _IMPOSSIBLE:
+            outcome.kinds["impossible"] += 1
+            return outcome
+        analysis = Analysis((), states=attacked.states)
+        analysis.analyze(outputs)
+        judged = [t for t in outputs if t.dtype not in (tf.variant, tf.resource)]
+        known = [_known(analysis, tensor, graph) for tensor in judged]
+        judge = _Judge(attacked, analysis, judged, known)
+        try:
+            with v1.Session(graph=graph, config=_AS_IT_IS) as session:
+                session.run(v1.global_variables_initializer())
+                session.run(v1.tables_initializer())
+                judge.run(session)
+        except _IMPOSSIBLE as error:
+            if isinstance(error, ValueError) and "Cannot feed" not in str(error):
+                raise
+            outcome.kinds["impossible"] += 1
+            return outcome
+    for tensor in judged:
+        outcome.kinds[analysis.state(tensor).kind] += 1
+    outcome.findings.extend(f"{kind}, seed {seed}: {each}" for each in judge.findings)
+    return outcome
+
+
+def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
+    """Returns the sizes that the analysis knows of a tensor, and what they are of."""
+    found = {}
+    if analysis.knows_dims(tensor) and analysis.state(tensor).kind == "rows":
+        found["shape"] = analysis.dims(tensor)
+    if tensor.dtype.is_integer and tensor.shape.rank is not None:
+        value = analysis.value(tensor)
+        if value is not None:
+            found["value"] = list(value.flat)
+    symbols = {
+        s
+        for size in functools.reduce(operator.iadd, found.values(), [])
+        for s in size.symbols
+    }
+    found["symbols"] = {symbol: _meaning(symbol, graph) for symbol in symbols}
+    return found
+
+
+def _meaning(symbol: str, graph) -> tf.Tensor:
+    """Returns the size that has a name: of an axis, or a number."""
+    name, *place = symbol.removesuffix("]").split("[")
+    if place:
+        return graph.get_tensor_by_name(name)[int(place[0])]
+    if symbol.count(":") == 1:
+        return graph.get_tensor_by_name(name)
+    name, _, axis = symbol.rpartition(":")
+    return tf.shape(graph.get_tensor_by_name(name))[int(axis)]
+
+
+class _Judge:
+    """Runs an operation for all examples, for changed ones and for some."""
+
+    def __init__(self, attacked: Attack, analysis: Analysis, tensors, known):
+        self._attacked, self._analysis = attacked, analysis
+        self._tensors, self._known = tensors, known
+        self.findings = []
+
+    def run(self, session) -> None:
+        n = self._attacked.examples
+        one = int(self._attacked.chance.integers(n))
+        together = self._values(session, [*range(n)])
+        changed = self._values(session, [*range(n)], one)
+        first = self._attacked.happens()
+        few = [0] if first else [*range(1, n)]
+        apart = self._values(session, few)
+        if together is None or changed is None or apart is None:
+            return
+        for values, number in ((together, n), (apart, len(few))):
+            self._judge_sizes(values, number)
+        for i, tensor in enumerate(self._tensors):
+            state = self._analysis.state(tensor)
+            if state.kind not in ("rows", "fixed") or _is_drawn(tensor):
+                continue
+            every, other, some = (found[i][0] for found in (together, changed, apart))
+            if state.is_first:
+                every, other, some = (each[..., 0] for each in (every, other, some))
+            if state.kind == "rows":
+                every, other = (
+                    _by_example(each, state.axis, n) for each in (every, other)
+                )
+                some = _by_example(some, state.axis, len(few))
+                if any(each is None for each in (every, other, some)):
+                    self._say(tensor, "has no rows for each example")
+                    continue
+                if state.distance is not None:  # of the first of some, for all
+                    every, other = (
+                        each - _numbers(state, each) for each in (every, other)
+                    )
+                    some = some - _numbers(state, some)
+                rest = [j for j in range(n) if j != one]
+                self._compare(tensor, every[rest], other[rest], 0, "another example")
+                self._compare(tensor, every[few], some, _TOLERANCE, "the number")
+            else:
+                self._compare(tensor, every, other, 0, "an example")
+                self._compare(tensor, every, some, 0, "the number")
+
+    def _values(self, session, examples: list[int], changed: int | None = None):
+        feeds = dict(self._attacked.fed)
+        for part in self._attacked.parts:
+            values = part.values.copy()
+            if changed is not None:
+                values[changed] = part.others[changed]
+            feeds[part.tensor] = part.array(values[examples])
+        guards = [(g.places, tf.shape(g.table)[0]) for g in self._analysis.guards]
+        fetches = [
+            [tensor, known["symbols"]]
+            for tensor, known in zip(self._tensors, self._known, strict=True)
+        ]
+        found, guarded = session.run([fetches, guards], feeds)
+        for guard, (places, rows) in zip(self._analysis.guards, guarded, strict=True):
+            own = np.moveaxis(places // (rows // len(examples)), guard.axis, 0)
+            own = own.reshape(len(examples), -1)
+            if not np.all(own == np.arange(len(examples))[:, None]):
+                return None  # such a run is refused
+        return found
+
+    def _judge_sizes(self, values: list, number: int) -> None:
+        for tensor, known, (value, symbols) in zip(
+            self._tensors, self._known, values, strict=True
+        ):
+            for what, received in (("shape", np.shape(value)), ("value", value)):
+                if what not in known:
+                    continue
+                sizes = [
+                    size.factor
+                    * number**size.power
+                    * int(np.prod([symbols[s] for s in size.symbols], dtype=int))
+                    for size in known[what]
+                ]
+                if sizes != [*np.ravel(received)]:
+                    self._say(tensor, f"has the {what} {received}, not {sizes}")
+
+    def _compare(self, tensor, one, other, tolerance: float, of: str) -> None:
+        if one.shape != other.shape:
+            self._say(tensor, f"depends in its shape on {of}")
+        elif one.dtype.kind in "fc":
+            if tolerance:
+                is_same = np.allclose(one, other, tolerance, tolerance, equal_nan=True)
+            else:
+                is_same = np.array_equal(one, other, equal_nan=True)
+            if not is_same:
+                self._say(tensor, f"depends on {of}")
+        elif not np.array_equal(one, other):
+            self._say(tensor, f"depends on {of}")
+
+    def _say(self, tensor: tf.Tensor, what: str) -> None:
+        inputs = [(t.op.type, t.shape.as_list()) for t in tensor.op.inputs]
+        state = self._analysis.state(tensor)
+        self.findings.append(
+            f"{tensor.name} {what}; inputs {inputs}, attributes "
+            f"{dict(tensor.op.node_def.attr)}, state {state}".replace("\n", " ")
+        )
+
+
+def _is_drawn(tensor: tf.Tensor) -> bool:
+    return any(each.type in DRAWS for each in data_ancestors([tensor.op]))
+
+
+def _numbers(state: State, rows: np.ndarray) -> np.ndarray:
+    """Returns the number of each example times the distance of places."""
+    numbers = np.arange(len(rows)) * int(state.distance)
+    return numbers.reshape(-1, *[1] * (rows.ndim - 1)).astype(rows.dtype)
+
+
+def _by_example(value: np.ndarray, axis: int, examples: int) -> np.ndarray | None:
+    """Returns rows as [examples, ...]; None if there are not as many for each."""
+    if value.ndim <= axis or value.shape[axis] % examples:
+        return None
+    rows = np.moveaxis(value, axis, 0)
+    return rows.reshape(examples, rows.shape[0] // examples, *rows.shape[1:])

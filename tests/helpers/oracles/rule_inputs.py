@@ -1,0 +1,866 @@
+"""Random inputs for each type of operation that has a rule, for attacks on the rule."""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from estimator_accum.unedited import _rules
+from tests.helpers.oracles.attacked_rules import Attack
+
+v1, raw = tf.compat.v1, tf.raw_ops
+MAKERS: dict[str, Callable] = {}
+_FLOATS = (tf.float32, tf.float64)
+
+
+def _for(*kinds: str):
+    """Makes a function of an attack and a type the maker of operations of the types."""
+
+    def register(function):
+        for kind in kinds:
+            MAKERS[kind] = lambda a, kind=kind: function(a, kind)
+        return function
+
+    return register
+
+
+def _call(kind: str, **given):
+    """Calls a raw operation with what it takes of `given`."""
+    definition = op_def_registry.get(kind)
+    names = {arg.name for arg in (*definition.input_arg, *definition.attr)}
+    return getattr(raw, kind)(**{k: v for k, v in given.items() if k in names})
+
+
+# Element by element.
+
+_NEEDED = {
+    "Bucketize": {"boundaries": [0.2, 0.4]},
+    "CheckNumerics": {"message": ""},
+    "CheckNumericsV2": {"message": ""},
+    "StringToHashBucket": {"num_buckets": 5},
+    "StringToHashBucketFast": {"num_buckets": 5},
+    "StringToHashBucketStrong": {"num_buckets": 5, "key": [1, 2]},
+    "StaticRegexReplace": {"pattern": "a", "rewrite": "b"},
+    "StaticRegexFullMatch": {"pattern": "a.*"},
+    "Cast": {"DstT": tf.int32},
+}
+_SCALARS = {
+    "RegexReplace": {"pattern": "a", "rewrite": "b"},
+    "RegexFullMatch": {"pattern": "a"},
+    "FakeQuantWithMinMaxVars": {"min": -1.0, "max": 1.0},
+}
+_DTYPES = (tf.float32, tf.int32, tf.bool, tf.string, tf.complex64)
+_DTYPE_OF = {}  # types of elements that an operation takes, by its type
+
+
+def _of_elements(a: Attack, kind: str):
+    scalars = _SCALARS.get(kind, {})
+    definition = op_def_registry.get(kind)
+    names = [arg.name for arg in definition.input_arg if arg.name not in scalars]
+    has_list = any(arg.number_attr for arg in definition.input_arg)
+    if kind not in _DTYPE_OF:
+        _DTYPE_OF[kind] = _dtype_of(kind, names, scalars, has_list)
+    dtype = _DTYPE_OF[kind]
+    shape = a.shape(int(a.chance.integers(1, 4)))
+    if a.happens(0.7):  # an axis of examples
+        shape[a.chance.integers(len(shape))] = a.examples
+    given = [_broadcast(a, shape, dtype) for _ in (names if not has_list else "12")]
+    return _elements(kind, names, given, scalars, has_list)
+
+
+def _broadcast(a: Attack, shape: list[int], dtype) -> tf.Tensor:
+    own = [1 if a.happens(0.15) else length for length in shape]
+    return a.any(
+        own[int(a.chance.integers(len(own))) if a.happens(0.3) else 0 :], dtype
+    )
+
+
+def _elements(kind, names, given, scalars, has_list):
+    given = {names[0]: given} if has_list else dict(zip(names, given, strict=True))
+    needed = {**scalars, **_NEEDED.get(kind, {})}
+    if kind == "AccumulateNV2":
+        needed["shape"] = given[names[0]][0].shape
+    return getattr(raw, kind)(**given, **needed)
+
+
+def _dtype_of(kind, names, scalars, has_list):
+    for dtype in _DTYPES:
+        with tf.Graph().as_default():
+            try:
+                given = [
+                    tf.zeros([2], dtype) for _ in (names if not has_list else "12")
+                ]
+                _elements(kind, names, given, scalars, has_list)
+                return dtype
+            except (TypeError, ValueError):
+                continue
+    raise AssertionError(f"{kind} takes none of {_DTYPES}")
+
+
+for _kind in _rules.ELEMENTWISE:
+    if hasattr(raw, _kind):
+        _for(_kind)(_of_elements)
+
+
+@_for("Add", "AddV2", "Sub", "Mul")
+def _arithmetic(a, kind):
+    if a.happens(0.6):
+        return _of_elements(a, kind)
+    places = a.places(a.length(), a.shape(1), a.happens())
+    return getattr(raw, kind)(x=places, y=a.any(a.shape(a.one_of(0, 1, 2)), tf.int32))
+
+
+@_for("Select")
+def _select(a, kind):
+    shape = a.shape(2)
+    condition = shape[: a.one_of(0, 1, 2)]
+    return raw.Select(
+        condition=a.any(condition, tf.bool), x=a.any(shape), y=a.any(shape)
+    )
+
+
+@_for("Print")
+def _print(a, kind):
+    return raw.Print(input=a.any(a.shape(2)), data=[a.any(a.shape(1))], first_n=0)
+
+
+@_for("Identity", "StopGradient", "DebugIdentityV2", "EnsureShape")
+def _same(a, kind):
+    shape = [None if a.happens() else length for length in a.shape(2)]
+    dtype = a.one_of(tf.int32, tf.float32)
+    return _call(kind, input=a.any(a.shape(2), dtype), shape=shape)
+
+
+@_for("PlaceholderWithDefault")
+def _default(a, kind):
+    return raw.PlaceholderWithDefault(input=a.any(a.shape(2)), shape=[None, None])
+
+
+@_for("IdentityN")
+def _each(a, kind):
+    return raw.IdentityN(input=[a.any(a.shape(2)), a.any(a.shape(1), tf.int32)])
+
+
+@_for("LookupTableFindV2")
+def _look_up(a, kind):
+    keys, values = tf.constant(["1", "aab"]), tf.constant([3, 5], tf.int64)
+    initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
+    return tf.lookup.StaticHashTable(initializer, 0).lookup(
+        a.any(a.shape(2), tf.string)
+    )
+
+
+# Along axes.
+
+
+def _axis(a: Attack, rank: int, number: int | None = None):
+    """Returns an axis, or a list of some."""
+    if number is None:
+        return int(a.chance.integers(-rank, rank))
+    return sorted(a.chance.permutation(rank)[:number].tolist())
+
+
+def _tensor(a: Attack, ranks, dtype=tf.float32, **options):
+    """Returns a tensor, mostly with rows, and its rank."""
+    rank = a.one_of(*ranks)
+    if a.happens(0.1):
+        return a.any(a.shape(rank), dtype, **options), rank
+    each = a.one_of(1, 1, 1, 2)
+    return a.rows(a.shape(rank - 1), dtype, None, each, **options), rank
+
+
+@_for("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm", "All", "Any")
+def _reduce(a, kind):
+    dtype = tf.bool if kind in ("All", "Any") else tf.float32
+    tensor, rank = _tensor(a, (1, 2, 3), dtype)
+    axes = _axis(a, rank, int(a.chance.integers(rank + 1)))
+    return getattr(raw, kind)(
+        input=tensor, axis=tf.constant(axes, tf.int32), keep_dims=a.happens()
+    )
+
+
+@_for("ArgMax", "ArgMin")
+def _best(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3))
+    return getattr(raw, kind)(input=tensor, dimension=_axis(a, rank))
+
+
+@_for("Cumsum", "Cumprod", "CumulativeLogsumexp")
+def _scan(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3))
+    return _call(kind, x=tensor, axis=_axis(a, rank), reverse=a.happens())
+
+
+@_for("ReverseV2", "Roll")
+def _moved(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3))
+    axes = _axis(a, rank, 1)
+    return _call(kind, tensor=tensor, input=tensor, axis=axes, shift=[a.length()])
+
+
+@_for("Softmax", "LogSoftmax", "TopKV2", "MatrixDiag")
+def _last(a, kind):
+    tensor, _ = _tensor(a, (1, 2, 3))
+    return _call(kind, logits=tensor, input=tensor, diagonal=tensor, k=1)
+
+
+@_for("MatrixDiagV2", "MatrixDiagV3")
+@_for("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
+def _diagonals(a, kind):
+    tensor, _ = _tensor(a, (2, 3, 4))
+    k = a.one_of(0, 0, 1, [0, 1])
+    names = {"num_rows": -1, "num_cols": -1, "padding_value": 0.0}
+    return _call(kind, input=tensor, diagonal=tensor, k=k, **names)
+
+
+def _regular(rows: np.ndarray) -> np.ndarray:
+    """Adds to the diagonal, for each number by itself."""
+    if rows.ndim < 2 or rows.shape[-1] != rows.shape[-2]:
+        return rows
+    return rows + 9 * np.eye(rows.shape[-1], dtype=rows.dtype)
+
+
+def _matrices(a: Attack, ranks, dtype=tf.float32):
+    rank, size = a.one_of(*ranks), a.length()
+    shape = [*a.shape(rank - 2), size, size]
+    if a.happens(0.7) and rank > 2:
+        shape[int(a.chance.integers(rank - 2))] = a.examples
+    return a.any(shape, dtype, plus=_regular)
+
+
+@_for("MatrixBandPart", "Cholesky", "MatrixInverse", "MatrixDeterminant", "Svd", "Qr")
+@_for("LogMatrixDeterminant", "SelfAdjointEigV2")
+def _matrix(a, kind):
+    return _call(kind, input=_matrices(a, (2, 3, 4)), num_lower=1, num_upper=0)
+
+
+@_for("FFT", "IFFT", "RFFT", "IRFFT")
+def _spectrum(a, kind):
+    dtype = tf.float32 if kind == "RFFT" else tf.complex64
+    return _call(kind, input=_tensor(a, (1, 2, 3), dtype)[0], fft_length=[2])
+
+
+@_for("MatrixSolve", "MatrixTriangularSolve")
+def _solve(a, kind):
+    matrix = _matrices(a, (2, 3, 4))
+    size = matrix.shape.as_list()[-1] or a.examples
+    rank = matrix.shape.rank + a.one_of(0, 0, 0, -1, 1)
+    shape = [a.one_of(a.examples, a.examples, 1) for _ in range(max(rank - 2, 0))]
+    return getattr(raw, kind)(matrix=matrix, rhs=a.any([*shape, size, a.length()]))
+
+
+@_for("MatrixSetDiag", "MatrixSetDiagV3")
+def _set_diagonal(a, kind):
+    size = a.length()
+    shape = [*[a.examples for _ in range(a.one_of(0, 1, 2))], size, size]
+    given = {"input": a.any(shape), "diagonal": a.any(shape[:-1])}
+    return _call(kind, **given, k=0)
+
+
+# Images.
+
+
+def _images(a: Attack, rank: int = 4, size: int = 4, channels: int = 2):
+    shape = [size] * (rank - 2) + [channels]
+    axis = 0 if a.happens(0.8) else None
+    return a.rows(shape, axis=axis, each=a.one_of(1, 1, 2))
+
+
+_WINDOW = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+_WINDOW_3D = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+
+
+@_for("Conv2D", "DepthwiseConv2dNative")
+def _convolution(a, kind):
+    filters = a.any([2, 2, 2, a.length()])
+    strides = {"strides": [1] * 4, "padding": a.one_of("SAME", "VALID")}
+    return getattr(raw, kind)(input=_images(a), filter=filters, **strides)
+
+
+@_for("Conv3D")
+def _convolution_3d(a, kind):
+    filters = a.any([2, 1, 2, 2, a.length()])
+    return raw.Conv3D(
+        input=_images(a, 5), filter=filters, strides=[1] * 5, padding="SAME"
+    )
+
+
+@_for("Dilation2D")
+def _dilation(a, kind):
+    ones = {"strides": [1] * 4, "rates": [1] * 4, "padding": "SAME"}
+    return raw.Dilation2D(input=_images(a), filter=a.any([2, 2, 2]), **ones)
+
+
+@_for("MaxPool", "AvgPool", "LRN", "MaxPoolV2")
+def _pool(a, kind):
+    images = _images(a)
+    return _call(kind, input=images, value=images, **_WINDOW)
+
+
+@_for("MaxPool3D", "AvgPool3D")
+def _pool_3d(a, kind):
+    return getattr(raw, kind)(input=_images(a, 5), **_WINDOW_3D)
+
+
+@_for("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea")
+def _resize(a, kind):
+    return getattr(raw, kind)(images=_images(a), size=[3, a.length()])
+
+
+@_for("SpaceToDepth", "DepthToSpace", "ExtractImagePatches", "AdjustContrastv2")
+def _rearranged(a, kind):
+    images = _images(a, a.one_of(4, 4, 5, 3), channels=4)
+    ones = {
+        "ksizes": [1, 2, 2, 1],
+        "strides": [1] * 4,
+        "rates": [1] * 4,
+        "padding": "VALID",
+    }
+    given = {"input": images, "images": images, "block_size": 2, "contrast_factor": 2.0}
+    return _call(kind, **given, **ones)
+
+
+@_for("MaxPoolGrad", "MaxPoolGradGrad")
+def _max_pool_back(a, kind):
+    images, small = [4, 4, 2], [2, 2, 2]
+    back = kind == "MaxPoolGradGrad"
+    given = [a.rows(s, axis=0) for s in (images, small, images if back else small)]
+    if a.happens(0.2):
+        given[a.chance.integers(3)] = a.fixed([a.examples, *small])
+    names = ("orig_input", "orig_output", "grad")
+    return getattr(raw, kind)(**dict(zip(names, given, strict=True)), **_WINDOW)
+
+
+@_for("AvgPoolGrad")
+def _average_pool_back(a, kind):
+    return raw.AvgPoolGrad(
+        orig_input_shape=a.sizes([a.examples, 4, 4, 2], first=True),
+        grad=a.rows([2, 2, 2], axis=0),
+        **_WINDOW,
+    )
+
+
+@_for("ResizeBilinearGrad")
+def _resize_back(a, kind):
+    given = [a.rows([3, 3, 2], axis=0), a.rows([4, 4, 2], axis=0)]
+    return raw.ResizeBilinearGrad(grads=given[0], original_image=given[1])
+
+
+@_for("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput")
+@_for("Conv3DBackpropInputV2")
+def _transposed(a, kind):
+    space, out = (3 if "3D" in kind else 2), (2 if "Depthwise" in kind else a.length())
+    last = 1 if "Depthwise" in kind else out
+    shape = a.sizes([a.examples, *[4] * space, 2], first=True)
+    given = {"filter": a.any([2] * space + [2, last]), "strides": [1] * (space + 2)}
+    arriving = a.rows([4] * space + [out], axis=0)
+    return _call(
+        kind, input_sizes=shape, out_backprop=arriving, padding="SAME", **given
+    )
+
+
+@_for("BiasAdd", "BiasAddV1")
+def _bias(a, kind):
+    shape = [*a.shape(a.one_of(1, 2, 3)), a.length()]
+    bias = a.any(shape[-1:] if a.happens(0.7) else [a.examples])
+    order = a.one_of("NHWC", "NHWC", "NCHW")
+    return _call(kind, value=a.any(shape), bias=bias, data_format=order)
+
+
+@_for("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _normalized(a, kind):
+    axis, is_training = a.one_of(0, 0, 3), a.happens()
+    images = a.rows([2, 2, a.examples][:3], axis=axis)
+    channels = a.examples
+    statistics = [a.any([channels]), a.any([channels])]
+    if not is_training:
+        statistics += [a.any([channels]), a.any([channels])]
+    else:
+        statistics += [tf.zeros([0]), tf.zeros([0])]
+    names = ("scale", "offset", "mean", "variance")
+    given = dict(zip(names, statistics, strict=True))
+    found = getattr(raw, kind)(x=images, **given, is_training=is_training)
+    return found[:3]
+
+
+# Products.
+
+
+@_for("MatMul")
+def _product(a, kind):
+    first, second = a.shape(2), a.shape(2)
+    flags = {"transpose_a": a.happens(), "transpose_b": a.happens()}
+    second[flags["transpose_b"] * 1] = first[1 - flags["transpose_a"] * 1]
+    return raw.MatMul(a=a.any(first), b=a.any(second), **flags)
+
+
+@_for("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _products(a, kind):
+    first, second = a.shape(a.one_of(2, 3, 4)), a.shape(a.one_of(2, 3, 3, 4))
+    flags = {"adj_x": a.happens(), "adj_y": a.happens()}
+    second[-2 + flags["adj_y"]] = first[-1 - flags["adj_x"]]
+    return _call(kind, x=a.any(first), y=a.any(second), **flags, Tout=tf.float32)
+
+
+@_for("Einsum")
+def _einsum(a, kind):
+    lengths = {label: a.length() for label in "abcd"}
+    lengths["a"] = a.examples
+    terms = [
+        "".join(a.chance.permutation(list("abcd"))[: a.one_of(2, 3)]) for _ in "12"
+    ]
+    labels = sorted({*terms[0], *terms[1]})
+    result = "".join(a.chance.permutation(labels)[: a.one_of(1, 2, 3)])
+    given = [a.any([lengths[label] for label in term]) for term in terms]
+    if a.happens(0.2):  # dots
+        given = [a.any([a.examples, *[lengths[label] for label in t]]) for t in terms]
+        terms, result = [f"...{term}" for term in terms], f"...{result}"
+    return raw.Einsum(inputs=given, equation=f"{','.join(terms)}->{result}")
+
+
+# Shapes.
+
+
+def _factors(a: Attack, number: int) -> list[int]:
+    """Returns a shape of as many elements."""
+    found = []
+    while number > 1 and len(found) < 3:
+        divisors = [d for d in range(1, number + 1) if number % d == 0]
+        found.append(a.one_of(*divisors))
+        number //= found[-1]
+    return [*found, number]
+
+
+@_for("Reshape")
+def _reshape(a, kind):
+    dtype = a.one_of(tf.float32, tf.int32)
+    tail, each = a.shape(a.one_of(0, 1, 2, 3)), a.one_of(1, 1, 2)
+    tensor = a.rows(tail, dtype, None, each)
+    shape = _factors(a, a.examples * each * int(np.prod(tail)))
+    sizes = a.sizes(shape)
+    if a.happens():
+        shape[int(a.chance.integers(len(shape)))] = -1
+        is_left = tf.constant(shape) == -1
+        sizes = tf.stack(
+            [-1 if shape[i] == -1 else each for i, each in enumerate(tf.unstack(sizes))]
+        )
+        del is_left
+    return raw.Reshape(tensor=tensor, shape=sizes)
+
+
+@_for("Transpose")
+def _transpose(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3, 4))
+    return raw.Transpose(x=tensor, perm=a.chance.permutation(rank))
+
+
+@_for("ExpandDims", "Squeeze")
+def _axes(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3))
+    if kind == "Squeeze":
+        axes = _axis(a, rank, a.one_of(0, 1))
+        return raw.Squeeze(input=tensor, axis=axes)
+    return raw.ExpandDims(input=tensor, axis=_axis(a, rank + 1))
+
+
+@_for("ConcatV2", "Pack")
+def _joined(a, kind):
+    shape = a.shape(a.one_of(1, 2, 3))
+    if a.happens(0.7):
+        shape[a.one_of(*range(len(shape)))] = a.examples
+    given = [a.any(shape) for _ in range(a.one_of(1, 2, 2))]
+    if kind == "Pack":
+        return raw.Pack(values=given, axis=_axis(a, len(shape) + 1))
+    return raw.ConcatV2(values=given, axis=_axis(a, len(shape)))
+
+
+@_for("Unpack")
+def _unpack(a, kind):
+    axis, shape = int(a.chance.integers(2)), a.shape(2)
+    return raw.Unpack(value=a.any(shape), num=shape[axis], axis=axis)
+
+
+@_for("Split", "SplitV")
+def _split(a, kind):
+    axis, shape, number = _axis(a, 2), a.shape(2), a.one_of(1, 2)
+    shape[axis] = number * a.examples if a.happens() else number
+    given = {"value": a.any(shape), "axis": axis, "num_split": number}
+    if kind == "Split":
+        return raw.Split(**given)
+    return raw.SplitV(**given, size_splits=[-1, shape[axis] // 2][:number])
+
+
+@_for("Pad", "PadV2", "MirrorPad")
+def _pad(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3))
+    paddings = a.chance.integers(0, 2, [rank, 2]) * a.chance.integers(0, 2, [rank, 1])
+    given = {"constant_values": 1.0, "mode": "SYMMETRIC"}
+    return _call(kind, input=tensor, paddings=paddings.astype(np.int32), **given)
+
+
+@_for("OneHot")
+def _one_hot(a, kind):
+    tensor, rank = _tensor(a, (1, 2), tf.int32)
+    axis = int(a.chance.integers(-1, rank + 1))
+    depth = a.number_of_examples() if a.happens(0.2) else 3
+    values = {"on_value": 1.0, "off_value": a.any([])}
+    return raw.OneHot(indices=tensor, depth=depth, axis=axis, **values)
+
+
+def _bound(a: Attack, *values):
+    """Returns a bound of a slice, perhaps the number of examples."""
+    return a.number_of_examples() if a.happens(0.25) else tf.constant(a.one_of(*values))
+
+
+@_for("StridedSlice")
+def _strided_slice(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3), a.one_of(tf.float32, tf.int32))
+    number = int(a.chance.integers(1, rank + 2))
+    masks = {
+        f"{name}_mask": sum(2**i for i in range(number) if a.happens(p))
+        for name, p in (
+            ("begin", 0.6),
+            ("end", 0.6),
+            ("new_axis", 0.1),
+            ("shrink_axis", 0.15),
+        )
+    }
+    masks["ellipsis_mask"] = 2 ** int(a.chance.integers(number)) * a.happens(0.2)
+    return raw.StridedSlice(
+        input=tensor,
+        begin=tf.stack([_bound(a, 0, 0, 1, -1) for _ in range(number)]),
+        end=tf.stack([_bound(a, 1, 2, -1, a.examples) for _ in range(number)]),
+        strides=tf.stack([_bound(a, 1, 1, 1, 2, -1) for _ in range(number)]),
+        **masks,
+    )
+
+
+@_for("StridedSliceGrad")
+def _strided_slice_back(a, kind):
+    shape = [a.examples, *a.shape(2)]
+    masks = {"begin_mask": a.one_of(1, 3, 7), "end_mask": a.one_of(1, 3, 7)}
+    begin, end, strides = [0, 0, 0], [1, 1, 1], [1, a.one_of(1, 2), 1]
+    like = np.zeros(shape)[
+        tuple(
+            slice(
+                None if masks["begin_mask"] >> i & 1 else begin[i],
+                None if masks["end_mask"] >> i & 1 else end[i],
+                strides[i],
+            )
+            for i in range(3)
+        )
+    ].shape
+    given = {"begin": begin, "end": end, "strides": strides}
+    return raw.StridedSliceGrad(shape=a.sizes(shape), dy=a.any(like), **given, **masks)
+
+
+@_for("Slice")
+def _slice(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3), a.one_of(tf.float32, tf.int32))
+    return raw.Slice(
+        input=tensor,
+        begin=tf.stack([_bound(a, 0, 0, 0, 1) for _ in range(rank)]),
+        size=tf.stack([_bound(a, -1, -1, 1, a.examples) for _ in range(rank)]),
+    )
+
+
+# What a size makes.
+
+
+@_for("Fill")
+def _fill(a, kind):
+    return raw.Fill(dims=a.sizes(a.shape(2)), value=a.any([]))
+
+
+@_for("RandomUniform", "RandomStandardNormal", "TruncatedNormal")
+def _random(a, kind):
+    return getattr(raw, kind)(shape=a.sizes(a.shape(2)), dtype=tf.float32)
+
+
+@_for("RandomUniformInt")
+def _random_int(a, kind):
+    return raw.RandomUniformInt(shape=a.sizes(a.shape(2)), minval=0, maxval=9)
+
+
+@_for("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal")
+@_for("StatelessRandomUniformV2", "StatelessRandomNormalV2")
+@_for("StatelessTruncatedNormalV2")
+@_for("StatelessRandomUniformInt", "StatelessRandomUniformIntV2")
+def _stateless(a, kind):
+    seed = v1.placeholder_with_default([1, 2], [2])
+    key = v1.placeholder_with_default(tf.constant([1], tf.uint64), [1])
+    counter = tf.constant([1, 2], tf.uint64)
+    given = {
+        "seed": seed,
+        "key": key,
+        "counter": counter,
+        "alg": 1,
+        "minval": 0,
+        "maxval": 9,
+    }
+    return _call(kind, shape=a.sizes(a.shape(2)), **given)
+
+
+@_for("RngReadAndSkip")
+def _generator(a, kind):
+    generator = tf.random.Generator.from_seed(1)
+    return generator.normal(a.sizes(a.shape(2)))
+
+
+@_for("Multinomial")
+def _multinomial(a, kind):
+    return raw.Multinomial(logits=_tensor(a, (2,))[0], num_samples=a.length())
+
+
+@_for("Range")
+def _range(a, kind):
+    limit = a.number_of_examples() * a.one_of(1, 1, 2)
+    return raw.Range(start=a.one_of(0, 0, 1), limit=limit, delta=a.one_of(1, 1, 2))
+
+
+@_for("Tile", "BroadcastTo")
+def _tile(a, kind):
+    dtype = a.one_of(tf.float32, tf.int32)
+    shape = [a.one_of(1, 1, a.examples) for _ in range(a.one_of(1, 2, 3))]
+    if kind == "Tile":
+        return raw.Tile(input=a.any(shape, dtype), multiples=a.sizes(shape[::-1]))
+    wide = [*a.shape(a.one_of(0, 1)), *[n if n > 1 else a.length() for n in shape]]
+    return raw.BroadcastTo(input=a.any(shape, dtype), shape=a.sizes(wide))
+
+
+# What is looked up.
+
+
+@_for("GatherV2", "Gather")
+def _gather(a, kind):
+    if a.happens(0.3) or kind == "Gather":
+        each, tail = a.one_of(1, 2, 3), a.shape(a.one_of(0, 1))
+        table = a.rows(tail, axis=0, each=each)
+        places = a.places(each, a.shape(a.one_of(0, 1, 2)), a.happens())
+        if a.happens(0.3):
+            table = a.fixed([3, 2])
+            places = a.any(a.shape(2), tf.int32)
+        return _call(kind, params=table, indices=places, axis=0)
+    rank = a.one_of(1, 2, 3)
+    axis = int(a.chance.integers(rank))
+    batch_dims = int(a.chance.integers(axis + 1)) if a.happens() else 0
+    shape = [3 if i == axis else a.examples for i in range(rank)]
+    indices = [*shape[:batch_dims], *a.shape(a.one_of(0, 1))]
+    return raw.GatherV2(
+        params=a.any(shape),
+        indices=a.any(indices, tf.int32),
+        axis=axis,
+        batch_dims=batch_dims,
+    )
+
+
+def _handle(a: Attack):
+    return tf.Variable(a.numbers([3, 2], tf.float32)).handle
+
+
+@_for("ResourceGather", "ResourceGatherNd")
+def _gather_variable(a, kind):
+    shape = a.shape(a.one_of(1, 2))
+    places = a.any(shape if kind == "ResourceGather" else [*shape, 1], tf.int32)
+    return _call(kind, resource=_handle(a), indices=places, dtype=tf.float32)
+
+
+@_for("GatherNd")
+def _gather_nd(a, kind):
+    n = a.examples
+    each, tail = a.one_of(1, 1, 2), [n, n]
+    number = a.places(each, [1], False)
+    if a.happens(0.3):
+        number = tf.tile(number, [1, a.one_of(1, 2)])
+    pieces = [number]
+    if a.happens(0.7):
+        pieces.append(a.rows([a.one_of(1, 2)], tf.int32, 0, most=n))
+    if a.happens(0.2):
+        pieces = pieces[::-1]
+    places = tf.concat(pieces, 1) if len(pieces) > 1 else number
+    if a.happens(0.2):
+        places = tf.tile(places, [1, a.one_of(1, 2)])
+    if a.happens(0.2):
+        places = places[:, : a.one_of(1, 2)]
+    if a.happens(0.2):
+        places = a.any([n, a.one_of(1, 2)], tf.int32)
+    table = a.any([3, 3]) if a.happens(0.2) else a.rows(tail, axis=0, each=each)
+    return raw.GatherNd(params=table, indices=places)
+
+
+# Losses and sequences.
+
+
+@_for("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+def _cross_entropy(a, kind):
+    shape = [a.one_of(a.examples, 1), 3]
+    if kind.startswith("Sparse"):
+        labels = a.any(shape[:1], tf.int32)
+    else:
+        labels = a.any([a.one_of(a.examples, 1), 3])
+    return _call(kind, features=a.any(shape), labels=labels)
+
+
+@_for("ReverseSequence")
+def _reverse_sequence(a, kind):
+    axes = _axis(a, 3, 2)
+    shape = [a.examples + 1] * 3
+    shape[axes[1]] = a.examples
+    axes = {"batch_dim": axes[1], "seq_dim": axes[0]}
+    lengths = a.any([a.examples], tf.int32)
+    return raw.ReverseSequence(input=a.any(shape), seq_lengths=lengths, **axes)
+
+
+# Lists of tensors, branches, loops and functions.
+
+_LIST_RULES = (
+    *("TensorListSetItem", "TensorListPushBack", "TensorListFromTensor"),
+    *("TensorListGetItem", "TensorListStack", "TensorListGather", "TensorListPopBack"),
+    *("TensorListLength", "TensorListElementShape", "TensorListReserve"),
+    "EmptyTensorList",
+)
+
+
+@_for(*_LIST_RULES)
+def _list(a, kind):
+    item, dtype = a.any([a.examples, a.length()]), tf.float32
+    shape = a.sizes([a.examples, item.shape.as_list()[1] or a.length()])
+    free = {"element_shape": tf.constant([-1, -1]), "element_dtype": dtype}
+    if kind == "TensorListFromTensor" or a.happens(0.3):
+        tensor = a.any([a.examples, a.examples, 2])
+        handle = raw.TensorListFromTensor(tensor=tensor, element_shape=[-1, -1])
+    elif kind in ("TensorListSetItem", "TensorListReserve") or a.happens():
+        number = a.number_of_examples() if a.happens(0.2) else tf.constant(2)
+        element_shape = shape if a.happens(0.3) else free["element_shape"]
+        handle = raw.TensorListReserve(
+            element_shape=element_shape, num_elements=number, element_dtype=dtype
+        )
+        for i in range(2):
+            handle = raw.TensorListSetItem(
+                input_handle=handle, index=i, item=a.any([a.examples, 2]) if i else item
+            )
+    else:
+        element_shape = shape if a.happens(0.3) else free["element_shape"]
+        handle = raw.EmptyTensorList(
+            element_shape=element_shape, element_dtype=dtype, max_num_elements=5
+        )
+        for other in (item, a.any([a.examples, 2])):
+            handle = raw.TensorListPushBack(input_handle=handle, tensor=other)
+    list_shape = raw.TensorListElementShape(input_handle=handle, shape_type=tf.int32)
+    if kind == "TensorListElementShape":
+        return list_shape
+    if kind == "TensorListPopBack":
+        handle, popped = raw.TensorListPopBack(input_handle=handle, **free)
+        return popped, raw.TensorListLength(input_handle=handle)
+    return [
+        raw.TensorListLength(input_handle=handle),
+        raw.TensorListGetItem(input_handle=handle, index=a.one_of(0, 1), **free),
+        raw.TensorListGather(input_handle=handle, indices=[1, 0], **free),
+        raw.TensorListStack(input_handle=handle, **free),
+    ][:: a.one_of(1, 1, 2)]
+
+
+def _step(a: Attack):
+    """Returns a random function of a tensor of a shape."""
+    return a.one_of(
+        tf.tanh,
+        lambda z: z + 1,
+        lambda z: tf.reverse(z, [1]),
+        lambda z: tf.nn.softmax(z, -1),
+        lambda z: z - tf.reduce_mean(z, 0, keepdims=True),
+        lambda z: z - tf.reduce_mean(z, 1, keepdims=True),
+        lambda z: z * tf.cast(tf.shape(z)[1], z.dtype),
+        lambda z: tf.cumsum(z, 0),
+    )
+
+
+@_for("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
+@_for("PartitionedCall", "StatefulPartitionedCall")
+def _control_flow(a, kind):
+    tensor, steps = a.any([a.examples, a.examples]), [_step(a), _step(a)]
+    if "Call" in kind:
+        return tf.function(lambda z: steps[1](steps[0](z)))(tensor)
+    if "While" in kind:
+        return tf.while_loop(
+            lambda i, *_: i < 2,
+            lambda i, y, z: (i + 1, steps[0](z), steps[1](y)),
+            (0, tensor, a.any([a.examples, a.examples])),
+        )[1:]
+    chosen = v1.placeholder_with_default(1, [])
+    if "Case" in kind:
+        ways = [lambda step=step: step(tensor) for step in steps]
+        return tf.switch_case(chosen, ways)
+    ways = [lambda: steps[0](tensor), lambda: steps[1](tensor)]
+    return tf.cond(chosen > 0, *ways)
+
+
+# Sizes.
+
+
+@_for("Shape", "ShapeN", "Size", "Rank", "BroadcastArgs", "BroadcastGradientArgs")
+def _of_shape(a, kind):
+    tensor, _ = _tensor(a, (1, 2, 3))
+    if kind == "ShapeN":
+        return raw.ShapeN(input=[tensor, a.any(a.shape(2))])
+    if not kind.startswith("Broadcast"):
+        return getattr(raw, kind)(input=tensor)
+    other = tf.shape(a.any(a.shape(2)))
+    if kind == "BroadcastArgs":
+        shape = tf.shape(tensor)
+        return raw.BroadcastArgs(s0=shape, s1=shape if a.happens() else other)
+    shape = tf.shape(tensor)
+    axes = raw.BroadcastGradientArgs(s0=shape, s1=other if a.happens(0.7) else shape)
+    # Of those with the length 1 there may be more, which changes nothing.
+    return tf.reduce_sum(tensor, axes.r0, keepdims=True)
+
+
+def some_sizes(a: Attack) -> list[tf.Tensor]:
+    """Returns vectors that are computed from shapes, some operations later."""
+    tensors = [_tensor(a, (1, 2, 3))[0] for _ in "123"]
+    known = [tf.shape(tensor, a.one_of(tf.int32, tf.int64)) for tensor in tensors]
+    known = [tf.cast(each, tf.int32) for each in known]
+    known.append(tf.constant([2, 3, 6]))
+    for _ in range(4):
+        one, other = (known[int(a.chance.integers(len(known)))] for _ in "12")
+        try:
+            known.append(a.one_of(*_OF_SIZES)(a, one, other))
+        except (ValueError, TypeError, IndexError):
+            continue
+    return known[3:]
+
+
+_OF_SIZES = (
+    lambda a, x, y: x + y[:1],
+    lambda a, x, y: x - y[-1:],
+    lambda a, x, y: x * y[:1],
+    lambda a, x, y: x // tf.maximum(y[:1], 1),
+    lambda a, x, y: x // tf.constant(a.one_of(1, 2, 3)),
+    lambda a, x, y: x % tf.constant(a.one_of(2, 3)),
+    lambda a, x, y: tf.maximum(x, a.one_of(0, 1, 2)),
+    lambda a, x, y: tf.minimum(x, y[:1]),
+    lambda a, x, y: tf.concat([x, y], 0),
+    lambda a, x, y: tf.stack([x[0], y[0]]),
+    lambda a, x, y: tf.reduce_prod(x, keepdims=True),
+    lambda a, x, y: tf.reshape(tf.reduce_prod(y[:2]), [1]),
+    lambda a, x, y: tf.gather(x, [0, -1 % int(x.shape[0])]),
+    lambda a, x, y: tf.gather(tf.stack([x, x + 1]), [1, 0], batch_dims=0)[0],
+    lambda a, x, y: tf.gather(tf.stack([x[:1], y[:1]]), [[0], [0]], batch_dims=1)[:, 0],
+    lambda a, x, y: x[a.one_of(0, 1, -1) :],
+    lambda a, x, y: x[:: a.one_of(1, -1, 2)],
+    lambda a, x, y: x[a.one_of(0, -1)][None],
+    lambda a, x, y: tf.slice(x, [a.one_of(0, 1)], [a.one_of(-1, 1)]),
+    lambda a, x, y: tf.slice(tf.stack([x, x * 2]), [0, 0], [2, 1])[:, 0],
+    lambda a, x, y: tf.split(x, [1, -1], 0)[a.one_of(0, 1)],
+    lambda a, x, y: tf.split(x, [-1, 1], 0)[a.one_of(0, 1)],
+    lambda a, x, y: tf.split(tf.stack([x, x]), 2, 0)[1][0],
+    lambda a, x, y: tf.stack(tf.unstack(x)[::-1]),
+    lambda a, x, y: tf.squeeze(tf.expand_dims(x, a.one_of(0, 1)), a.one_of(0, 1)),
+    lambda a, x, y: tf.dynamic_stitch([[0], [a.one_of(0, 1)]], [x[:1], y[:1]]),
+    lambda a, x, y: tf.fill([2], x[0]),
+    lambda a, x, y: tf.reshape(tf.stack([x, x + 2]), [-1]),
+    lambda a, x, y: tf.cast(tf.cast(x, tf.int8), tf.int32),
+    lambda a, x, y: tf.range(1, 4) * x[0],
+    lambda a, x, y: tf.stop_gradient(tf.identity(x)),
+    lambda a, x, y: tf.where(x > 1, x, x),
+)
