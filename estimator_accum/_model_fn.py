@@ -24,14 +24,11 @@ from estimator_accum.microbatch._hooks import (
     PredictionHook,
     TrainingHook,
 )
-from estimator_accum.microbatch._inputs import (
-    RefuseTraining,
-    check_input_summaries,
-    is_fed,
-)
+from estimator_accum.microbatch._inputs import RefuseTraining, is_fed
 from estimator_accum.microbatch._repeatable import check_not_written
 from estimator_accum.microbatch._whole import mean_over_batch
 from estimator_accum.unedited._batch_loss import check_declared, loss_of_batch
+from estimator_accum.unedited._head import find_rows
 from estimator_accum.unedited._train_op import build_unedited
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
@@ -144,7 +141,6 @@ def microbatch_model_fn(
             spec = build(features, labels)
             hooks = [RefuseTraining()] if mode == modes.TRAIN else []
             return spec._replace(training_hooks=hooks)
-        check_input_summaries(whole)
         is_trained = mode == modes.TRAIN
         batch = WholeBatch(whole, reduction, is_auto, is_trained)
 
@@ -177,6 +173,7 @@ def _trained(batch: WholeBatch, build: Callable, count: MicroBatchCount, config)
     hook = TrainingHook(
         _replicas(batch.finish(spot_check=spot_check)),
         count,
+        find_rows,
         spec.scaffold.saver if spec.scaffold else None,
         config.model_dir if config is not None and config.is_chief else None,
     )
@@ -272,7 +269,7 @@ def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
     _check_micro_ops(batch.micro_ops)
     batch.register(empty=batch.micro_ops)  # as without micro-batches
     loss = loss_of_batch(batch, spec.loss)
-    hook = MicroBatchHook(_replicas(batch.finish()), count)
+    hook = MicroBatchHook(_replicas(batch.finish()), count, find_rows)
     return spec._replace(
         loss=loss,
         eval_metric_ops=metrics,
@@ -283,7 +280,7 @@ def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
 def _predicted(batch: WholeBatch, spec, count: MicroBatchCount):
     """Returns the spec of a prediction in micro-batches."""
     replica = batch.finish(tf.nest.flatten(spec.predictions))
-    hook = PredictionHook(replica, count, spec.predictions)
+    hook = PredictionHook(replica, count, find_rows, spec.predictions)
     return spec._replace(
         predictions=hook.predictions,
         prediction_hooks=[hook, *spec.prediction_hooks],

@@ -22,6 +22,7 @@ from estimator_accum._gradients import (
 from estimator_accum._graph import read
 from estimator_accum._options import Clock, set_current_batch
 from estimator_accum.microbatch._gather import Exchange, make_exchange
+from estimator_accum.microbatch._inputs import check_sources
 from estimator_accum.microbatch._staging import Slot, stage
 from estimator_accum.microbatch._writes import snapshot
 
@@ -94,7 +95,7 @@ class WholeBatch(Clock):
         num_micro_batches: Scalar int64 placeholder, the number of micro-batches in the
             batch.
         is_first: Scalar bool, whether this is the batch's first micro-batch.
-        is_whole: Scalar bool, whether this micro-batch is the whole batch.
+        is_whole: Scalar bool, whether the batch is one micro-batch.
         names: Names of the features and labels, such as `features['x']`.
         stage: Fetches that take the next batch: the shape of each feature and label,
             and the operations that store them.
@@ -105,6 +106,7 @@ class WholeBatch(Clock):
         reduction, weight: As given for the first train op; before, `weight` is None.
         last_pass: The pass with gradients.
         computed_twice: Outputs of whole_batch_loss, which an earlier pass computes too.
+        slots: Handles of the slots that micro-batches write.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class WholeBatch(Clock):
                 for name in ("begin", "size", "rows", "num_micro_batches")
             )
             self.is_first = tf.equal(self.begin, 0)
-            self.is_whole = tf.equal(self.size, self.rows)
+            self.is_whole = tf.equal(self.num_micro_batches, 1)
         with tf.device("/cpu:0"):
             staged = stage(data, self.begin, self.size)
         self.names, self.stage, self.parts, self.sliced = staged
@@ -130,7 +132,7 @@ class WholeBatch(Clock):
         self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
         self.micro_ops = self.last_pass.each
         self._initialize, self._roll_back, self.handles = [], [], []
-        self._release = []
+        self._release, self.slots = [], []
         self.computed_twice, self._reported, self._refusals = [], {}, {}
         self._is_finished = False
 
@@ -169,6 +171,7 @@ class WholeBatch(Clock):
         """Returns a new slot, which micro-batches may write and no retry restores."""
         slot = Slot(name, dtype, tf.TensorShape(shape))
         self.register(handles=[slot.handle])
+        self.slots.append(slot.handle)
         return slot
 
     def register(
@@ -251,10 +254,11 @@ class WholeBatch(Clock):
             spot_check: Check before the first update; None if there is nothing to check.
         """
         self._is_finished = True
+        fetched = [tensor.op for tensor in fetched]
+        self.check_sources(fetched)
         take, restore = [], []
         if self._is_auto or not self._is_trained or spot_check is not None:
-            operations = [*self.micro_ops, *(tensor.op for tensor in fetched)]
-            take, restore = snapshot(operations, self.handles)
+            take, restore = snapshot([*self.micro_ops, *fetched], self.handles)
         return ReplicaBatch(
             batch=self,
             snapshot=tuple(take),
@@ -266,6 +270,15 @@ class WholeBatch(Clock):
             refusals=self._refusals,
             spot_check=spot_check,
         )
+
+    def check_sources(self, fetched: Iterable[tf.Operation] = ()) -> None:
+        """Raises ValueError if a micro-batch is computed from what is not cut.
+
+        Args:
+            fetched: Operations that run with each micro-batch besides.
+        """
+        operations = [op for one in self.passes for op in (*one.each, *one.once)]
+        check_sources(self.stage[1], [*operations, *fetched])
 
     def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
         """Returns the feeds of one micro-batch.

@@ -4,10 +4,17 @@ Hooks do not run in a SavedModel, so the graph of an export is the plain model's
 """
 
 import re
+from collections.abc import Iterable
 
 import tensorflow as tf
 
-from estimator_accum._graph import ancestors
+from estimator_accum._graph import (
+    ancestors,
+    descendants,
+    library_of_functions,
+    path_to,
+)
+from estimator_accum.microbatch._repeatable import is_repeatable
 
 _TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
 
@@ -30,19 +37,48 @@ def is_fed(batch: dict) -> bool:
     return "Placeholder" in types or "PlaceholderWithDefault" in types and not is_read
 
 
-def check_input_summaries(batch: dict) -> None:
-    """Raises ValueError if a summary of input_fn would take a batch from training.
+def pipeline_of(stages: list[tf.Operation]) -> tuple[dict, set[tf.Operation]]:
+    """Returns what operations that stage batches need, and the part that reads batches.
+
+    Every run of the latter, or of what draws random numbers there, has other results.
+    """
+    library = library_of_functions()
+    staging = ancestors(stages)
+    takers = [operation for operation in staging if gives_another(operation, library)]
+    return staging, {*takers, *(descendants(takers) & staging.keys())}
+
+
+def gives_another(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation of the pipeline has new results in every run."""
+    has_results = any(map(can_be_fed, operation.outputs))
+    return has_results and not is_repeatable(operation, library)
+
+
+def can_be_fed(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor has a value that a session fetches and feeds."""
+    is_value = tensor.dtype not in (tf.resource, tf.variant)
+    is_outside = tensor.op._get_control_flow_context() is None
+    return is_value and is_outside and not tensor.dtype._is_ref_dtype
+
+
+def check_sources(
+    stages: list[tf.Operation], operations: Iterable[tf.Operation]
+) -> None:
+    """Raises ValueError if what runs with every micro-batch reads the input pipeline.
 
     Args:
-        batch: The features and labels from input_fn, in any structure.
+        stages: Operations that stage the batch.
+        operations: Those that run with every micro-batch.
     """
-    takers = {op for op in _inputs_of(batch) if _TAKES_A_BATCH.match(op.type)}
-    for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
-        if takers & ancestors([summary.op]).keys():
+    _, pipeline = pipeline_of(stages)
+    needed = ancestors(operations)
+    for operation in needed:
+        if operation in pipeline:
             raise ValueError(
-                "A summary must not read the input pipeline, of which every read takes "
-                f"a batch. Received: {summary.op.name}, made by input_fn. Make it in "
-                "model_fn."
+                "A micro-batch must be computed from the features and labels of its "
+                "model_fn: every read of the input pipeline takes a batch. Received: "
+                f"{path_to(needed, operation)}. Pass the outermost model_fn to "
+                "microbatch_model_fn."
             )
 
 

@@ -78,9 +78,7 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
             and operation._get_control_flow_context() is None
         ):
             _draw_by(operation, micro_batch_seed)
-        elif not all(
-            _is_repeatable(node, library) for node in _all_nodes(operation, library)
-        ):
+        elif not is_repeatable(operation, library):
             raise ValueError(
                 f"{name} are computed twice, so what they need must give one result and "
                 f"change nothing. Received: {path_to(needed, operation)}, of type "
@@ -136,6 +134,16 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         and not moves_generator(node.op)
         for node in _all_nodes(operation, library)
     )
+
+
+def is_repeatable(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation gives one result throughout a batch.
+
+    Args:
+        operation: The operation.
+        library: Definitions of functions by name.
+    """
+    return all(_is_repeatable(node, library) for node in _all_nodes(operation, library))
 
 
 def _draw_by(operation: tf.Operation, seed_of) -> None:

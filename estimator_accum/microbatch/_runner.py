@@ -80,19 +80,24 @@ class BatchRunner:
         session.run([replica.initialize for replica in self._replicas])
 
     def run(
-        self, session: tf.compat.v1.Session, place: str, fetches: Iterable = ()
+        self,
+        session: tf.compat.v1.Session,
+        place: str,
+        taken: Iterable[tf.Tensor],
+        fetches: list[list[tf.Tensor]],
     ) -> tuple[dict, list]:
         """Runs the next batch.
 
         Args:
             session: The session itself, without hooks.
             place: Name of the batch in messages, such as "update 7".
-            fetches: Tensors to fetch with every micro-batch, of a single replica.
+            taken: Tensors of the input pipeline.
+            fetches: For each replica, tensors to fetch with every micro-batch.
 
         Returns:
-            The feeds of the train op: the last micro-batch's, and the values for the
-            batch of `ReplicaBatch.reported`; and for each replica the values of
-            `fetches`, one list for each micro-batch.
+            The feeds of the batch's own run: the position of a micro-batch that is all
+            of the batch, the values of `taken`, and those of `ReplicaBatch.reported`;
+            and for each replica the values of `fetches`, one list for each micro-batch.
 
         Raises:
             ValueError: If the batch has no examples, one example does not fit in
@@ -100,8 +105,11 @@ class BatchRunner:
             tf.errors.OutOfRangeError: At the end of the data.
         """
         replicas = self._replicas
+        taken = list(taken)
         before = [(replica.release, replica.snapshot) for replica in replicas]
-        staged, _ = session.run([[r.batch.stage for r in replicas], before])
+        staged, _, values = session.run(
+            [[replica.batch.stage for replica in replicas], before, taken]
+        )
         shapes = [shapes for shapes, _ in staged]
         names = [replica.batch.names for replica in replicas]
         self.rows = rows = list(map(rows_of, names, shapes))
@@ -115,7 +123,7 @@ class BatchRunner:
             begin = time.monotonic()
             self._exchanges = []
             try:
-                result = self._run_passes(session, rows, place, list(fetches))
+                feeds, fetched = self._run_passes(session, rows, place, fetches)
             except Exception as error:
                 self._check_refusals(error)
                 if self._count.is_fixed or not is_out_of_memory(error):
@@ -128,7 +136,7 @@ class BatchRunner:
                 session.run(self._roll_back)
                 continue
             self._count.time_batch(secs / max(rows))
-            return result
+            return feeds | dict(zip(taken, values, strict=True)), fetched
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be cut."""
@@ -166,7 +174,8 @@ class BatchRunner:
             wanted = [[] for _ in passes]
             if is_last:
                 reported = [r.reported if is_whole else () for r in self._replicas]
-                wanted = [[*fetches, *each] for each in reported]
+                pairs = zip(fetches, reported, strict=True)
+                wanted = [[*own, *others] for own, others in pairs]
             if is_last or any(each.each for each in passes):
                 feeds, fetched = self._run_micro_batches(
                     session, passes, wanted, cuts, done
@@ -180,7 +189,9 @@ class BatchRunner:
             last = last or self._feeds(0, cuts)
             self._run_once(session, passes, once, rows, last | done, place)
         feeds = last | done | later
-        feeds |= self._reported(session, rows, fetched, len(fetches), feeds, place)
+        feeds |= self._reported(session, rows, fetched, fetches, feeds, place)
+        for replica, (n, _, begins) in zip(self._replicas, cuts, strict=True):
+            feeds |= replica.batch.feeds(0, n, n, len(begins), self._count.recompute)
         return feeds, fetched
 
     def _feeds(self, i: int, cuts: list[_Cut]) -> dict:
@@ -213,7 +224,7 @@ class BatchRunner:
             self._looks[i] = self._batches
 
     def _reported(
-        self, session, rows, fetched, own: int, feeds: dict, place: str
+        self, session, rows, fetched, fetches: list, feeds: dict, place: str
     ) -> dict:
         """Returns the values for the batch of what the train op is fed with.
 
@@ -221,12 +232,13 @@ class BatchRunner:
             session: The session.
             rows: Number of examples of each replica.
             fetched: What each replica has fetched.
-            own: Number of fetches of a micro-batch that are not reported.
+            fetches: Of these, what is not reported.
             feeds: Feeds.
             place: Name of the batch in messages.
         """
         result, waiting = {}, []
-        for replica, n, values in zip(self._replicas, rows, fetched, strict=True):
+        everything = zip(self._replicas, rows, fetched, map(len, fetches), strict=True)
+        for replica, n, values, own in everything:
             if not n:  # a replica without examples
                 result |= {tensor: _zeros(tensor) for tensor in replica.reported}
             elif values and len(values[0]) > own:  # one micro-batch was the batch

@@ -19,7 +19,7 @@ from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, collect
 from estimator_accum.unedited._rows import Analysis
 from estimator_accum.unedited._sizes import Size
-from estimator_accum.unedited._states import State
+from estimator_accum.unedited._states import MIXED, State
 
 _SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}
 _CONTROL_FLOW = {
@@ -109,6 +109,21 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     slices = [part.sliced for part in batch.parts]
     found = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
     return found | {tensor.op for tensor in slices}
+
+
+def find_rows(
+    batch: WholeBatch, targets: list[tf.Tensor], mixed: list[tf.Tensor]
+) -> list[tuple[tf.Tensor, int]]:
+    """Returns rows from which tensors are computed for the whole batch, and their axes.
+
+    Args:
+        batch: The batch.
+        targets: The tensors.
+        mixed: Others that belong to no example.
+    """
+    view = View(batch, targets, {tensor.ref(): MIXED for tensor in mixed})
+    frontier = Border(view, targets).frontier
+    return [(tensor, view.state(tensor).axis) for tensor in frontier]
 
 
 def is_in_loop(operation: tf.Operation) -> bool:

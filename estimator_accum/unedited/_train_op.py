@@ -8,7 +8,6 @@ The second part gets what it has without micro-batches: the gradients
 of every other tensor that it is computed from.
 """
 
-import logging
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -37,8 +36,6 @@ from estimator_accum.unedited._order import Cut, order_update
 from estimator_accum.unedited._patches import intercepting
 from estimator_accum.unedited._spot_check import SpotCheck
 
-_logger = logging.getLogger("tensorflow.estimator_accum")
-
 
 def build_unedited(batch: WholeBatch, build: Callable):
     """Returns the EstimatorSpec of a model_fn, and the spot check of its gradients.
@@ -64,6 +61,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
     train_op = getattr(spec.train_op, "op", spec.train_op)
     _check_trains(batch, interception, train_op)
     interception.finish()
+    batch.check_sources()
     once = _Once(batch, interception, [train_op, *interception.waited_for])
     with batch.as_current():
         spot_check = once.finish(_losses(spec, interception))
@@ -161,7 +159,6 @@ class _Once:
         guards = _check_places(batch, [each.view for each in derived])
         spot_check = SpotCheck(batch, derived, copies.collected, view, guards)
         report_activations(view, losses)
-        self._report_summaries(tensors)
         done = [each for other in batch.earlier_passes for each in other.done]
         roots = [*self._roots, *self.moved]
         fed = [*tensors, *done]
@@ -301,27 +298,6 @@ class _Once:
             needed = data_ancestors([operation])
             self._with_sums[operation] = not self._sums.isdisjoint(needed)
         return self._with_sums[operation]
-
-    def _report_summaries(self, reported: list[tf.Tensor]) -> None:
-        """Logs which summaries are not of the batch."""
-        fed = {tensor.name for tensor in reported}
-        last = []
-        for summary in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SUMMARIES):
-            seen, waiting = set(), [summary]
-            while waiting:
-                tensor = waiting.pop()
-                if tensor.name in seen or tensor.name in fed:
-                    continue
-                seen.add(tensor.name)
-                if any(tensor is part.sliced for part in self._batch.parts):
-                    last.append(summary.op.name)
-                    break
-                waiting += tensor.op.inputs
-        if last:
-            _logger.info(
-                "micro-batches: summaries of the last micro-batch, not of the batch: %s",
-                ", ".join(last),
-            )
 
 
 def _check_places(batch: WholeBatch, views: list[View]) -> list[tf.Operation]:

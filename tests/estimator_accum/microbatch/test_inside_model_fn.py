@@ -146,7 +146,7 @@ def test_batch_mean_reports_the_batch_and_is_the_tensor_elsewhere(tmp_path):
     assert fetched["weighted"].values[0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_summaries_and_hooks_of_a_micro_batch_get_the_last_one(tmp_path):
+def test_summaries_and_hooks_of_a_micro_batch_get_the_batch(tmp_path):
     def model_fn(features, labels, mode):
         size = tf.shape(features["x"])[0]
         v1.add_to_collection("size", size)
@@ -156,7 +156,7 @@ def test_summaries_and_hooks_of_a_micro_batch_get_the_last_one(tmp_path):
 
     sizes = Fetch("size")
     train_in_micro_batches(model_fn, tmp_path, INPUT, 3, hooks=[sizes])
-    assert sizes.values == [4] * 5 + [1]
+    assert sizes.values == [16] * 5 + [7]
     assert _summaries(tmp_path, "size") == sizes.values
 
 

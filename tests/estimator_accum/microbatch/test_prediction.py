@@ -170,7 +170,7 @@ def test_what_a_prediction_writes_is_rolled_back(tmp_path):
     assert found == [n + max(each for each in begins if each <= n) for n in range(39)]
 
 
-def test_hooks_of_the_model_get_the_last_micro_batch(tmp_path):
+def test_hooks_of_the_model_get_the_batch(tmp_path):
     sizes = Fetch("size")
 
     def model_fn(features, mode):
@@ -183,4 +183,4 @@ def test_hooks_of_the_model_get_the_last_micro_batch(tmp_path):
     model_fn = microbatch_model_fn(model_fn, "auto")
     found = list(tf.estimator.Estimator(model_fn, str(tmp_path)).predict(_input_fn))
     assert found == list(range(39))
-    assert sizes.values == [8, 8, 3]
+    assert sizes.values == [16, 16, 7]

@@ -1,0 +1,277 @@
+"""What hooks and outer model_fns do with a batch that is cut is done with all of it.
+
+A case is a model_fn around the one that is cut. All run it, and a hook that fetches
+what it has put into the collection "fetched", on three batches, cut in 4 and at once.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
+from tests.helpers.models.interception import AS_IT_IS, cut
+
+v1 = tf.compat.v1
+_MODES = tf.estimator.ModeKeys
+_TRAIN, _EVAL, _PREDICT = _MODES.TRAIN, _MODES.EVAL, _MODES.PREDICT
+_numbers = np.random.default_rng(0)
+_X = _numbers.normal(size=[39, 3]).astype(np.float32)
+_Y = _numbers.normal(size=[39, 2]).astype(np.float32)
+_TRAIN_OPS = {
+    "own": lambda loss, sgd, step: sgd.minimize(loss, step),
+    "declared": lambda loss, sgd, step: make_accumulating_train_op(loss, sgd, 1),
+    "optimizer": lambda loss, sgd, step: AccumulatingOptimizer(sgd, 1).minimize(
+        loss, step
+    ),
+}
+_CASES, _REFUSED = {}, {}
+
+
+def _case(mode):
+    def add(outer):
+        _CASES[outer.__name__[1:]] = outer, mode
+        return outer
+
+    return add
+
+
+def _refused(sentence):
+    def add(outer):
+        _REFUSED[outer.__name__[1:]] = outer, sentence
+        return outer
+
+    return add
+
+
+def _inner(way):
+    def model_fn(features, labels, mode):
+        kernel = v1.get_variable("kernel", [3, 2], initializer=_start(3))
+        scores = tf.tanh(tf.matmul(features["x"], kernel), name="scores")
+        if mode == _PREDICT:
+            return tf.estimator.EstimatorSpec(mode, predictions={"scores": scores})
+        loss = tf.reduce_mean(tf.square(scores - labels))
+        train_op = None
+        if mode == _TRAIN:
+            rate = v1.placeholder_with_default(0.1, [], "rate")
+            factor = v1.placeholder_with_default(1.0, [], "factor")
+            sgd, step = (
+                v1.train.GradientDescentOptimizer(rate),
+                v1.train.get_global_step(),
+            )
+            train_op = _TRAIN_OPS[way](factor * loss, sgd, step)
+        return tf.estimator.EstimatorSpec(mode, {"scores": scores}, loss, train_op)
+
+    return model_fn
+
+
+def _start(seed):
+    return v1.random_normal_initializer(seed=seed)
+
+
+def _variable(name, shape=()):
+    zero = v1.zeros_initializer()
+    return v1.get_variable(name, shape, initializer=zero, trainable=False)
+
+
+def _fetch(*tensors):
+    for tensor in tensors:
+        v1.add_to_collection("fetched", tensor)
+
+
+class _Hook(v1.train.SessionRunHook):
+    def __init__(self):
+        self.values = []
+
+    def before_run(self, run_context):
+        feeds = None
+        if v1.get_collection("fed"):
+            feeds = dict(zip(("rate:0", "factor:0"), v1.get_collection("fed")))
+        return v1.train.SessionRunArgs(v1.get_collection("fetched"), feeds)
+
+    def after_run(self, run_context, run_values):
+        self.values.append(run_values.results)
+
+
+@_case(_TRAIN)
+def _values_of_the_batch(spec, features, labels):
+    scores = spec.predictions["scores"]
+    right = tf.equal(tf.argmax(scores, 1), tf.argmax(labels, 1))
+    _fetch(scores, scores * features["x"][:, :2], features["name"])
+    _fetch(tf.reduce_mean(tf.cast(right, tf.float32)), spec.loss, tf.shape(scores))
+    return spec
+
+
+@_case(_TRAIN)
+def _operations_on_the_batch(spec, features, labels):
+    mean, count = _variable("mean", [2]), _variable("count")
+    moved = mean.assign(0.5 * mean + tf.reduce_sum(spec.predictions["scores"], 0))
+    counted = count.assign_add(tf.cast(tf.size(labels), tf.float32))
+    _fetch(tf.group(moved, counted), counted)
+    return spec
+
+
+@_case(_TRAIN)
+def _operations_beside_the_train_op(spec, features, labels):
+    count, average = _variable("count"), _variable("average")
+    with tf.control_dependencies([features["x"], spec.loss]):
+        counted = count.assign_add(tf.reduce_sum(features["x"]))
+    averaged = average.assign(0.5 * average + 0.5 * spec.loss)
+    scores = spec.predictions["scores"]
+    means = [v1.metrics.mean(each)[1] for each in (features["x"], scores)]
+    return spec._replace(train_op=tf.group(spec.train_op, counted, averaged, *means))
+
+
+@_case(_TRAIN)
+def _loss_and_summaries(spec, features, labels):
+    v1.summary.histogram("scores", tf.round(8 * spec.predictions["scores"]))
+    v1.summary.scalar("mean", tf.reduce_mean(features["x"]))
+    _fetch(v1.summary.merge_all())
+    return spec._replace(loss=spec.loss + tf.reduce_mean(labels))
+
+
+@_case(_TRAIN)
+def _numbers_that_a_hook_feeds(spec, features, labels):
+    for value in (0.5, 0.25):
+        v1.add_to_collection("fed", value)
+    return spec
+
+
+@_case(_EVAL)
+def _metrics(spec, features, labels):
+    scores = spec.predictions["scores"]
+    metrics = {
+        "x": v1.metrics.mean(features["x"]),
+        "accuracy": v1.metrics.accuracy(tf.argmax(labels, 1), tf.argmax(scores, 1)),
+        "loss": v1.metrics.mean(spec.loss),
+    }
+    _fetch(scores, *(update for _, update in metrics.values()))
+    return spec
+
+
+@_case(_PREDICT)
+def _forwarded_features(spec, features, labels):
+    scores = spec.predictions["scores"]
+    more = {
+        "name": features["name"],
+        "twice": 2 * scores,
+        "x": scores * features["x"][:, :2],
+    }
+    return spec._replace(predictions=spec.predictions | more)
+
+
+@_refused("batch's own run. Received: another run, of scores, which needs")
+def _another_run(spec, features, labels):
+    class Hook(v1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            run_context.session.run("scores:0")
+
+    return spec._replace(training_hooks=[*spec.training_hooks, Hook()])
+
+
+@_refused("must not be fed, for .* Received: scores:0. Feed what input_fn returns")
+def _fed_scores(spec, features, labels):
+    hook = v1.train.FeedFnHook(lambda: {"scores:0": np.zeros([16, 2])})
+    return spec._replace(training_hooks=[*spec.training_hooks, hook])
+
+
+@_refused(
+    "not take another batch from the input pipeline. Received: late, which needs I"
+)
+def _late_wait(spec, features, labels):
+    class Hook(v1.train.SessionRunHook):
+        def begin(self):
+            with tf.control_dependencies([features["x"]]):
+                _fetch(tf.no_op("late"))
+
+    return spec._replace(training_hooks=[*spec.training_hooks, Hook()])
+
+
+def _batches():
+    names = np.array([f"name {i}" for i in range(39)])
+    data = tf.data.Dataset.from_tensor_slices(({"x": _X, "name": names}, _Y))
+    return v1.data.make_one_shot_iterator(data.batch(16)).get_next()
+
+
+def _run(outer, mode, model_fn):
+    with tf.Graph().as_default():
+        v1.set_random_seed(7)
+        v1.train.get_or_create_global_step()
+        features, labels = _batches()
+        spec = outer(model_fn(features, labels, mode=mode), features, labels)
+        hook, results = _Hook(), []
+        own = (*spec.training_hooks, *spec.evaluation_hooks, *spec.prediction_hooks)
+        run = [spec.loss, *([spec.train_op] if mode == _TRAIN else [])]
+        run = spec.predictions if mode == _PREDICT else run
+        with v1.train.SingularMonitoredSession(
+            [*own, hook], config=AS_IT_IS
+        ) as session:
+            raw = session.raw_session()
+            variables = {v.op.name: v for v in _variables()}
+            while not session.should_stop():
+                try:
+                    results.append(session.run(run))
+                except tf.errors.OutOfRangeError:
+                    return raw.run(variables), hook.values, results
+
+
+def _variables():
+    found = [*v1.global_variables(), *v1.local_variables()]
+    return [v for v in found if "update_step" not in v.name]
+
+
+def _assert_same(ours, theirs):
+    assert len(theirs[2]) == len(ours[2]) == 3
+    for found, expected in zip(ours, theirs, strict=True):
+        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
+        for value, plain in pairs:
+            assert type(value) is type(plain)
+            if np.asarray(plain).dtype.kind == "f":
+                np.testing.assert_allclose(value, plain, 1e-5, 1e-6)
+            else:
+                np.testing.assert_array_equal(value, plain)
+
+
+def _names(*modes):
+    return [name for name, (_, mode) in _CASES.items() if mode in modes]
+
+
+@pytest.mark.parametrize("way", _TRAIN_OPS)
+@pytest.mark.parametrize("name", _names(_TRAIN))
+def test_what_is_fetched_in_training_is_of_the_whole_batch(name, way):
+    outer, mode = _CASES[name]
+    theirs = _run(outer, mode, _inner(way))
+    _assert_same(_run(outer, mode, cut(_inner(way))), theirs)
+
+
+@pytest.mark.parametrize("name", _names(_EVAL, _PREDICT))
+def test_what_is_fetched_in_other_modes_is_of_the_whole_batch(name, tmp_path):
+    outer, mode = _CASES[name]
+    for job in ("eval", "predict"):
+        (tmp_path / f"micro_batches-{job}.json").write_text('{"micro_batches": 4}')
+    config = tf.estimator.RunConfig(str(tmp_path))
+    model_fn = functools.partial(cut(_inner("own"), "auto"), config=config)
+    _assert_same(_run(outer, mode, model_fn), _run(outer, mode, _inner("own")))
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_would_not_be_of_the_whole_batch_is_refused(name):
+    outer, sentence = _REFUSED[name]
+    with pytest.raises(ValueError, match=sentence):
+        _run(outer, _TRAIN, cut(_inner("own")))
+
+
+@pytest.mark.parametrize("way", ["own", "declared"])
+def test_a_micro_batch_that_reads_the_input_pipeline_is_refused(way):
+    def outer(features, labels, mode):
+        mean = tf.reduce_mean(features["x"], 0)
+
+        def inner(features, labels, mode):
+            return _inner(way)({"x": features["x"] - mean}, labels, mode)
+
+        return cut(inner)(features, labels, mode=mode)
+
+    sentence = "computed from the features and labels of its model_fn.* needs Mean"
+    with pytest.raises(ValueError, match=sentence):
+        _run(lambda spec, *_: spec, _TRAIN, outer)
