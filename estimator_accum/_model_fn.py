@@ -18,6 +18,7 @@ from estimator_accum._graph import ancestors, path_to, value_of_graph
 from estimator_accum._options import check_reduction, current_batch
 from estimator_accum._window import get_windows
 from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
+from estimator_accum.microbatch._constants import constant_features
 from estimator_accum.microbatch._count import MicroBatchCount
 from estimator_accum.microbatch._hooks import (
     MicroBatchHook,
@@ -73,10 +74,11 @@ def microbatch_model_fn(
 
     * operations of a grouped train op that need the micro-batch, such as metrics and
       batch normalization's averages, run once per micro-batch; the rest once per batch;
-    * `EstimatorSpec.loss` is reported as the batch's mean, other tensors through
-      `batch_mean`. A summary or hook that fetches a tensor of the micro-batch gets the
-      last micro-batch's value;
+    * `EstimatorSpec.loss` is reported as the batch's mean;
     * a retried batch draws new dropout masks.
+
+    Everything that a summary, a hook or an outer model_fn fetches of a batch is its value
+    for the whole batch, which is read from input_fn once.
 
     With a fixed number, evaluation and prediction use `model_fn` unchanged. With "auto"
     their batches are cut and retried too, each job with a number of its own, kept in
@@ -113,9 +115,9 @@ def microbatch_model_fn(
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range. Where batches are cut: if a model_fn
             does with a micro-batch what cannot be done with several, or declares a sum
-            over examples as a mean; if the parts of a batch have different numbers of
-            examples, one example does not fit in memory, or predictions cannot be
-            joined.
+            over examples as a mean; if a run fetches what is not of one batch; if the parts of a batch have different numbers of
+            examples, or a part may belong to no example, one example does not fit in
+            memory, or predictions cannot be joined.
     """
     if not callable(model_fn):
         raise TypeError(
@@ -154,7 +156,8 @@ def microbatch_model_fn(
             return MicroBatchCount(None, grow_after, path)
 
         if is_trained:
-            return _trained(batch, build_on_slice, make_count(), config)
+            return _trained(batch, whole, build_on_slice, make_count(), config)
+        batch.constants = constant_features(whole)
         with batch.as_current():
             spec = build_on_slice()
         if mode == modes.EVAL:
@@ -164,10 +167,11 @@ def microbatch_model_fn(
     return _like(model_fn, wrapped)
 
 
-def _trained(batch: WholeBatch, build: Callable, count: MicroBatchCount, config):
+def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
     """Returns a spec whose train op is only the update."""
     spec, spot_check = build_unedited(batch, build)
-    if spot_check is None:
+    if spot_check is None:  # else the analysis of rows knows what belongs to examples
+        batch.constants = constant_features(whole)
         spec = _split_declared(batch, spec)
     _check_micro_ops(batch.micro_ops)
     hook = TrainingHook(

@@ -107,6 +107,8 @@ class WholeBatch(Clock):
         last_pass: The pass with gradients.
         computed_twice: Outputs of whole_batch_loss, which an earlier pass computes too.
         slots: Handles of the slots that micro-batches write.
+        constants: Names of features that may belong to no example, and must not then be
+            as many as the examples of a batch that is cut.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class WholeBatch(Clock):
         self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
         self.micro_ops = self.last_pass.each
         self._initialize, self._roll_back, self.handles = [], [], []
-        self._release, self.slots = [], []
+        self._release, self.slots, self.constants = [], [], []
         self.computed_twice, self._reported, self._refusals = [], {}, {}
         self._is_finished = False
 

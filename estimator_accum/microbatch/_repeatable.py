@@ -78,7 +78,7 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
             and operation._get_control_flow_context() is None
         ):
             _draw_by(operation, micro_batch_seed)
-        elif not is_repeatable(operation, library):
+        elif not is_repeatable(operation.node_def, library):
             raise ValueError(
                 f"{name} are computed twice, so what they need must give one result and "
                 f"change nothing. Received: {path_to(needed, operation)}, of type "
@@ -132,18 +132,18 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         not _is_repeatable(node, library)
         and node.op not in SHOWING | DRAWS
         and not moves_generator(node.op)
-        for node in _all_nodes(operation, library)
+        for node in _all_nodes(operation.node_def, library)
     )
 
 
-def is_repeatable(operation: tf.Operation, library: dict) -> bool:
+def is_repeatable(node, library: dict) -> bool:
     """Returns whether an operation gives one result throughout a batch.
 
     Args:
-        operation: The operation.
+        node: Its node.
         library: Definitions of functions by name.
     """
-    return all(_is_repeatable(node, library) for node in _all_nodes(operation, library))
+    return all(_is_repeatable(each, library) for each in _all_nodes(node, library))
 
 
 def _draw_by(operation: tf.Operation, seed_of) -> None:
@@ -158,9 +158,8 @@ def _draw_by(operation: tf.Operation, seed_of) -> None:
     replace(drawn, replacement)
 
 
-def _all_nodes(operation: tf.Operation, library: dict) -> Iterator:
+def _all_nodes(node, library: dict) -> Iterator:
     """Yields an operation's own node, and those of the functions that it calls."""
-    node = operation.node_def
     yield node
     # A function of TensorFlow 1 is called by its name.
     yield from nodes_of([*functions_of(node), node.op], library)

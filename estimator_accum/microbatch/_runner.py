@@ -18,7 +18,7 @@ import tensorflow as tf
 from estimator_accum.microbatch._batch import Pass, ReplicaBatch
 from estimator_accum.microbatch._count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch._gather import Exchange
-from estimator_accum.microbatch._staging import describe_example, rows_of
+from estimator_accum.microbatch._staging import check_rows, describe_example, rows_of
 
 _LATE = (
     "It was seen at {}, so earlier updates may be wrong as well: resume from no "
@@ -122,6 +122,7 @@ class BatchRunner:
         while True:
             begin = time.monotonic()
             self._exchanges = []
+            self._check_rows(shapes, rows)
             try:
                 feeds, fetched = self._run_passes(session, rows, place, fetches)
             except Exception as error:
@@ -137,6 +138,14 @@ class BatchRunner:
                 continue
             self._count.time_batch(secs / max(rows))
             return feeds | dict(zip(taken, values, strict=True)), fetched
+
+    def _check_rows(self, shapes: list, rows: list[int]) -> None:
+        """Raises ValueError if a batch is cut that may have features of no example."""
+        if self._count.value == 1:
+            return
+        for replica, own, n in zip(self._replicas, shapes, rows, strict=True):
+            if n > 1:
+                check_rows(replica.batch.names, own, replica.batch.constants)
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be cut."""

@@ -69,11 +69,7 @@ def stage(
     Raises:
         TypeError: If a feature or label has another type.
     """
-    named = [
-        (name, _as_tensor(name, value))
-        for key, structure in data.items()
-        for name, value in _named(key, structure)
-    ]
+    named = _named_tensors(data)
     shapes, writes, parts, sliced = [], [], [], []
     for name, value in named:
         components = tf.nest.flatten(value, expand_composites=True)
@@ -101,6 +97,14 @@ def stage(
         for key, value in data.items()
     }
     return [name for name, _ in named], (shapes, writes), parts, structure
+
+
+def named_components(data: dict) -> list[tuple[str, list[tf.Tensor]]]:
+    """Returns the name of each feature and label, and its components."""
+    return [
+        (name, tf.nest.flatten(value, expand_composites=True))
+        for name, value in _named_tensors(data)
+    ]
 
 
 def rows_of(names: list[str], shapes: list) -> int:
@@ -137,6 +141,34 @@ def describe_example(names: list[str], shapes: list) -> str:
         for name, shape in zip(names, shapes, strict=True)
         if len(shape)
     )
+
+
+def check_rows(names: list[str], shapes: list, constants: list[str]) -> None:
+    """Raises ValueError if nothing tells whether a feature belongs to the examples.
+
+    Args:
+        names: Names of all features and labels.
+        shapes: The shape of each of them.
+        constants: Names of those that are computed from no example.
+    """
+    for name, shape in zip(names, shapes, strict=True):
+        if name in constants:
+            raise ValueError(
+                "A feature that is computed from no example must not have as many rows "
+                "as its batch has examples: it may have one for each of them, or belong "
+                f"to none. Received: {name}, with {int(shape[0])} rows for as many "
+                "examples. Make it in model_fn if it belongs to none, or compute it from "
+                "a feature that has a row for each, as tf.ones_like does."
+            )
+
+
+def _named_tensors(data: dict) -> list[tuple[str, Any]]:
+    """Returns the name of each feature and label, and its tensor."""
+    return [
+        (name, _as_tensor(name, value))
+        for key, structure in data.items()
+        for name, value in _named(key, structure)
+    ]
 
 
 def _named(name: str, structure) -> list[tuple[str, Any]]:

@@ -350,7 +350,7 @@ def test_two_replicas_evaluate_as_the_plain_estimator_does(tmp_path):
     assert sorted(tried) == [0, 3, 4, 8, 8, 8, 8]
 
 
-def test_hooks_get_the_last_micro_batch(tmp_path):
+def test_hooks_get_the_batch(tmp_path):
     def metrics(labels, predicted):
         v1.add_to_collection("size", tf.shape(predicted)[0])
 
@@ -358,7 +358,7 @@ def test_hooks_get_the_last_micro_batch(tmp_path):
     _keep_number(tmp_path, 4)
     model_fn = microbatch_model_fn(_model_fn(metrics=metrics), "auto")
     _evaluate(model_fn, tmp_path, hooks=[sizes])
-    assert sizes.values == [4] * 5 + [1]
+    assert sizes.values == [16] * 5 + [7]
 
 
 def test_a_model_fn_that_does_not_take_the_mode_is_cut_too(tmp_path):

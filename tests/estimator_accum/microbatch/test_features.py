@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, microbatch_model_fn
+from estimator_accum.microbatch._constants import constant_features
 
 v1 = tf.compat.v1
 _Pair = collections.namedtuple("_Pair", ["left", "right"])
@@ -135,6 +136,11 @@ def _with_an_empty_batch():
     return data.concatenate(tf.data.Dataset.from_tensors(tf.range(0)))
 
 
+def _with_weights_of_four_classes():
+    data = tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4)
+    return data.map(lambda x: {"x": x, "classes": tf.constant([1.0, 2, 3, 4])})
+
+
 def _of_another_kind():
     return {"x": tf.zeros([4]), "what": object()}, None
 
@@ -150,6 +156,12 @@ def _of_another_kind():
         ),
         (_of_scalars_alone, ValueError, r"Received: scalars only, features\['x'", 0),
         (_with_an_empty_batch, ValueError, r"Received: none at upd.* 2", 2),
+        (
+            _with_weights_of_four_classes,
+            ValueError,
+            r"no example.*\['classes'\], with 4",
+            0,
+        ),
         (_of_another_kind, TypeError, r"\['what'\] must be a Tensor.* R.*: object", 0),
     ],
 )
@@ -160,6 +172,92 @@ def test_batches_that_cannot_be_cut_are_refused(
     with pytest.raises(error, match=sentence):
         _train(seen, input_fn, tmp_path, 2)
     assert len(seen.micro_batches) == trained
+
+
+def _examples():
+    return tf.data.Dataset.from_tensor_slices((np.zeros([8, 3]), np.arange(8)))
+
+
+def _mapped(function, data=None, **options):
+    data = data or _examples().batch(4, **options)
+    return data.map(lambda x, y: ({"x": x, "c": function(x, y)}, y)).prefetch(1)
+
+
+def _weights(*_):
+    return tf.constant([1.0, 2.0, 3.0, 4.0])
+
+
+def _captured():
+    weights = _weights()
+    return _mapped(lambda x, y: weights + 1)
+
+
+def _beside_the_data_set():
+    x, y = v1.data.make_one_shot_iterator(_examples().batch(4)).get_next()
+    return {"x": x, "c": _weights() * 2}, y
+
+
+def _zipped():
+    weights = tf.data.Dataset.from_tensors(np.ones(4)).repeat()
+    data = tf.data.Dataset.zip((_examples().batch(4).shuffle(2), weights))
+    return data.map(lambda batch, c: ({"x": batch[0], "c": c}, batch[1]))
+
+
+def _generated():
+    kinds = {"x": tf.TensorSpec([None, 3]), "c": tf.TensorSpec([4])}
+    kinds = kinds, tf.TensorSpec([None], tf.int64)
+    return tf.data.Dataset.from_generator(lambda: iter(()), output_signature=kinds)
+
+
+def _all_at_once():
+    return tf.data.Dataset.from_tensors(({"x": np.zeros([4, 3])}, np.ones(4))).repeat()
+
+
+def _of_a_queue():
+    return v1.estimator.inputs.numpy_input_fn(
+        {"x": np.arange(8)}, np.ones(8), batch_size=4, num_epochs=1, shuffle=False
+    )()
+
+
+_OF_EXAMPLES = {
+    "a function of the examples": lambda: _mapped(lambda x, y: y + 1),
+    "ones like them": lambda: _mapped(lambda x, y: tf.ones(tf.shape(y))),
+    "noise": lambda: _mapped(lambda x, y: tf.random.normal([4])),
+    "Python": lambda: _mapped(lambda x, y: tf.numpy_function(np.ones, [4], tf.float64)),
+    "static batches": lambda: _mapped(lambda x, y: y, drop_remainder=True),
+    "constants of each example": lambda: _mapped(lambda x, y: 1.0, _examples()).batch(
+        4
+    ),
+    "scalars": lambda: _mapped(lambda x, y: tf.constant(0.5)),
+    "all at once": _all_at_once,
+    "a queue": _of_a_queue,
+}
+_OF_NONE = {
+    "made by a map": lambda: _mapped(_weights),
+    "of static batches": lambda: _mapped(_weights, drop_remainder=True),
+    "captured": _captured,
+    "beside the data set": _beside_the_data_set,
+    "zipped": _zipped,
+    "of another length": _generated,
+}
+
+
+def _constants(input_fn) -> list[str]:
+    with tf.Graph().as_default():
+        data = input_fn()
+        if isinstance(data, tf.data.Dataset):
+            data = v1.data.make_initializable_iterator(data).get_next()
+        return constant_features(dict(zip(("features", "labels"), data, strict=True)))
+
+
+@pytest.mark.parametrize("name", _OF_EXAMPLES)
+def test_features_of_examples_are_known_as_such(name):
+    assert _constants(_OF_EXAMPLES[name]) == []
+
+
+@pytest.mark.parametrize("name", _OF_NONE)
+def test_features_that_are_computed_from_no_example_are_found(name):
+    assert _constants(_OF_NONE[name]) == ["features['c']"]
 
 
 def test_a_queue_of_arrays_is_cut_too(tmp_path):
