@@ -26,6 +26,7 @@ from estimator_accum.microbatch._hooks import (
     TrainingHook,
 )
 from estimator_accum.microbatch._inputs import RefuseTraining, is_fed
+from estimator_accum.microbatch._outside import check_sources
 from estimator_accum.microbatch._repeatable import check_not_written
 from estimator_accum.microbatch._whole import mean_over_batch
 from estimator_accum.unedited._batch_loss import check_declared, loss_of_batch
@@ -173,6 +174,7 @@ def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
     if spot_check is None:  # else the analysis of rows knows what belongs to examples
         batch.constants = constant_features(whole)
         spec = _split_declared(batch, spec)
+    check_sources(batch)
     _check_micro_ops(batch.micro_ops)
     hook = TrainingHook(
         _replicas(batch.finish(spot_check=spot_check)),
@@ -270,6 +272,7 @@ def _check_micro_ops(micro_ops: list[tf.Operation]) -> None:
 def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
     """Returns the spec of an evaluation in micro-batches."""
     metrics = _split_metrics(batch, spec.eval_metric_ops)
+    check_sources(batch)
     _check_micro_ops(batch.micro_ops)
     batch.register(empty=batch.micro_ops)  # as without micro-batches
     loss = loss_of_batch(batch, spec.loss)
@@ -283,7 +286,9 @@ def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
 
 def _predicted(batch: WholeBatch, spec, count: MicroBatchCount):
     """Returns the spec of a prediction in micro-batches."""
-    replica = batch.finish(tf.nest.flatten(spec.predictions))
+    predictions = tf.nest.flatten(spec.predictions)
+    check_sources(batch, predictions)
+    replica = batch.finish(predictions)
     hook = PredictionHook(replica, count, find_rows, spec.predictions)
     return spec._replace(
         predictions=hook.predictions,

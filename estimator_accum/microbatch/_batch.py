@@ -22,7 +22,6 @@ from estimator_accum._gradients import (
 from estimator_accum._graph import read
 from estimator_accum._options import Clock, set_current_batch
 from estimator_accum.microbatch._gather import Exchange, make_exchange
-from estimator_accum.microbatch._inputs import check_sources
 from estimator_accum.microbatch._staging import Slot, stage
 from estimator_accum.microbatch._writes import snapshot
 
@@ -256,11 +255,10 @@ class WholeBatch(Clock):
             spot_check: Check before the first update; None if there is nothing to check.
         """
         self._is_finished = True
-        fetched = [tensor.op for tensor in fetched]
-        self.check_sources(fetched)
         take, restore = [], []
         if self._is_auto or not self._is_trained or spot_check is not None:
-            take, restore = snapshot([*self.micro_ops, *fetched], self.handles)
+            operations = [*self.micro_ops, *(tensor.op for tensor in fetched)]
+            take, restore = snapshot(operations, self.handles)
         return ReplicaBatch(
             batch=self,
             snapshot=tuple(take),
@@ -272,15 +270,6 @@ class WholeBatch(Clock):
             refusals=self._refusals,
             spot_check=spot_check,
         )
-
-    def check_sources(self, fetched: Iterable[tf.Operation] = ()) -> None:
-        """Raises ValueError if a micro-batch is computed from what is not cut.
-
-        Args:
-            fetched: Operations that run with each micro-batch besides.
-        """
-        operations = [op for one in self.passes for op in (*one.each, *one.once)]
-        check_sources(self.stage[1], [*operations, *fetched])
 
     def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
         """Returns the feeds of one micro-batch.

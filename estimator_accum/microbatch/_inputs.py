@@ -4,7 +4,6 @@ Hooks do not run in a SavedModel, so the graph of an export is the plain model's
 """
 
 import re
-from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -12,7 +11,6 @@ from estimator_accum._graph import (
     ancestors,
     descendants,
     library_of_functions,
-    path_to,
 )
 from estimator_accum.microbatch._repeatable import is_repeatable
 
@@ -59,27 +57,6 @@ def can_be_fed(tensor: tf.Tensor) -> bool:
     is_value = tensor.dtype not in (tf.resource, tf.variant)
     is_outside = tensor.op._get_control_flow_context() is None
     return is_value and is_outside and not tensor.dtype._is_ref_dtype
-
-
-def check_sources(
-    stages: list[tf.Operation], operations: Iterable[tf.Operation]
-) -> None:
-    """Raises ValueError if what runs with every micro-batch reads the input pipeline.
-
-    Args:
-        stages: Operations that stage the batch.
-        operations: Those that run with every micro-batch.
-    """
-    _, pipeline = pipeline_of(stages)
-    needed = ancestors(operations)
-    for operation in needed:
-        if operation in pipeline:
-            raise ValueError(
-                "A micro-batch must be computed from the features and labels of its "
-                "model_fn: every read of the input pipeline takes a batch. Received: "
-                f"{path_to(needed, operation)}. Pass the outermost model_fn to "
-                "microbatch_model_fn."
-            )
 
 
 class RefuseTraining(tf.compat.v1.train.SessionRunHook):

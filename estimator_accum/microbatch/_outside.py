@@ -4,6 +4,7 @@
     of a micro-batch         its rows from the last pass; what combines them is computed
                              once, before the update, and fed
     what changes something   runs once, in the batch's own run, with these values
+    of a variable alone      read before the run changes it
 
 So a batch is taken once, and nothing outside of the passes sees a micro-batch. The graph
 tells which of these a run needs, whoever has made the operations.
@@ -20,16 +21,18 @@ from estimator_accum._graph import (
     library_of_functions,
     path_to,
 )
-from estimator_accum.microbatch._batch import ReplicaBatch
+from estimator_accum._writers import variable_of
+from estimator_accum.microbatch._batch import ReplicaBatch, WholeBatch
 from estimator_accum.microbatch._inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch._repeatable import changes_something
+from estimator_accum.microbatch._writes import written_by
 
 
 class Needs(NamedTuple):
     """Tensors of the batch that one set of fetches needs.
 
     Attributes:
-        taken: Those of the input pipeline.
+        taken: Those of the input pipeline, and what reads a variable before the update.
         values: Those of micro-batches, whose values for the batch are wanted.
         rows: For each replica, tensors from whose rows `values` are computed, and the
             axis of these.
@@ -40,6 +43,26 @@ class Needs(NamedTuple):
     values: list[tf.Tensor]
     rows: list[list[tuple[tf.Tensor, int]]]
     given: list[tf.Tensor]
+
+
+def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
+    """Raises ValueError if a micro-batch is computed from what is not cut.
+
+    Args:
+        batch: The batch.
+        fetched: Tensors that are fetched with each micro-batch.
+    """
+    _, pipeline = pipeline_of(batch.stage[1])
+    operations = [op for one in batch.passes for op in (*one.each, *one.once)]
+    needed = ancestors([*operations, *(tensor.op for tensor in fetched)])
+    for operation in needed:
+        if operation in pipeline:
+            raise ValueError(
+                "A micro-batch must be computed from the features and labels of its "
+                "model_fn: every read of the input pipeline takes a batch. Received: "
+                f"{path_to(needed, operation)}. Pass the outermost model_fn to "
+                "microbatch_model_fn."
+            )
 
 
 class Outside:
@@ -68,6 +91,7 @@ class Outside:
         self._library = library_of_functions()
         self._handles = {t.op for each in replicas for t in each.batch.handles}
         stages = [op for each in replicas for op in each.batch.stage[1]]
+        self._staged = {operation.inputs[0].op for operation in stages}
         staging, self._pipeline = pipeline_of(stages)
         passes = [one for each in replicas for one in each.passes]
         self._passes = ancestors(op for one in passes for op in (*one.each, *one.once))
@@ -99,13 +123,13 @@ class Outside:
         if names in self._needs:
             return
         needed = ancestors({getattr(item, "op", item) for item in items})
-        slots = [t for each in self._replicas for t in each.batch.slots]
-        for tensor in (*self._slices(), *slots):
-            if tensor.op in needed:
+        slots = {t.op for each in self._replicas for t in each.batch.slots}
+        for operation in (*self._staged, *slots):
+            if operation in needed:
                 raise ValueError(
                     "A value of a batch must be fetched in the batch's own run. "
                     "Received: another run, of "
-                    f"{path_to(needed, tensor.op)}. Return it from `before_run` of a "
+                    f"{path_to(needed, operation)}. Return it from `before_run` of a "
                     "hook, in SessionRunArgs."
                 )
         self._needs[names] = None
@@ -146,7 +170,8 @@ class Outside:
         done = self._pipeline | {
             operation
             for operation in self._passes
-            if operation in of_batch or changes_something(operation, self._library)
+            if not self._is_own(operation)
+            and (operation in of_batch or self._changes(operation))
         }
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
@@ -159,33 +184,59 @@ class Outside:
         """Returns what `items` need of the batch."""
         known = self._is_known
         users, _ = self._walk(items, known)
-        of_batch, late = self._of_batch(), set()
-        if not of_batch.isdisjoint(users):
-            late = self._late(users)
+        of_batch, late = self._of_batch(), self._late(users)
+        written = set(written_by(late)) - self._handles
 
         def is_value(tensor: tf.Tensor) -> bool:
             operation = tensor.op
             is_early = operation in of_batch and operation not in late
             return is_early and can_be_fed(tensor)
 
-        users, ends = self._walk(
-            items, lambda tensor: known(tensor) or is_value(tensor)
-        )
+        def is_end(tensor: tf.Tensor) -> bool:
+            return known(tensor) or is_value(tensor)
+
+        users, ends = self._walk(items, is_end)
         self._check_not_again(users, late)
+        before = [
+            item
+            for item in items
+            if getattr(item, "op", item) not in of_batch | late
+            and self._reads(item, written)
+        ]
         values = [tensor for tensor in ends if not known(tensor)]
-        users, more = self._walk(values, known)
+        _, more = self._walk([*values, *before], known)
         ends = {tensor.ref(): tensor for tensor in [*ends, *more] if known(tensor)}
         given = [tensor for ref, tensor in ends.items() if ref in self._given]
         taken = [tensor for ref, tensor in ends.items() if ref not in self._given]
-        rows = [[] for _ in self._replicas]
-        for i, replica in enumerate(self._replicas if values else ()):
-            others = [
-                part.sliced for other in self._replicas for part in other.batch.parts
-            ]
+        for tensor in before:
+            of_run, ends = self._walk([tensor], is_end)
+            slots = self._handles | self._staged
+            is_of_batch = ends or not slots.isdisjoint(of_run)
+            (values if is_of_batch else taken).append(tensor)
+        return Needs(taken, values, self._rows(values, taken), given)
+
+    def _rows(self, values: list, taken: list) -> list[list[tuple[tf.Tensor, int]]]:
+        """Returns `Needs.rows`."""
+        if not values:
+            return [[] for _ in self._replicas]
+        found = []
+        for replica in self._replicas:
             own = {part.sliced.ref() for part in replica.batch.parts}
-            others = [tensor for tensor in others if tensor.ref() not in own]
-            rows[i] = self._find_rows(replica.batch, values, [*taken, *others])
-        return Needs(taken, values, rows, given)
+            others = [each for each in self._slices() if each.ref() not in own]
+            found.append(self._find_rows(replica.batch, values, [*taken, *others]))
+        return found
+
+    def _reads(self, item, variables: set[tf.Operation]) -> bool:
+        """Returns whether a tensor reads one of some variables.
+
+        If the run changes it, a plain run reads it first: its update comes after the
+        forward pass.
+        """
+        if not isinstance(item, tf.Tensor) or not can_be_fed(item):
+            return False
+        needed, _ = self._walk([item], self._is_known)
+        read = {variable_of(t) for op in needed for t in op.inputs if _is_variable(t)}
+        return not variables.isdisjoint(read)
 
     def _is_known(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is fed in the batch's own run, or may be."""
@@ -234,8 +285,12 @@ class Outside:
 
     def _changes(self, operation: tf.Operation) -> bool:
         """Returns whether an operation changes what is not of this batch alone."""
-        is_own = any(tensor.op in self._handles for tensor in operation.inputs)
+        is_own = self._is_own(operation)
         return not is_own and changes_something(operation, self._library)
+
+    def _is_own(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation reads or writes what is of this batch alone."""
+        return any(tensor.op in self._handles for tensor in operation.inputs)
 
     def _check_not_again(self, users: dict, late: set[tf.Operation]) -> None:
         for operation in late & users.keys() & self._passes.keys():
@@ -249,6 +304,10 @@ class Outside:
 
 def _firsts(users: dict) -> dict:
     return {operation: first for operation, (first, *_) in users.items()}
+
+
+def _is_variable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
 
 
 def _items(graph: tf.Graph, fetches) -> Iterator[tf.Tensor | tf.Operation]:

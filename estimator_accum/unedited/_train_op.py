@@ -22,6 +22,7 @@ from estimator_accum._graph import (
 from estimator_accum._seed import is_draw
 from estimator_accum._writers import variable_of, writers_of
 from estimator_accum.microbatch._batch import WholeBatch
+from estimator_accum.microbatch._outside import check_sources
 from estimator_accum.microbatch._repeatable import (
     SHOWING,
     changes_something,
@@ -61,7 +62,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
     train_op = getattr(spec.train_op, "op", spec.train_op)
     _check_trains(batch, interception, train_op)
     interception.finish()
-    batch.check_sources()
+    check_sources(batch)
     once = _Once(batch, interception, [train_op, *interception.waited_for])
     with batch.as_current():
         spot_check = once.finish(_losses(spec, interception))

@@ -49,6 +49,9 @@ def _inner(way):
     def model_fn(features, labels, mode):
         kernel = v1.get_variable("kernel", [3, 2], initializer=_start(3))
         scores = tf.tanh(tf.matmul(features["x"], kernel), name="scores")
+        step = tf.cast(v1.train.get_global_step(), tf.float32)
+        scaled = features["scale"] * step
+        _fetch(scaled)
         if mode == _PREDICT:
             return tf.estimator.EstimatorSpec(mode, predictions={"scores": scores})
         loss = tf.reduce_mean(tf.square(scores - labels))
@@ -60,7 +63,8 @@ def _inner(way):
                 v1.train.GradientDescentOptimizer(rate),
                 v1.train.get_global_step(),
             )
-            train_op = _TRAIN_OPS[way](factor * loss, sgd, step)
+            with tf.control_dependencies([scaled]):  # a plain run has no order
+                train_op = _TRAIN_OPS[way](factor * loss, sgd, step)
         return tf.estimator.EstimatorSpec(mode, {"scores": scores}, loss, train_op)
 
     return model_fn
@@ -190,8 +194,9 @@ def _late_wait(spec, features, labels):
 
 def _batches():
     names = np.array([f"name {i}" for i in range(39)])
-    data = tf.data.Dataset.from_tensor_slices(({"x": _X, "name": names}, _Y))
-    return v1.data.make_one_shot_iterator(data.batch(16)).get_next()
+    data = tf.data.Dataset.from_tensor_slices(({"x": _X, "name": names}, _Y)).batch(16)
+    data = data.map(lambda x, y: (x | {"scale": tf.reduce_mean(y)}, y))
+    return v1.data.make_one_shot_iterator(data).get_next()
 
 
 def _run(outer, mode, model_fn):
@@ -268,7 +273,8 @@ def test_a_micro_batch_that_reads_the_input_pipeline_is_refused(way):
         mean = tf.reduce_mean(features["x"], 0)
 
         def inner(features, labels, mode):
-            return _inner(way)({"x": features["x"] - mean}, labels, mode)
+            features = features | {"x": features["x"] - mean}
+            return _inner(way)(features, labels, mode)
 
         return cut(inner)(features, labels, mode=mode)
 
