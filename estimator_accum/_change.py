@@ -294,7 +294,7 @@ class Change:
         needed = [part.op for g in self.gradients for part in _parts(g)]
         needed += [loss.op for _, _, loss in read if isinstance(loss, tf.Tensor)]
         self._of_batch = varying(ancestors(needed))
-        self._graph = values_of(self.gradients[0]).graph
+        self._graph = values_of(changed[0]).graph
         self._check_operations(self._of_batch)
         self._find_slices()
         definition, _ = define(self.operations)

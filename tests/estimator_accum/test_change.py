@@ -785,6 +785,13 @@ def test_a_variable_that_updates_write_may_change_gradients(name, fresh_graph):
     assert found[1::2] == expected
 
 
+def test_a_reference_variable_that_a_change_writes_is_refused(fresh_graph):
+    threshold = _Threshold()
+    old = v1.get_variable("old", initializer=0.0, trainable=False, use_resource=False)
+    with pytest.raises(ValueError, match="must not write a reference variable"):
+        threshold.apply(v1.assign(old, threshold.gradient))
+
+
 def test_what_is_refused_in_a_window_is_as_it_was_without_one(fresh_graph):
     parts = _Parts()
     ours = AccumulatingOptimizer(sgd(), 1)
