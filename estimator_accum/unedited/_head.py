@@ -172,7 +172,9 @@ class Border:
             self.operations[operation] = None
             waiting += operation.inputs
             for other in operation.control_inputs if is_made or in_loop else ():
-                if other in made or is_in_loop(other):
+                # The gradient of a tf.py_function reads what its own run has recorded.
+                is_read = other.type == operation.type == "EagerPyFunc"
+                if is_read or other in made or is_in_loop(other):
                     waiting += other.outputs[:1]
         self.frontier = list(frontier.values())
 
