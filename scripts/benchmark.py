@@ -11,6 +11,8 @@ ratios, with their quartiles over the rounds. Its parts:
     fit       Keras's `fit` with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
     unedited  time of an update of a model_fn with its own optimizer, cut in 4 and uncut
+    spot_check  memory and time of the first updates of a cut model_fn, with and without
+              the spot check; memory of one micro-batch and of a plain Estimator
     cola      examples per second of fine-tuning: this project, Hugging Face's Trainer,
               and the bound of this machine
     memory    peak resident memory at effective batches of 32 and 256
@@ -64,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     add("micro_batch_size", 8, "examples, in all but cola and housing", type=_count)
     add("tokens", 16, "tokens of an example, in all but cola and housing", type=_count)
     add("housing_updates", 400, "updates of one run of housing", type=_count)
+    updates = "updates of one run of spot_check"
+    add("checked_updates", 100, updates, type=_count)
     add("rounds", 9, "turns of each program", type=_count)
     add("starts", 3, "starts of each program, but for fit to unedited", type=_count)
     return parser

@@ -204,6 +204,13 @@ def take_turns(runs: dict, rounds: int) -> dict[str, list]:
     return results
 
 
+def peak_bytes() -> int:
+    """Returns the most memory that this process has had resident."""
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
 def quartiles(values: list[float]) -> tuple[float, float, float]:
     """Returns lower quartile, median and upper quartile."""
     if len(values) == 1:

@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 
 import tensorflow as tf
 
-from scripts.benchmarks.base import serve
+from scripts.benchmarks.base import peak_bytes, serve
 from scripts.benchmarks.models import Size, classification_loss, token_ids
 from scripts.benchmarks.ways import GRAPH_WAYS, trained
 
@@ -37,7 +37,7 @@ def main() -> None:
             run()
         return (time.perf_counter() - start) / count
 
-    serve(facts, secs=secs_per_micro_step, peak_bytes=_peak_bytes)
+    serve(facts, secs=secs_per_micro_step, peak_bytes=peak_bytes)
 
 
 def _micro_step(spec: dict):
@@ -66,12 +66,6 @@ def _micro_step(spec: dict):
 
 def _bytes(variable) -> int:
     return variable.shape.num_elements() * variable.dtype.size
-
-
-def _peak_bytes() -> int:
-    with open("/proc/self/status") as file:
-        line = next(line for line in file if line.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ _BOUND = "memory-bandwidth bound"
 # K = 1 has no window; from 2 on the cost of a micro-step should not depend on K.
 _STEPS_OF_GROWTH = (2, 4, 8, 16, 32, 64)
 _MIB = 2**20
+_DENSE_LAYERS, _DENSE_WIDTH, _DENSE_BATCH = 12, 2048, 4096  # mostly weights
 _HOUSING_BATCH, _HOUSING_STEPS = 59, 3
 
 
@@ -118,6 +119,48 @@ def unedited(size: str, flags) -> Rows:
         yield make_rows("unedited", setting, "ms an update", values, "uncut")
 
 
+def spot_check(size: str, flags) -> Rows:
+    """Compares the first updates of a cut model_fn with and without the spot check.
+
+    So does it their peak of memory, and that of one micro-batch with a plain Estimator's.
+    """
+    batch_size = 4 * flags.micro_batch_size
+    bert = _spec(size, flags) | {"batch_size": batch_size, "loss": "mean"}
+    dense = {"widths": _DENSE_LAYERS * [_DENSE_WIDTH], "batch_size": _DENSE_BATCH}
+    for setting, spec, cut, updates in (
+        (f"BERT-{size}, {batch_size} x {flags.tokens}", bert, 4, flags.checked_updates),
+        (f"{_DENSE_LAYERS} layers of {_DENSE_WIDTH}", dense, 16, 2),
+    ):
+        ways = {
+            "no spot check": {"micro_batches": cut, "is_checked": False},
+            "spot check": {"micro_batches": cut},
+            "plain Estimator": {"micro_batches": None, "updates": 2},
+            "one micro-batch": {"micro_batches": 1, "updates": 2},
+        }
+        runs = {
+            way: lambda own=own, spec=spec, updates=updates: _facts_of(
+                {"updates": updates} | spec | own
+            )
+            for way, own in ways.items()
+        }
+        facts = take_turns(runs, flags.starts)
+        peaks = {w: [f["peak_bytes"] / _MIB for f in all_] for w, all_ in facts.items()}
+        secs = {w: [f["secs"] for f in all_] for w, all_ in facts.items()}
+        unchecked, checked, plain, one = ways
+        for values, unit, first, second in (
+            (peaks, "MiB", unchecked, checked),
+            (peaks, "MiB", plain, one),
+            (secs, f"s for {updates} updates", unchecked, checked),
+        ):
+            pair = {way: values[way] for way in (first, second)}
+            yield make_rows("spot check", f"{setting}, cut in {cut}", unit, pair, first)
+
+
+def _facts_of(spec: dict) -> dict:
+    with started({"updates": ("unedited_updates", spec)}) as contenders:
+        return contenders["updates"].facts
+
+
 def memory(size: str, flags) -> Rows:
     """Compares the peak resident memory of ways to cut a batch.
 
@@ -190,6 +233,7 @@ PARTS = {
     "fit": (fit, ["6-layer"]),
     "growth": (growth, ["small"]),
     "unedited": (unedited, ["small"]),
+    "spot_check": (spot_check, ["small"]),
     "cola": (cola, ["6-layer"]),
     "memory": (memory, list(SIZES)),
     "housing": (housing, None),

@@ -3,10 +3,15 @@
     python -m scripts.benchmarks.unedited_updates '{"micro_batches": 4,
         "size": [4, 512, 8], "batch_size": 32, "tokens": 128, "loss": "mean"}'
 
+    python -m scripts.benchmarks.unedited_updates '{"micro_batches": 16,
+        "batch_size": 4096, "widths": [2048, 2048], "is_checked": false, "updates": 2}'
+
 The model_fn fine-tunes a BERT encoder with dropout as google-research/bert does, and
 knows nothing of this project. Its batches are cut into `micro_batches` as
-`estimator-accum run` cuts them; with null it is used as it is. The program prints one
-JSON line when it is ready, and one for every line that it reads: seconds per update.
+`estimator-accum run` cuts them; with null it is used as it is. With `widths` it trains
+dense layers by gradient descent, with `"is_checked": false` there is no spot check. The
+program prints one JSON line when it has done `updates` updates (default: 2), with their
+seconds and the peak of memory, and one for every line that it reads: seconds per update.
 """
 
 import json
@@ -22,13 +27,14 @@ import tensorflow as tf
 from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import microbatch_model_fn
 from estimator_accum.compat import enable_estimator
+from estimator_accum.unedited import _spot_check
+from scripts.benchmarks.base import peak_bytes
 from scripts.benchmarks.models import Size, classification_loss, in_batch_loss
 
 v1 = tf.compat.v1
 
 _DROPOUT = 0.1
 _LOSSES = {"mean": classification_loss, "in-batch": in_batch_loss}
-_WARM_UP = 2  # updates before the first that is timed
 
 
 def main() -> None:
@@ -37,22 +43,47 @@ def main() -> None:
     enable_estimator()
     v1.disable_eager_execution()
     v1.logging.set_verbosity(v1.logging.ERROR)
-    size = Size(*spec["size"])
-    model_fn = _make_model_fn(size, _LOSSES[spec["loss"]])
+    if not spec.get("is_checked", True):
+        _spot_check._BATCHES = ()
+    if "widths" in spec:
+        model_fn, input_fn = _make_dense(spec["widths"], spec["batch_size"])
+    else:
+        size = Size(*spec["size"])
+        model_fn = _make_model_fn(size, _LOSSES[spec["loss"]])
+        input_fn = _make_input_fn(size, spec)
     if spec["micro_batches"] is not None:
         model_fn = microbatch_model_fn(model_fn, spec["micro_batches"])
-
-    def input_fn():
-        shape = [spec["batch_size"], spec["tokens"]]
-        ids = tf.random.stateless_uniform(shape, [0, 0], 1, size.vocabulary, tf.int32)
-        return tf.data.Dataset.from_tensors(ids).cache().repeat()
-
     with tempfile.TemporaryDirectory() as folder:
         config = tf.estimator.RunConfig(
             folder, save_checkpoints_steps=None, save_checkpoints_secs=None
         )
         estimator = tf.estimator.Estimator(model_fn, config=config)
-        estimator.train(input_fn, hooks=[_OnDemand()])
+        estimator.train(input_fn, hooks=[_OnDemand(spec.get("updates", 2))])
+
+
+def _make_input_fn(size: Size, spec: dict):
+    def input_fn():
+        shape = [spec["batch_size"], spec["tokens"]]
+        ids = tf.random.stateless_uniform(shape, [0, 0], 1, size.vocabulary, tf.int32)
+        return tf.data.Dataset.from_tensors(ids).cache().repeat()
+
+    return input_fn
+
+
+def _make_dense(widths: list[int], batch_size: int):
+    def input_fn():
+        return tf.data.Dataset.from_tensors(tf.ones([batch_size, widths[0]])).repeat()
+
+    def model_fn(features, mode):
+        for width in widths:
+            features = tf.nn.relu(v1.layers.dense(features, width))
+        loss = tf.reduce_mean(v1.layers.dense(features, 1) ** 2)
+        sgd, step = v1.train.GradientDescentOptimizer(1e-3), v1.train.get_global_step()
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=sgd.minimize(loss, step)
+        )
+
+    return model_fn, input_fn
 
 
 def _make_model_fn(size: Size, loss_of):
@@ -71,22 +102,31 @@ def _make_model_fn(size: Size, loss_of):
 
 
 class _OnDemand(v1.train.SessionRunHook):
-    """Lets one update pass for each line of stdin, and times it."""
+    """Lets one update pass for each line of stdin, and times it.
 
-    def __init__(self):
-        self._updates = 0
+    Args:
+        first: Number of updates before the first line.
+    """
+
+    def __init__(self, first: int):
+        self._first, self._updates = first, 0
+
+    def after_create_session(self, session, coord):
+        self._start = time.perf_counter()
 
     def before_run(self, run_context):
-        if self._updates == _WARM_UP:
-            print(json.dumps({}), flush=True)
-        if self._updates >= _WARM_UP and not sys.stdin.readline():
+        if self._updates == self._first:
+            secs = time.perf_counter() - self._start
+            facts = {"secs": secs, "peak_bytes": peak_bytes()}
+            print(json.dumps(facts), flush=True)
+        if self._updates >= self._first and not sys.stdin.readline():
             sys.exit()
         self._begin = time.perf_counter()
 
     def after_run(self, run_context, run_values):
         secs = time.perf_counter() - self._begin
         self._updates += 1
-        if self._updates > _WARM_UP:
+        if self._updates > self._first:
             print(json.dumps({"secs": secs}), flush=True)
 
 

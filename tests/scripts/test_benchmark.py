@@ -87,6 +87,30 @@ def test_a_program_that_fails_says_why():
         Contender("bandwidth", {})
 
 
+def test_the_spot_check_is_compared_with_none_and_one_micro_batch_with_none(
+    monkeypatch,
+):
+    facts = {(None, True): 4, (1, True): 5, (4, False): 6, (4, True): 9}
+    facts |= {(16, False): 6, (16, True): 9}
+
+    def facts_of(spec):
+        mebibytes = facts[spec["micro_batches"], spec.get("is_checked", True)]
+        return {"peak_bytes": mebibytes * 2**20, "secs": spec["updates"]}
+
+    monkeypatch.setattr(parts, "_facts_of", facts_of)
+    flags = benchmark._parser().parse_args(["--starts=1"])
+    found = [row for rows in parts.spot_check("tiny", flags) for row in rows]
+    assert [(row.way, row.value) for row in found[:6]] == [
+        ("no spot check", 6.0),
+        ("spot check", 9.0),
+        ("plain Estimator", 4.0),
+        ("one micro-batch", 5.0),
+        ("no spot check", 100),
+        ("spot check", 100),
+    ]
+    assert [row.ratio for row in found[1::2]] == [1.5, 1.25, 1.0] * 2
+
+
 _WAYS = {
     "overhead": {"this project", "original patch", parts._BOUND},
     "fit": {"plain", "accumulate"},
