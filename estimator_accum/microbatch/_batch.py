@@ -232,8 +232,7 @@ class WholeBatch(Clock):
     ) -> None:
         """Adds operations that add each micro-batch to accumulators."""
         variables = variables_of(accumulators)
-        # Dense ones are written by the first micro-batch, and until then take no memory:
-        # one micro-batch alone takes no more than the batch at once.
+        # Dense ones are written by the first micro-batch, and until then take no memory.
         sparse = variables_of(
             [each for each in accumulators if each.touched is not None]
         )
