@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -101,7 +102,32 @@ def _is_sum(loss: tf.Tensor) -> bool:
     analysis = Analysis(rows, [each for each in outputs if each not in rows])
     analysis.analyze([loss])
     factors = factors_of_sums(analysis, loss)
-    return bool(factors) and not any(_may_make_mean(f, *sizes) for f in factors)
+    if not factors or any(_may_make_mean(each, *sizes) for each in factors):
+        return False
+    # A sum may be divided by the examples and weighted too, inside or outside of it.
+    return not any(_may_make_mean(each, *sizes) for each in _scales(loss))
+
+
+def _scales(loss: tf.Tensor) -> Iterator[float | None]:
+    """Yields the constants that scale a loss, or terms of it, None for unknown ones."""
+    waiting = [loss]
+    while waiting:
+        operation = waiting.pop().op
+        inputs = list(operation.inputs)
+        if operation.type in _SCALING:
+            values = [tf.get_static_value(each) for each in inputs]
+            for tensor, value in zip(inputs, values, strict=True):
+                if value is None:
+                    waiting.append(tensor)
+                elif value.size and value.flat[0] and (value == value.flat[0]).all():
+                    by = float(value.flat[0])
+                    yield by if operation.type == "Mul" else 1.0 / by
+        elif operation.type == "IdentityN":  # tf.custom_gradient may scale gradients
+            yield None
+        elif operation.type in ("Sum", "Mean"):
+            waiting.append(inputs[0])
+        elif operation.type in _PASSING:
+            waiting += inputs
 
 
 def _may_make_mean(factor: float | None, size: int) -> bool:

@@ -65,6 +65,11 @@ def _sum(m):
     return tf.reduce_sum(m.squares)
 
 
+@tf.custom_gradient
+def _divided(squares):
+    return tf.identity(squares), lambda gradient: gradient / 8.0
+
+
 def _minimize(loss, steps, **options):
     ours = AccumulatingOptimizer(sgd(), steps, **options)
     return ours.minimize(loss, v1.train.get_or_create_global_step())
@@ -98,6 +103,13 @@ SUMS = {
 OTHERS = {
     "mean": lambda m: tf.reduce_mean(m.squares),
     "of_the_batch": lambda m: _sum(m) / 8.0,
+    "inside_of_the_sum": lambda m: tf.reduce_sum(m.squares / 8.0),
+    "weighted": lambda m: 0.7 * _sum(m) / 8.0 + 0.3 * tf.reduce_sum(m.terms) / 8.0,
+    "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
+    "tf.losses_sum": lambda m: v1.losses.mean_squared_error(
+        m.y, m.errors, weights=0.125, reduction=v1.losses.Reduction.SUM
+    ),
+    "by_its_gradient": lambda m: tf.reduce_sum(_divided(m.squares)),
     "of_all_tokens": lambda m: tf.reduce_sum(m.terms) / 24.0,
     "by_its_size": lambda m: _sum(m) / tf.cast(tf.shape(m.y)[0], tf.float32),
     "by_its_mask": lambda m: tf.reduce_sum(m.squares * m.mask) / tf.reduce_sum(m.mask),
