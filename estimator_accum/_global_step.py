@@ -30,7 +30,9 @@ _UNDECIDED = {
     "StatelessRandomGetKeyCounter",  # a seed may differ between micro-batches
 }
 # Operations that may get a seed.
-_SEEDED = re.compile(r"Stateless(Random|Truncated|Multinomial|Parameterized|SampleDistorted)")
+_SEEDED = re.compile(
+    "Stateless(Random|Truncated|Multinomial|Parameterized|SampleDistorted)"
+)
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
 _TRIVIAL = {*_PASSING, "Cast", "Merge", "ReadVariableOp", "Placeholder"}
 _BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
