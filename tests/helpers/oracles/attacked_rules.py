@@ -278,6 +278,8 @@ class _Judge:
                 if any(each is None for each in (every, other, some)):
                     self._say(tensor, "has no rows for each example")
                     continue
+                if state.distance is not None and state.distance.symbols:
+                    continue  # not known here
                 if state.distance is not None:  # of the first of some, for all
                     every, other = (
                         each - _numbers(state, each) for each in (every, other)
