@@ -2,11 +2,16 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from estimator_accum._graph import data_ancestors, library_of_functions
+from estimator_accum._graph import (
+    data_ancestors,
+    define,
+    insert,
+    library_of_functions,
+)
 from estimator_accum._options import Clock, EveryKRuns, Options
 from estimator_accum.unedited._rows import Analysis
 from estimator_accum.unedited._sums import factors_of_sums
@@ -93,19 +98,56 @@ def _is_batch(operation: tf.Operation) -> bool:
 
 
 def _is_sum(loss: tf.Tensor) -> bool:
-    sources = [each for each in data_ancestors([loss.op]) if _is_batch(each)]
+    needed = data_ancestors([loss.op], _inputs_of_model)
+    sources = [each for each in needed if _is_batch(each)]
     sizes = {_batch_size(source) for source in sources}
     if len(sizes) != 1 or None in sizes:
         return False
+    (size,) = sizes
     outputs = [output for source in sources for output in source.outputs]
     rows = [each for each in outputs if each.shape.rank and each.shape[0] is None]
+    if rows:
+        return _is_sum_of(loss, rows, outputs, size)
+    rows = [each for each in outputs if each.shape.rank and each.shape[0] == size]
+    return bool(rows) and _is_sum_of_any_size(loss, needed, outputs, rows, size)
+
+
+def _inputs_of_model(operation: tf.Operation) -> list[tf.Tensor]:
+    return [] if _is_batch(operation) else list(operation.inputs)
+
+
+def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
+    """Returns whether a loss is a sum over the examples of `rows`.
+
+    Args:
+        loss: The loss.
+        rows: Outputs of the input pipeline that have a row for each example.
+        outputs: All outputs.
+        size: Number of examples in a batch; 0 if it is not constant.
+    """
     analysis = Analysis(rows, [each for each in outputs if each not in rows])
     analysis.analyze([loss])
     factors = factors_of_sums(analysis, loss)
-    if not factors or any(_may_make_mean(each, *sizes) for each in factors):
+    if not factors or any(_may_make_mean(each, size) for each in factors):
         return False
     # A sum may be divided by the examples and weighted too, inside or outside of it.
-    return not any(_may_make_mean(each, *sizes) for each in _scales(loss))
+    return not any(_may_make_mean(each, size) for each in _scales(loss))
+
+
+def _is_sum_of_any_size(
+    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
+) -> bool:
+    """Returns `_is_sum_of` for a copy of the loss whose batch has no static size."""
+    definition, _ = define([each for each in needed if not _is_batch(each)])
+    definition.library.CopyFrom(loss.graph.as_graph_def().library)
+    with tf.Graph().as_default():
+        copies = {}
+        for each in outputs:
+            shape = [None, *each.shape[1:]] if each in rows else each.shape
+            copies[each.name] = tf.compat.v1.placeholder(each.dtype, shape)
+        (copy,) = insert(definition, copies, [loss], "loss")
+        of_rows = [copies[each.name] for each in rows]
+        return _is_sum_of(copy, of_rows, list(copies.values()), size)
 
 
 def _scales(loss: tf.Tensor) -> Iterator[float | None]:
@@ -140,7 +182,7 @@ def _may_make_mean(factor: float | None, size: int) -> bool:
     if factor is None:
         return True
     parts = 1.0 / abs(factor)
-    if size == 0 and parts == 1:
+    if size == 0 and parts in (1, 2):  # 2 of half of a sum, as of L2Loss
         return False
     number = round(parts / max(size, 1))
     return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
@@ -162,6 +204,8 @@ def _batch_size(source: tf.Operation) -> int | None:
     data_set = made[0].inputs[0].op
     while _SAME_EXAMPLES.fullmatch(data_set.type):
         data_set = data_set.inputs[0].op
+    if data_set.type == "MapAndBatchDataset":
+        return int(tf.get_static_value(data_set.inputs[-3]) or 0)
     if not _BATCHES.fullmatch(data_set.type):
         return None
     return int(tf.get_static_value(data_set.inputs[1]) or 0)

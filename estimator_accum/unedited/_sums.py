@@ -19,8 +19,8 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
         tensor: The tensor.
 
     Returns:
-        A number for each sum, None for one that is not constant; an empty list unless
-        the tensor provably is such sums, plus terms without examples.
+        A number for each sum, 1/2 for L2Loss, None for one that is not constant; an
+        empty list unless the tensor provably is such sums, plus terms without examples.
     """
     operation = tensor.op
     if analysis.state(tensor).kind != "mixed":
@@ -28,7 +28,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
     kinds = [analysis.state(each).kind for each in operation.inputs]
     first = operation.inputs[0] if operation.inputs else None
     if operation.type == "L2Loss" and kinds[0] == "rows":
-        return [1.0]
+        return [0.5]
     if operation.type == "Sum" and kinds[0] == "rows":
         axes = analysis.value(operation.inputs[1])
         rank = first.shape.rank

@@ -39,6 +39,10 @@ BATCHES = {
     "padded": lambda: _next(_examples().padded_batch(8)),
     "one_shot": lambda: v1.data.make_one_shot_iterator(_examples().batch(8)).get_next(),
     "queue": _queue,
+    "static": lambda: _next(_examples().batch(8, drop_remainder=True)),
+    "map_and_batch": lambda: _next(
+        _examples().apply(tf.data.experimental.map_and_batch(lambda x, y: (x, y), 8))
+    ),
 }
 MAY_BE_ONE = {
     "batches_of_one": lambda: _next(_examples().batch(1)),
@@ -106,6 +110,7 @@ OTHERS = {
     "inside_of_the_sum": lambda m: tf.reduce_sum(m.squares / 8.0),
     "weighted": lambda m: 0.7 * _sum(m) / 8.0 + 0.3 * tf.reduce_sum(m.terms) / 8.0,
     "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
+    "squares": lambda m: tf.nn.l2_loss(m.errors) / 4.0,
     "tf.losses_sum": lambda m: v1.losses.mean_squared_error(
         m.y, m.errors, weights=0.125, reduction=v1.losses.Reduction.SUM
     ),
@@ -129,9 +134,10 @@ def test_sums_are_refused(name, fresh_graph):
         _train_op(SUMS[name](_Regression()), 4)
 
 
+@pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_sum_stays_as_declared(name, fresh_graph, caplog):
-    _train_op(OTHERS[name](_Regression()), 4)
+def test_what_is_no_sum_stays_as_declared(name, batch, fresh_graph, caplog):
+    _train_op(OTHERS[name](_Regression(BATCHES[batch])), 3)
     assert not caplog.messages
 
 
