@@ -18,6 +18,7 @@ for each look-up. Code may scale slices, make them dense, and take the norm of a
 norm is accumulated beside the rows.
 """
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ import tensorflow as tf
 from estimator_accum._gradients import Gradient, values_of
 from estimator_accum._graph import (
     FED,
+    VARIABLES,
     ancestors,
     data_ancestors,
     data_descendants,
@@ -137,6 +139,47 @@ def find_change(
     of_train_ops = descendants(window.update_step_after for window in windows)
     later -= of_train_ops
     return Change(gradients, variables, known, later)
+
+
+class Factors:
+    """Variables by which gradients of other origin were multiplied.
+
+    A factor that the gradient is computed from too, such as a loss scale, does not count.
+
+    Args:
+        gradients: Gradients that `apply_gradients` gets.
+    """
+
+    def __init__(self, gradients: list[Gradient]):
+        self._graph = values_of(gradients[0]).graph
+        self._variables = {}
+        for part in (part for gradient in gradients for part in _parts(gradient)):
+            terms = _terms(part, lambda tensor: tensor.op._original_op is not None)
+            if terms is not None:
+                computed, factors = ([each.op for each in term] for term in terms)
+                own = data_ancestors(factors).keys() - data_ancestors(computed).keys()
+                found = [each for each in own if each.type in VARIABLES]
+                self._variables |= dict.fromkeys(found)
+
+    def check_variables(self, windows: list) -> None:
+        """Refuses a variable that may be written with every micro-batch."""
+        if not self._variables:
+            return
+        counted = [w.is_boundary for w in windows if w.micro_steps is not None]
+        writers = MicroStepWriters(self._graph, counted)
+        for variable in self._variables:
+            for writer in writers.of(variable):
+                _refuse_writer(variable, writer, windows, ())
+
+
+def _refuse_writer(
+    variable: tf.Operation, writer: tf.Operation, windows: list, needs_batch
+) -> None:
+    raise ValueError(
+        "Gradients must not be changed by a variable that is written with every "
+        f"micro-batch. Received: {variable.name}, written by {writer.name}. "
+        f"{_remedy_for(variable, windows, needs_batch)}"
+    )
 
 
 def _is_linear(
@@ -379,6 +422,7 @@ class Change:
         with self._graph.as_default():
             written = writers_of(self._graph.get_operations())
         waited = ancestors(self.waits)
+        self._check_tables(writers)
         for variable in dict.fromkeys(map(variable_of, self._outside.values())):
             for writer in written.get(variable, ()):
                 if writer in updates or writers.is_in_update(writer):
@@ -391,10 +435,20 @@ class Change:
                         writer in waited or needs_batch
                     )
                 if is_refused:
+                    _refuse_writer(variable, writer, windows, needs_batch)
+
+    def _check_tables(self, writers: MicroStepWriters) -> None:
+        """Refuses tables that may be written with every micro-batch."""
+        for tensor in self._outside.values():
+            users = tensor.consumers() if "HashTable" in tensor.op.type else ()
+            for user in users:
+                is_write = re.search("Insert|Import|Remove", user.type) is not None
+                if is_write and writers.runs(user) and not writers.is_in_update(user):
                     raise ValueError(
-                        "Gradients must not be changed by a variable that is written "
-                        f"with every micro-batch. Received: {variable.name}, written by "
-                        f"{writer.name}. {_remedy_for(variable, windows, needs_batch)}"
+                        "Gradients must not be changed by a table that is written with "
+                        f"every micro-batch. Received: {tensor.op.name}, written by "
+                        f"{user.name}. Pass what writes it as `after_update_ops`, to "
+                        "write it once per update."
                     )
 
     def _find_slices(self) -> None:

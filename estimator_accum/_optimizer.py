@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from estimator_accum._change import are_as_computed, find_change, remember
+from estimator_accum._change import Factors, are_as_computed, find_change, remember
 from estimator_accum._declared import check_declared_loss
+from estimator_accum._finished import look_at_changes
 from estimator_accum._gradients import without_interception
 from estimator_accum._options import (
     AccumulationSteps,
@@ -159,9 +160,10 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         gradients, variables = check_trained(pairs, loss)
         if are_as_computed(gradients):
             check_declared_loss(options, clock, loss)
-        change = None
+        change, factors = None, []
         if makes_mean(clock):  # else nothing is summed, and what is given is applied
             change = find_change(gradients, variables, get_windows())
+            factors = [Factors(gradients)]
         if change is not None:
             _check_sparse_norm(options)
             pairs = zip(change.gradients, change.read, strict=True)
@@ -172,7 +174,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         micro_batch = micro_batch_of(
             options, gradients, variables, loss, weight, scale, is_weighted, change
         )
-        return make_train_op(options, clock, micro_batch, global_step)
+        train_op = make_train_op(options, clock, micro_batch, global_step)
+        look_at_changes(factors, get_windows)
+        return train_op
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:
         """Returns the loss to report; None if its gradients were computed elsewhere."""

@@ -673,11 +673,11 @@ class _Threshold:
     """Gradients that are clipped by a variable, with ways to write that."""
 
     def __init__(self, options=None):
-        (self.fed,), (variable,), loss = fed_gradients(0.0)
+        (self.fed,), (variable,), self.loss = fed_gradients(0.0)
         self.most = v1.get_variable("most", initializer=4.0, trainable=False)
         self.step = v1.train.get_or_create_global_step()
         self.optimizer = AccumulatingOptimizer(sgd(), 2, **(options or {}))
-        ((self.gradient, _),) = self.optimizer.compute_gradients(loss)
+        ((self.gradient, _),) = self.optimizer.compute_gradients(self.loss)
         self.variable = variable
 
     def apply(self, gradient=None):
@@ -713,7 +713,22 @@ def _waited_for_twice(t):
         return t.apply(t.most.read_value())
 
 
+def _table(t):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 4.0)
+    key = tf.constant(0, tf.int64)
+    most = table.lookup(key)
+    train_op = t.apply(tf.clip_by_value(t.gradient, -most, most))
+    return t.then(lambda: table.insert(key, 0.5 * table.lookup(key)), train_op)
+
+
+def _of_other_origin(t):
+    (gradient,) = tf.gradients(t.loss, t.variable)
+    return t.then(t.halve, t.apply(gradient * t.most))
+
+
 WRITTEN = {
+    "other_origin": _of_other_origin,
+    "table": _table,
     "behind": lambda t: t.then(t.halve),
     "beside": lambda t: tf.group(t.apply(), t.halve()),
     "added": lambda t: tf.group(t.apply(), v1.assign_add(t.most, 0.1)),
@@ -731,7 +746,8 @@ WRITTEN = {
 def test_a_variable_that_micro_steps_write_changes_no_gradient(name, fresh_graph):
     """Wherever it is written: the first session.run sees the finished graph."""
     sentence = (
-        "must not be changed by a variable that is written with every micro-batch"
+        "must not be changed by a (variable|table) that is written with every "
+        "micro-batch"
     )
     with pytest.raises(ValueError, match=sentence) as error:
         after_each(WRITTEN[name](_Threshold()), [], [])
