@@ -122,10 +122,10 @@ def _model(loss_fn=_info_nce, outputs=None, train_op=_by_train_op, **options):
 
 
 def _assert_same(ours: _Run, theirs: _Run, tolerance=1e-6):
-    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(ours.losses, theirs.losses, tolerance, tolerance)
     assert ours.values.keys() == theirs.values.keys()
     for name, value in theirs.values.items():
-        np.testing.assert_allclose(ours.values[name], value, 0, tolerance, name)
+        np.testing.assert_allclose(ours.values[name], value, tolerance, tolerance, name)
 
 
 def _seen(tensor, found: list):
