@@ -323,7 +323,8 @@ def test_recomputed_towers_are_those_of_the_batch_at_once():
         layer = recompute(lambda x: tf.nn.dropout(_tower(tf.exp(x), "again"), 0.0))
         return layer(features["query"]), towers[1]
 
-    _assert_same(_Run(_model(outputs=outputs), 3), _Run(_model(outputs=outputs)))
+    ours, theirs = (_Run(_model(outputs=outputs), number) for number in (3, None))
+    _assert_same(ours, theirs, 5e-6)  # exp() makes larger gradients, and rounding
 
 
 _DRAWS = {
