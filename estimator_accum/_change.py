@@ -120,7 +120,8 @@ def find_change(
         # A schedule is read once per window, but a loss scale with its micro-batch.
         may_vary = not is_computed or is_in_branch()
         if all(_is_linear(part, known, later, may_vary) for part in parts):
-            foreign += [] if is_computed else parts
+            if not is_computed:  # also one that compute_gradients returned
+                foreign += [part for part in parts if part.name not in known]
             kept.append((gradient, variable))
         elif is_computed:
             changed.append(gradient)
