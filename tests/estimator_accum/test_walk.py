@@ -13,10 +13,11 @@ from estimator_accum import get_windows, make_accumulating_train_op
 
 _LIBRARY = pathlib.Path(estimator_accum.__file__).parent
 _PAGE = _LIBRARY.parent / "docs" / "architecture.md"
-_MOST_FILES, _MOST_LINES = 6, 1700
+_MOST_FILES, _MOST_LINES = 10, 2300
 _MOST_RECORDS, _MOST_FIELDS = 5, 50
 # Clocks are classes without fields; these two hold what a caller's code does.
 _CLOCKS_AND_CODE = {"Clock", "EveryRun", "EveryKRuns", "Change"}
+_LOOKS = {"Factors", "MicroStepWriters"}  # at a finished graph
 
 
 def _executed_functions(function) -> dict[pathlib.Path, set[ast.FunctionDef]]:
@@ -107,4 +108,4 @@ def test_five_records_carry_a_train_op(fresh_graph):
         if isinstance(kind, type) and kind.__module__ == name
         if not kind.__name__.startswith("_")
     }
-    assert {c.__name__ for c in classes - records.keys()} <= _CLOCKS_AND_CODE
+    assert {c.__name__ for c in classes - records.keys()} <= _CLOCKS_AND_CODE | _LOOKS
