@@ -127,6 +127,7 @@ def assert_exact(
             np.testing.assert_array_equal(cut.values[name], value, name)
             continue
         largest = (tolerance or _tolerance(value)) * max(changes[name], floor)
+        largest += _last_place(value)
         difference = _largest(cut.values[name], value)
         assert difference <= largest, f"{name}: {difference:.1e} > {largest:.1e}"
     largest = tolerance or _tolerance(whole.losses[0])
@@ -185,6 +186,13 @@ def _assign(session, variables: dict, values: dict[str, np.ndarray]) -> None:
 
 def _is_float(value: np.ndarray) -> bool:
     return np.issubdtype(value.dtype, np.floating) or value.dtype == "bfloat16"
+
+
+def _last_place(value: np.ndarray) -> float:
+    """Returns one unit in the last place of an array's largest float32."""
+    if value.dtype != np.float32:
+        return 0.0
+    return float(np.spacing(np.max(np.abs(value), initial=0)))
 
 
 def _tolerance(value: np.ndarray) -> float:
