@@ -156,10 +156,12 @@ class Factors:
         self._variables = {}
         for part in (part for gradient in gradients for part in _parts(gradient)):
             terms = _terms(part, lambda tensor: tensor.op._original_op is not None)
-            if terms is not None:
-                computed, factors = ([each.op for each in term] for term in terms)
-                own = data_ancestors(factors).keys() - data_ancestors(computed).keys()
-                found = [each for each in own if each.type in VARIABLES]
+            computed, factors = terms or ([], [])
+            needed = data_ancestors([each.op for each in factors])
+            variables = [each for each in needed if each.type in VARIABLES]
+            if variables:  # only then: it walks through the whole model
+                own = data_ancestors([each.op for each in computed])
+                found = [each for each in variables if each not in own]
                 self._variables |= dict.fromkeys(found)
 
     def check_variables(self, windows: list) -> None:
