@@ -23,7 +23,7 @@ from estimator_accum._gradients import (
     scaled,
     values_of,
 )
-from estimator_accum._graph import either, run_either
+from estimator_accum._graph import either, outermost_graph, run_either
 from estimator_accum._options import Options, always_reduces, innermost
 from estimator_accum._writers import operations_of_updates
 
@@ -238,9 +238,7 @@ def _noting_operations(
     number = len(graph.get_operations())
     yield
     uses[name] = graph.get_operations()[number:]
-    with tf.init_scope():
-        outermost = tf.compat.v1.get_default_graph()
-    operations_of_updates(outermost).update(uses[name])
+    operations_of_updates(outermost_graph()).update(uses[name])
 
 
 def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):

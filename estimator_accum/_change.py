@@ -168,11 +168,15 @@ class Factors:
         """Refuses a variable that may be written with every micro-batch."""
         if not self._variables:
             return
-        counted = [w.is_boundary for w in windows if w.micro_steps is not None]
-        writers = MicroStepWriters(self._graph, counted)
+        writers = _micro_step_writers(self._graph, windows)
         for variable in self._variables:
             for writer in writers.of(variable):
                 _refuse_writer(variable, writer, windows, ())
+
+
+def _micro_step_writers(graph: tf.Graph, windows: list) -> MicroStepWriters:
+    counted = [w.is_boundary for w in windows if w.micro_steps is not None]
+    return MicroStepWriters(graph, counted)
 
 
 def _refuse_writer(
@@ -419,8 +423,7 @@ class Change:
         Args:
             windows: The graph's `Window`s so far, also the one of this change.
         """
-        counted = [w.is_boundary for w in windows if w.micro_steps is not None]
-        writers = MicroStepWriters(self._graph, counted)
+        writers = _micro_step_writers(self._graph, windows)
         updates = operations_of_updates(self._graph)
         with self._graph.as_default():
             written = writers_of(self._graph.get_operations())

@@ -14,7 +14,7 @@ from estimator_accum._graph import (
 )
 from estimator_accum._options import Clock, EveryKRuns, Options
 from estimator_accum.unedited._rows import Analysis
-from estimator_accum.unedited._sums import factors_of_sums
+from estimator_accum.unedited._sums import LINEAR, SCALING, factors_of_sums, refuse_sum
 
 _DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
 _BATCHES = re.compile("(Padded|Parallel)?BatchDataset(V2)?")
@@ -23,9 +23,6 @@ _SAME_EXAMPLES = re.compile(
     "(Cache|Filter|Map|Model|Options|ParallelMap|Prefetch|Repeat|Shuffle|ShuffleAndRepeat"
     "|Skip|Take)Dataset(V2|V3)?|FinalizeDataset"
 )
-# Operations through which a sum of terms stays one.
-_PASSING = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub", "Reshape"}
-_SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -52,11 +49,7 @@ def check_declared_loss(options: Options, clock: Clock, loss: tf.Tensor | None) 
             steps,
         )
     if options.reduction == "mean" and _may_be_sum(loss) and _is_sum(loss):
-        raise ValueError(
-            "A loss that sums over the examples must be declared as a sum. Received: "
-            f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
-            "makes the train op, or divide the loss by the number of examples."
-        )
+        refuse_sum(loss)
 
 
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
@@ -84,9 +77,9 @@ def _may_be_sum(loss: tf.Tensor) -> bool:
             has_sums = True
         elif operation.type in ("Sum", "Mean") and inputs[0].shape.rank == 0:
             waiting.append(inputs[0])
-        elif operation.type in _PASSING:
+        elif operation.type in LINEAR:
             waiting += inputs
-        elif operation.type in _SCALING:
+        elif operation.type in SCALING:
             waiting += [each for each in inputs if tf.get_static_value(each) is None]
         elif any(_is_batch(each) for each in data_ancestors([operation])):
             return False
@@ -156,7 +149,7 @@ def _scales(loss: tf.Tensor) -> Iterator[float | None]:
     while waiting:
         operation = waiting.pop().op
         inputs = list(operation.inputs)
-        if operation.type in _SCALING:
+        if operation.type in SCALING:
             values = [tf.get_static_value(each) for each in inputs]
             for tensor, value in zip(inputs, values, strict=True):
                 if value is None:
@@ -168,7 +161,7 @@ def _scales(loss: tf.Tensor) -> Iterator[float | None]:
             yield None
         elif operation.type in ("Sum", "Mean"):
             waiting.append(inputs[0])
-        elif operation.type in _PASSING:
+        elif operation.type in LINEAR:
             waiting += inputs
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from estimator_accum._change import Change
-from estimator_accum._graph import look_before_runs, value_of_graph
+from estimator_accum._graph import look_before_runs, outermost_graph, value_of_graph
 from estimator_accum._writers import MicroStepWriters
 
 _HOOKS = "_estimator_accum_has_hooks"  # a graph's attribute
@@ -33,7 +33,7 @@ def look_at_changes(changes: Iterable[Change], get_windows: Callable) -> None:
             change.check_variables(get_windows())
 
     look()
-    look_before_runs(_outermost_graph(), look)
+    look_before_runs(outermost_graph(), look)
 
 
 def look_at_train_op(window, variables: list[tf.Variable]) -> None:
@@ -43,7 +43,7 @@ def look_at_train_op(window, variables: list[tf.Variable]) -> None:
         window: Its `Window`.
         variables: The variables that it updates, of all replicas.
     """
-    graph, is_done = _outermost_graph(), False
+    graph, is_done = outermost_graph(), False
 
     def look() -> None:
         nonlocal is_done
@@ -87,8 +87,3 @@ def _warn_of_missing_hooks(graph: tf.Graph, name: str) -> None:
         "hooks=make_accumulation_hooks() to train().",
         name,
     )
-
-
-def _outermost_graph() -> tf.Graph:
-    with tf.init_scope():
-        return tf.compat.v1.get_default_graph()

@@ -20,6 +20,7 @@ from estimator_accum._graph import (
     library_of_functions,
     value_of_graph,
 )
+from estimator_accum._writers import deciding_inputs
 
 _WARNED = "_estimator_accum_warned_of_global_step"  # a graph's attribute
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch"}
@@ -107,12 +108,7 @@ def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
         return _pushed(inputs[0])
     if _WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written
         return inputs[1:]
-    context = operation._get_control_flow_context()
-    while context is not None:
-        if context.IsCondContext():
-            inputs.append(context.pred)
-        context = context.outer_context
-    return inputs
+    return deciding_inputs(operation)
 
 
 def _pushed(stack: tf.Tensor) -> list[tf.Tensor]:

@@ -254,6 +254,12 @@ def look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
     graph._session_run_lock = look_and_take_lock
 
 
+def outermost_graph() -> tf.Graph:
+    """Returns the graph in which the default graph is a branch's or a function's."""
+    with tf.init_scope():
+        return tf.compat.v1.get_default_graph()
+
+
 def is_in_branch() -> bool:
     """Returns whether operations are made in a function, or in a branch or loop."""
     graph = tf.compat.v1.get_default_graph()

@@ -64,6 +64,7 @@ from estimator_accum._graph import (
     first_of,
     flatten,
     nan,
+    outermost_graph,
     read,
 )
 from estimator_accum._noise_scale import create_noise_scale, update_noise_scale
@@ -760,15 +761,10 @@ def get_or_create_update_step() -> tf.Variable:
 
 def get_windows() -> list[Window]:
     """Returns the accumulating train ops of the default graph, in order of creation."""
-    return list(getattr(_outermost_graph(), _WINDOWS_ATTRIBUTE, []))
+    return list(getattr(outermost_graph(), _WINDOWS_ATTRIBUTE, []))
 
 
 def _register(window: Window) -> None:
     """Makes `window` known to `get_windows`."""
     # An attribute, not a collection: MetaGraphs could not serialize it.
-    setattr(_outermost_graph(), _WINDOWS_ATTRIBUTE, [*get_windows(), window])
-
-
-def _outermost_graph() -> tf.Graph:
-    with tf.init_scope():
-        return tf.compat.v1.get_default_graph()
+    setattr(outermost_graph(), _WINDOWS_ATTRIBUTE, [*get_windows(), window])

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.unedited._head import Copies, View, of_batch
-from estimator_accum.unedited._sums import factors_of_sums
+from estimator_accum.unedited._sums import factors_of_sums, refuse_sum
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
@@ -34,8 +34,4 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
         return
     view = View(batch, [loss])
     if factors_of_sums(view.analysis, loss):
-        raise ValueError(
-            "A loss that sums over the examples must be declared as a sum. Received: "
-            f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
-            "makes the train op, or divide the loss by the number of examples."
-        )
+        refuse_sum(loss)

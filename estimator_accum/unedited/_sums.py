@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from estimator_accum.unedited._rows import Analysis
 
-# Linear, so that a sum stays a sum.
-_LINEAR = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub", "Reshape"}
-_SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
+# Operations through which a sum of terms stays one.
+LINEAR = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub", "Reshape"}
+SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
 
 
 def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]:
@@ -38,7 +38,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
         return [1.0] if is_over else []
     if operation.type in ("Sum", "Mean") and first.shape.rank == 0:
         return factors_of_sums(analysis, first)
-    if operation.type in _SCALING and sorted(kinds) == ["fixed", "mixed"]:
+    if operation.type in SCALING and sorted(kinds) == ["fixed", "mixed"]:
         place = kinds.index("mixed")
         if operation.type != "Mul" and place:
             return []
@@ -49,10 +49,19 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
             else float(factor * by if operation.type == "Mul" else factor / by)
             for factor in factors_of_sums(analysis, operation.inputs[place])
         ]
-    if operation.type not in _LINEAR:
+    if operation.type not in LINEAR:
         return []
     found = []
     for each, kind in zip(operation.inputs, kinds):
         if kind != "fixed":
             found.append(factors_of_sums(analysis, each))
     return list(itertools.chain(*found)) if all(found) else []
+
+
+def refuse_sum(loss: tf.Tensor) -> None:
+    """Raises ValueError for a loss that is a sum and declared as a mean."""
+    raise ValueError(
+        "A loss that sums over the examples must be declared as a sum. Received: "
+        f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
+        "makes the train op, or divide the loss by the number of examples."
+    )
