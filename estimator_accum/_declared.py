@@ -11,13 +11,15 @@ from estimator_accum._graph import (
     define,
     insert,
     library_of_functions,
+    producer_of,
 )
 from estimator_accum._options import Clock, EveryKRuns, Options
+from estimator_accum.microbatch._data_sets import data_set_of
 from estimator_accum.unedited._rows import Analysis
 from estimator_accum.unedited._sums import LINEAR, SCALING, factors_of_sums, refuse_sum
 
 _DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
-_BATCHES = re.compile("(Padded|Parallel)?BatchDataset(V2)?")
+_BATCHES = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
 # Operations of a data set that leave its elements as they are, or map each.
 _SAME_EXAMPLES = re.compile(
     "(Cache|Filter|Map|Model|Options|ParallelMap|Prefetch|Repeat|Shuffle|ShuffleAndRepeat"
@@ -185,35 +187,16 @@ def _batch_size(source: tf.Operation) -> int | None:
     """Returns the examples in a batch; 0 if that varies, None without known batches."""
     if source.type in _DEQUEUES:
         return int(tf.get_static_value(source.inputs[1]) or 0)
-    iterator = source.inputs[0].op
-    if iterator.type == "OneShotIterator":
-        name = iterator.get_attr("dataset_factory").name
-        return _size_in_function(library_of_functions()[name])
-    made = [
-        each for each in iterator.outputs[0].consumers() if each.type == "MakeIterator"
-    ]
-    if len(made) != 1:
+    data_set = data_set_of(source.inputs[0].op, library_of_functions())
+    if data_set is None:
         return None
-    data_set = made[0].inputs[0].op
-    while _SAME_EXAMPLES.fullmatch(data_set.type):
-        data_set = data_set.inputs[0].op
-    if data_set.type == "MapAndBatchDataset":
-        return int(tf.get_static_value(data_set.inputs[-3]) or 0)
-    if not _BATCHES.fullmatch(data_set.type):
-        return None
-    return int(tf.get_static_value(data_set.inputs[1]) or 0)
-
-
-def _size_in_function(function) -> int | None:
-    """Returns `_batch_size` of the data set that a function makes."""
-    nodes = {node.name: node for node in function.node_def}
-    (result,) = function.ret.values()
-    node = nodes.get(result.split(":")[0])
+    node = data_set.find(data_set.name)
     while node is not None and _SAME_EXAMPLES.fullmatch(node.op):
-        node = nodes.get(node.input[0].split(":")[0])
+        node = data_set.find(producer_of(node.input[0]))
     if node is None or not _BATCHES.fullmatch(node.op):
         return None
-    size = nodes.get(node.input[1].split(":")[0])
-    if size is None or size.op != "Const":
-        return 0
-    return int(tf.make_ndarray(size.attr["value"].tensor))
+    inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
+    # Behind what a function of `map_and_batch` captures, or behind the data set.
+    size = inputs[-3] if node.op.startswith("MapAnd") else inputs[1]
+    number = data_set.number(size)
+    return 0 if number is None else int(number)

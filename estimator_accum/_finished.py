@@ -1,5 +1,6 @@
 """The look at a finished graph, before a session first runs it."""
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -7,10 +8,11 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from estimator_accum._change import Change
-from estimator_accum._graph import look_before_runs, outermost_graph, value_of_graph
+from estimator_accum._graph import outermost_graph, value_of_graph
 from estimator_accum._writers import MicroStepWriters
 
-_HOOKS = "_estimator_accum_has_hooks"  # a graph's attribute
+# Attributes of a graph.
+_HOOKS, _LOOKS = "_estimator_accum_has_hooks", "_estimator_accum_looks"
 _APPLIES = re.compile("(Resource)?(Sparse)?Apply")
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -33,17 +35,20 @@ def look_at_changes(changes: Iterable[Change], get_windows: Callable) -> None:
             change.check_variables(get_windows())
 
     look()
-    look_before_runs(outermost_graph(), look)
+    _look_before_runs(outermost_graph(), look)
 
 
-def look_at_train_op(window, variables: list[tf.Variable]) -> None:
+def look_at_train_op(strategy, window, variables: list[tf.Variable]) -> None:
     """Checks once how a train op that accumulates over micro-steps is run.
 
     Args:
+        strategy: The current strategy.
         window: Its `Window`.
-        variables: The variables that it updates, of all replicas.
+        variables: The variables that it updates.
     """
     graph, is_done = outermost_graph(), False
+    parts = map(strategy.experimental_local_results, variables)
+    variables = list(itertools.chain(*parts))
 
     def look() -> None:
         nonlocal is_done
@@ -55,7 +60,30 @@ def look_at_train_op(window, variables: list[tf.Variable]) -> None:
             if graph.finalized and not evaluates and not hasattr(graph, _HOOKS):
                 _warn_of_missing_hooks(graph, window.name)
 
-    look_before_runs(graph, look)
+    _look_before_runs(graph, look)
+
+
+def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
+    """Calls `look` before a session first runs a graph, and again once the graph grew.
+
+    Every way into a session takes this lock of the graph, also a plain session's.
+    """
+    looks = value_of_graph(graph, _LOOKS, [])
+    looks.append(look)
+    if len(looks) > 1:
+        return
+    take_lock, seen = graph._session_run_lock, None
+
+    def look_and_take_lock():
+        nonlocal seen
+        if seen != (graph.version, len(looks)):
+            with graph.as_default():
+                for each in looks:
+                    each()
+            seen = graph.version, len(looks)
+        return take_lock()
+
+    graph._session_run_lock = look_and_take_lock
 
 
 def _check_other_updates(

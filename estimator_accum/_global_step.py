@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 import tensorflow as tf
 
+from estimator_accum._gradients import values_of
 from estimator_accum._graph import (
+    ancestors,
     data_ancestors,
     data_descendants,
     functions_of,
     library_of_functions,
+    producer_of,
     value_of_graph,
 )
-from estimator_accum._writers import deciding_inputs
+from estimator_accum._writers import deciding_inputs, writing
 
 _WARNED = "_estimator_accum_warned_of_global_step"  # a graph's attribute
 _PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch"}
@@ -40,7 +43,41 @@ _BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def warn_of_readers(
+def warn_of_global_step(
+    counter: tf.Variable,
+    micro_batch,
+    steps: tf.Tensor,
+    optimizer: str,
+    updates: dict[str, list[tf.Operation]],
+    update_ops: list,
+) -> None:
+    """Warns of values that are computed from global_step, which counts micro-steps.
+
+    Args:
+        counter: The variable `global_step`.
+        micro_batch: This replica's `MicroBatch`.
+        steps: K [micro-steps per update].
+        optimizer: Name of the optimizer's class.
+        updates: Operations of the update, by the names of what made them.
+        update_ops: Operations that run with every micro-step.
+    """
+    parts = tf.distribute.get_strategy().experimental_local_results(counter)
+    clocks = {getattr(part, "handle", part).op for part in parts}
+    own = updates[optimizer]
+    if _writes_any(clocks, own):  # then it counts updates
+        return
+    each = [getattr(update, "op", update) for update in update_ops]
+    uses = {
+        "the weight is computed": [micro_batch.sums["weight"].op],
+        "the loss is computed": [values_of(g).op for g in micro_batch.gradients],
+        "gradient_accumulation_steps is computed": [steps.op],
+        **{f"{name} computes": writing(made) for name, made in updates.items()},
+        "UPDATE_OPS computes": writing(ancestors(each)),
+    }
+    _warn_of_readers(clocks, uses, micro_batch.loss, set(own))
+
+
+def _warn_of_readers(
     clocks: set[tf.Operation],
     uses: Mapping[str, list[tf.Operation]],
     loss: tf.Tensor | None,
@@ -78,7 +115,7 @@ def warn_of_readers(
         )
 
 
-def writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:
+def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:
     """Returns whether `operations` write one of the variables `counters`."""
     written = [each.inputs[0].op for each in operations if "Assign" in each.type]
     return any(data_ancestors([handle]).keys() & counters for handle in written)
@@ -192,11 +229,11 @@ class _Bodies:
             for node in function.node_def:
                 if self._step(node, handles, values):
                     return True
-        return any(_base(result) in values for result in function.ret.values())
+        return any(producer_of(result) in values for result in function.ret.values())
 
     def _step(self, node, handles: set[str], values: set[str]) -> bool:
         """Adds a node to the names that depend; returns whether it writes such a value."""
-        inputs = [_base(name) for name in node.input if not name.startswith("^")]
+        inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
         reads = [i for i, name in enumerate(inputs) if name in handles]
         depends = [i for i, name in enumerate(inputs) if name in values]
         if not reads and not depends:
@@ -232,18 +269,14 @@ def _writes(node) -> bool:
     return _WRITERS.search(node.op) is not None
 
 
-def _base(name: str) -> str:
-    return name.split(":")[0]
-
-
 def _origins(function) -> Iterable[str | None]:
     """Yields the argument or constant that each result is; None if it is computed."""
     nodes = {node.name: node for node in function.node_def}
     places = {each.name: str(i) for i, each in enumerate(function.signature.input_arg)}
     for output in function.signature.output_arg:
-        name = _base(function.ret[output.name])
+        name = producer_of(function.ret[output.name])
         while name in nodes and nodes[name].op in ("Identity", "Print"):
-            name = _base(nodes[name].input[0])
+            name = producer_of(nodes[name].input[0])
         is_constant = name in nodes and nodes[name].op == "Const"
         yield str(nodes[name].attr["value"]) if is_constant else places.get(name)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 # A variable's attribute with its first initializer, which a warm start may replace.
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
@@ -14,7 +15,6 @@ READERS = {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
     *("VarIsInitializedOp", "VariableShape"),
 }
-_LOOKS = "_estimator_accum_looks"  # a graph's attribute
 _OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
 
 
@@ -231,29 +231,6 @@ def value_of_graph(graph: tf.Graph, name: str, default):
     return getattr(graph, name)
 
 
-def look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
-    """Calls `look` before a session first runs a graph, and again once the graph grew.
-
-    Every way into a session takes this lock of the graph, also a plain session's.
-    """
-    looks = value_of_graph(graph, _LOOKS, [])
-    looks.append(look)
-    if len(looks) > 1:
-        return
-    take_lock, seen = graph._session_run_lock, None
-
-    def look_and_take_lock():
-        nonlocal seen
-        if seen != (graph.version, len(looks)):
-            with graph.as_default():
-                for each in looks:
-                    each()
-            seen = graph.version, len(looks)
-        return take_lock()
-
-    graph._session_run_lock = look_and_take_lock
-
-
 def outermost_graph() -> tf.Graph:
     """Returns the graph in which the default graph is a branch's or a function's."""
     with tf.init_scope():
@@ -264,6 +241,11 @@ def is_in_branch() -> bool:
     """Returns whether operations are made in a function, or in a branch or loop."""
     graph = tf.compat.v1.get_default_graph()
     return graph.building_function or graph._get_control_flow_context() is not None
+
+
+def is_in_loop(operation: tf.Operation) -> bool:
+    """Returns whether the outputs are inside a loop or branch of TensorFlow 1."""
+    return control_flow_util.GetOutputContext(operation) is not None
 
 
 def library_of_functions() -> dict:
@@ -280,6 +262,11 @@ def functions_of(node) -> list[str]:
         names += [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]
     return names
+
+
+def producer_of(tensor: str) -> str:
+    """Returns the name of the node that has a tensor, which is named as in a node."""
+    return tensor.split(":")[0]
 
 
 def nodes_of(names: Iterable[str], library: dict) -> Iterator:

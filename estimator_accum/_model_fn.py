@@ -116,9 +116,10 @@ def microbatch_model_fn(
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range. Where batches are cut: if a model_fn
             does with a micro-batch what cannot be done with several, or declares a sum
-            over examples as a mean; if a run fetches what is not of one batch; if the parts of a batch have different numbers of
-            examples, or a part may belong to no example, one example does not fit in
-            memory, or predictions cannot be joined.
+            over examples as a mean; if a run fetches another batch's values; if the
+            parts of a batch have different numbers of examples, or a part may belong to
+            no example, one example does not fit in memory, or predictions cannot be
+            joined.
     """
     if not callable(model_fn):
         raise TypeError(

@@ -31,7 +31,6 @@ skipped, and unlike `global_step % K` it stays right when K changes and when a p
 window was applied.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -40,7 +39,7 @@ import tensorflow as tf
 from estimator_accum._applying import apply, check_micro_batch, check_window
 from estimator_accum._change import Change
 from estimator_accum._finished import look_at_changes, look_at_train_op
-from estimator_accum._global_step import warn_of_readers, writes_any
+from estimator_accum._global_step import warn_of_global_step
 from estimator_accum._gradients import (
     Accumulator,
     Gradient,
@@ -59,7 +58,6 @@ from estimator_accum._gradients import (
 )
 from estimator_accum._graph import (
     add_to,
-    ancestors,
     create_shared_scalar,
     first_of,
     flatten,
@@ -69,7 +67,6 @@ from estimator_accum._graph import (
 )
 from estimator_accum._noise_scale import create_noise_scale, update_noise_scale
 from estimator_accum._options import Clock, Options, innermost, update_ops_of
-from estimator_accum._writers import writing
 
 _UPDATE_STEP_KEY = "estimator_accum_update_step"
 _WINDOWS_ATTRIBUTE = "_estimator_accum_windows"
@@ -197,6 +194,12 @@ class Window(NamedTuple):
     stop_requests = property(lambda self: self.result.stop_requests)
 
     @property
+    def has_several_micro_steps(self) -> bool:
+        """Whether several runs of the train op may be one update."""
+        is_one = self.options.gradient_accumulation_steps == 1
+        return self.micro_steps is not None and not is_one
+
+    @property
     def all_accumulators(self) -> list[Accumulator]:
         """Those of the gradients, then those of the scalars."""
         return [*self.accumulators, *self.sums.values()]
@@ -254,8 +257,11 @@ def make_train_op(
             ),
             args=(unsummed, counted, loss, steps, micro_batch.change),
         )
-    if uses:
-        _warn_of_global_step(window, micro_batch, steps, uses)
+    counter = _micro_step_counter(window)
+    if uses and counter is not None and window.has_several_micro_steps:
+        optimizer = type(innermost(options.optimizer)).__name__
+        own = update_ops_of(options)
+        warn_of_global_step(counter, micro_batch, steps, optimizer, uses, own)
     return train_op
 
 
@@ -482,48 +488,9 @@ def _finish(
     )
     if change is not None:
         look_at_changes(changes, get_windows)
-    if _has_several_micro_steps(window):
-        components = map(strategy.experimental_local_results, variables)
-        look_at_train_op(get_windows()[-1], list(itertools.chain(*components)))
+    if window.has_several_micro_steps:
+        look_at_train_op(strategy, get_windows()[-1], variables)
     return train_op
-
-
-def _has_several_micro_steps(window: Window) -> bool:
-    """Returns whether several runs of the train op may be one update."""
-    is_one = window.options.gradient_accumulation_steps == 1
-    return window.micro_steps is not None and not is_one
-
-
-def _warn_of_global_step(
-    window: Window, micro_batch: MicroBatch, steps: tf.Tensor, updates: dict
-) -> None:
-    """Warns of what is computed from global_step, if that counts micro-steps.
-
-    Args:
-        window: The window.
-        micro_batch: This replica's gradients, loss and weight.
-        steps: K [micro-steps per update].
-        updates: Operations of the update, by the names of what made them.
-    """
-    counter = _micro_step_counter(window)
-    if counter is None or not _has_several_micro_steps(window):
-        return
-    handles = tf.distribute.get_strategy().experimental_local_results(counter)
-    clocks = {getattr(handle, "handle", handle).op for handle in handles}
-    own = updates[type(innermost(window.options.optimizer)).__name__]
-    if writes_any(clocks, own):  # then it counts updates
-        return
-    each = [getattr(update, "op", update) for update in update_ops_of(window.options)]
-    uses = {
-        "the weight is computed": [micro_batch.sums["weight"].op],
-        "the loss is computed": [
-            values_of(gradient).op for gradient in micro_batch.gradients
-        ],
-        "gradient_accumulation_steps is computed": [steps.op],
-        **{f"{name} computes": writing(made) for name, made in updates.items()},
-        "UPDATE_OPS computes": writing(ancestors(each)),
-    }
-    warn_of_readers(clocks, uses, micro_batch.loss, set(own))
 
 
 def close(

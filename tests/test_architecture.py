@@ -38,7 +38,7 @@ _COMMANDS += ("_session_loops", "_loop_comparison")
 # The interfaces, which stand on `microbatch` and `unedited`.
 _ABOVE = {
     "_model_fn": {"microbatch", "unedited"},
-    "_declared": {"unedited"},
+    "_declared": {"microbatch", "unedited"},
     "_train_op": {"_declared"},
     "_optimizer": {"_declared", "_train_op"},
 }

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum._graph import library_of_functions
+from estimator_accum._graph import library_of_functions, producer_of
+from estimator_accum.microbatch._data_sets import data_set_of, finder_in
 from estimator_accum.microbatch._inputs import gives_another
 from estimator_accum.microbatch._repeatable import is_repeatable
 from estimator_accum.microbatch._staging import named_components
@@ -48,7 +49,6 @@ class _Pipeline:
     """The data sets of the default graph."""
 
     def __init__(self):
-        self._graph = tf.compat.v1.get_default_graph()
         self._library = library_of_functions()
 
     def varies(self, tensor: tf.Tensor) -> bool:
@@ -71,20 +71,8 @@ class _Pipeline:
 
     def _iterator_varies(self, iterator: tf.Operation, i: int) -> bool:
         """Returns whether component `i` of an iterator's elements varies."""
-        if iterator.type == "OneShotIterator":
-            factory = iterator.get_attr("dataset_factory").name
-            definition = self._library[factory]
-            (result,) = definition.ret.values()
-            return self._varies(_finder(definition), _name(result), i)
-        users = iterator.outputs[0].consumers()
-        made = [user for user in users if user.type == "MakeIterator"]
-        if len(made) != 1:
-            return True  # it is not known
-
-        def find(name: str):
-            return self._graph.get_operation_by_name(name).node_def
-
-        return self._varies(find, made[0].inputs[0].op.name, i)
+        data_set = data_set_of(iterator, self._library)
+        return data_set is None or self._varies(data_set.find, data_set.name, i)
 
     def _varies(self, find: Callable, name: str, i: int) -> bool:
         """Returns whether component `i` of a data set's elements varies.
@@ -97,7 +85,7 @@ class _Pipeline:
         node = find(name)
         if node is None:
             return True
-        inputs = [_name(each) for each in node.input if not each.startswith("^")]
+        inputs = [producer_of(each) for each in node.input if not each.startswith("^")]
         if _PASSING.match(node.op):
             return self._varies(find, inputs[0], i)
         if _MAPPING.match(node.op):
@@ -112,11 +100,11 @@ class _Pipeline:
 
     def _map_varies(self, find: Callable, node, source: str, i: int) -> bool:
         definition = self._library[node.attr["f"].func.name]
-        signature, find_inside = definition.signature, _finder(definition)
+        signature, find_inside = definition.signature, finder_in(definition)
         arguments = [each.name for each in signature.input_arg]
         waiting, seen = [definition.ret[signature.output_arg[i].name]], set()
         while waiting:
-            name = _name(waiting.pop())
+            name = producer_of(waiting.pop())
             if name in seen:
                 continue
             seen.add(name)
@@ -131,15 +119,6 @@ class _Pipeline:
             if place < _width(find(source)) and self._varies(find, source, place):
                 return True
         return False
-
-
-def _finder(definition) -> Callable:
-    """Returns a function that returns a function's node by its name."""
-    return {node.name: node for node in definition.node_def}.get
-
-
-def _name(tensor: str) -> str:
-    return tensor.split(":")[0]
 
 
 def _width(node) -> int:

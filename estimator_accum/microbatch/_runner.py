@@ -241,7 +241,7 @@ class BatchRunner:
             session: The session.
             rows: Number of examples of each replica.
             fetched: What each replica has fetched.
-            fetches: Of these, what is not reported.
+            fetches: For each replica, the first of these tensors, not reported.
             feeds: Feeds.
             place: Name of the batch in messages.
         """

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -218,7 +218,7 @@ def _train(
             tf.compat.v1.train.warm_start(*estimator._warm_start_settings)
         own = [h for h in spec.training_hooks if isinstance(h, TrainingHook)]
         variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
-        drawn = _random_operations(spec.loss)
+        drawn = random_operations(ancestors([spec.loss.op]))
         unordered = _without_order(spec.train_op, tf.nest.flatten((features, labels)))
         for _ in range(1 + repeats):
             with tf.compat.v1.train.SingularMonitoredSession(
@@ -235,10 +235,9 @@ def _train(
         return _Trained(start, trained[0], trained[1:], drawn, unordered)
 
 
-def _random_operations(loss: tf.Tensor) -> list[str]:
-    """Returns names of operations that draw random numbers for `loss`."""
-    needed = ancestors([loss.op])
-    return sorted(each.name for each in needed if each.type.startswith("Random"))
+def random_operations(operations: Iterable[tf.Operation]) -> list[str]:
+    """Returns the names of those of the operations that draw random numbers."""
+    return sorted(each.name for each in operations if each.type.startswith("Random"))
 
 
 def _without_order(train_op, batch: list) -> list[str]:

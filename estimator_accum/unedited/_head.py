@@ -13,7 +13,7 @@ of rows is wanted, it is computed, and no row is collected.
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from estimator_accum._graph import data_descendants, define, insert
+from estimator_accum._graph import data_descendants, define, insert, is_in_loop
 from estimator_accum._seed import is_draw
 from estimator_accum.microbatch._batch import WholeBatch
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, collect
@@ -124,11 +124,6 @@ def find_rows(
     view = View(batch, targets, {tensor.ref(): MIXED for tensor in mixed})
     frontier = Border(view, targets).frontier
     return [(tensor, view.state(tensor).axis) for tensor in frontier]
-
-
-def is_in_loop(operation: tf.Operation) -> bool:
-    """Returns whether the outputs are inside a loop or branch of TensorFlow 1."""
-    return control_flow_util.GetOutputContext(operation) is not None
 
 
 class Border:

@@ -19,7 +19,12 @@ from tensorflow.python.client import session as sessions
 
 from estimator_accum import get_windows
 from estimator_accum._graph import ancestors, fetched_operations
-from estimator_accum.unedited._comparison import Values, report, without_dropout
+from estimator_accum.unedited._comparison import (
+    Values,
+    random_operations,
+    report,
+    without_dropout,
+)
 from estimator_accum.unedited._session_loops import Runs
 
 _INPUTS = {
@@ -49,7 +54,15 @@ def check_instead_of_training(steps: int, updates: int) -> Callable[[], int]:
 
 
 class _Before(NamedTuple):
-    """What there is before the first call that trains."""
+    """State of a script at its first call of session.run that trains.
+
+    Attributes:
+        fetches: What that call fetches.
+        inputs: Tensors of the input pipeline that it needs.
+        variables: All variables by name.
+        values: Their values before the call.
+        own: Names of the variables that accumulation has added.
+    """
 
     fetches: object
     inputs: list[tf.Tensor]
@@ -117,7 +130,7 @@ class _LoopCheck:
         operations = fetched_operations(session.graph, before.fetches)
         inputs = {tensor.op for tensor in before.inputs}
         needed = ancestors(operations, lambda each: each not in inputs)
-        drawn = sorted(each.name for each in needed if each.type.startswith("Random"))
+        drawn = random_operations(needed)
         try:
             windows = [
                 _joined(self._fed[i : i + self._steps])

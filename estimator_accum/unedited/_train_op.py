@@ -16,6 +16,7 @@ from estimator_accum._graph import (
     ancestors,
     data_ancestors,
     descendants,
+    is_in_loop,
     library_of_functions,
     path_to,
 )
@@ -31,7 +32,7 @@ from estimator_accum.microbatch._repeatable import (
 )
 from estimator_accum.microbatch._whole import WHOLE_BATCH_LOSS, keep
 from estimator_accum.unedited._activations import report_activations
-from estimator_accum.unedited._head import Copies, View, is_in_loop, of_batch
+from estimator_accum.unedited._head import Copies, View, of_batch
 from estimator_accum.unedited._interception import Interception
 from estimator_accum.unedited._order import Cut, order_update
 from estimator_accum.unedited._patches import intercepting

@@ -5,7 +5,6 @@ copies it is the same number everywhere, so that two runs may be compared.
 """
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from estimator_accum._graph import (
     FED,
@@ -14,6 +13,7 @@ from estimator_accum._graph import (
     define,
     functions_of,
     insert,
+    is_in_loop,
     library_of_functions,
     nodes_of,
 )
@@ -64,7 +64,7 @@ def without_draws(needed, tensors: list[tf.Tensor]) -> dict:
     for node in list(definition.node):
         if node.op in SHAPED_DRAWS:
             operation = graph.get_operation_by_name(node.name)
-            if _is_in_loop(operation):
+            if is_in_loop(operation):
                 values = _fill(node)
                 for value in values:  # in the same loop
                     value.input.append(f"^{operation.inputs[0].op.name}")
@@ -82,11 +82,6 @@ def without_draws(needed, tensors: list[tf.Tensor]) -> dict:
     return {tensor.ref(): copy for tensor, copy in zip(wanted, copies, strict=True)}
 
 
-def _is_in_loop(operation: tf.Operation) -> bool:
-    """Returns whether the outputs are inside a loop or branch of TensorFlow 1."""
-    return control_flow_util.GetOutputContext(operation) is not None
-
-
 def _is_source(operation: tf.Operation) -> bool:
     is_resource = any(each.dtype == tf.resource for each in operation.outputs)
     is_given = is_resource and not operation.inputs  # a table, whose name counts
@@ -98,7 +93,7 @@ def _with_pivots(operations: list[tf.Operation]) -> dict[tf.Operation, None]:
     found, waiting = dict.fromkeys(operations), list(operations)
     while waiting:
         for other in waiting.pop().control_inputs:
-            if other not in found and _is_in_loop(other):
+            if other not in found and is_in_loop(other):
                 new = [e for e in data_ancestors([other]) if e not in found]
                 new = [each for each in new if not _is_source(each)]
                 found |= dict.fromkeys(new)

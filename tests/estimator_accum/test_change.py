@@ -780,7 +780,14 @@ def _fed(t):
     return t.apply(tf.clip_by_value(t.gradient, -most, most) * 4.0 / t.most)
 
 
+def _loss_scale(t):
+    """Written with every micro-step, but the gradient has it too."""
+    (gradient,) = tf.gradients(t.loss * t.most, t.variable)
+    return t.then(t.halve, t.apply(gradient * (1.0 / t.most)))
+
+
 WRITTEN_ONCE = {
+    "loss_scale": (_loss_scale, [-9.0, -18.0]),
     "after_update_ops": (lambda t: t.apply(), [-4.0, -6.0]),
     "where_updated": (_where_updated, [-4.0, -6.0]),
     "schedule": (_scheduled, [-4.0, -6.0]),

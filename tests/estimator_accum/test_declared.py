@@ -38,6 +38,9 @@ BATCHES = {
     "mapped": lambda: _next(_examples().batch(8).map(lambda x, y: (2.0 * x, y))),
     "padded": lambda: _next(_examples().padded_batch(8)),
     "one_shot": lambda: v1.data.make_one_shot_iterator(_examples().batch(8)).get_next(),
+    "one_shot_map_and_batch": lambda: v1.data.make_one_shot_iterator(
+        _examples().apply(tf.data.experimental.map_and_batch(lambda x, y: (x, y), 8))
+    ).get_next(),
     "queue": _queue,
     "static": lambda: _next(_examples().batch(8, drop_remainder=True)),
     "map_and_batch": lambda: _next(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from estimator_accum.unedited import _rules
 from estimator_accum.unedited._rows import Analysis, per_example
+from tests.helpers.oracles.rule_inputs import NEEDED
 
 v1, raw = tf.compat.v1, tf.raw_ops
 _GROUPS = (1, 3, 4)
@@ -499,21 +500,10 @@ def _definition(kind: str):
     return op_def_registry.get(kind)
 
 
-_NEEDED = {
-    "Bucketize": {"boundaries": [0.2, 0.4]},
-    "CheckNumerics": {"message": ""},
-    "CheckNumericsV2": {"message": ""},
-    "StringToHashBucket": {"num_buckets": 5},
-    "StringToHashBucketFast": {"num_buckets": 5},
-    "StringToHashBucketStrong": {"num_buckets": 5, "key": [1, 2]},
-    "StaticRegexReplace": {"pattern": "a", "rewrite": "b"},
-    "StaticRegexFullMatch": {"pattern": "a.*"},
-    "Cast": {"DstT": tf.float32},
-}
-
-
 def _call(kind: str, given: dict):
-    needed = {**_NEEDED.get(kind, {})}
+    needed = {**NEEDED.get(kind, {})}
+    if kind == "Cast":
+        needed["DstT"] = tf.float32
     if kind in ("RegexReplace", "RegexFullMatch"):
         given = given | {"pattern": tf.constant("a")}
         if kind == "RegexReplace":

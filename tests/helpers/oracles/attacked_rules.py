@@ -165,7 +165,7 @@ class Attack:
 
 
 class Outcome(NamedTuple):
-    """What came of attacks.
+    """Kinds of outputs and findings of attacks.
 
     Attributes:
         kinds: How often an output was of each kind; "impossible": no such operation.

@@ -34,7 +34,7 @@ def _call(kind: str, **given):
 
 # Element by element.
 
-_NEEDED = {
+NEEDED = {  # attributes that an operation has no default for
     "Bucketize": {"boundaries": [0.2, 0.4]},
     "CheckNumerics": {"message": ""},
     "CheckNumericsV2": {"message": ""},
@@ -78,7 +78,7 @@ def _broadcast(a: Attack, shape: list[int], dtype) -> tf.Tensor:
 
 def _elements(kind, names, given, scalars, has_list):
     given = {names[0]: given} if has_list else dict(zip(names, given, strict=True))
-    needed = {**scalars, **_NEEDED.get(kind, {})}
+    needed = {**scalars, **NEEDED.get(kind, {})}
     if kind == "AccumulateNV2":
         needed["shape"] = given[names[0]][0].shape
     return getattr(raw, kind)(**given, **needed)
