@@ -15,6 +15,19 @@ from estimator_accum._graph import ancestors, descendants
 from estimator_accum._writers import writers_of
 
 
+def watch_fetches(look: Callable[[tf.Graph, list[tf.Operation]], None]) -> None:
+    """Calls `look` with the graph and what is fetched, before every run from now on."""
+    handler = session._FetchHandler  # of every kind of run
+    own = handler.__init__
+
+    @functools.wraps(own)
+    def init(self, graph, *args, **kwargs):
+        own(self, graph, *args, **kwargs)
+        look(graph, [*(tensor.op for tensor in self.fetches()), *self.targets()])
+
+    handler.__init__ = init
+
+
 class OwnLoops:
     """Watches all sessions of the process from now on.
 
@@ -28,8 +41,7 @@ class OwnLoops:
         self._seen = weakref.WeakKeyDictionary()  # names of fetches, by graph
         self._ignored = weakref.WeakSet()
         gradients_util._GradientsHelper = self._noting(gradients_util._GradientsHelper)
-        handler = session._FetchHandler  # of every kind of run
-        handler.__init__ = self._checking(handler.__init__)
+        watch_fetches(self._look)
 
     def ignore(self, graph: tf.Graph) -> None:
         """Takes a graph for that of an Estimator."""
@@ -51,22 +63,15 @@ class OwnLoops:
 
         return gradients
 
-    def _checking(self, own: Callable) -> Callable:
-        @functools.wraps(own)
-        def init(handler, graph, *args, **kwargs):
-            own(handler, graph, *args, **kwargs)
-            fetched = [tensor.op for tensor in handler.fetches()]
-            fetched += handler.targets()
-            key = tuple(operation.name for operation in fetched)
-            seen = self._seen.setdefault(graph, set())
-            if graph in self._ignored or key in seen:
-                return
-            seen.add(key)
-            if self._trains(graph, fetched):
-                self._ignored.add(graph)
-                self._on_training()
-
-        return init
+    def _look(self, graph: tf.Graph, fetched: list[tf.Operation]) -> None:
+        key = tuple(operation.name for operation in fetched)
+        seen = self._seen.setdefault(graph, set())
+        if graph in self._ignored or key in seen:
+            return
+        seen.add(key)
+        if self._trains(graph, fetched):
+            self._ignored.add(graph)
+            self._on_training()
 
     def _trains(self, graph: tf.Graph, fetched: list[tf.Operation]) -> bool:
         names = self._gradients.get(graph, ())

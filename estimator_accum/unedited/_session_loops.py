@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
-from tensorflow.python.client import session
 from tensorflow.python.ops import gradients_util
 
 from estimator_accum import AccumulatingOptimizer, get_windows
@@ -29,6 +28,7 @@ from estimator_accum._graph import ancestors, functions_of
 from estimator_accum._seed import moves_generator
 from estimator_accum._writers import writers_of
 from estimator_accum.microbatch._writes import needed_by_updates
+from estimator_accum.unedited._own_loops import watch_fetches
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 _refused = []  # sentences
@@ -191,8 +191,7 @@ class Runs:
             _change_methods(kind, {"apply_gradients": _refusing})
         helper = gradients_util._GradientsHelper
         gradients_util._GradientsHelper = _differentiating(helper)
-        handler = session._FetchHandler  # of every kind of run
-        handler.__init__ = self.checking(handler.__init__)
+        watch_fetches(self._check)
 
     def trains(self, fetched: Iterable[tf.Operation]) -> bool:
         """Returns whether a run of operations trains."""
@@ -227,17 +226,6 @@ class Runs:
             return train_op
 
         return apply_gradients
-
-    def checking(self, own: Callable) -> Callable:
-        """Returns what stands in for the constructor of a session's fetches."""
-
-        @functools.wraps(own)
-        def init(handler, graph, *args, **kwargs):
-            own(handler, graph, *args, **kwargs)
-            fetched = [tensor.op for tensor in handler.fetches()]
-            self._check(graph, [*fetched, *handler.targets()])
-
-        return init
 
     def exit_code(self) -> int:
         """Returns the exit code of a script that has ended by itself."""
