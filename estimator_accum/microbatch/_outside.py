@@ -96,6 +96,7 @@ class Outside:
         passes = [one for each in replicas for one in each.passes]
         self._passes = ancestors(op for one in passes for op in (*one.each, *one.once))
         self._needs = {}  # by the names of what is fetched
+        self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
 
@@ -136,14 +137,17 @@ class Outside:
 
     def check_feeds(self, feeds: Mapping) -> None:
         """Raises ValueError if what is fed is computed from a micro-batch."""
-        for fed in feeds:
-            item = self._graph.as_graph_element(fed)
-            if item.op in self._of_batch():
+        items = [self._graph.as_graph_element(fed) for fed in feeds]
+        new = [item for item in items if item.name not in self._feedable]
+        of_batch = self._of_batch() if new else ()  # it walks through the whole graph
+        for item in new:
+            if item.op in of_batch:
                 raise ValueError(
                     "A tensor of a batch that is cut must not be fed, for its micro-"
                     f"batches have one each. Received: {item.name}. Feed what input_fn "
                     "returns, or train without micro-batches."
                 )
+        self._feedable |= {item.name for item in new}
 
     def _slices(self) -> list[tf.Tensor]:
         return [part.sliced for each in self._replicas for part in each.batch.parts]
