@@ -102,7 +102,7 @@ def _assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         if name.split("/")[-1] in _FLOATS or name in _FLOATS:
-            np.testing.assert_allclose(ours[name], value, rtol=1e-6, err_msg=name)
+            np.testing.assert_allclose(ours[name], value, 1e-6, 1e-7, err_msg=name)
         else:
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
