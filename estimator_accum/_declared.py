@@ -16,7 +16,13 @@ from estimator_accum._graph import (
 from estimator_accum._options import Clock, EveryKRuns, Options
 from estimator_accum.microbatch._data_sets import data_set_of
 from estimator_accum.unedited._rows import Analysis
-from estimator_accum.unedited._sums import LINEAR, SCALING, factors_of_sums, refuse_sum
+from estimator_accum.unedited._sums import (
+    LINEAR,
+    SCALING,
+    factors_of_sums,
+    is_one_number,
+    refuse_sum,
+)
 
 _DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
 _BATCHES = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
@@ -59,10 +65,10 @@ def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
     operation = loss.op
     while operation.type in ("Cast", "Identity"):
         operation = operation.inputs[0].op
-    if operation.type not in ("Mul", "RealDiv"):
+    if operation.type not in SCALING:
         return False
     values = [tf.get_static_value(tensor) for tensor in operation.inputs]
-    if operation.type == "RealDiv":
+    if operation.type != "Mul":
         return values[1] is not None and values[1] == steps
     return any(value is not None and abs(value * steps - 1) < 1e-6 for value in values)
 
@@ -74,10 +80,10 @@ def _may_be_sum(loss: tf.Tensor) -> bool:
         operation = waiting.pop().op
         inputs = list(operation.inputs)
         if operation.type == "L2Loss" or (
-            operation.type == "Sum" and inputs[0].shape.rank != 0
+            operation.type == "Sum" and not is_one_number(inputs[0])
         ):
             has_sums = True
-        elif operation.type in ("Sum", "Mean") and inputs[0].shape.rank == 0:
+        elif operation.type in ("Sum", "Mean") and is_one_number(inputs[0]):
             waiting.append(inputs[0])
         elif operation.type in LINEAR:
             waiting += inputs

@@ -39,6 +39,7 @@ _SEEDED = re.compile(
 )
 _WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
 _TRIVIAL = {*_PASSING, "Cast", "Merge", "ReadVariableOp", "Placeholder"}
+_ITERATORS = {"Iterator", "IteratorV2"}
 _BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -70,6 +71,7 @@ def warn_of_global_step(
     uses = {
         "the weight is computed": [micro_batch.sums["weight"].op],
         "the loss is computed": [values_of(g).op for g in micro_batch.gradients],
+        "a variable is written before the loss": writing(_needed(micro_batch.loss)),
         "gradient_accumulation_steps is computed": [steps.op],
         **{f"{name} computes": writing(made) for name, made in updates.items()},
         "UPDATE_OPS computes": writing(ancestors(each)),
@@ -115,6 +117,11 @@ def _warn_of_readers(
         )
 
 
+def _needed(loss: tf.Tensor | None) -> dict:
+    """Returns the ancestors of a loss, with operations that it only waits for."""
+    return {} if loss is None else ancestors([loss.op])
+
+
 def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:
     """Returns whether `operations` write one of the variables `counters`."""
     written = [each.inputs[0].op for each in operations if "Assign" in each.type]
@@ -135,6 +142,9 @@ def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dic
 def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the inputs whose values decide those of the outputs, or of a write."""
     inputs, kind = list(operation.inputs), operation.type
+    if kind in _ITERATORS:
+        makers = operation.outputs[0].consumers()
+        return [each.inputs[0] for each in makers if each.type == "MakeIterator"]
     if kind in _UNDECIDED or kind in _UNREADING:
         return []
     if kind == "Print":
@@ -178,7 +188,8 @@ class _Bodies:
     def deciding(self, operation: tf.Operation) -> list[tf.Tensor]:
         """Returns the inputs whose values decide those of the outputs, or of a write."""
         names = functions_of(operation)
-        if not names:
+        # A data set's function takes elements, which are no inputs of the operation.
+        if not names or "Dataset" in operation.type:
             return _deciding(operation)
         first = 1 if operation.type in _BRANCHES else 0
         decide = self._deciding_arguments(names)

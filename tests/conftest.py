@@ -23,6 +23,8 @@ def pytest_addoption(parser):
     parser.addoption("--composed-losses", type=int, default=50, help=text)
     text = "number of attacks in test_attacked_rules.py"
     parser.addoption("--attacks", type=int, default=300, help=text)
+    text = "write the digests that test_golden_graphs.py compares to its file"
+    parser.addoption("--record-graphs", action="store_true", help=text)
 
 
 def pytest_configure(config):

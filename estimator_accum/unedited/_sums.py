@@ -7,8 +7,14 @@ import tensorflow as tf
 from estimator_accum.unedited._rows import Analysis
 
 # Operations through which a sum of terms stays one.
-LINEAR = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub", "Reshape"}
+LINEAR = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
+LINEAR |= {"ExpandDims", "Reshape", "Squeeze"}
 SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
+
+
+def is_one_number(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a scalar, or has axes of length 1 alone."""
+    return tensor.shape.num_elements() == 1
 
 
 def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]:
@@ -36,7 +42,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
             return []
         is_over = analysis.state(first).axis in {int(each) % rank for each in axes.flat}
         return [1.0] if is_over else []
-    if operation.type in ("Sum", "Mean") and first.shape.rank == 0:
+    if operation.type in ("Sum", "Mean") and is_one_number(first):
         return factors_of_sums(analysis, first)
     if operation.type in SCALING and sorted(kinds) == ["fixed", "mixed"]:
         place = kinds.index("mixed")

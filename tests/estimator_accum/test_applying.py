@@ -221,6 +221,17 @@ def _in_a_loop(model):
     )[1]
 
 
+def _from_data(model):
+    weights = tf.data.Dataset.range(9).map(lambda i: model.number / tf.cast(i, "float"))
+    return model.loss * v1.data.make_initializable_iterator(weights).get_next()
+
+
+def _copied(model):
+    copy = v1.get_variable("copy", initializer=0.0, trainable=False, use_resource=True)
+    with tf.control_dependencies([copy.assign(2.0 * model.number)]):
+        return model.loss * copy.read_value()
+
+
 # Losses, or (loss, options of the train op), and the operation that a warning names.
 READERS = {
     "weight_of_a_term": (
@@ -246,6 +257,8 @@ READERS = {
     "loop": (_in_a_loop, r"while\S*, from which"),
     "function": (lambda m: m.in_function(shows=False), "Call, from which"),
     "weight": (lambda m: (m.loss, {"weight": 1.0 + m.number}), "the weight is"),
+    "data_set": (_from_data, "MapDataset, from which the loss is computed"),
+    "copy": (_copied, "mul, from which a variable is written before the loss"),
     "average": (lambda m: m.averaged(m.step), "from which after_update_ops computes"),
     "update_ops": (_moving, "truediv, from which UPDATE_OPS computes"),
     "windows": (

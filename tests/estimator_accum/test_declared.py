@@ -101,6 +101,8 @@ SUMS = {
     "of_means": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 1)),
     "of_sums": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 1)) + _sum(m),
     "masked": lambda m: tf.reduce_sum(m.squares * m.mask),
+    "of_kept_axes": lambda m: tf.reduce_mean(tf.reduce_sum(m.terms, keepdims=True)),
+    "squeezed": lambda m: tf.squeeze(tf.reduce_sum(m.squares, 0, keepdims=True)),
     "with_penalty": lambda m: _sum(m) + 0.1 * tf.nn.l2_loss(m.w),
     "tf.losses": lambda m: v1.losses.mean_squared_error(
         m.y, m.errors, reduction=v1.losses.Reduction.SUM
@@ -165,6 +167,7 @@ def test_a_declared_sum_a_single_micro_batch_and_scaled_gradients_are_taken(
     [
         (lambda loss: loss / 4.0, 4, True),
         (lambda loss: tf.identity(0.25 * loss), 4, True),
+        (lambda loss: tf.math.divide_no_nan(loss, 4.0), 4, True),
         (lambda loss: loss / 4.0, 8, False),
         (lambda loss: loss / 2.0, 2, False),  # half of a loss is a usual one
     ],
