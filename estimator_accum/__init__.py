@@ -4,16 +4,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from estimator_accum._model_fn import microbatch_model_fn
-    from estimator_accum._optimizer import AccumulatingOptimizer
-    from estimator_accum._precision import mixed_precision_config
-    from estimator_accum._recompute import recompute
-    from estimator_accum._seed import micro_batch_seed
-    from estimator_accum._train_op import make_accumulating_train_op
-    from estimator_accum._window import get_or_create_update_step, get_windows
+    from estimator_accum.core.optimizer import AccumulatingOptimizer
+    from estimator_accum.core.registry import get_or_create_update_step, get_windows
+    from estimator_accum.core.train_op import make_accumulating_train_op
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
-    from estimator_accum.microbatch import batch_mean, whole_batch_loss
-    from estimator_accum.unedited._rows import per_example
+    from estimator_accum.microbatch.collecting import batch_mean
+    from estimator_accum.microbatch.model_fn import microbatch_model_fn
+    from estimator_accum.microbatch.whole_batch_loss import whole_batch_loss
+    from estimator_accum.precision import mixed_precision_config
+    from estimator_accum.recomputing import recompute
+    from estimator_accum.rows.analysis import per_example
+    from estimator_accum.seed import micro_batch_seed
 
 __version__ = "0.2.0.dev0"
 
@@ -34,19 +35,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AccumulatingOptimizer": "_optimizer",
-    "batch_mean": "microbatch",
-    "get_or_create_update_step": "_window",
-    "get_windows": "_window",
-    "make_accumulating_train_op": "_train_op",
+    "AccumulatingOptimizer": "core.optimizer",
+    "batch_mean": "microbatch.collecting",
+    "get_or_create_update_step": "core.registry",
+    "get_windows": "core.registry",
+    "make_accumulating_train_op": "core.train_op",
     "make_accumulation_hooks": "hooks",
-    "micro_batch_seed": "_seed",
-    "microbatch_model_fn": "_model_fn",
-    "mixed_precision_config": "_precision",
-    "per_example": "unedited._rows",
-    "recompute": "_recompute",
+    "micro_batch_seed": "seed",
+    "microbatch_model_fn": "microbatch.model_fn",
+    "mixed_precision_config": "precision",
+    "per_example": "rows.analysis",
+    "recompute": "recomputing",
     "watch_signals": "hooks",
-    "whole_batch_loss": "microbatch",
+    "whole_batch_loss": "microbatch.whole_batch_loss",
 }
 
 

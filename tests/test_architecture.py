@@ -1,7 +1,7 @@
 """What docs/architecture.md says about imports, and about who reads the environment."""
 
 import ast
-import functools
+import graphlib
 import pathlib
 import re
 
@@ -12,39 +12,30 @@ pytestmark = pytest.mark.once
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _LIBRARY = _REPOSITORY / "estimator_accum"
 _PROGRAMS = ("bert_finetune", "housing_example", "distributed")
-# The core from below; what stands in one row may import from its row and from below.
-_ROWS = [
-    ("_graph",),
-    ("_gradients", "_writers", "_global_step"),
-    ("_options", "_change", "_noise_scale"),
-    ("_applying", "_finished"),
-    ("_window",),
-    ("_recompute", "_seed", "_precision"),
-]
-_CORE = {name: row for row, names in enumerate(_ROWS) for name in names}
-_PACKAGES = {
-    "reports": {"reports"},
-    "hooks": {"hooks", "reports"},
-    "microbatch": {"microbatch", "hooks"},
-    "unedited": {"microbatch", "unedited"},
-    "keras": {"keras"},
-    "compat": {"compat"},
-    "programs": {"programs", "compat", "reports", "_applying", "microbatch", ""},
-}
-# The commands of `unedited` know what a program knows; "" is all public names.
-_OF_COMMANDS = {"compat", "programs", ""}
-_COMMANDS = ("run", "check", "_command", "_comparison", "_estimators")
-_COMMANDS += ("_session_loops", "_loop_comparison")
-# The interfaces, which stand on `microbatch` and `unedited`.
-_ABOVE = {
-    "_model_fn": {"microbatch", "unedited"},
-    "_declared": {"microbatch", "unedited"},
-    "_train_op": {"_declared"},
-    "_optimizer": {"_declared", "_train_op"},
+# The rooms from below, and what each may import from beside itself; "" is the public
+# names.
+_ROOMS = {
+    "graph": set(),
+    "reports": set(),
+    "compat": set(),
+    "precision": set(),
+    "rows": {"graph"},
+    "checks": {"graph", "rows"},
+    "core": {"graph", "checks"},
+    "seed": {"graph", "core"},
+    "recomputing": {"graph", "core"},
+    "hooks": {"graph", "checks", "core", "reports"},
+    "keras": {"graph", "core"},
+    "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
+    "programs": {"", "compat", "core", "microbatch", "reports"},
+    "unedited": {"", "compat", "core", "graph", "microbatch", "programs"},
 }
 # The public names, and the command.
 _ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "__main__.py")]
 _MODULES = sorted(_LIBRARY.rglob("*.py"))
+_OF_LIBRARY = pytest.mark.parametrize(
+    "path", _MODULES, ids=lambda path: str(path.relative_to(_LIBRARY))
+)
 
 
 def _imported(path) -> set[str]:
@@ -59,54 +50,49 @@ def _imported(path) -> set[str]:
     return {name for name in found if name.split(".")[0] in rooms}
 
 
-def _first_part(module: str) -> str:
+def _room_of(module: str) -> str:
     """Returns "hooks" for estimator_accum.hooks._signals, "" for the public names."""
     return (module.split(".") + [""])[1]
 
 
-@pytest.mark.parametrize(
-    "path", _MODULES, ids=lambda path: str(path.relative_to(_LIBRARY))
-)
-def test_a_module_of_the_library_imports_from_its_own_row_or_from_below(path):
+@_OF_LIBRARY
+def test_a_module_of_the_library_imports_from_its_room_and_from_those_below(path):
     if path in _ENTRANCES:
         return
     modules = _imported(path)
     assert {name.split(".")[0] for name in modules} <= {"estimator_accum"}
-    parts = {_first_part(name) for name in modules}
     own = path.relative_to(_LIBRARY).parts[0].removesuffix(".py")
-    if own in _CORE:
-        assert parts <= _CORE.keys()
-        assert all(_CORE[part] <= _CORE[own] for part in parts)
-    elif own in _ABOVE:
-        assert parts <= _ABOVE[own] | _CORE.keys()
-    elif own in ("compat", "reports", "programs"):
-        assert parts <= _PACKAGES[own]
-    elif own == "unedited" and path.stem in _COMMANDS:
-        assert parts <= _PACKAGES[own] | _OF_COMMANDS | _CORE.keys()
-    else:
-        assert parts <= _PACKAGES[own] | _CORE.keys()
+    assert {_room_of(name) for name in modules} <= _ROOMS[own] | {own}
 
 
-def test_every_module_of_the_core_has_a_row():
-    files = {path.stem for path in _LIBRARY.glob("_*.py")} - {"__init__", "__main__"}
-    assert files == _CORE.keys() | _ABOVE.keys()
-    packages = {path.parent.name for path in _LIBRARY.glob("*/__init__.py")}
-    assert packages == _PACKAGES.keys()
+def test_no_room_is_above_itself():
+    known = {""}
+    for room, below in _ROOMS.items():
+        assert below <= known, room
+        known.add(room)
+    files = {path.relative_to(_LIBRARY).parts[0] for path in _MODULES}
+    assert {name.removesuffix(".py") for name in files} == {
+        *(_ROOMS),
+        *("__init__", "__main__"),
+    }
 
 
-def test_the_library_stands_on_nine_floors():
-    names = {
+def test_no_module_imports_itself_through_others():
+    paths = {
         ".".join(path.relative_to(_REPOSITORY).with_suffix("").parts): path
         for path in _MODULES
         if path not in _ENTRANCES
     }
-    below = {name: _imported(path) & names.keys() for name, path in names.items()}
+    below = {name: _imported(path) & paths.keys() for name, path in paths.items()}
+    assert list(graphlib.TopologicalSorter(below).static_order())
 
-    @functools.cache
-    def floor(name: str) -> int:  # modules that import one another have none
-        return 1 + max(map(floor, below[name]), default=0)
 
-    assert max(map(floor, names)) <= 9
+@_OF_LIBRARY
+def test_one_sentence_describes_a_module(path):
+    documentation = ast.get_docstring(ast.parse(path.read_text()))
+    sentence = documentation.split("\n\n")[0]
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
 
 
 @pytest.mark.parametrize("room", _PROGRAMS)
@@ -116,31 +102,33 @@ def test_a_program_imports_no_other_one(room):
         assert rooms <= {room, "estimator_accum"}, path
 
 
-def test_a_program_imports_no_private_name_of_the_library():
+def test_a_program_imports_public_modules_of_the_library():
     experiments = _REPOSITORY / "scripts" / "experiments" / "public"
     for room in (*(_REPOSITORY / name for name in _PROGRAMS), experiments):
         for path in room.glob("*.py"):
             assert not _private_names(path.read_text()), path
-    code = "from estimator_accum.a import b, _c\nimport estimator_accum._d.e, _f"
-    assert _private_names(code) == ["estimator_accum.a._c", "estimator_accum._d.e"]
+    code = "from estimator_accum.hooks import b, _c\nimport estimator_accum.core.d, _f"
+    assert _private_names(code) == [
+        "estimator_accum.hooks._c",
+        "estimator_accum.core.d",
+    ]
 
 
 def _private_names(code: str) -> list[str]:
-    """Returns what is imported from the library and has a name that begins with `_`."""
+    """Returns what is imported from the library's private rooms, or begins with `_`."""
     found = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-    return [name for name in found if re.match(r"estimator_accum\..*\b_", f"{name}")]
+    private = r"estimator_accum\.(.*\b_|(core|graph|rows|checks|microbatch|unedited)\.)"
+    return [name for name in found if re.match(private, f"{name}")]
 
 
 def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():
-    outside = {_LIBRARY / name for name in ("programs", "compat")}
-    commands = {_LIBRARY / "unedited" / f"{name}.py" for name in _COMMANDS}
+    outside = {_LIBRARY / name for name in ("programs", "compat", "unedited")}
     words = re.compile(r"os\.environ|getenv|\babsl\b|argparse|\bprint\(|[\"'`]--\w")
     for path in _MODULES:
-        is_entrance = path in _ENTRANCES or path in commands
-        if not is_entrance and not outside & set(path.parents):
+        if path not in _ENTRANCES and not outside & set(path.parents):
             assert not words.search(path.read_text()), path

@@ -68,7 +68,7 @@ def test_both_archives_are_well_described(wheel):
     assert f"\nVersion: {estimator_accum.__version__}\n" in described
     assert "\nLicense-Expression: Apache-2.0\n" in described
     rooms = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert rooms == {"estimator_accum", "bert_finetune", "housing_example"}
+    assert rooms == {"estimator_accum", "bert_finetune"}
 
 
 def test_the_wheel_trains_from_another_folder(installed, tmp_path):

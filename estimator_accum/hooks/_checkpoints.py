@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum._graph import INITIALIZER_ATTRIBUTE
-from estimator_accum._window import Window
+from estimator_accum.core.state import Window
+from estimator_accum.graph.variables import INITIALIZER_ATTRIBUTE
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 

@@ -12,8 +12,8 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum._graph import ancestors
-from estimator_accum._window import Window
+from estimator_accum.core.state import Window
+from estimator_accum.graph.walks import ancestors
 
 # Operations that take a micro-batch: input pipelines, queues, placeholders.
 _SOURCES = re.compile(

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 import wrapt
 
-from estimator_accum._options import (
+from estimator_accum.core.options import (
     AccumulationSteps,
     check_accumulation_steps,
     check_on_nonfinite,

@@ -12,7 +12,9 @@ import threading
 
 import tensorflow as tf
 
-from estimator_accum._options import Options, check_own_copies, check_weight
+from estimator_accum.core.arguments import check_weight
+from estimator_accum.core.options import Options
+from estimator_accum.core.trained import check_own_copies
 from estimator_accum.keras._saving import Saving
 from estimator_accum.keras._window import (
     Variables,

@@ -6,7 +6,7 @@ over all micro-batches i of the window and all replicas: Keras divides the loss 
 number of replicas and sums gradients. Both sums are those of one replica with the
 joined batch, so that any number of replicas may resume a saved window. One
 implementation for every Keras, for eager execution, tf.function and graphs; what a
-micro-step and a boundary do is in estimator_accum/_window.py.
+micro-step and a boundary do is in estimator_accum/core/window.py.
 """
 
 import zlib
@@ -14,15 +14,20 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum._gradients import (
+from estimator_accum.core.accumulators import (
     Accumulator,
-    Gradient,
     create_accumulator,
     variables_of,
 )
-from estimator_accum._graph import create_shared_scalar, first_of, nan, set_to
-from estimator_accum._options import AccumulationSteps, EveryKRuns, Options
-from estimator_accum._window import MicroBatch, Window, add, close
+from estimator_accum.core.clock import EveryKRuns
+from estimator_accum.core.gradients import Gradient
+from estimator_accum.core.micro_batch import MicroBatch
+from estimator_accum.core.options import AccumulationSteps, Options
+from estimator_accum.core.state import Window
+from estimator_accum.core.window import add, close
+from estimator_accum.graph.branches import nan
+from estimator_accum.graph.replicas import first_of
+from estimator_accum.graph.variables import create_shared_scalar, set_to
 
 # A function of (gradients, indices of variables) that applies the gradients in replica
 # context, without a reduction, and returns the operations to run.

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from estimator_accum._applying import what_was_not_finite
-from estimator_accum.microbatch._count import is_out_of_memory
+from estimator_accum.core.nonfinite import what_was_not_finite
+from estimator_accum.microbatch.count import is_out_of_memory
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.programs.lock import LockedFolderError
 from estimator_accum.programs.watchdog import EXIT_CODE, LostTaskError

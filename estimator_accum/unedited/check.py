@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from estimator_accum.unedited._command import add_script, count, enable_and_run
+from estimator_accum.unedited.command import add_script, count, enable_and_run
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,12 +54,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _change_training(flags: argparse.Namespace) -> Callable[[], int]:
     if flags.gradient_accumulation_steps is not None:
-        from estimator_accum.unedited import _loop_comparison
+        from estimator_accum.unedited import loop_comparison
 
-        return _loop_comparison.check_instead_of_training(
+        return loop_comparison.check_instead_of_training(
             flags.gradient_accumulation_steps, flags.updates
         )
-    from estimator_accum.unedited._comparison import check_instead_of_training
+    from estimator_accum.unedited.comparison import check_instead_of_training
 
     return check_instead_of_training(
         flags.updates, flags.precision, is_forced=flags.force_precision

@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from estimator_accum.unedited._command import (
+from estimator_accum.unedited.command import (
     add_script,
     compute_in,
     count,
@@ -54,10 +54,10 @@ def _change_training(flags: argparse.Namespace) -> Callable[[], int]:
     if flags.precision != "float32":
         compute_in(flags.precision, is_forced=flags.force_precision)
     if flags.gradient_accumulation_steps is not None:
-        from estimator_accum.unedited._session_loops import accumulate_runs
+        from estimator_accum.unedited.session_loops import accumulate_runs
 
         return accumulate_runs(flags.gradient_accumulation_steps)
-    from estimator_accum.unedited._estimators import cut_batches
+    from estimator_accum.unedited.estimators import cut_batches
 
     return cut_batches(flags.micro_batches or "auto")
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 from bert_finetune.optimization import AdamWeightDecayOptimizer
 from estimator_accum import microbatch_model_fn
 from estimator_accum.compat import enable_estimator
-from estimator_accum.unedited import _spot_check
+from estimator_accum.microbatch.own_optimizer import spot_check
 from scripts.benchmarks.base import peak_bytes
 from scripts.benchmarks.models import Size, classification_loss, in_batch_loss
 
@@ -44,7 +44,7 @@ def main() -> None:
     v1.disable_eager_execution()
     v1.logging.set_verbosity(v1.logging.ERROR)
     if not spec.get("is_checked", True):
-        _spot_check._BATCHES = ()
+        spot_check._BATCHES = ()
     if "widths" in spec:
         model_fn, input_fn = _make_dense(spec["widths"], spec["batch_size"])
     else:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import get_windows, make_accumulating_train_op, microbatch_model_fn
-from estimator_accum._graph import ancestors
+from estimator_accum.graph.walks import ancestors
 from tests.helpers.models.interfaces import (
     after_each,
     fed_gradients,

@@ -8,13 +8,9 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
-from estimator_accum._graph import (
-    data_ancestors,
-    either,
-    fetched_operations,
-    idle_zeros,
-    run_either,
-)
+from estimator_accum.graph.branches import either, run_either
+from estimator_accum.graph.variables import idle_zeros
+from estimator_accum.graph.walks import data_ancestors, fetched_operations
 from tests.helpers.models.interfaces import sgd, start_session
 from tests.helpers.processes import running
 

@@ -9,7 +9,7 @@ from estimator_accum import (
     get_or_create_update_step,
     make_accumulating_train_op,
 )
-from estimator_accum._graph import ancestors
+from estimator_accum.graph.walks import ancestors
 from tests.helpers.models.interfaces import after_each, sgd, start_session
 
 pytestmark = pytest.mark.usefixtures("fresh_graph", "graph_optimizer")

@@ -7,10 +7,12 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import (
-    _precision,
     get_windows,
     make_accumulating_train_op,
     mixed_precision_config,
+)
+from estimator_accum import (
+    precision as precision_module,
 )
 from tests.helpers.oracles.onednn import is_onednn_on
 
@@ -110,13 +112,13 @@ def test_processor_without_a_precisions_instructions_is_warned_of_once(
             raise FileNotFoundError(path)
         return io.StringIO(cpuinfo)
 
-    monkeypatch.setattr(_precision, "open", open_file, raising=False)
-    _precision._warn_of_processor.cache_clear()
+    monkeypatch.setattr(precision_module, "open", open_file, raising=False)
+    precision_module._warn_of_processor.cache_clear()
     forced = mixed_precision_config(precision, is_forced=True)
     assert not caplog.messages
     assert mixed_precision_config(precision) == mixed_precision_config(precision)
     assert mixed_precision_config(precision) == forced
-    _precision._warn_of_processor.cache_clear()
+    precision_module._warn_of_processor.cache_clear()
     assert len(caplog.messages) == (missing is not None)
     for message in caplog.messages:
         for words in ("--precision", "--force_precision", repr(precision), missing):

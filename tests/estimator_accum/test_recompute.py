@@ -13,7 +13,7 @@ from estimator_accum import (
     microbatch_model_fn,
     recompute,
 )
-from estimator_accum._graph import ancestors
+from estimator_accum.graph.walks import ancestors
 from tests.helpers.models.interfaces import most_bytes_alive, start_session
 from tests.helpers.models.microbatch_runs import INPUT, hidden_layer, output_layer
 

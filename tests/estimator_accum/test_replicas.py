@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from estimator_accum import (
     AccumulatingOptimizer,
-    _applying,
     get_or_create_update_step,
     get_windows,
     make_accumulating_train_op,
 )
-from estimator_accum._graph import ancestors
-from estimator_accum._options import always_reduces
+from estimator_accum.core import applying
+from estimator_accum.core.v1_optimizers import always_reduces
+from estimator_accum.graph.walks import ancestors
 from estimator_accum.keras import accumulate
 from tests.helpers.models.interfaces import sgd, start_session
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
@@ -284,7 +284,7 @@ def test_the_noise_scale_is_that_of_all_micro_batches(steps):
 
 
 def test_an_optimizer_of_older_tensorflows_reduces_what_is_divided(monkeypatch):
-    for module in ("_train_op", "_applying"):
+    for module in ("core.trained", "core.applying"):
         name = f"estimator_accum.{module}.always_reduces"
         monkeypatch.setattr(name, lambda optimizer: True)
     run = _TwoReplicas(_train_op(2))
@@ -295,9 +295,9 @@ def test_sparse_gradients_that_workers_cannot_reduce_are_refused(monkeypatch):
     strategy = tf.distribute.get_strategy()
     monkeypatch.setattr(strategy.extended, "_in_multi_worker_mode", lambda: True)
     dense, sparse = tf.zeros([2]), tf.IndexedSlices(tf.zeros([1]), [0], [2])
-    _applying._check_no_sparse_sums([dense])
+    applying._check_no_sparse_sums([dense])
     with pytest.raises(ValueError, match="sparse gradients of 1 variables. Install a"):
-        _applying._check_no_sparse_sums([dense, sparse])
+        applying._check_no_sparse_sums([dense, sparse])
 
 
 @pytest.mark.skipif(

@@ -11,7 +11,7 @@ from estimator_accum import (
     get_windows,
     make_accumulating_train_op,
 )
-from estimator_accum._graph import ancestors
+from estimator_accum.graph.walks import ancestors
 from tests.helpers.models.interfaces import after_each, sgd, start_session
 from tests.helpers.models.script_models import Assigning
 from tests.helpers.models.toy_models import (

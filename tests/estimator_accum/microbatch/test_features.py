@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, microbatch_model_fn
-from estimator_accum.microbatch._constants import constant_features
+from estimator_accum.microbatch.constants import constant_features
 
 v1 = tf.compat.v1
 _Pair = collections.namedtuple("_Pair", ["left", "right"])

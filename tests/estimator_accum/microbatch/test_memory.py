@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, make_accumulating_train_op
-from estimator_accum.microbatch._count import is_out_of_memory
+from estimator_accum.microbatch.count import is_out_of_memory
 from tests.helpers.models import little_memory
 from tests.helpers.models.microbatch_runs import (
     by_train_op,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.unedited._comparison import (
+from estimator_accum.unedited.comparison import (
     _without_order,
     check_instead_of_training,
     report,

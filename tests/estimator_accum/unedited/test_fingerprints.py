@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.unedited._fingerprints import (
+from estimator_accum.microbatch.own_optimizer.fingerprints import (
     are_equal,
     of_gradient,
     of_rows,

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, batch_mean, per_example
-from estimator_accum.unedited import _spot_check
+from estimator_accum.microbatch.own_optimizer import spot_check
 from tests.helpers.models.interception import (
     build,
     cut,
@@ -507,7 +507,7 @@ def test_two_replicas_train_as_with_their_batches_at_once(tmp_path):
 
 
 def test_the_forward_pass_runs_once_for_each_micro_batch(monkeypatch):
-    monkeypatch.setattr(_spot_check, "_BATCHES", ())
+    monkeypatch.setattr(spot_check, "_BATCHES", ())
     sizes = []
 
     def note(x):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.unedited import _rules
-from estimator_accum.unedited._rows import Analysis, per_example
+from estimator_accum.rows import rules
+from estimator_accum.rows.analysis import Analysis, per_example
 from tests.helpers.oracles.rule_inputs import NEEDED
 
 v1, raw = tf.compat.v1, tf.raw_ops
@@ -523,7 +523,7 @@ def _call(kind: str, given: dict):
         return None
 
 
-@pytest.mark.parametrize("kind", _rules.ELEMENTWISE)
+@pytest.mark.parametrize("kind", rules.ELEMENTWISE)
 def test_what_works_element_by_element_keeps_rows(kind, seen):
     if _definition(kind) is None or not hasattr(raw, kind):
         pytest.skip(f"this TensorFlow has no {kind}")
@@ -534,7 +534,7 @@ def test_every_rule_was_tried(seen):
     if len(seen) < 100:
         pytest.skip("the tests before did not run in this process")
     alike = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
-    untried = _rules.RULES.keys() - seen - alike
+    untried = rules.RULES.keys() - seen - alike
     known = {kind for kind in untried if _definition(kind) and hasattr(raw, kind)}
     assert {each for each in known if not each.startswith("TensorArray")} <= {
         *(

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer
-from estimator_accum.unedited import _session_loops
 from estimator_accum.unedited import run as command
-from estimator_accum.unedited._estimators import cut_batches
-from estimator_accum.unedited._own_loops import OwnLoops
+from estimator_accum.unedited import session_loops
+from estimator_accum.unedited.estimators import cut_batches
+from estimator_accum.unedited.own_loops import OwnLoops
 from tests.helpers.models.interception import relative_difference
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.microbatch_runs import (
@@ -437,8 +437,8 @@ class TestWritesBesideTheUpdate:
 
     @pytest.fixture(autouse=True)
     def _train_op(self, fresh_graph, monkeypatch):
-        monkeypatch.setattr(_session_loops, "_refused", [])
-        self.runs = _session_loops.Runs(2)
+        monkeypatch.setattr(session_loops, "_refused", [])
+        self.runs = session_loops.Runs(2)
         self.w = v1.get_variable("w", initializer=1.0)
         self.other = v1.get_variable("other", initializer=1.0, trainable=False)
         apply = self.runs.accumulating(

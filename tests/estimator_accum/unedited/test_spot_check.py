@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.unedited import _interception, _rules, _spot_check
-from estimator_accum.unedited._states import State
+from estimator_accum.microbatch.own_optimizer import interception, spot_check
+from estimator_accum.rows import rules
+from estimator_accum.rows.states import State
 from tests.helpers.models.interception import cut, relative_difference, train
 
 v1 = tf.compat.v1
@@ -94,7 +95,7 @@ def _batch(zeros=slice(0), late=1):
 
 
 def _with_wrong_rule(monkeypatch, kind: str) -> None:
-    monkeypatch.setitem(_rules.RULES, kind, lambda *_: State("rows", 0))
+    monkeypatch.setitem(rules.RULES, kind, lambda *_: State("rows", 0))
 
 
 @pytest.mark.parametrize("through", _THROUGH)
@@ -121,7 +122,7 @@ def _clipped(x):
 
 @pytest.mark.parametrize("through", _THROUGH)
 def test_a_gradient_that_combines_examples_is_refused(through, monkeypatch):
-    monkeypatch.setattr(_interception, "_check_own_gradients", lambda *_: None)
+    monkeypatch.setattr(interception, "_check_own_gradients", lambda *_: None)
 
     def loss_of(features, weights, through):
         return tf.reduce_mean(through(_clipped(features["x"] @ weights)) ** 2)
@@ -172,14 +173,14 @@ class _Keep(v1.train.SessionRunHook):
 
 def test_some_batches_are_looked_at_and_fewer_examples_later(monkeypatch):
     looks = []
-    monkeypatch.setattr(_spot_check, "_BATCHES", (1, 2, 5))
-    look = _spot_check.SpotCheck._look
+    monkeypatch.setattr(spot_check, "_BATCHES", (1, 2, 5))
+    look = spot_check.SpotCheck._look
 
     def noting(self, session, rows, number, turn, feeds):
         looks.append((number, turn))
         look(self, session, rows, number, turn, feeds)
 
-    monkeypatch.setattr(_spot_check.SpotCheck, "_look", noting)
+    monkeypatch.setattr(spot_check.SpotCheck, "_look", noting)
     model_fn = _model_fn(_moved, lambda x: x)
     train(cut(model_fn, 4), _late(7), updates=7)
     assert looks == [(4, 0), (4, 0.5), (4, 1), (4, 2)]
@@ -260,13 +261,13 @@ def test_examples_of_any_structure_are_looked_at(monkeypatch):
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     seen = []
-    compare = _spot_check.SpotCheck._compare
+    compare = spot_check.SpotCheck._compare
 
     def noting(self, look, *rest):
         seen.append((look.is_noisy, look.feeds))
         compare(self, look, *rest)
 
-    monkeypatch.setattr(_spot_check.SpotCheck, "_compare", noting)
+    monkeypatch.setattr(spot_check.SpotCheck, "_compare", noting)
     theirs, _ = train(model_fn, input_fn)
     ours, _ = train(cut(model_fn), input_fn)
     assert relative_difference(ours, theirs) <= 1e-9

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum._graph import data_ancestors
-from estimator_accum._seed import DRAWS
-from estimator_accum.unedited._rows import Analysis
-from estimator_accum.unedited._sizes import Size
-from estimator_accum.unedited._states import State
+from estimator_accum.graph.names import DRAWS
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.sizes import Size
+from estimator_accum.rows.states import State
 
 v1, raw = tf.compat.v1, tf.raw_ops
 _AS_IT_IS = v1.ConfigProto(

@@ -1,0 +1,1 @@
+"""Checks of a caller's graph, which refuse or warn."""

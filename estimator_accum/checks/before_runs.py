@@ -1,0 +1,116 @@
+"""The look at a finished graph, before a session first runs it."""
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from estimator_accum.graph.outermost import outermost_graph, value_of_graph
+from estimator_accum.graph.writers import MicroStepWriters
+
+# Attributes of a graph.
+_HOOKS, _LOOKS = "_estimator_accum_has_hooks", "_estimator_accum_looks"
+_APPLIES = re.compile("(Resource)?(Sparse)?Apply")
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def note_hooks(graph: tf.Graph) -> None:
+    """Notes that the hooks of `make_accumulation_hooks` have begun in a graph."""
+    value_of_graph(graph, _HOOKS, True)
+
+
+def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
+    """Checks what changes of gradients read, now and whenever the graph has grown.
+
+    Args:
+        changes: The replicas' `Change`s, or `Factors`.
+        get_windows: Returns the default graph's windows.
+    """
+
+    def look() -> None:
+        for change in changes:
+            change.check_variables(get_windows())
+
+    look()
+    _look_before_runs(outermost_graph(), look)
+
+
+def look_at_train_op(strategy, window, variables: list[tf.Variable]) -> None:
+    """Checks once how a train op that accumulates over micro-steps is run.
+
+    Args:
+        strategy: The current strategy.
+        window: Its `Window`.
+        variables: The variables that it updates.
+    """
+    graph, is_done = outermost_graph(), False
+    parts = map(strategy.experimental_local_results, variables)
+    variables = list(itertools.chain(*parts))
+
+    def look() -> None:
+        nonlocal is_done
+        if not is_done:
+            _check_other_updates(graph, window.is_boundary, variables)
+            is_done = True
+            # A session of Estimator's, which runs hooks, has a finalized graph.
+            evaluates = graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP)
+            if graph.finalized and not evaluates and not hasattr(graph, _HOOKS):
+                _warn_of_missing_hooks(graph, window.name)
+
+    _look_before_runs(graph, look)
+
+
+def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
+    """Calls `look` before a session first runs a graph, and again once the graph grew.
+
+    Every way into a session takes this lock of the graph, also a plain session's.
+    """
+    looks = value_of_graph(graph, _LOOKS, [])
+    looks.append(look)
+    if len(looks) > 1:
+        return
+    take_lock, seen = graph._session_run_lock, None
+
+    def look_and_take_lock():
+        nonlocal seen
+        if seen != (graph.version, len(looks)):
+            with graph.as_default():
+                for each in looks:
+                    each()
+            seen = graph.version, len(looks)
+        return take_lock()
+
+    graph._session_run_lock = look_and_take_lock
+
+
+def _check_other_updates(
+    graph: tf.Graph, is_boundary: tf.Tensor, variables: list[tf.Variable]
+) -> None:
+    """Refuses optimizers that update a window's variables with every micro-step."""
+    users = [user for v in variables for user in v.op.outputs[0].consumers()]
+    applied = [user for user in users if _APPLIES.match(user.type)]
+    if not applied:
+        return
+    writers = MicroStepWriters(graph, [is_boundary])
+    for user in applied:
+        if writers.runs(user) and not writers.is_in_update(user):
+            raise ValueError(
+                "A variable of an accumulating train op must not be updated by another "
+                "optimizer in the same run, which would update it with every "
+                f"micro-step. Received: {user.inputs[0].op.name}, updated by "
+                f"{user.name}. Leave that optimizer out, or wrap it in "
+                "AccumulatingOptimizer."
+            )
+
+
+def _warn_of_missing_hooks(graph: tf.Graph, name: str) -> None:
+    note_hooks(graph)  # one warning is enough
+    _logger.warning(
+        "The train op %s runs without make_accumulation_hooks(): where the data ends in "
+        "mid-window, the last micro-batches are not applied, and nothing is reported. "
+        "Pass training_hooks=make_accumulation_hooks() to the EstimatorSpec, or "
+        "hooks=make_accumulation_hooks() to train().",
+        name,
+    )

@@ -1,0 +1,204 @@
+"""What a loss must be for the reduction that its train op declares."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+
+from estimator_accum.graph.copies import define, insert
+from estimator_accum.graph.data_sets import data_set_of
+from estimator_accum.graph.functions import library_of_functions, producer_of
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.sums import (
+    LINEAR,
+    SCALING,
+    factors_of_sums,
+    is_one_number,
+    refuse_sum,
+)
+
+_DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
+_BATCHES = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
+# Operations of a data set that leave its elements as they are, or map each.
+_SAME_EXAMPLES = re.compile(
+    "(Cache|Filter|Map|Model|Options|ParallelMap|Prefetch|Repeat|Shuffle|ShuffleAndRepeat"
+    "|Skip|Take)Dataset(V2|V3)?|FinalizeDataset"
+)
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def check_declared_loss(
+    steps: int | Callable, reduction: str, loss: tf.Tensor | None
+) -> None:
+    """Raises ValueError if micro-batches' losses are sums over examples, not means.
+
+    The proof needs a batch of a data set or queue. What is no proof stays as declared.
+    A loss that is divided by K is warned of, if K > 2: half of a loss is a usual loss.
+
+    Args:
+        steps: K, or a callable that returns it [micro-steps per update].
+        reduction: "mean" or "sum", as declared.
+        loss: The loss of a micro-batch; None if it is not known.
+    """
+    if loss is None or steps == 1:
+        return
+    if not callable(steps) and steps > 2 and _is_divided_by(loss, steps):
+        _logger.warning(
+            "%s divides the loss by %d, as many as gradient_accumulation_steps. A "
+            "window's gradient is a mean already: leave the division out, if it is meant "
+            "for the accumulation.",
+            loss.op.name,
+            steps,
+        )
+    if reduction == "mean" and _may_be_sum(loss) and _is_sum(loss):
+        refuse_sum(loss)
+
+
+def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
+    """Returns whether the last thing that is done to a loss is to divide it by K."""
+    operation = loss.op
+    while operation.type in ("Cast", "Identity"):
+        operation = operation.inputs[0].op
+    if operation.type not in SCALING:
+        return False
+    values = [tf.get_static_value(tensor) for tensor in operation.inputs]
+    if operation.type != "Mul":
+        return values[1] is not None and values[1] == steps
+    return any(value is not None and abs(value * steps - 1) < 1e-6 for value in values)
+
+
+def _may_be_sum(loss: tf.Tensor) -> bool:
+    """Returns whether a loss is built of sums: a look that costs nothing if it is not."""
+    waiting, has_sums = [loss], False
+    while waiting:
+        operation = waiting.pop().op
+        inputs = list(operation.inputs)
+        if operation.type == "L2Loss" or (
+            operation.type == "Sum" and not is_one_number(inputs[0])
+        ):
+            has_sums = True
+        elif operation.type in ("Sum", "Mean") and is_one_number(inputs[0]):
+            waiting.append(inputs[0])
+        elif operation.type in LINEAR:
+            waiting += inputs
+        elif operation.type in SCALING:
+            waiting += [each for each in inputs if tf.get_static_value(each) is None]
+        elif any(_is_batch(each) for each in data_ancestors([operation])):
+            return False
+    return has_sums
+
+
+def _is_batch(operation: tf.Operation) -> bool:
+    return operation.type in ("IteratorGetNext", *_DEQUEUES)
+
+
+def _is_sum(loss: tf.Tensor) -> bool:
+    needed = data_ancestors([loss.op], _inputs_of_model)
+    sources = [each for each in needed if _is_batch(each)]
+    sizes = {_batch_size(source) for source in sources}
+    if len(sizes) != 1 or None in sizes:
+        return False
+    (size,) = sizes
+    outputs = [output for source in sources for output in source.outputs]
+    rows = [each for each in outputs if each.shape.rank and each.shape[0] is None]
+    if rows:
+        return _is_sum_of(loss, rows, outputs, size)
+    rows = [each for each in outputs if each.shape.rank and each.shape[0] == size]
+    return bool(rows) and _is_sum_of_any_size(loss, needed, outputs, rows, size)
+
+
+def _inputs_of_model(operation: tf.Operation) -> list[tf.Tensor]:
+    return [] if _is_batch(operation) else list(operation.inputs)
+
+
+def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
+    """Returns whether a loss is a sum over the examples of `rows`.
+
+    Args:
+        loss: The loss.
+        rows: Outputs of the input pipeline that have a row for each example.
+        outputs: All outputs.
+        size: Number of examples in a batch; 0 if it is not constant.
+    """
+    analysis = Analysis(rows, [each for each in outputs if each not in rows])
+    analysis.analyze([loss])
+    factors = factors_of_sums(analysis, loss)
+    if not factors or any(_may_make_mean(each, size) for each in factors):
+        return False
+    # A sum may be divided by the examples and weighted too, inside or outside of it.
+    return not any(_may_make_mean(each, size) for each in _scales(loss))
+
+
+def _is_sum_of_any_size(
+    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
+) -> bool:
+    """Returns `_is_sum_of` for a copy of the loss whose batch has no static size."""
+    definition, _ = define([each for each in needed if not _is_batch(each)])
+    definition.library.CopyFrom(loss.graph.as_graph_def().library)
+    with tf.Graph().as_default():
+        copies = {}
+        for each in outputs:
+            shape = [None, *each.shape[1:]] if each in rows else each.shape
+            copies[each.name] = tf.compat.v1.placeholder(each.dtype, shape)
+        (copy,) = insert(definition, copies, [loss], "loss")
+        of_rows = [copies[each.name] for each in rows]
+        return _is_sum_of(copy, of_rows, list(copies.values()), size)
+
+
+def _scales(loss: tf.Tensor) -> Iterator[float | None]:
+    """Yields the constants that scale a loss, or terms of it, None for unknown ones."""
+    waiting = [loss]
+    while waiting:
+        operation = waiting.pop().op
+        inputs = list(operation.inputs)
+        if operation.type in SCALING:
+            values = [tf.get_static_value(each) for each in inputs]
+            for tensor, value in zip(inputs, values, strict=True):
+                if value is None:
+                    waiting.append(tensor)
+                elif value.size and value.flat[0] and (value == value.flat[0]).all():
+                    by = float(value.flat[0])
+                    yield by if operation.type == "Mul" else 1.0 / by
+        elif operation.type == "IdentityN":  # tf.custom_gradient may scale gradients
+            yield None
+        elif operation.type in ("Sum", "Mean"):
+            waiting.append(inputs[0])
+        elif operation.type in LINEAR:
+            waiting += inputs
+
+
+def _may_make_mean(factor: float | None, size: int) -> bool:
+    """Returns whether a sum times `factor` may be a mean over examples, or their parts.
+
+    Args:
+        factor: The factor; None if it is not constant.
+        size: Number of examples in a batch; 0 if it is not constant.
+    """
+    if factor is None:
+        return True
+    parts = 1.0 / abs(factor)
+    if size == 0 and parts in (1, 2):  # 2 of half of a sum, as of L2Loss
+        return False
+    number = round(parts / max(size, 1))
+    return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
+
+
+def _batch_size(source: tf.Operation) -> int | None:
+    """Returns the examples in a batch; 0 if that varies, None without known batches."""
+    if source.type in _DEQUEUES:
+        return int(tf.get_static_value(source.inputs[1]) or 0)
+    data_set = data_set_of(source.inputs[0].op, library_of_functions())
+    if data_set is None:
+        return None
+    node = data_set.find(data_set.name)
+    while node is not None and _SAME_EXAMPLES.fullmatch(node.op):
+        node = data_set.find(producer_of(node.input[0]))
+    if node is None or not _BATCHES.fullmatch(node.op):
+        return None
+    inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
+    # Behind what a function of `map_and_batch` captures, or behind the data set.
+    size = inputs[-3] if node.op.startswith("MapAnd") else inputs[1]
+    number = data_set.number(size)
+    return 0 if number is None else int(number)

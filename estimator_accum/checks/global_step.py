@@ -1,0 +1,331 @@
+"""Values that are computed from `global_step` where it counts micro-steps.
+
+Whatever is computed from it moves K times per update: a KL weight as a learning rate. The
+search follows values from their results to the variable: into branches, loops and
+functions, and past what only shows a number or draws random numbers from it.
+"""
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import (
+    functions_of,
+    library_of_functions,
+    producer_of,
+)
+from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
+from estimator_accum.graph.writers import deciding_inputs, writing
+
+_WARNED = "_estimator_accum_warned_of_global_step"  # a graph's attribute
+_PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch"}
+_UNREADING = {"VarIsInitializedOp", "VariableShape", "IsVariableInitialized"}
+# Operations whose results do not depend on the values that they get.
+_UNDECIDED = {
+    *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
+    "StatelessRandomGetKeyCounter",  # a seed may differ between micro-batches
+}
+# Operations that may get a seed.
+_SEEDED = re.compile(
+    "Stateless(Random|Truncated|Multinomial|Parameterized|SampleDistorted)"
+)
+_WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
+_TRIVIAL = {*_PASSING, "Cast", "Merge", "ReadVariableOp", "Placeholder"}
+_ITERATORS = {"Iterator", "IteratorV2"}
+_BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def warn_of_global_step(
+    counter: tf.Variable,
+    loss: tf.Tensor | None,
+    gradients: list[tf.Tensor],
+    weight: tf.Tensor,
+    steps: tf.Tensor,
+    optimizer: str,
+    updates: dict[str, list[tf.Operation]],
+    update_ops: list,
+) -> None:
+    """Warns of values that are computed from global_step, which counts micro-steps.
+
+    Args:
+        counter: The variable `global_step`.
+        loss: This replica's loss of a micro-batch; None if it is not known.
+        gradients: Its gradients, of a sparse one the values.
+        weight: The micro-batch's weight.
+        steps: K [micro-steps per update].
+        optimizer: Name of the optimizer's class.
+        updates: Operations of the update, by the names of what made them.
+        update_ops: Operations that run with every micro-step.
+    """
+    parts = tf.distribute.get_strategy().experimental_local_results(counter)
+    clocks = {getattr(part, "handle", part).op for part in parts}
+    own = updates[optimizer]
+    if _writes_any(clocks, own):  # then it counts updates
+        return
+    each = [getattr(update, "op", update) for update in update_ops]
+    uses = {
+        "the weight is computed": [weight.op],
+        "the loss is computed": [each.op for each in gradients],
+        "a variable is written before the loss": writing(_needed(loss)),
+        "gradient_accumulation_steps is computed": [steps.op],
+        **{f"{name} computes": writing(made) for name, made in updates.items()},
+        "UPDATE_OPS computes": writing(ancestors(each)),
+    }
+    _warn_of_readers(clocks, uses, loss, set(own))
+
+
+def _warn_of_readers(
+    clocks: set[tf.Operation],
+    uses: Mapping[str, list[tf.Operation]],
+    loss: tf.Tensor | None,
+    own: set[tf.Operation],
+) -> None:
+    """Warns, once for a graph, of the first operation that reads `global_step`.
+
+    Args:
+        clocks: The variables `global_step`, one for each replica.
+        uses: Operations that decide an update, by their purpose: "the loss is
+            computed".
+        loss: The loss, whose operations are named before those of its gradients.
+        own: Operations of the optimizer, which are not named.
+    """
+    graph = next(iter(clocks)).graph
+    for name, operations in uses.items():
+        found = _ancestors(operations, clocks)
+        if not found or hasattr(graph, _WARNED):
+            continue
+        if name.startswith("the loss") and loss is not None:
+            found = _ancestors([loss.op], clocks) or found
+        value_of_graph(graph, _WARNED, True)
+        reader, line = _reader(clocks, found, own)
+        if reader is None:
+            reader, remedy = name.split()[0], "If it cannot, use"
+        else:
+            reader, remedy = f"{reader}, from which {name},", "Or use"
+        _logger.warning(
+            "%s reads global_step%s, which counts micro-steps and not updates: it moves K "
+            "times too fast. Read get_or_create_update_step() in its place. %s "
+            "microbatch_model_fn, where global_step counts updates.",
+            reader,
+            line,
+            remedy,
+        )
+
+
+def _needed(loss: tf.Tensor | None) -> dict:
+    """Returns the ancestors of a loss, with operations that it only waits for."""
+    return {} if loss is None else ancestors([loss.op])
+
+
+def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:
+    """Returns whether `operations` write one of the variables `counters`."""
+    written = [each.inputs[0].op for each in operations if "Assign" in each.type]
+    return any(data_ancestors([handle]).keys() & counters for handle in written)
+
+
+def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dict:
+    """Returns `data_ancestors` by which a value of a counter decides another value."""
+    found = data_ancestors(operations, _deciding)
+    if clocks.isdisjoint(found):
+        return {}
+    # Functions are looked into only where that may matter: it takes their definitions.
+    bodies = _Bodies(clocks)
+    found = data_ancestors(operations, bodies.deciding)
+    return {} if clocks.isdisjoint(found) else found
+
+
+def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs whose values decide those of the outputs, or of a write."""
+    inputs, kind = list(operation.inputs), operation.type
+    if kind in _ITERATORS:
+        makers = operation.outputs[0].consumers()
+        return [each.inputs[0] for each in makers if each.type == "MakeIterator"]
+    if kind in _UNDECIDED or kind in _UNREADING:
+        return []
+    if kind == "Print":
+        return inputs[:1]
+    if _SEEDED.match(kind):
+        return [each for each, name in zip(inputs, _names(operation)) if name != "seed"]
+    if kind.startswith("StackPop"):  # a loop of TensorFlow 1 keeps it for its gradient
+        return _pushed(inputs[0])
+    if _WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written
+        return inputs[1:]
+    return deciding_inputs(operation)
+
+
+def _pushed(stack: tf.Tensor) -> list[tf.Tensor]:
+    while stack.op.type in _PASSING:
+        stack = stack.op.inputs[0]
+
+    def takes_it(operation: tf.Operation) -> bool:
+        return operation.type in _PASSING or operation.type.startswith("StackPush")
+
+    users = data_descendants([stack], takes_it)
+    return [t for each in users if each.type not in _PASSING for t in each.inputs[1:]]
+
+
+def _names(operation: tf.Operation) -> list[str]:
+    return [argument.name for argument in operation.op_def.input_arg]
+
+
+class _Bodies:
+    """Functions that operations call, and which of their arguments decide a result.
+
+    Args:
+        clocks: The variables of interest.
+    """
+
+    def __init__(self, clocks: set[tf.Operation]):
+        self._clocks = clocks
+        self._library = functools.cache(self._read_library)
+        self._decides = {}
+
+    def deciding(self, operation: tf.Operation) -> list[tf.Tensor]:
+        """Returns the inputs whose values decide those of the outputs, or of a write."""
+        names = functions_of(operation)
+        # A data set's function takes elements, which are no inputs of the operation.
+        if not names or "Dataset" in operation.type:
+            return _deciding(operation)
+        first = 1 if operation.type in _BRANCHES else 0
+        decide = self._deciding_arguments(names)
+        inputs = list(operation.inputs)
+        return [
+            *(inputs[:first] if self._differs(names) else ()),
+            *(each for i, each in enumerate(inputs[first:]) if decide(i)),
+        ]
+
+    def _read_library(self) -> dict:
+        with next(iter(self._clocks)).graph.as_default():
+            return library_of_functions()
+
+    def _deciding_arguments(self, names: list[str]) -> Callable[[int], bool]:
+        functions = [self._library().get(name) for name in names]
+
+        def decide(i: int) -> bool:
+            return any(each is None or self._is_used(each, i) for each in functions)
+
+        return decide
+
+    def _differs(self, names: list[str]) -> bool:
+        """Returns whether branches differ by more than what they show."""
+        results = set()
+        for name in names:
+            function = self._library().get(name)
+            if function is None or any(map(_writes, function.node_def)):
+                return True
+            results.add(tuple(_origins(function)))
+        return len(results) > 1 or None in next(iter(results))
+
+    def _is_used(self, function, i: int) -> bool:
+        """Returns whether argument `i` decides a result of a function, or a write."""
+        name, arguments = function.signature.name, function.signature.input_arg
+        if i >= len(arguments):
+            return True
+        if (name, i) not in self._decides:
+            self._decides[name, i] = True  # of a function that calls itself
+            self._decides[name, i] = self._follow(function, arguments[i])
+        return self._decides[name, i]
+
+    def _follow(self, function, argument) -> bool:
+        is_handle = argument.type == tf.resource.as_datatype_enum
+        handles = {argument.name} if is_handle else set()
+        values, size = set() if is_handle else {argument.name}, -1
+        while size != len(handles) + len(values):
+            size = len(handles) + len(values)
+            for node in function.node_def:
+                if self._step(node, handles, values):
+                    return True
+        return any(producer_of(result) in values for result in function.ret.values())
+
+    def _step(self, node, handles: set[str], values: set[str]) -> bool:
+        """Adds a node to the names that depend; returns whether it writes such a value."""
+        inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
+        reads = [i for i, name in enumerate(inputs) if name in handles]
+        depends = [i for i, name in enumerate(inputs) if name in values]
+        if not reads and not depends:
+            return False
+        names = functions_of(node)
+        if names:
+            first = 1 if node.op in _BRANCHES else 0
+            decide = self._deciding_arguments(names)
+            is_chosen = first and 0 in depends and self._differs(names)
+            depends = is_chosen or any(decide(i - first) for i in (*reads, *depends))
+            if depends and any(_writes(each) for each in self._nodes(names)):
+                return True
+        elif reads and node.op in _PASSING:
+            handles.add(node.name)
+        elif reads:
+            depends = depends or not (node.op in _UNREADING or _writes(node))
+        elif node.op in _UNDECIDED or (node.op == "Print" and 0 not in depends):
+            depends = False
+        if depends and _writes(node):
+            return True
+        if depends:
+            values.add(node.name)
+        return False
+
+    def _nodes(self, names: list[str]) -> list:
+        functions = [self._library().get(name) for name in names]
+        return [
+            node for each in functions if each is not None for node in each.node_def
+        ]
+
+
+def _writes(node) -> bool:
+    return _WRITERS.search(node.op) is not None
+
+
+def _origins(function) -> Iterable[str | None]:
+    """Yields the argument or constant that each result is; None if it is computed."""
+    nodes = {node.name: node for node in function.node_def}
+    places = {each.name: str(i) for i, each in enumerate(function.signature.input_arg)}
+    for output in function.signature.output_arg:
+        name = producer_of(function.ret[output.name])
+        while name in nodes and nodes[name].op in ("Identity", "Print"):
+            name = producer_of(nodes[name].input[0])
+        is_constant = name in nodes and nodes[name].op == "Const"
+        yield str(nodes[name].attr["value"]) if is_constant else places.get(name)
+
+
+def _reader(
+    clocks: set[tf.Operation], found: dict, own: set[tf.Operation]
+) -> tuple[str | None, str]:
+    """Returns the operation that computes from a variable first, and its line.
+
+    Args:
+        clocks: The variables.
+        found: The result of `_ancestors`, with one of them.
+        own: Operations that are not named, nor are those that need them.
+
+    Returns:
+        (None, "") if there is none but these.
+    """
+    operation, way = next(filter(found.__contains__, clocks)), []
+    while (operation := found[operation]) is not None and operation not in own:
+        if operation.type not in _TRIVIAL:
+            way.append(operation)
+    if not way:
+        return None, ""
+    first = way[0]._original_op or way[0]  # the one that it is a gradient of
+    scope = first.name.rpartition("/")[0]
+    names = [each.name for each in way]
+    # A function of several operations has the name of their scope.
+    return scope if scope in names else first.name, _line_of(first)
+
+
+def _line_of(operation: tf.Operation) -> str:
+    """Returns the line of the caller's code that made an operation, if it is known."""
+    libraries = [
+        os.path.dirname(os.path.dirname(tf.__file__)),
+        os.path.dirname(os.path.dirname(__file__)),
+    ]
+    for frame in reversed(operation.traceback or ()):
+        if not any(frame.filename.startswith(each) for each in libraries):
+            return f" ({os.path.basename(frame.filename)}, line {frame.lineno})"
+    return ""

@@ -1,0 +1,15 @@
+"""The accumulation rule.
+
+train_op, optimizer          the two interfaces of `tf.compat.v1`
+options, arguments, trained  checks of what a caller gives
+micro_batch                  the terms of one micro-step
+window                       the rule: add, close, publish
+clock, current_batch         when a window closes
+state, creation, registry    its record, its variables, all windows of a graph
+accumulators, reduction      sums of a window, over replicas
+gradients, nonfinite         norms, clipping, NaN
+change                       code between the mean and the optimizer
+applying                     the optimizer's call
+noise_scale                  an estimate that a window can add
+v1_optimizers, update_ops, loss_scaling, interception    facts about TensorFlow
+"""

@@ -1,0 +1,238 @@
+"""Accumulators: the running sums of a window's gradients.
+
+    first micro-step of a window:   accumulator = 0 + w * g
+    every later micro-step:         accumulator = accumulator + w * g
+
+A dense accumulator is not zeroed at the boundary: it holds the old window's sum until the
+first micro-step of the next one. Each new sum is computed as soon as its gradient is,
+while that is still in a cache. It becomes the accumulator, without a copy, only after
+all sums are computed and checked: a micro-step that fails has added nothing. A sparse
+gradient is scattered into its accumulator, and only the rows that the window touched
+are read and cleared at the boundary (several replicas read the table); on a CPU a large
+one takes memory only for rows that some micro-batch touched, until a restore writes all
+of them.
+
+Accumulators are ON_READ variables: under a `tf.distribute` strategy every replica adds
+to its own copy and nothing crosses the network until the boundary.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.core.gradients import Gradient, cast
+from estimator_accum.core.reduction import sum_over_replicas
+from estimator_accum.graph.branches import either, is_in_function, run_either
+from estimator_accum.graph.variables import create_variable, read, zeros
+
+
+class Accumulator(NamedTuple):
+    """The running sum of one variable's weighted gradients.
+
+    Attributes:
+        total: The sum, of the variable's shape.
+        touched: float32 [rows], 1 where the open window touched the row of a sparse
+            gradient's variable; None for dense gradients. A float, because a restore
+            splits ON_READ sums over replicas and an integer 1 would round to 0.
+    """
+
+    total: tf.Variable
+    touched: tf.Variable | None
+
+
+def create_accumulator(
+    name: str, shape, dtype: tf.DType, is_sparse: bool = False, **options
+) -> Accumulator:
+    """Creates `<name>` and, for sparse gradients, `<name>_rows`, all zeros.
+
+    Args:
+        name: Its name from the graph's root.
+        shape: The trained variable's static shape.
+        dtype: Dtype of the sum.
+        is_sparse: Whether gradients are `IndexedSlices`.
+        **options: Further arguments of tf.compat.v1.Variable.
+    """
+
+    def create(name, shape, dtype, has_idle_rows=False):
+        return create_variable(
+            name,
+            shape,
+            dtype,
+            has_idle_rows,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+            **options,
+        )
+
+    total = create(name, shape, dtype, has_idle_rows=is_sparse)
+    return Accumulator(
+        total, create(f"{name}_rows", shape[:1], tf.float32) if is_sparse else None
+    )
+
+
+def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
+    """Returns all variables of the accumulators."""
+    return [v for accumulator in accumulators for v in accumulator if v is not None]
+
+
+def add_up(
+    accumulators: list[Accumulator], gradients: list[Gradient], is_first: tf.Tensor
+) -> list[Gradient]:
+    """Returns this replica's new sums, for `commit`.
+
+    Args:
+        accumulators: One for each gradient.
+        gradients: Weighted gradients of this replica's micro-batch.
+        is_first: Scalar bool, whether this is the window's first micro-step.
+
+    Returns:
+        For each dense gradient the new sum, for each sparse one the gradient itself. A
+        value is not finite if its gradient is not.
+    """
+    dense = [a.total for a in accumulators if a.touched is None]
+
+    def nothing():
+        if is_in_function():  # XLA requires the same shapes of both branches
+            return [tf.zeros(total.shape, total.dtype) for total in dense]
+        zero = {dtype: tf.zeros([], dtype) for dtype in {t.dtype for t in dense}}
+        return [zero[total.dtype] for total in dense]
+
+    # No gradient is an input of a branch, which would wait until all are computed.
+    before = iter(either(is_first, nothing, lambda: [read(total) for total in dense]))
+    sums = []
+    for accumulator, gradient in zip(accumulators, gradients, strict=True):
+        total = accumulator.total
+        value = cast(gradient, total.dtype)
+        if accumulator.touched is None:
+            # The sum reuses the gradient's buffer, if no other operation needs it.
+            value = tf.raw_ops.AddV2(x=next(before), y=value)
+            value.set_shape(total.shape)
+        sums.append(value)
+    return sums
+
+
+def commit(
+    accumulators: list[Accumulator],
+    sums: list[Gradient],
+    is_first: tf.Tensor,
+    is_good: tf.Tensor | None = None,
+) -> list[tf.Operation]:
+    """Writes the sums from `add_up` to the accumulators.
+
+    Args:
+        accumulators: As for `add_up`.
+        sums: The values that `add_up` returned.
+        is_first: As for `add_up`.
+        is_good: Scalar bool, whether the micro-batch counts; None means True. A skipped
+            first micro-batch still resets the sums, because other replicas' may count.
+
+    Returns:
+        The operations that write.
+    """
+
+    def write():
+        pairs = zip(accumulators, sums, strict=True)
+        return [op for accumulator, value in pairs for op in _write(accumulator, value)]
+
+    def begin():
+        return [run_either(is_first, lambda: assign_zeros(accumulators), list)]
+
+    return write() if is_good is None else [run_either(is_good, write, begin)]
+
+
+def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
+    # `.handle` is this replica's copy.
+    handle = accumulator.total.handle
+    if accumulator.touched is None:
+        return [tf.raw_ops.AssignVariableOp(resource=handle, value=value)]
+    # ON_READ variables refuse scatter_add().
+    touched = tf.raw_ops.ResourceScatterUpdate(
+        resource=accumulator.touched.handle, indices=value.indices, updates=1.0
+    )
+    # Rows are marked before they are added to: if the run fails in between, they are
+    # still found and cleared.
+    with tf.control_dependencies([touched]):
+        added = tf.raw_ops.ResourceScatterAdd(
+            resource=handle, indices=value.indices, updates=value.values
+        )
+    return [touched, added]
+
+
+def take_window(
+    accumulators: list[Accumulator], more: Sequence[tf.Tensor] = ()
+) -> tuple[list[Gradient], list[tf.Operation]]:
+    """Reads the window's sums over all replicas, in replica context, at a boundary.
+
+    This is the window's only reduction. A sparse sum is returned as `IndexedSlices` of
+    the rows that any replica touched, each row once. A single replica reads only those
+    rows; several replicas reduce the whole table, because a collective's shape must be
+    the same at every run.
+
+    Returns:
+        The sums, and the operations that clear the sparse accumulators.
+    """
+    is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
+    local = []
+    for accumulator in accumulators:
+        if accumulator.touched is None or not is_alone:
+            local.append(read(accumulator.total))
+        if accumulator.touched is not None:
+            local.append(read(accumulator.touched))
+    reduced = iter(sum_over_replicas([*local, *more]))
+    sums, cleared = [], []
+    for accumulator in accumulators:
+        total = accumulator.total
+        if accumulator.touched is None:
+            sums.append(next(reduced))
+            continue
+        table = None if is_alone else next(reduced)
+        rows = touched_rows(next(reduced))
+        if is_alone:
+            values = tf.raw_ops.ResourceGather(
+                resource=total.handle, indices=rows, dtype=total.dtype
+            )
+        else:
+            values = tf.gather(table, rows)
+        shape = tf.constant(total.shape.as_list(), tf.int64)
+        sums.append(tf.IndexedSlices(values, rows, shape))
+        cleared.extend(clear_rows(accumulator, rows, values))
+    return [*sums, *reduced], cleared
+
+
+def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Sets this replica's dense sums to 0."""
+    return [
+        tf.raw_ops.AssignVariableOp(
+            resource=total.handle, value=zeros(total.shape, total.dtype)
+        )
+        for total, touched in accumulators
+        if touched is None
+    ]
+
+
+def release_sums(accumulators: list[Accumulator]) -> list[tf.Operation]:
+    """Frees the memory of this replica's dense sums, until they are assigned again."""
+    return [
+        tf.raw_ops.DestroyResourceOp(resource=total.handle)
+        for total, touched in accumulators
+        if touched is None
+    ]
+
+
+def touched_rows(touched: tf.Tensor) -> tf.Tensor:
+    return tf.where(touched > 0)[:, 0]
+
+
+def clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
+    with tf.control_dependencies([values]):
+        return [
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=accumulator.total.handle,
+                indices=rows,
+                updates=tf.zeros_like(values),
+            ),
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=accumulator.touched.handle, indices=rows, updates=0.0
+            ),
+        ]

@@ -1,0 +1,149 @@
+"""The optimizer's call in the branch that updates."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from estimator_accum.core.gradients import (
+    Gradient,
+    cast,
+    scaled,
+)
+from estimator_accum.core.options import Options
+from estimator_accum.core.v1_optimizers import always_reduces, innermost
+from estimator_accum.graph.outermost import outermost_graph
+from estimator_accum.graph.writers import operations_of_updates
+
+
+def apply(
+    strategy,
+    options: Options,
+    gradients,
+    variables: list[tf.Variable],
+    loss: tf.Tensor,
+    update_step: tf.Variable,
+    uses: dict[str, list[tf.Operation]],
+) -> list[tf.Operation]:
+    """Applies the replicas' gradients, already reduced, in cross-replica context.
+
+    Args:
+        strategy: The current strategy.
+        options: The caller's options.
+        gradients: One gradient per variable, scaled and clipped.
+        variables: The variables to update.
+        loss: The window's loss; nothing is written before it is computed.
+        update_step: Number of updates before this one.
+        uses: Gets the operations that are made, by the names of what makes them.
+
+    Returns:
+        The operations of the update, then those of `after_update_ops`.
+    """
+    call = strategy.extended.call_for_each_replica
+    optimizer = innermost(options.optimizer)
+    noting = _noting_operations(uses, type(optimizer).__name__)
+    with noting, _finding_variables(optimizer):
+        applied = call(
+            lambda *args: _apply(options.optimizer, update_step, variables, *args),
+            args=(gradients, loss),
+        )
+    done = strategy.experimental_local_results(applied)
+    if options.after_update_ops is not None:
+        with (
+            _noting_operations(uses, "after_update_ops"),
+            tf.control_dependencies(done),
+        ):
+            after = call(_after_update, args=(options.after_update_ops,))
+        done = [*done, *strategy.experimental_local_results(after)]
+    return done
+
+
+@contextlib.contextmanager
+def _noting_operations(
+    uses: dict[str, list[tf.Operation]], name: str
+) -> Iterator[None]:
+    """Notes the operations of an update that are made inside."""
+    graph = tf.compat.v1.get_default_graph()
+    number = len(graph.get_operations())
+    yield
+    uses[name] = graph.get_operations()[number:]
+    operations_of_updates(outermost_graph()).update(uses[name])
+
+
+def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
+    """Applies in replica context; the optimizer must not reduce a second time."""
+    options = {}
+    if tf.distribute.has_strategy() and always_reduces(optimizer):
+        _check_no_sparse_sums(gradients)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        gradients = [scaled(g, 1.0 / replicas) for g in gradients]
+    elif tf.distribute.has_strategy():
+        options["skip_gradients_aggregation"] = True
+    # An optimizer may decay a slot before its gradient is computed. A micro-step that
+    # fails, such as one at the end of the data, must not change even that slot.
+    with tf.control_dependencies([loss]):
+        if _requires_global_step(innermost(optimizer)):
+            options["global_step"] = update_step + 1
+        pairs = zip(gradients, variables, strict=True)
+        pairs = [(cast(gradient, v.dtype), v) for gradient, v in pairs]
+        return optimizer.apply_gradients(pairs, **options)
+
+
+def _check_no_sparse_sums(gradients: list[Gradient]) -> None:
+    """Raises ValueError if workers would have to reduce rows that differ by window."""
+    strategy = tf.distribute.get_strategy()
+    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+    if sparse and strategy.extended._in_multi_worker_mode():
+        raise ValueError(
+            "Embeddings under MultiWorkerMirroredStrategy must have an optimizer that "
+            "leaves the sum over workers to this library: not one that scales the loss, "
+            f"and TensorFlow 2.13 or later. Received: TensorFlow {tf.__version__} and "
+            f"sparse gradients of {len(sparse)} variables. Install a later TensorFlow, "
+            "or look embeddings up by a product with one-hot rows."
+        )
+
+
+def _requires_global_step(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `apply_gradients` needs the update's number, as LAMB's does."""
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    parameter = parameters.get("global_step")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _after_update(make: Callable) -> tf.Operation:
+    """Makes the caller's `after_update_ops` in replica context."""
+    graph = tf.compat.v1.get_default_graph()
+    known = set(graph.get_operations())
+    made = [each for each in tf.nest.flatten(make()) if each is not None]
+    for each in made:
+        operation = each if isinstance(each, tf.Operation) else each.op
+        if operation.graph is not graph or operation in known:
+            raise ValueError(
+                "`after_update_ops` must make its operations when it is called: others "
+                f"run with every micro-step. Received: {operation.name}, made before. "
+                "Pass a function, e.g. lambda: [ema.apply(variables)]."
+            )
+    return tf.group(*made)
+
+
+@contextlib.contextmanager
+def _finding_variables(optimizer: tf.compat.v1.train.Optimizer) -> Iterator[None]:
+    """Lets an optimizer in a branch's graph find its variables in the outer graph."""
+    made = optimizer._non_slot_dict
+    optimizer._non_slot_dict = _OfOuterGraphs(made)
+    try:
+        yield
+    finally:
+        optimizer._non_slot_dict = dict(optimizer._non_slot_dict)
+
+
+class _OfOuterGraphs(dict):
+    """Variables by (name, graph); a branch's graph also finds those of outer graphs."""
+
+    def get(self, key, default=None):
+        name, graph = key
+        while (name, graph) not in self:
+            if (graph := getattr(graph, "outer_graph", None)) is None:
+                return default
+        return self[name, graph]

@@ -1,0 +1,102 @@
+"""Creates the variables of a window."""
+
+import tensorflow as tf
+
+from estimator_accum.core.accumulators import Accumulator, create_accumulator
+from estimator_accum.core.clock import Clock
+from estimator_accum.core.micro_batch import MicroBatch
+from estimator_accum.core.noise_scale import create_noise_scale
+from estimator_accum.core.options import Options
+from estimator_accum.core.registry import get_or_create_update_step, get_windows
+from estimator_accum.core.state import Window
+from estimator_accum.core.v1_optimizers import innermost
+from estimator_accum.graph.variables import create_shared_scalar
+
+
+def create_window(
+    strategy,
+    options: Options,
+    clock: Clock,
+    micro_batch: MicroBatch,
+    global_step: tf.Variable | None,
+) -> Window:
+    """Creates the variables in cross-replica context, outside any branch."""
+    known = get_windows()
+    name = _free_name(options.name, [window.name for window in known])
+    updated = (micro_batch.change or micro_batch).variables
+    with tf.init_scope():  # slots then get their usual names
+        innermost(options.optimizer)._create_slots(updated)
+    shared_step = get_or_create_update_step()
+    accumulators, sums = [], {}
+    if clock.keeps_sums:
+        # Without a counter they are not saved: checkpoints are written between windows.
+        kept = {} if clock.has_counter else {"collections": []}
+        taken = {v.op.name for window in known for v in window.state}
+        accumulators = _create_accumulators(options, name, micro_batch, taken, kept)
+        sums = {
+            of: create_accumulator(
+                f"{name}/{of}", tf.TensorShape([]), value.dtype, **kept
+            )
+            for of, value in micro_batch.sums.items()
+        }
+    clipped = _counter(name, "clipped_updates") if options.clip_norm else None
+    stop_request = None
+    if strategy.extended._in_multi_worker_mode():
+        with tf.control_dependencies(None):
+            stop_request = tf.compat.v1.placeholder_with_default(
+                0.0, [], "stop_request"
+            )
+    return Window(
+        options=options.named(name),
+        clock=clock,
+        names=[variable.op.name for variable in micro_batch.variables],
+        accumulators=accumulators,
+        sums=sums,
+        num_replicas=strategy.num_replicas_in_sync,
+        divisor=micro_batch.divisor,
+        micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
+        update_step=_counter(name, "update_step") if known else shared_step,
+        global_step=global_step,
+        clipped_updates=clipped,
+        noise=create_noise_scale(name) if options.noise_scale else [],
+        stop_request=stop_request,
+    )
+
+
+def _counter(name: str, what: str) -> tf.Variable:
+    return create_shared_scalar(f"{name}/{what}")
+
+
+def _create_accumulators(
+    options: Options, name: str, micro_batch: MicroBatch, taken: set[str], kept: dict
+) -> list[Accumulator]:
+    """Creates an accumulator for each trained variable.
+
+    `taken` has the names of other train ops' variables, `kept` further arguments of
+    tf.compat.v1.Variable.
+    """
+    made, taken = [], set(taken)
+    pairs = zip(micro_batch.gradients, micro_batch.variables, strict=True)
+    for gradient, variable in pairs:
+        # `op.name` of a mirrored variable is replica 0's name in every replica.
+        own = f"{variable.op.name}/accumulator"
+        if own in taken:  # a second train op's variable
+            own = f"{variable.op.name}/{name}/accumulator"
+        taken.add(own)
+        dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        made.append(create_accumulator(own, variable.shape, dtype, is_sparse, **kept))
+    return made
+
+
+def _free_name(name: str | None, known: list[str]) -> str:
+    """Returns `name`, or the first free one of "accumulation", "accumulation_1", ..."""
+    if name is None:
+        further = (f"accumulation_{i}" for i in range(1, 1 + len(known)))
+        return next(each for each in ("accumulation", *further) if each not in known)
+    if name in known:
+        raise ValueError(
+            "`name` must be unique among the accumulating train ops of a graph. "
+            f"Received: {name!r} a second time. Pass another `name`."
+        )
+    return name

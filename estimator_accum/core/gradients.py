@@ -1,0 +1,101 @@
+"""Gradients, dense or sparse: scaled, cast, measured and clipped.
+
+A sparse gradient has a value for each row that was looked up.
+"""
+
+import tensorflow as tf
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+
+def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    """Returns the gradient in `dtype`."""
+    return map_values(lambda values: tf.cast(values, dtype), gradient)
+
+
+def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    """Returns factor * gradient, in the gradient's dtype."""
+    return map_values(lambda v: v * tf.cast(factor, v.dtype), gradient)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Returns a dense gradient unchanged, and the values of a sparse one's rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def map_values(function, gradient: Gradient) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def half_squared_norms(
+    gradients: list[Gradient], dtype: tf.DType, has_unique_rows: bool = False
+) -> tf.Tensor:
+    """Returns sum(g**2) / 2 of each gradient, in one pass.
+
+    Args:
+        gradients: Tensors or `IndexedSlices`.
+        dtype: Dtype of the result.
+        has_unique_rows: Whether no `IndexedSlices` names a row twice.
+
+    Returns:
+        `dtype` [gradients].
+    """
+    halves = []
+    for value in gradients:
+        if isinstance(value, tf.IndexedSlices):
+            value = value.values if has_unique_rows else _sum_duplicates(value)
+        if value.dtype in (tf.float16, tf.bfloat16):
+            value = tf.cast(value, dtype)  # squares may overflow float16
+        halves.append(tf.cast(tf.nn.l2_loss(value), dtype))
+    return tf.stack(halves)
+
+
+def global_norm(
+    gradients: list[Gradient], halves: tf.Tensor, half_of_slices: tf.Tensor | None
+) -> tf.Tensor:
+    """Returns the norm of all gradients together, a scalar.
+
+    Args:
+        gradients: Tensors or `IndexedSlices`.
+        halves: Their `half_squared_norms`.
+        half_of_slices: Sum of `half_squared_norms` of the slices from which the sparse
+            gradients were summed, to count in place of theirs; None counts theirs.
+    """
+    half = tf.reduce_sum(halves)
+    if half_of_slices is not None:
+        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
+        half = half_of_slices + tf.reduce_sum(tf.gather(halves, dense))
+    return tf.sqrt(half * tf.constant(2.0, halves.dtype))
+
+
+def scale_and_clip(sums, factor, clip_norm, norm):
+    """Returns (clip(factor * sums), norm of factor * sums), in one pass.
+
+    Args:
+        sums: Tensors or `IndexedSlices`.
+        factor: Scalar of the dtype of `norm`; None means exactly 1.
+        clip_norm: Largest global norm; None does not clip.
+        norm: Global norm of `sums`.
+    """
+    if factor is not None:
+        norm = norm * factor
+    scale = factor
+    if clip_norm is not None:
+        # Bit for bit as tf.clip_by_global_norm: 1 if the norm is within the limit, NaN
+        # if it is not finite.
+        one = tf.constant(1.0, norm.dtype)
+        clip = clip_norm * tf.minimum(one / norm, one / clip_norm)
+        clip += norm - norm
+        scale = clip if factor is None else clip * factor
+    if scale is None:
+        return sums, norm
+    return [scaled(value, scale) for value in sums], norm
+
+
+def _sum_duplicates(slices: tf.IndexedSlices) -> tf.Tensor:
+    """Returns one value per row: a row that is looked up twice has the sum of both."""
+    unique, positions = tf.unique(slices.indices)
+    return tf.math.unsorted_segment_sum(slices.values, positions, tf.size(unique))

@@ -1,0 +1,210 @@
+"""`AccumulatingOptimizer`: accumulation as a `tf.compat.v1.train.Optimizer`."""
+
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from estimator_accum.checks.before_runs import look_at_changes
+from estimator_accum.checks.declared_loss import check_declared_loss
+from estimator_accum.core.arguments import check_graph, check_loss
+from estimator_accum.core.change import Factors, are_as_computed, find_change, remember
+from estimator_accum.core.clock import EveryKRuns, clock_of
+from estimator_accum.core.current_batch import current_batch
+from estimator_accum.core.interception import without_interception
+from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
+from estimator_accum.core.options import AccumulationSteps, Options
+from estimator_accum.core.registry import get_windows
+from estimator_accum.core.trained import check_replica_context, check_trained
+from estimator_accum.core.v1_optimizers import innermost
+from estimator_accum.core.window import make_train_op
+
+
+class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
+    """Wraps an optimizer so that K micro-batches make one update.
+
+        update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
+
+    For code that takes an optimizer and makes the train op itself: heads and canned
+    estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
+    `minimize` or `apply_gradients` makes one accumulating train op; see
+    `make_accumulating_train_op` for the arguments, the variables and the errors. What is
+    done to gradients between `compute_gradients` and `apply_gradients` is done to the
+    window's mean, before `clip_norm`. A learning-rate schedule must be computed from
+    `get_or_create_update_step()`. Inside `microbatch_model_fn` the batch is the window,
+    whatever the value of K.
+
+    Args:
+        optimizer: The `tf.compat.v1.train.Optimizer` that updates.
+        gradient_accumulation_steps: K >= 1 [micro-steps per update], or a callable.
+        clip_norm: Largest global norm of the window's mean gradient; None: no clipping.
+        weight: The micro-batch's weight: a scalar Tensor, or a callable without
+            arguments that returns it in the graph of the gradients. None means 1;
+            inside `microbatch_model_fn` the number of examples.
+        name: Scope of the window's counters; None takes the next free one.
+        reduction: "mean" or "sum". Canned estimators of `tf.compat.v1.estimator` sum
+            the loss over the batch unless `loss_reduction` says otherwise.
+        sparse_norm: "rows", or "slices" for the norm of tf.clip_by_global_norm.
+        on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
+        accumulator_dtype: Dtype of the accumulators; None keeps each variable's dtype.
+        noise_scale: Whether to estimate the gradient noise scale.
+        update_ops: Operations that run with every micro-step; None takes the graph's
+            `UPDATE_OPS`.
+        after_update_ops: A function that makes the operations to run once after each
+            update.
+
+    Example:
+        estimator = tf.compat.v1.estimator.DNNClassifier(
+            [16],
+            columns,
+            optimizer=lambda: AccumulatingOptimizer(
+                tf.compat.v1.train.AdamOptimizer(1e-3),
+                gradient_accumulation_steps=4,
+                reduction="sum",
+            ),
+        )
+    """
+
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        gradient_accumulation_steps: AccumulationSteps,
+        clip_norm: float | None = None,
+        weight: tf.Tensor | Callable[[], tf.Tensor] | None = None,
+        name: str | None = None,
+        *,
+        reduction: str = "mean",
+        sparse_norm: str = "rows",
+        on_nonfinite: str = "raise",
+        accumulator_dtype: tf.DType | None = None,
+        noise_scale: bool = False,
+        update_ops: list[tf.Operation] | None = None,
+        after_update_ops: Callable[[], list[tf.Operation]] | None = None,
+    ):
+        self._options = Options(
+            optimizer=optimizer,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            weight=weight,
+            name=name,
+            reduction=reduction,
+            sparse_norm=sparse_norm,
+            on_nonfinite=on_nonfinite,
+            accumulator_dtype=accumulator_dtype,
+            noise_scale=noise_scale,
+            update_ops=update_ops,
+            after_update_ops=after_update_ops,
+        ).checked()
+        super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
+        self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._optimizer = optimizer
+        self._loss = None
+
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+    def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
+        """Returns the (gradient, variable) pairs of the wrapped optimizer.
+
+        What is done to the gradients before `apply_gradients` gets them is done to the
+        window's mean.
+        """
+        check_graph()
+        # An optimizer that computes gradients in its own way may take a loss for each
+        # example, for privacy say.
+        own = type(innermost(self._optimizer)).compute_gradients
+        if not callable(loss) and own is tf.compat.v1.train.Optimizer.compute_gradients:
+            loss = check_loss(loss)
+        with without_interception():
+            pairs = self._optimizer.compute_gradients(loss, *args, **kwargs)
+        remember(pairs, loss)
+        is_scalar = getattr(loss, "shape", None) == []
+        self._loss = loss if is_scalar else None
+        return pairs
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Accumulates one micro-batch's gradients; at the boundary, applies the mean.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs of the mean loss over this
+                replica's micro-batch, from `compute_gradients`. They may be changed,
+                but by nothing else of the micro-batch. From elsewhere only gradients
+                that tf.gradients returns, constants, and sums and constant multiples.
+            global_step: Variable that increases by 1 every micro-step; None leaves that
+                to the caller.
+            name: Ignored; the constructor's `name` is used.
+
+        Returns:
+            The train op.
+        """
+        del name
+        check_graph()
+        options = self._options.inside(current_batch())
+        clock = clock_of(options)
+        check_replica_context(options.optimizer)
+        loss = self._loss_of_this_graph()
+        # Whatever can be made a tensor is taken, such as the result of an assignment.
+        to_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
+        pairs = [(g if g is None else to_tensor(g), v) for g, v in grads_and_vars]
+        gradients, variables = check_trained(pairs, loss)
+        if are_as_computed(gradients) and isinstance(clock, EveryKRuns):
+            steps = options.gradient_accumulation_steps
+            check_declared_loss(steps, options.reduction, loss)
+        change, factors = None, []
+        if makes_mean(clock):  # else nothing is summed, and what is given is applied
+            change = find_change(gradients, variables, get_windows())
+            factors = [Factors(gradients)]
+        if change is not None:
+            _check_sparse_norm(options)
+            pairs = zip(change.gradients, change.read, strict=True)
+            gradients, variables = check_trained(pairs, loss)
+        given = options.weight() if callable(options.weight) else options.weight
+        weight, scale = weigh(given, options.reduction)
+        is_weighted = given is None and tf.get_static_value(scale) == 1.0
+        micro_batch = micro_batch_of(
+            options, gradients, variables, loss, weight, scale, is_weighted, change
+        )
+        train_op = make_train_op(options, clock, micro_batch, global_step)
+        look_at_changes(factors, get_windows)
+        return train_op
+
+    def _loss_of_this_graph(self) -> tf.Tensor | None:
+        """Returns the loss to report; None if its gradients were computed elsewhere."""
+        with tf.init_scope():
+            graph = tf.compat.v1.get_default_graph()
+        if getattr(self._loss, "graph", None) is graph:
+            return self._loss
+        return None
+
+    def get_slot(self, var, name: str) -> tf.Variable | None:
+        """Returns the wrapped optimizer's slot."""
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the wrapped optimizer's slots."""
+        return self._optimizer.get_slot_names()
+
+    def variables(self) -> list[tf.Variable]:
+        """Returns the wrapped optimizer's variables, then those of the windows."""
+        return [*self._optimizer.variables(), *_window_variables()]
+
+    def _trackable_children(self, *args, **kwargs):
+        """Returns the children in object-based checkpoints, as of Keras Estimators."""
+        children = self._optimizer._trackable_children(*args, **kwargs)
+        return {**children, **{v.op.name: v for v in _window_variables()}}
+
+
+def _check_sparse_norm(options: Options) -> None:
+    if options.sparse_norm == "slices":
+        raise ValueError(
+            "`sparse_norm='slices'` must not be combined with gradients that are changed "
+            "before apply_gradients, whose slices are not known. Received: both. Leave "
+            "`sparse_norm` out."
+        )
+
+
+def _window_variables() -> list[tf.Variable]:
+    return [v for window in get_windows() for v in (*window.state, *window.statistics)]

@@ -1,0 +1,137 @@
+"""Checks of the variables that a train op trains, and of the context where it is made."""
+
+import inspect
+
+import tensorflow as tf
+
+from estimator_accum.core.gradients import Gradient
+from estimator_accum.core.reduction import are_cpus_of_one_process
+from estimator_accum.core.v1_optimizers import always_reduces
+
+
+def check_own_copies(variables: list[tf.Variable]) -> None:
+    """Raises ValueError if several replicas would update the same variable."""
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    replicas = len(strategy.extended.worker_devices)
+    for variable in variables:
+        copies = len(strategy.experimental_local_results(variable))
+        if copies != replicas:
+            raise ValueError(
+                "Every replica must have a copy of its own of each trained variable. "
+                f"Received: {variable.name} with {copies} for {replicas} replicas of a "
+                f"{type(strategy).__name__}. Create it in the strategy's scope, and use "
+                "a MirroredStrategy or one replica."
+            )
+
+
+def check_own_job(variables: list[tf.Variable]) -> None:
+    """Raises ValueError for variables on parameter servers, which workers share."""
+    with tf.control_dependencies(None):
+        here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)
+    for variable in variables:
+        there = tf.DeviceSpec.from_string(variable.device)
+        if there.job and here.job and there.job != here.job:
+            raise ValueError(
+                "Trained variables must be of the task that trains: workers would add "
+                f"to the same accumulators. Received: {variable.name} on "
+                f"/job:{there.job}, gradients on /job:{here.job}. Train on one worker "
+                "without parameter servers, or under a MultiWorkerMirroredStrategy."
+            )
+
+
+def check_replica_context(optimizer) -> None:
+    """Raises ValueError if no micro-step can be made here with this optimizer."""
+    if tf.distribute.get_replica_context() is None:
+        raise ValueError(
+            "An accumulating train op must be made in replica context. Received: "
+            "cross-replica context. Call it inside a model_fn or inside strategy.run."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    if always_reduces(optimizer):
+        _check_no_collectives(tf.distribute.get_strategy())
+        return
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    if "skip_gradients_aggregation" not in parameters:
+        raise ValueError(
+            "Under a tf.distribute strategy `optimizer.apply_gradients` must take "
+            "`skip_gradients_aggregation`, so that gradients are reduced once. "
+            f"Received: {type(optimizer).__name__}, which overrides it without. "
+            "Implement _resource_apply_dense and _resource_apply_sparse instead."
+        )
+
+
+def _check_no_collectives(strategy) -> None:
+    """Raises ValueError if an optimizer that reduces gradients itself may hang."""
+    reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
+    if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
+        raise ValueError(
+            "On several CPUs of one process a loss-scaling optimizer, and before "
+            "TensorFlow 2.13 any, must not reduce by collectives, which wait for ever in a "
+            "Session with one CPU device. "
+            f"Received: {type(strategy).__name__} with {reduces_by}. Pass it "
+            "cross_device_ops=tf.distribute.ReductionToOneDevice()."
+        )
+
+
+def checked_var_list(var_list) -> list[tf.Variable]:
+    """Returns the variables in any structure; raises TypeError for anything else."""
+    variables = tf.nest.flatten(var_list)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                "`var_list` must hold variables. Received: "
+                f"{variable!r}. Pass those to train, or None for all trainable ones."
+            )
+    return variables
+
+
+def check_trained(
+    pairs, loss: tf.Tensor | None
+) -> tuple[list[Gradient], list[tf.Variable]]:
+    """Returns (gradients, their variables), without variables that have no gradient.
+
+    Raises:
+        ValueError: If no variable has a gradient, or one cannot be updated in a
+            `tf.cond`, is shared by replicas or workers, or has no static shape.
+    """
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+    if not pairs:
+        raise ValueError(no_gradient_message(loss))
+    gradients, variables = map(list, zip(*pairs, strict=True))
+    _check_resource_variables(variables)
+    check_own_copies(variables)
+    check_own_job(variables)
+    for variable in variables:
+        if not variable.shape.is_fully_defined():
+            raise ValueError(
+                "Trained variables must have a static shape. Received: "
+                f"{variable.name} of shape {variable.shape}. Make it with its shape."
+            )
+    return gradients, variables
+
+
+def no_gradient_message(loss: tf.Tensor | None) -> str:
+    """Returns the error message for a loss without trained variables."""
+    return (
+        "`loss` must depend on a trained variable. Received: "
+        f"{'gradients' if loss is None else loss.name}, of which no variable has a "
+        "gradient. Check `var_list` and that nothing between the variables and the "
+        "loss stops gradients."
+    )
+
+
+def _check_resource_variables(variables: list[tf.Variable]) -> None:
+    if not tf.compat.v1.control_flow_v2_enabled():
+        return
+    for variable in variables:
+        if not hasattr(variable, "handle"):
+            raise ValueError(
+                "Trained variables must be resource variables. Received: reference "
+                f"variable {variable.name}. Make it with use_resource=True, or call "
+                "tf.compat.v1.disable_v2_behavior() first."
+            )

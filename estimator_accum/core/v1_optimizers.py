@@ -1,0 +1,32 @@
+"""Facts about optimizers of `tf.compat.v1.train`."""
+
+import inspect
+
+import tensorflow as tf
+
+
+def is_loss_scaling(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `optimizer` scales the loss and unscales the gradients."""
+    return isinstance(
+        optimizer, tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    )
+
+
+def always_reduces(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `apply_gradients` sums over replicas, whatever it is told."""
+    usual = inspect.signature(tf.compat.v1.train.Optimizer.apply_gradients).parameters
+    return is_loss_scaling(optimizer) or "skip_gradients_aggregation" not in usual
+
+
+def is_dynamic(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `optimizer` handles gradients that are not finite by itself."""
+    return is_loss_scaling(optimizer) and isinstance(
+        optimizer._loss_scale, tf.compat.v1.mixed_precision.DynamicLossScale
+    )
+
+
+def innermost(
+    optimizer: tf.compat.v1.train.Optimizer,
+) -> tf.compat.v1.train.Optimizer:
+    """Returns the optimizer that has the slots."""
+    return innermost(optimizer._optimizer) if is_loss_scaling(optimizer) else optimizer

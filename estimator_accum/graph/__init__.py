@@ -1,0 +1,8 @@
+"""TensorFlow's graphs.
+
+walks, writers, data_sets    what operations need, feed and write
+copies, functions            parts of a graph, inserted elsewhere or called
+branches, outermost          where code is built
+variables, replicas          variables of the library, values of all replicas
+names                        types of operations, by what they do
+"""

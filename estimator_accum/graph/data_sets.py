@@ -1,0 +1,61 @@
+"""The data set of an iterator, as the graph has it.
+
+MakeIterator       the data set is in the graph
+OneShotIterator    it is in a function, the iterator's factory
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import producer_of
+
+
+class DataSet(NamedTuple):
+    """A data set and what it is made of.
+
+    Attributes:
+        find: Returns a node by its name; None for an argument of a function.
+        name: Name of the data set's own node.
+        number: Returns the constant of a node by its name; None if it is not known.
+    """
+
+    find: Callable
+    name: str
+    number: Callable
+
+
+def data_set_of(iterator: tf.Operation, library: dict) -> DataSet | None:
+    """Returns the data set of an iterator; None if it is not known.
+
+    Args:
+        iterator: The operation that holds the iterator.
+        library: Definitions of functions by name.
+    """
+    if iterator.type == "OneShotIterator":
+        definition = library[iterator.get_attr("dataset_factory").name]
+        (result,) = definition.ret.values()
+        find = finder_in(definition)
+
+        def constant(name: str):
+            node = find(name)
+            is_constant = node is not None and node.op == "Const"
+            return tf.make_ndarray(node.attr["value"].tensor) if is_constant else None
+
+        return DataSet(find, producer_of(result), constant)
+    users = iterator.outputs[0].consumers()
+    made = [user for user in users if user.type == "MakeIterator"]
+    if len(made) != 1:
+        return None
+    graph = iterator.graph
+    return DataSet(
+        lambda name: graph.get_operation_by_name(name).node_def,
+        made[0].inputs[0].op.name,
+        lambda name: tf.get_static_value(graph.get_operation_by_name(name).outputs[0]),
+    )
+
+
+def finder_in(definition) -> Callable:
+    """Returns a function that returns a function's node by its name."""
+    return {node.name: node for node in definition.node_def}.get

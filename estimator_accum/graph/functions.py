@@ -1,0 +1,63 @@
+"""Functions that operations call."""
+
+from collections.abc import Iterable, Iterator
+
+import tensorflow as tf
+
+_OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
+
+
+def library_of_functions() -> dict:
+    """Returns the definitions of the graph's functions by their names."""
+    definition = tf.compat.v1.get_default_graph().as_graph_def()
+    return {f.signature.name: f for f in definition.library.function}
+
+
+def functions_of(node) -> list[str]:
+    """Returns names of the functions that an operation or node calls, e.g. branches."""
+    attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
+    names = []
+    for value in attributes.values():
+        names += [value.func.name] if value.HasField("func") else []
+        names += [function.name for function in value.list.func]
+    return names
+
+
+def producer_of(tensor: str) -> str:
+    """Returns the name of the node that has a tensor, which is named as in a node."""
+    return tensor.split(":")[0]
+
+
+def nodes_of(names: Iterable[str], library: dict) -> Iterator:
+    """Yields the nodes of functions, and of the functions that these call.
+
+    Args:
+        names: Names of functions; those that are not in `library` have no nodes.
+        library: Definitions by name, as `library_of_functions` returns them.
+    """
+    seen, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            # A function of TensorFlow 1 is called by its name.
+            waiting += [*functions_of(node), node.op]
+            yield node
+
+
+def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
+    """Returns the operations with a gradient that a user wrote, or with one inside."""
+    library = library_of_functions()
+    return [
+        operation
+        for operation in operations
+        if _has_own_gradient(operation.node_def)
+        or any(map(_has_own_gradient, nodes_of(functions_of(operation), library)))
+    ]
+
+
+def _has_own_gradient(node) -> bool:
+    name = node.attr[_OWN_GRADIENT].s if _OWN_GRADIENT in node.attr else b""
+    return bool(name) and b"PartitionedCall" not in name  # of a tf.function

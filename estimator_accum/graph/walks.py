@@ -1,0 +1,141 @@
+"""Walks through a graph, from operations to those that they need or feed."""
+
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+
+def ancestors(
+    operations: Iterable[tf.Operation],
+    where: Callable[[tf.Operation], bool] = lambda operation: True,
+) -> dict[tf.Operation, tf.Operation | None]:
+    """Maps `operations` to None, and what they need to an operation that needs it.
+
+    Args:
+        operations: Operations.
+        where: Condition on the others; the search stops at one that fails it.
+    """
+
+    def needed(operation: tf.Operation) -> list[tf.Operation]:
+        found = (*(t.op for t in operation.inputs), *operation.control_inputs)
+        return [each for each in found if where(each)]
+
+    return _walk(list(operations), needed)
+
+
+def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
+    """Returns the names of operations that need each other, down to `operation`.
+
+    Args:
+        needed: The result of `ancestors`.
+        operation: One of its keys.
+        first: Number of names before three dots; the last three are always there.
+    """
+    names = []
+    while operation is not None:
+        names.append(operation.name)
+        operation = needed[operation]
+    names.reverse()
+    if len(names) > first + 3:
+        names[first:-3] = ["..."]
+    return ", which needs ".join(names)
+
+
+def data_ancestors(
+    operations: Iterable[tf.Operation],
+    inputs_of: Callable[[tf.Operation], Iterable[tf.Tensor]] = lambda each: each.inputs,
+) -> dict[tf.Operation, tf.Operation | None]:
+    """Returns `operations` and all operations whose values they are computed from.
+
+    Ignores control dependencies; follows captures from branches' graphs to outer ones.
+
+    Args:
+        operations: Operations.
+        inputs_of: Function of an operation that returns the tensors to follow.
+
+    Returns:
+        Each operation with one that needs it; None for `operations` themselves.
+    """
+    captured = {}  # per graph: outer operation by the placeholder that stands for it
+
+    def needed(operation: tf.Operation) -> list[tf.Operation]:
+        graph = operation.graph
+        if graph not in captured:
+            pairs = getattr(graph, "captures", ())
+            captured[graph] = {inner.op: outer.op for outer, inner in pairs}
+        outside = captured[graph].get(operation)
+        inputs = [tensor.op for tensor in inputs_of(operation)]
+        return inputs if outside is None else [*inputs, outside]
+
+    return _walk(list(operations), needed)
+
+
+def _walk(
+    operations: list[tf.Operation],
+    needed: Callable[[tf.Operation], list[tf.Operation]],
+) -> dict[tf.Operation, tf.Operation | None]:
+    found = dict.fromkeys(operations)
+    waiting = list(operations)
+    while waiting:
+        operation = waiting.pop()
+        for other in needed(operation):
+            if other not in found:
+                found[other] = operation
+                waiting.append(other)
+    return found
+
+
+def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that compute from tensors or operations, or wait for them."""
+    found, waiting = set(), []
+
+    def add(tensors, operation: tf.Operation) -> None:
+        users = [user for tensor in tensors for user in tensor.consumers()]
+        for user in (*users, *operation._control_outputs):
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+
+    for source in sources:
+        if isinstance(source, tf.Operation):
+            add(source.outputs, source)
+        else:
+            add([source], source.op)
+    while waiting:
+        operation = waiting.pop()
+        add(operation.outputs, operation)
+    return found
+
+
+def data_descendants(
+    tensors: Iterable[tf.Tensor],
+    where: Callable[[tf.Operation], bool] = lambda operation: True,
+) -> set[tf.Operation]:
+    """Returns the operations that compute from `tensors`.
+
+    Args:
+        tensors: Tensors.
+        where: Condition on the operations; the search stops at one that fails it.
+    """
+    found, waiting = set(), list(tensors)
+    while waiting:
+        for user in waiting.pop().consumers():
+            if user not in found and where(user):
+                found.add(user)
+                waiting += user.outputs
+    return found
+
+
+def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
+    """Returns the operations that `session.run(fetches)` fetches.
+
+    Args:
+        graph: The session's graph.
+        fetches: As `session.run` takes them: tensors, operations, variables, names and
+            structures of these.
+    """
+    found = []
+    for item in tf.nest.flatten(fetches, expand_composites=True):
+        element = graph.as_graph_element(item)
+        found.append(element if isinstance(element, tf.Operation) else element.op)
+    return found

@@ -1,0 +1,154 @@
+"""Operations that write variables."""
+
+import functools
+import re
+from collections.abc import Collection, Iterable
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.names import FED, READERS, VARIABLES
+from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
+
+_UPDATES = "_estimator_accum_updates"  # a graph's attribute
+_WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
+_CALLS = re.compile(r"Call$|If$|Case$|While$")
+_PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
+# Operations with state that are the same for all micro-batches of an update.
+SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
+
+
+def writers_of(
+    operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
+) -> dict[tf.Operation, list[tf.Operation]]:
+    """Maps each variable that `operations` may write to those that do.
+
+    Args:
+        operations: Operations of one graph.
+        without: Variables to leave out.
+    """
+    found = {}
+    library = functools.cache(library_of_functions)
+    for operation in operations:
+        for tensor in operation.inputs:
+            if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
+                variable = variable_of(tensor)
+                if variable is None or variable in without:
+                    continue
+                if _may_write(operation, tensor, library):
+                    found.setdefault(variable, []).append(operation)
+    return found
+
+
+def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
+    """Returns the variable that `tensor` is a handle of; None for tables etc."""
+    operation = tensor.op
+    while operation.type in _PASSING:
+        operation = operation.inputs[0].op
+    return operation if operation.type in VARIABLES else None
+
+
+def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
+    if operation.type in READERS or operation.type in _PASSING:
+        return False
+    if tensor.dtype._is_ref_dtype:
+        return _WRITERS.search(operation.type) is not None
+    return not functions_of(operation) or _calls_writer(operation, library())
+
+
+def writes(node) -> bool:
+    """Returns whether an operation or node may write a variable by itself."""
+    kind = node.type if isinstance(node, tf.Operation) else node.op
+    if kind in READERS or not _WRITERS.search(kind):
+        return False
+    return not functions_of(node)  # else it does what the functions do
+
+
+def operations_of_updates(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns the operations that were made for the updates of a graph, to add to."""
+    return value_of_graph(graph, _UPDATES, set())
+
+
+def writing(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns those of the operations that may write a variable."""
+    library = functools.cache(library_of_functions)
+    return [
+        operation
+        for operation in operations
+        if writes(operation)
+        or (_CALLS.search(operation.type) and _calls_writer(operation, library()))
+    ]
+
+
+def _calls_writer(operation: tf.Operation, library: dict) -> bool:
+    return any(map(writes, nodes_of(functions_of(operation), library)))
+
+
+def varying(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns those of the operations by which one micro-batch differs from another."""
+    return {
+        operation
+        for operation in operations
+        if operation.type in FED
+        or (operation.op_def.is_stateful and operation.type not in SETTLED)
+    }
+
+
+def deciding_inputs(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs of an operation, and predicates of its TensorFlow 1 branches."""
+    inputs, context = list(operation.inputs), operation._get_control_flow_context()
+    while context is not None:
+        if context.IsCondContext():
+            inputs.append(context.pred)
+        context = context.outer_context
+    return inputs
+
+
+class MicroStepWriters:
+    """Operations that write another value into a variable with every micro-step.
+
+    These are in the graph so far, run whenever a train op runs, and neither belong to
+    the branch that updates nor write in every micro-step of a window the same value.
+
+    Args:
+        graph: The graph.
+        boundaries: `is_boundary` of the train ops that accumulate over micro-steps.
+    """
+
+    def __init__(self, graph: tf.Graph, boundaries: list[tf.Tensor]):
+        self._boundaries = {tensor.op for tensor in boundaries}
+        self._running = ancestors(descendants(boundaries))
+        with graph.as_default():
+            self._writers = writers_of(self._running)
+        self._known = {}
+
+    def runs(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation runs with a train op."""
+        return operation in self._running
+
+    def of(self, variable: tf.Operation) -> list[tf.Operation]:
+        """Returns those of the operations that write a variable."""
+        if variable not in self._known:
+            writers = self._writers.get(variable, [])
+            self._known[variable] = writers  # for variables that are written in turn
+            self._known[variable] = [
+                each
+                for each in writers
+                if not self.is_in_update(each) and not self._settles(each)
+            ]
+        return self._known[variable]
+
+    def is_in_update(self, operation: tf.Operation) -> bool:
+        """Returns whether it is up to the boundary what an operation does."""
+        return not self._boundaries.isdisjoint(
+            data_ancestors([operation], deciding_inputs)
+        )
+
+    def _settles(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation writes the same value in a whole window."""
+        if operation.type not in ("Assign", "AssignVariableOp"):
+            return False
+        read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+        variables = [each for each in read if each.type in VARIABLES]
+        return not varying(read) and not any(map(self.of, variables))

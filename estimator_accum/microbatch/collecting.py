@@ -1,0 +1,211 @@
+"""Values of the whole batch: rows of all micro-batches, and what is computed from them.
+
+    pass      rows of each micro-batch -> slots
+    after     what is computed from all rows, once -> slots
+    later     its results, and each micro-batch's rows of them
+
+If one micro-batch is the whole batch, a later pass does the work of this one in its own
+run: its reads of the slots then wait for the operations that write them.
+
+N = number of examples in the batch, b = in the micro-batch.
+"""
+
+import tensorflow as tf
+
+from estimator_accum.core.arguments import check_scalar
+from estimator_accum.core.current_batch import current_batch
+from estimator_accum.graph.branches import run_either
+from estimator_accum.graph.walks import ancestors
+from estimator_accum.microbatch.batch import Pass, WholeBatch
+from estimator_accum.microbatch.staging import Slot
+
+# Attribute of an operation that results in a whole_batch_loss.
+WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
+_ONE_ROW = (
+    "What is collected for the whole batch must have one row for each example, of one "
+    "shape."
+)
+
+
+def collect(
+    batch: WholeBatch,
+    of: Pass,
+    tensors: list[tf.Tensor],
+    axes: list[int] | None = None,
+) -> list[tf.Tensor]:
+    """Stores rows of each micro-batch; returns those of all, in a later run.
+
+    Args:
+        batch: The batch.
+        of: The pass.
+        tensors: Tensors with as many rows for each example as for any other.
+        axes: The axis of each tensor that has the rows; None is the first, which must
+            have one row for each example.
+    """
+    slots, writes, empty, is_one_row = [], [], [], axes is None
+    axes = axes or [0] * len(tensors)
+    with tf.device("/cpu:0"):
+        for tensor, axis in zip(tensors, axes, strict=True):
+            shape = tensor.shape
+            if shape.rank is not None:
+                dims = shape.as_list()
+                shape = tf.TensorShape([*dims[:axis], None, *dims[axis + 1 :]])
+            slot = batch.slot("outputs", tensor.dtype, shape)
+            slots.append(slot)
+            writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
+            nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
+            empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
+        batch.register(of, each=writes, empty=empty)
+        with _when_done(batch, of, writes):
+            return [slot.read() for slot in slots]
+
+
+def keep(
+    batch: WholeBatch, of: Pass, name: str, values: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Stores values after a pass; returns them, for a later run."""
+    with tf.device("/cpu:0"):
+        slots = [batch.slot(name, value.dtype, value.shape) for value in values]
+        writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
+        # An evaluation reads the loss also on a replica that has never had examples.
+        zeros = [
+            slot.write(tf.zeros([], value.dtype))
+            for slot, value in zip(slots, values, strict=True)
+            if value.shape.rank == 0
+        ]
+        batch.register(of, once=writes, initialize=zeros)
+        with _when_done(batch, of, writes):
+            kept = [slot.read() for slot in slots]
+    for read, value in zip(kept, values, strict=True):
+        read.set_shape(value.shape)
+    return kept
+
+
+def keep_rows(
+    batch: WholeBatch,
+    of: Pass,
+    name: str,
+    values: list[tf.Tensor],
+    axes: list[int | None],
+) -> list[tf.Tensor]:
+    """Stores values of the whole batch; returns the micro-batch's rows, in a later run.
+
+    Args:
+        batch: The batch.
+        of: The pass after which they are stored.
+        name: Name of the variables.
+        values: The values.
+        axes: The axis of each value that has the rows; None for no rows, the value itself.
+    """
+    kept = keep(batch, of, name, values)
+    for i, axis in enumerate(axes):
+        if axis is not None:
+            each = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
+            begin, end = batch.begin * each, (batch.begin + batch.size) * each
+            kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
+    return kept
+
+
+def batch_mean(
+    tensor: tf.Tensor, weight: tf.Tensor | None = None, reduction: str = "mean"
+) -> tf.Tensor:
+    """Returns the mean over the batch's micro-batches, for summaries and hooks.
+
+        sum_i w_i * tensor_i / sum_i w_i
+
+    Returns `tensor` itself outside `microbatch_model_fn`, in evaluation and prediction
+    with a fixed number, and if `tensor` does not depend on the micro-batch.
+
+    Args:
+        tensor: Floating-point scalar, the mean over the micro-batch.
+        weight: Scalar, the micro-batch's weight; None is its number of examples.
+        reduction: "mean", or "sum" to add up without weights.
+
+    Raises:
+        TypeError: If `tensor` or `weight` is not a number.
+        ValueError: If `tensor` or `weight` is not a scalar.
+    """
+    batch = current_batch()
+    if batch is None:
+        return tensor
+    tensor = check_scalar("tensor", tensor)
+    weight = (
+        batch.default_weight(reduction)
+        if weight is None
+        else check_scalar("weight", weight)
+    )
+    return mean_over_batch(batch, tensor, weight, reduction)
+
+
+def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Tensor:
+    """Returns `batch_mean`, of checked arguments."""
+    if reduction == "mean" and batch.begin.op not in ancestors([tensor.op]):
+        return tensor  # e.g. a window's loss: the same for every micro-batch
+    scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
+    sums = []
+    for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
+        total, zero = batch.slot("batch_mean", value.dtype), tf.zeros_like(value)
+        add = total.write(value + tf.where(batch.is_first, zero, total.read()))
+        with tf.control_dependencies(None):
+            initialize = total.write(tf.zeros([], value.dtype))
+            sums.append(total.read())
+        batch.register(each=[add], initialize=[initialize])
+    with tf.control_dependencies(None):
+        total, weight = sums
+        if reduction == "sum":
+            return total
+        mean = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+        return tf.where(batch.is_whole, total, mean)
+
+
+def _write_rows(
+    slot: Slot, tensor: tf.Tensor, axis: int, batch: WholeBatch, is_one_row: bool
+) -> tf.Operation:
+    """Stores a micro-batch's rows at their place in the batch."""
+    shape = tf.shape(tensor, out_type=tf.int64)
+    each = tf.constant(1, tf.int64) if is_one_row else shape[axis] // batch.size
+    whole = tf.concat([shape[:axis], [batch.rows * each], shape[axis + 1 :]], 0)
+    begun = run_either(
+        batch.is_first, lambda: [slot.write(tf.zeros(whole, tensor.dtype))], list
+    )
+    with tf.control_dependencies([begun]):
+        # The first micro-batch decides: a row of another shape would be broadcast.
+        first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
+        each = first[axis] // batch.rows
+        expected = tf.concat([first[:axis], [batch.size * each], first[axis + 1 :]], 0)
+        fits = tf.raw_ops.Assert(
+            condition=tf.reduce_all(tf.equal(shape, expected)),
+            data=[
+                f"{_ONE_ROW} Received: {tensor.name} of shape",
+                shape,
+                "in place of",
+                expected,
+                "Reshape it, or pad all micro-batches alike.",
+            ],
+            summarize=10,
+        )
+    before = [tf.constant(0, tf.int64)] * axis
+    with tf.control_dependencies([fits]):
+        return tf.raw_ops.ResourceStridedSliceAssign(
+            ref=slot.handle,
+            begin=[*before, batch.begin * each],
+            end=[*before, (batch.begin + batch.size) * each],
+            strides=[tf.constant(1, tf.int64)] * (axis + 1),
+            begin_mask=2**axis - 1,
+            end_mask=2**axis - 1,
+            value=tensor,
+        )
+
+
+def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
+    """Returns the context for what follows `operations`, in a later run or in theirs."""
+    if of.is_joint or of is batch.last_pass:
+        return tf.control_dependencies([])
+    with tf.control_dependencies(operations):
+        default = tf.constant(True)
+    done = tf.compat.v1.placeholder_with_default(default, [], "done")
+    # A feed takes the place of a tensor, not of its operation: to wait for that, or for
+    # what the graph's optimizer makes a part of it, would run `operations` again.
+    with tf.device("/cpu:0"):
+        batch.register(of, done=[done])
+        return tf.control_dependencies([batch.slot("done", tf.bool).write(done)])

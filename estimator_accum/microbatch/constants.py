@@ -1,0 +1,139 @@
+"""Features that may belong to no example, as the graph of the input pipeline tells.
+
+    data set of examples -> batch -> map -> iterator -> features
+                                      |
+                                      a constant, which is computed from no example
+
+Whether such a feature has a row for each example, as weights of ones have, or belongs to
+none, as the weights of classes do, is not in the graph.
+"""
+
+import re
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum.graph.data_sets import data_set_of, finder_in
+from estimator_accum.graph.functions import library_of_functions, producer_of
+from estimator_accum.microbatch.inputs import gives_another
+from estimator_accum.microbatch.repeatable import is_repeatable
+from estimator_accum.microbatch.staging import named_components
+
+# Data sets whose elements are those of another one.
+_PASSING = re.compile(
+    r"(Prefetch|Repeat|Shuffle\w*|Take|Skip|Cache|Options|Model|Optimize|Filter)"
+    r"Dataset(V\d)?$"
+)
+_MAPPING = re.compile(r"(Parallel)?MapDataset(V\d)?$")
+
+
+def constant_features(data: dict) -> list[str]:
+    """Returns the names of features and labels that are computed from no example.
+
+    If all are constants, each of them is a whole data set, and none is returned. Neither
+    are scalars.
+
+    Args:
+        data: "features" and "labels" from input_fn, in any structure.
+    """
+    pipeline = _Pipeline()
+    constants, others = [], []
+    for name, components in named_components(data):
+        is_varying = any(map(pipeline.varies, components))
+        if components[0].shape.rank != 0:
+            (others if is_varying else constants).append(name)
+    return constants if others else []
+
+
+class _Pipeline:
+    """The data sets of the default graph."""
+
+    def __init__(self):
+        self._library = library_of_functions()
+
+    def varies(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor may be computed from the examples of a batch."""
+        seen, waiting = set(), [tensor]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.ref() in seen:
+                continue
+            seen.add(tensor.ref())
+            operation = tensor.op
+            if operation.type == "IteratorGetNext":
+                if self._iterator_varies(operation.inputs[0].op, tensor.value_index):
+                    return True
+            elif gives_another(operation, self._library):
+                return True
+            else:
+                waiting += operation.inputs
+        return False
+
+    def _iterator_varies(self, iterator: tf.Operation, i: int) -> bool:
+        """Returns whether component `i` of an iterator's elements varies."""
+        data_set = data_set_of(iterator, self._library)
+        return data_set is None or self._varies(data_set.find, data_set.name, i)
+
+    def _varies(self, find: Callable, name: str, i: int) -> bool:
+        """Returns whether component `i` of a data set's elements varies.
+
+        Args:
+            find: Returns a node by name; None for an argument of a function.
+            name: Name of the data set's node.
+            i: Number of the component.
+        """
+        node = find(name)
+        if node is None:
+            return True
+        inputs = [producer_of(each) for each in node.input if not each.startswith("^")]
+        if _PASSING.match(node.op):
+            return self._varies(find, inputs[0], i)
+        if _MAPPING.match(node.op):
+            return self._map_varies(find, node, inputs[0], i)
+        if node.op == "ZipDataset":
+            for other in inputs:
+                width = _width(find(other))
+                if i < width:
+                    return self._varies(find, other, i)
+                i -= width
+        return node.op != "TensorDataset" and not _has_own_length(node, i)
+
+    def _map_varies(self, find: Callable, node, source: str, i: int) -> bool:
+        definition = self._library[node.attr["f"].func.name]
+        signature, find_inside = definition.signature, finder_in(definition)
+        arguments = [each.name for each in signature.input_arg]
+        waiting, seen = [definition.ret[signature.output_arg[i].name]], set()
+        while waiting:
+            name = producer_of(waiting.pop())
+            if name in seen:
+                continue
+            seen.add(name)
+            inside = find_inside(name)
+            if inside is not None:
+                if not is_repeatable(inside, self._library):
+                    return True
+                waiting += [each for each in inside.input if not each.startswith("^")]
+                continue
+            place = arguments.index(name)
+            # Those behind the elements are captured from outside.
+            if place < _width(find(source)) and self._varies(find, source, place):
+                return True
+        return False
+
+
+def _width(node) -> int:
+    """Returns the number of components of a data set's elements."""
+    if node is None:
+        return 0
+    for attribute in ("output_types", "Toutput_types"):
+        if attribute in node.attr:
+            return len(node.attr[attribute].list.type)
+    return 0
+
+
+def _has_own_length(node, i: int) -> bool:
+    """Returns whether component `i` always has as many rows, and others have not."""
+    shapes = node.attr["output_shapes"].list.shape
+    lengths = [shape.dim[0].size for shape in shapes if len(shape.dim)]
+    own = shapes[i].dim[:1] if i < len(shapes) else ()
+    return bool(own) and own[0].size >= 0 and -1 in lengths

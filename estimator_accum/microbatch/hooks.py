@@ -1,0 +1,332 @@
+"""Hooks that run a batch's micro-batches before Estimator's own run.
+
+    session.run   what the caller and all hooks fetch is known (Outside)
+                  the micro-batches of the next batch (BatchRunner)
+                  what is fetched of a micro-batch, for the whole batch
+                  Estimator's own run:
+                  training      the mean gradient, one update, global_step += 1
+                  evaluation    what is done once a batch, such as the mean loss
+                  prediction    the batch's predictions, with which the run is fed
+
+Estimator's own run is never retried.
+
+N = number of examples in the batch.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.core.registry import get_windows
+from estimator_accum.graph.walks import ancestors
+from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
+from estimator_accum.hooks._summary import TrainingSummary, Update
+from estimator_accum.microbatch.batch import ReplicaBatch
+from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
+from estimator_accum.microbatch.outside import Needs, Outside
+from estimator_accum.microbatch.runner import BatchRunner
+
+
+class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
+    """Runs the micro-batches of each batch of an evaluation.
+
+    It stands in for the session's `run`, where the fetches of all hooks are known.
+
+    Args:
+        replicas: The replicas of this process; the list is complete when the hook
+            begins.
+        count: The number of micro-batches.
+        find_rows: As for `Outside`.
+    """
+
+    _PLACE = "batch {} of the evaluation"  # in messages
+
+    def __init__(
+        self, replicas: list[ReplicaBatch], count: MicroBatchCount, find_rows: Callable
+    ):
+        self._runner = BatchRunner(replicas, count, self._summarize)
+        self._replicas, self._count, self._find_rows = replicas, count, find_rows
+        self._given = []  # tensors that it feeds besides
+
+    def begin(self) -> None:
+        self._runner.begin()
+        self._outside = Outside(self._replicas, self._given, self._find_rows)
+
+    def after_create_session(self, session, coord) -> None:
+        del coord
+        self._runner.initialize(session)
+        self._batch = 0
+        session.run = functools.partial(self._run, session, session.run)
+
+    def before_run(self, run_context):
+        del run_context
+        return tf.compat.v1.train.SessionRunArgs([])  # marks the batch's own run
+
+    def after_run(self, run_context, run_values) -> None:
+        del run_context, run_values
+        if self._count.count_update(self._place):
+            self._summarize()
+
+    def _run(
+        self, session, run, fetches, feed_dict=None, options=None, run_metadata=None
+    ):
+        """Stands in for `run`, a session's own method."""
+        if not isinstance(fetches, dict) or self not in fetches:
+            self._outside.check_other_run(fetches)
+            return run(fetches, feed_dict, options, run_metadata)
+        feed_dict = feed_dict or {}
+        self._outside.check_feeds(feed_dict)
+        needs = self._outside.needs(fetches)
+        self._batch += 1
+        self._place = self._PLACE.format(self._batch)
+        feeds = feed_dict | self._run_batch(_Feeding(session, run, feed_dict), needs)
+        results = run(fetches, feeds, options, run_metadata)
+        # Hooks cannot be sorted, as `tf.nest` would do.
+        return {key: tf.nest.map_structure(_scalar, results[key]) for key in results}
+
+    def _run_batch(self, session, needs: Needs) -> dict:
+        """Runs the next batch's micro-batches; returns the feeds of its own run."""
+        fetches = [[tensor for tensor, _ in rows] for rows in needs.rows]
+        feeds, fetched = self._runner.run(session, self._place, needs.taken, fetches)
+        return feeds | self._values(session, needs, feeds, fetched)
+
+    def _values(self, session, needs: Needs, feeds: dict, fetched: list) -> dict:
+        """Returns the values of `needs.values` for the batch.
+
+        Args:
+            session: The session.
+            needs: What the batch's own run needs.
+            feeds: Feeds of that run.
+            fetched: Values of `needs.rows`, for each replica and micro-batch.
+        """
+        if not needs.values:
+            return {}
+        joined = {}
+        for rows, parts in zip(needs.rows, fetched, strict=True):
+            for i, (tensor, axis) in enumerate(rows if parts else ()):
+                joined[tensor] = np.concatenate([values[i] for values in parts], axis)
+        try:
+            values = session.run(needs.values, feeds | joined)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ValueError(
+                "What is computed from all examples for hooks and summaries must fit in "
+                f"memory. Received: {needs.values[0].name} at {self._place}, for which "
+                "it ran out. Fetch the tensor from which it is computed, or use smaller "
+                "batches."
+            ) from error
+        return dict(zip(needs.values, values, strict=True))
+
+    def _summarize(self) -> None:
+        """Does nothing: only training has summaries of the number of micro-batches."""
+
+
+class _Feeding:
+    """A session that feeds tensors in every run.
+
+    Args:
+        session: The session.
+        run: Its method `run`.
+        feeds: Values by tensor.
+    """
+
+    def __init__(self, session: tf.compat.v1.Session, run: Callable, feeds: dict):
+        self._session, self._run, self._feeds = session, run, feeds
+
+    def __getattr__(self, name: str):
+        return getattr(self._session, name)
+
+    def run(self, fetches, feed_dict: dict | None = None):
+        """Runs the session's own `run`."""
+        return self._run(fetches, self._feeds | (feed_dict or {}))
+
+
+class TrainingHook(MicroBatchHook):
+    """Makes each run of the train op one update with a whole batch.
+
+    Args:
+        replicas: The replicas of this process; the list is complete when training
+            begins.
+        count: The number of micro-batches.
+        find_rows: As for `Outside`.
+        saver: The Saver of the run; None finds it in the graph.
+        summary_dir: Folder for the TensorBoard scalars `accumulation/micro_batches`
+            and, for models with layers to recompute, `accumulation/recompute`; None
+            writes none.
+    """
+
+    _PLACE = "update {}"
+
+    def __init__(
+        self,
+        replicas: list[ReplicaBatch],
+        count: MicroBatchCount,
+        find_rows: Callable,
+        saver: tf.compat.v1.train.Saver | None,
+        summary_dir: str | None,
+    ):
+        super().__init__(replicas, count, find_rows)
+        self._saver = saver
+        self._summary_dir = summary_dir
+
+    def begin(self) -> None:
+        windows, global_step = get_windows(), tf.compat.v1.train.get_global_step()
+        self._clocks = [global_step, global_step]
+        if windows:  # else the model_fn has an optimizer without a window
+            WindowlessRestore(self._saver or get_or_add_saver(), windows)
+            self._clocks[0] = windows[0].update_step
+        self._summary = TrainingSummary("examples")
+        self._summary.check()
+        self._is_chief = tf.distribute.get_strategy().extended.should_save_summary
+        super().begin()
+
+    def after_create_session(self, session, coord) -> None:
+        super().after_create_session(session, coord)
+        self._batch, self._global_step = map(int, session.run(self._clocks))
+        self._summary.open(self._batch)
+        self._since = time.perf_counter()
+        self._summarize()
+
+    def _run_batch(self, session, needs: Needs) -> dict:
+        feeds = super()._run_batch(session, needs)
+        if self._is_chief:
+            self._summary.write_batch(self._described_batch(), 1, self._global_step)
+        return feeds
+
+    def after_run(self, run_context, run_values) -> None:
+        super().after_run(run_context, run_values)
+        now, rows = time.perf_counter(), sum(self._runner.rows)
+        nan, secs = math.nan, now - self._since
+        self._summary.write(Update(self._batch, self._batch, nan, nan, rows, secs=secs))
+        self._since = now
+
+    def end(self, session) -> None:
+        if self._is_chief:
+            self._summary.open(int(session.run(self._clocks[0])))
+            self._summary.close()
+
+    def _described_batch(self) -> str:
+        rows = self._runner.rows
+        size = -(-max(rows) // self._count.value)
+        count = -(-max(rows) // size)
+        is_even = {size * count} == set(rows)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        name = "effective batch" if replicas == len(rows) else "batch of this task"
+        return (
+            f"{name} {sum(rows):,} = {'' if is_even else 'at most '}{size:,} examples x "
+            f"{count:,} micro-batch{'es' * (count > 1)}"
+            f"{f' x {len(rows)} replicas' * (len(rows) > 1)}"
+        )
+
+    def _summarize(self) -> None:
+        if self._summary_dir is None:
+            return
+        scalars = {"micro_batches": self._count.value}
+        if self._count.can_recompute:
+            scalars["recompute"] = self._count.recompute
+        summary = tf.compat.v1.Summary()
+        for name, value in scalars.items():
+            summary.value.add(tag=f"accumulation/{name}", simple_value=value)
+        writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir)
+        writer.add_summary(summary, self._batch)
+        writer.flush()  # the next error may be the last
+
+
+class PredictionHook(MicroBatchHook):
+    """Joins the predictions of each batch's micro-batches.
+
+    A session returns a fetched tensor that is also fed as it is, and computes nothing
+    for it. What is fed are copies of the model's own tensors.
+
+    Args:
+        replica: The only replica, since Estimator predicts without a strategy.
+        count: The number of micro-batches.
+        find_rows: As for `Outside`.
+        predictions: `EstimatorSpec.predictions`, a Tensor or Tensors by name.
+
+    Attributes:
+        predictions: The predictions for Estimator to fetch. Those that do not depend on
+            the micro-batch are the model's own.
+    """
+
+    _PLACE = "batch {} of the prediction"
+
+    def __init__(
+        self,
+        replica: ReplicaBatch,
+        count: MicroBatchCount,
+        find_rows: Callable,
+        predictions,
+    ):
+        super().__init__([replica], count, find_rows)
+        self._size, begin = replica.batch.size, replica.batch.begin.op
+        is_dict = isinstance(predictions, dict)
+        named = predictions if is_dict else {None: predictions}
+        copies = {
+            key: tf.identity(tensor)
+            for key, tensor in named.items()
+            if begin in ancestors([tensor.op])
+        }
+        self._names = {
+            tensor.ref(): "predictions" if key is None else f"predictions[{key!r}]"
+            for key, tensor in copies.items()
+        }
+        self._given = list(copies.values())
+        named = named | copies
+        self.predictions = named if is_dict else named[None]
+
+    def _run_batch(self, session, needs: Needs) -> dict:
+        # Estimator.predict leaves out what `predict_keys` does not name.
+        ((*rows,),) = needs.rows
+        wanted = [*(tensor for tensor, _ in rows), self._size, *needs.given]
+        feeds, (fetched,) = self._runner.run(
+            session, self._place, needs.taken, [wanted]
+        )
+        sizes, *columns = zip(*(values[len(rows) :] for values in fetched), strict=True)
+        for tensor, values in zip(needs.given, columns, strict=True):
+            feeds[tensor] = _joined(self._names[tensor.ref()], tensor, values, sizes)
+        return feeds | self._values(session, needs, feeds, [fetched])
+
+
+def _scalar(value):
+    """Returns a scalar as a session computes it, in place of one that was fed."""
+    return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+
+
+def _joined(name: str, tensor: tf.Tensor, values: tuple, sizes: tuple) -> np.ndarray:
+    """Returns a batch's prediction [N, ...], from those of its micro-batches.
+
+    Args:
+        name: Its name in messages.
+        tensor: The graph's prediction.
+        values: Its values, one for each micro-batch.
+        sizes: The micro-batches' numbers of examples.
+
+    Raises:
+        ValueError: If several micro-batches cannot be joined.
+    """
+    if len(values) == 1:
+        return values[0]
+    # A mean that keeps its dimension has one row, in a micro-batch of one example too.
+    is_fixed = tensor.shape.rank is not None and tensor.shape[:1] != [None]
+    for value, size in zip(values, sizes, strict=True):
+        if is_fixed or value.shape[:1] != (size,):
+            raise ValueError(
+                "A prediction must have one row per example, for micro-batches to be "
+                f"joined. Received: {name} of shape {list(value.shape)} for {size} of "
+                f"{sum(sizes)} examples. Give it a row per example, or leave it out "
+                "with `predict_keys`."
+            )
+    shapes = sorted({value.shape[1:] for value in values})
+    if len(shapes) > 1:
+        raise ValueError(
+            "A prediction must have rows of one shape in all micro-batches of a batch. "
+            f"Received: {name} with rows of {list(shapes[0])} and {list(shapes[-1])}. "
+            "Pad them to one length that does not depend on the micro-batch."
+        )
+    return np.concatenate(values)

@@ -1,0 +1,66 @@
+"""Inputs of a graph: a pipeline's batches, or the placeholders of an exported model.
+
+Hooks do not run in a SavedModel, so the graph of an export is the plain model's.
+"""
+
+import re
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.walks import ancestors, descendants
+from estimator_accum.microbatch.repeatable import is_repeatable
+
+_TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
+
+
+def _inputs_of(batch: dict) -> dict[tf.Operation, tf.Operation | None]:
+    """Returns the operations from which `batch` is computed."""
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    return ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
+
+
+def is_fed(batch: dict) -> bool:
+    """Returns whether `batch` comes from placeholders, as that of an exported model.
+
+    Args:
+        batch: The features and labels, in any structure.
+    """
+    types = {operation.type for operation in _inputs_of(batch)}
+    is_read = any(map(_TAKES_A_BATCH.match, types))
+    # One with a default may also be a number that goes with a data set's batches.
+    return "Placeholder" in types or "PlaceholderWithDefault" in types and not is_read
+
+
+def pipeline_of(stages: list[tf.Operation]) -> tuple[dict, set[tf.Operation]]:
+    """Returns what operations that stage batches need, and the part that reads batches.
+
+    Every run of the latter, or of what draws random numbers there, has other results.
+    """
+    library = library_of_functions()
+    staging = ancestors(stages)
+    takers = [operation for operation in staging if gives_another(operation, library)]
+    return staging, {*takers, *(descendants(takers) & staging.keys())}
+
+
+def gives_another(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation of the pipeline has new results in every run."""
+    has_results = any(map(can_be_fed, operation.outputs))
+    return has_results and not is_repeatable(operation.node_def, library)
+
+
+def can_be_fed(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor has a value that a session fetches and feeds."""
+    is_value = tensor.dtype not in (tf.resource, tf.variant)
+    is_outside = tensor.op._get_control_flow_context() is None
+    return is_value and is_outside and not tensor.dtype._is_ref_dtype
+
+
+class RefuseTraining(tf.compat.v1.train.SessionRunHook):
+    """Refuses to train a graph that is made for export; an export runs no hooks."""
+
+    def begin(self) -> None:
+        raise ValueError(
+            "Inside `microbatch_model_fn` input_fn must return batches of a data set or "
+            "a queue. Received: placeholders. Return a tf.data.Dataset."
+        )

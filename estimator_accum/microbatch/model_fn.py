@@ -1,0 +1,396 @@
+"""`microbatch_model_fn`: full batches in, micro-batches inside, one update each.
+
+    update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
+
+over the micro-batches i of one batch. As before, one `session.run(train_op)` is one
+batch of input_fn, one update and one `global_step`.
+"""
+
+import inspect
+import os
+import re
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.core.current_batch import current_batch
+from estimator_accum.core.options import check_reduction
+from estimator_accum.core.registry import get_windows
+from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.walks import ancestors, path_to
+from estimator_accum.microbatch.batch import ReplicaBatch, WholeBatch
+from estimator_accum.microbatch.collecting import mean_over_batch
+from estimator_accum.microbatch.constants import constant_features
+from estimator_accum.microbatch.count import MicroBatchCount
+from estimator_accum.microbatch.hooks import (
+    MicroBatchHook,
+    PredictionHook,
+    TrainingHook,
+)
+from estimator_accum.microbatch.inputs import RefuseTraining, is_fed
+from estimator_accum.microbatch.outside import check_sources
+from estimator_accum.microbatch.own_optimizer.batch_loss import (
+    check_declared,
+    loss_of_batch,
+)
+from estimator_accum.microbatch.own_optimizer.head import find_rows
+from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
+from estimator_accum.microbatch.repeatable import check_not_written
+
+_COLLECTIVES = re.compile(r"Collective|Nccl")
+_REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
+
+
+def microbatch_model_fn(
+    model_fn: Callable,
+    micro_batches: int | str = "auto",
+    *,
+    reduction: str = "mean",
+    grow_after: int | None = None,
+) -> Callable:
+    """Returns a model_fn that trains each batch as several micro-batches.
+
+    For `tf.estimator.Estimator(microbatch_model_fn(model_fn), ...)`. `input_fn` returns
+    whole batches; `model_fn` sees one micro-batch at a time.
+
+    A model_fn with an optimizer of its own, such as that of a canned estimator, gets
+    the gradients of the whole batch: what its loss does with the examples is computed
+    on the whole batch, and nothing is assumed of it. Everything else that its train op
+    does is done once per batch, with values of the whole batch.
+
+    A model_fn that makes its train op with `make_accumulating_train_op` or
+    `AccumulatingOptimizer` declares by `reduction` and `weight` how its loss combines
+    examples. These use the batch as their window, whatever the value of K, so the same
+    code trains by micro-steps as well.
+
+    With "auto", a batch that runs out of memory is retried with twice as many
+    micro-batches: the whole batch, before any update, after all variables that its
+    micro-batches wrote are rolled back. Where one example does not fit, layers that the
+    model passes to `recompute` are recomputed; and after a batch ran out of memory,
+    half as many micro-batches with recomputed layers are tried and kept if they are
+    faster. The number is kept in `micro_batches.json` in the output folder, and the
+    next run starts with it.
+
+    A batch in one micro-batch gives the weights of the plain Estimator bit for bit (up
+    to rounding for gradient descent where a sparse gradient has a row twice), and in
+    several micro-batches up to rounding.
+
+    In training by this library:
+
+    * operations of a grouped train op that need the micro-batch, such as metrics and
+      batch normalization's averages, run once per micro-batch; the rest once per batch;
+    * `EstimatorSpec.loss` is reported as the batch's mean;
+    * a retried batch draws new dropout masks.
+
+    Everything that a summary, a hook or an outer model_fn fetches of a batch is its value
+    for the whole batch, which is read from input_fn once.
+
+    With a fixed number, evaluation and prediction use `model_fn` unchanged. With "auto"
+    their batches are cut and retried too, each job with a number of its own, kept in
+    `micro_batches-eval.json` and `micro_batches-predict.json`:
+
+    * each example counts once in every metric: updates of metrics that need the
+      micro-batch run once per micro-batch, the rest once per batch, and
+      `EstimatorSpec.loss` is the batch's mean. Metrics that count examples are those of
+      the whole batch, others up to rounding;
+    * predictions are joined in the order of the examples. Where a batch is cut, a
+      prediction that needs the micro-batch must have one row per example, and rows of
+      one shape;
+    * what the model computes from several examples at once, such as a metric's update
+      with the mean loss, or batch statistics, sees those of one micro-batch;
+      `batch_mean` is the mean over the batch there too;
+    * features from placeholders are not cut, so an exported graph is that of
+      `model_fn`.
+
+    Args:
+        model_fn: Function of features and, if it takes them, labels, mode, params and
+            config.
+        micro_batches: Number of micro-batches per batch, >= 1, at most one per example;
+            "auto": as few as memory allows, doubled until the batch fits.
+        reduction: For a model_fn that trains by this library: "mean" for a loss that is
+            the mean over the micro-batch; "sum" for one that sums over its examples. A
+            train op with `reduction="sum"` also counts as "sum".
+        grow_after: Batches that fit in memory [batches] after which "auto" tries half
+            as many micro-batches; each failed trial doubles the wait. None: never.
+
+    Returns:
+        A function with the arguments of `model_fn`, and config.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range. Where batches are cut: if a model_fn
+            does with a micro-batch what cannot be done with several, or declares a sum
+            over examples as a mean; if a run fetches another batch's values; if the
+            parts of a batch have different numbers of examples, or a part may belong to
+            no example, one example does not fit in memory, or predictions cannot be
+            joined.
+    """
+    if not callable(model_fn):
+        raise TypeError(
+            "`model_fn` must be a function of features, labels, mode. "
+            f"Received: {model_fn!r}. Pass the one that your Estimator has."
+        )
+    _check_count("micro_batches", micro_batches, "auto", "Use 1 to cut no batch.")
+    _check_count("grow_after", grow_after, None, "Use None to never try fewer.")
+    check_reduction(reduction)
+    is_auto = micro_batches == "auto"
+
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+    def wrapped(features, labels=None, mode=None, params=None, config=None):
+        given = {"labels": labels, "mode": mode, "params": params, "config": config}
+        build = _with_arguments(model_fn, given)
+        modes = tf.estimator.ModeKeys
+        cut = (modes.TRAIN, modes.EVAL, modes.PREDICT) if is_auto else (modes.TRAIN,)
+        # Inside another model_fn that is wrapped, the batch is cut already.
+        if mode not in cut or current_batch() is not None:
+            return build(features, labels)
+        whole = {"features": features, "labels": labels}
+        if is_fed(whole):
+            spec = build(features, labels)
+            hooks = [RefuseTraining()] if mode == modes.TRAIN else []
+            return spec._replace(training_hooks=hooks)
+        is_trained = mode == modes.TRAIN
+        batch = WholeBatch(whole, reduction, is_auto, is_trained)
+
+        def build_on_slice():
+            return build(batch.sliced["features"], batch.sliced["labels"])
+
+        def make_count(of: str = ""):
+            if not is_auto:
+                return MicroBatchCount(int(micro_batches))
+            path = None if config is None else _count_path(config, of)
+            return MicroBatchCount(None, grow_after, path)
+
+        if is_trained:
+            return _trained(batch, whole, build_on_slice, make_count(), config)
+        batch.constants = constant_features(whole)
+        with batch.as_current():
+            spec = build_on_slice()
+        if mode == modes.EVAL:
+            return _evaluated(batch, spec, make_count("-eval"))
+        return _predicted(batch, spec, make_count("-predict"))
+
+    return _like(model_fn, wrapped)
+
+
+def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
+    """Returns a spec whose train op is only the update."""
+    spec, spot_check = build_unedited(batch, build)
+    if spot_check is None:  # else the analysis of rows knows what belongs to examples
+        batch.constants = constant_features(whole)
+        spec = _split_declared(batch, spec)
+    check_sources(batch)
+    _check_micro_ops(batch.micro_ops)
+    hook = TrainingHook(
+        _replicas(batch.finish(spot_check=spot_check)),
+        count,
+        find_rows,
+        spec.scaffold.saver if spec.scaffold else None,
+        config.model_dir if config is not None and config.is_chief else None,
+    )
+    return spec._replace(training_hooks=[hook, *spec.training_hooks])
+
+
+def _split_declared(batch: WholeBatch, spec):
+    """Returns the spec of a model_fn that trains by this library, without micro-batches."""
+    train_op = getattr(spec.train_op, "op", spec.train_op)
+    if train_op is None:
+        raise ValueError(
+            "A model_fn must return a train op. Received: None in its EstimatorSpec. "
+            "Pass what make_accumulating_train_op or an optimizer returned."
+        )
+    _check_update(batch.begin.op)
+    check_declared(batch, spec.loss)
+    each, once = _split(train_op, batch.begin.op)
+    batch.register(each=each)
+    loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
+    check_not_written(batch.computed_twice, batch.micro_ops)
+    with tf.control_dependencies(None):
+        train_op = tf.group(*once, name="train_batch")
+    return spec._replace(loss=loss, train_op=train_op)
+
+
+def _split(
+    train_op: tf.Operation, begin: tf.Operation
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Splits `train_op` into (per-micro-batch, per-batch) operations.
+
+    Args:
+        train_op: Train op of an EstimatorSpec; groups of operations are taken apart.
+        begin: The placeholder on which every slice of the batch depends.
+    """
+    each, once, seen, waiting = [], [], set(), [train_op]
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen:
+            continue
+        seen.add(operation)
+        if begin not in ancestors([operation]):
+            once.append(operation)
+        elif operation.type == "NoOp":
+            waiting += operation.control_inputs
+        else:
+            each.append(operation)
+    return each, once
+
+
+def _check_update(begin: tf.Operation) -> None:
+    """Raises ValueError if an update is computed from a micro-batch.
+
+    Args:
+        begin: The placeholder on which every slice of the batch depends.
+    """
+    for window in get_windows():
+        needed = ancestors([window.has_updated.op])
+        if begin in needed:
+            path = path_to(needed, needed[begin], first=6)
+            raise ValueError(
+                "The update, and its learning rate, must not be computed from a "
+                f"micro-batch, of which there are several. Received: {path}. Compute it "
+                "from get_or_create_update_step(), or from a number that you pass in."
+            )
+
+
+def _check_micro_ops(micro_ops: list[tf.Operation]) -> None:
+    """Raises ValueError if they wait for the update, or for other replicas."""
+    updates = {
+        operation
+        for window in get_windows()
+        for operation in (window.update_step_after.op, window.has_updated.op)
+    }
+    needed = ancestors(micro_ops)
+    for operation in needed:
+        if operation in updates:
+            raise ValueError(
+                "What needs the micro-batch must not wait for the update, which comes "
+                f"after the last of them. Received: {path_to(needed, operation)}. "
+                "Group it with the train op (tf.group) without a dependency."
+            )
+        if _COLLECTIVES.match(operation.type):
+            raise ValueError(
+                "Micro-batches must not communicate: each replica runs as many as its "
+                f"memory asks for. Received: {operation.name} of type "
+                f"{operation.type}. Use batch normalization that is not synchronized."
+            )
+
+
+def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
+    """Returns the spec of an evaluation in micro-batches."""
+    metrics = _split_metrics(batch, spec.eval_metric_ops)
+    check_sources(batch)
+    _check_micro_ops(batch.micro_ops)
+    batch.register(empty=batch.micro_ops)  # as without micro-batches
+    loss = loss_of_batch(batch, spec.loss)
+    hook = MicroBatchHook(_replicas(batch.finish()), count, find_rows)
+    return spec._replace(
+        loss=loss,
+        eval_metric_ops=metrics,
+        evaluation_hooks=[hook, *spec.evaluation_hooks],
+    )
+
+
+def _predicted(batch: WholeBatch, spec, count: MicroBatchCount):
+    """Returns the spec of a prediction in micro-batches."""
+    predictions = tf.nest.flatten(spec.predictions)
+    check_sources(batch, predictions)
+    replica = batch.finish(predictions)
+    hook = PredictionHook(replica, count, find_rows, spec.predictions)
+    return spec._replace(
+        predictions=hook.predictions,
+        prediction_hooks=[hook, *spec.prediction_hooks],
+    )
+
+
+def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tuple]:
+    """Moves metric updates that need the micro-batch from `metrics` to `batch`.
+
+    Args:
+        batch: The batch, which gets what runs with each micro-batch.
+        metrics: `EstimatorSpec.eval_metric_ops`, (value, update) by name.
+
+    Returns:
+        The metrics, whose updates do the rest, once a batch.
+
+    Raises:
+        ValueError: If a metric's value needs a micro-batch.
+    """
+    begin, rest = batch.begin.op, {}
+    for name, (value, update) in metrics.items():
+        if begin in ancestors(_operations(value)):
+            raise ValueError(
+                "A metric's value must be computed from variables, since it is read "
+                f"after the last batch. Received: {name!r}, computed from a batch. "
+                "Use a streaming metric, such as tf.compat.v1.metrics.mean."
+            )
+        with tf.control_dependencies(None):
+            whole = tf.group(*_operations(update))
+        each, once = _split(whole, begin)
+        batch.register(each=each)
+        with tf.control_dependencies(None):
+            rest[name] = value, tf.group(*once)
+    return rest
+
+
+def _operations(structure) -> list[tf.Operation]:
+    return [getattr(each, "op", each) for each in tf.nest.flatten(structure)]
+
+
+def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
+    """Returns the graph's list of replicas, which gets this one too.
+
+    Every replica has a hook, of which only the first one's runs.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    replicas = value_of_graph(graph, _REPLICAS_ATTRIBUTE, [])
+    replicas.append(replica)
+    return replicas
+
+
+def _with_arguments(model_fn: Callable, given: dict) -> Callable:
+    """Returns a function of (features, labels) that calls `model_fn` by keywords."""
+    taken = {name: given[name] for name in _arguments(model_fn) if name in given}
+
+    def build(features, labels):
+        arguments = {**taken, "labels": labels} if "labels" in taken else taken
+        return model_fn(features=features, **arguments)
+
+    return build
+
+
+def _arguments(model_fn: Callable) -> list[str]:
+    return list(inspect.signature(model_fn).parameters)
+
+
+def _like(model_fn: Callable, wrapped: Callable) -> Callable:
+    """Returns `wrapped` with the signature of `model_fn`, which Estimator reads."""
+    names = dict.fromkeys([*_arguments(model_fn), "mode", "config"])
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    wrapped.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, kind) for name in names]
+    )
+    return wrapped
+
+
+def _count_path(config, of: str) -> str:
+    """Returns the count's file: one per task, since each has its own memory.
+
+    Args:
+        config: The Estimator's `tf.estimator.RunConfig`.
+        of: Part of the name for what the number is of, such as "-eval".
+    """
+    task = ""
+    if config.num_worker_replicas > 1:
+        task = f"-{config.task_type}-{config.task_id}"
+    return os.path.join(config.model_dir, f"micro_batches{of}{task}.json")
+
+
+def _check_count(argument: str, value, other: str | None, remedy: str) -> None:
+    """Raises unless `value` is an integer >= 1 or `other`."""
+    if isinstance(value, str | None) and value == other:
+        return
+    expected = f"`{argument}` must be an integer >= 1 or {other!r}. "
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{expected}Received: {value!r}. {remedy}")
+    if value < 1:
+        raise ValueError(f"{expected}Received: {value}. {remedy}")

@@ -1,0 +1,324 @@
+"""What a run fetches of a batch outside of the passes: for the caller, hooks, summaries.
+
+    of the input pipeline    fetched where the batch is staged, and fed from then on
+    of a micro-batch         its rows from the last pass; what combines them is computed
+                             once, before the update, and fed
+    what changes something   runs once, in the batch's own run, with these values
+    of a variable alone      read before the run changes it
+
+So a batch is taken once, and nothing outside of the passes sees a micro-batch. The graph
+tells which of these a run needs, whoever has made the operations.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.walks import ancestors, data_descendants, path_to
+from estimator_accum.graph.writers import variable_of
+from estimator_accum.microbatch.batch import ReplicaBatch, WholeBatch
+from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
+from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.writes import written_by
+
+
+class Needs(NamedTuple):
+    """Tensors of the batch that one set of fetches needs.
+
+    Attributes:
+        taken: Those of the input pipeline, and what reads a variable before the update.
+        values: Those of micro-batches, whose values for the batch are wanted.
+        rows: For each replica, tensors from whose rows `values` are computed, and the
+            axis of these.
+        given: Those that are fed anyway.
+    """
+
+    taken: list[tf.Tensor]
+    values: list[tf.Tensor]
+    rows: list[list[tuple[tf.Tensor, int]]]
+    given: list[tf.Tensor]
+
+
+def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
+    """Raises ValueError if a micro-batch is computed from what is not cut.
+
+    Args:
+        batch: The batch.
+        fetched: Tensors that are fetched with each micro-batch.
+    """
+    _, pipeline = pipeline_of(batch.stage[1])
+    operations = [op for one in batch.passes for op in (*one.each, *one.once)]
+    needed = ancestors([*operations, *(tensor.op for tensor in fetched)])
+    for operation in needed:
+        if operation in pipeline:
+            raise ValueError(
+                "A micro-batch must be computed from the features and labels of its "
+                "model_fn: every read of the input pipeline takes a batch. Received: "
+                f"{path_to(needed, operation)}. Pass the outermost model_fn to "
+                "microbatch_model_fn."
+            )
+
+
+class Outside:
+    """The graph of a batch outside of its passes.
+
+    Args:
+        replicas: All replicas of this process.
+        given: Tensors that are fed anyway.
+        find_rows: Function of a replica's batch, tensors of its micro-batch, and tensors
+            that belong to no example. Returns rows from which the former are computed
+            for the whole batch, and the axis of each.
+    """
+
+    def __init__(
+        self,
+        replicas: list[ReplicaBatch],
+        given: Iterable[tf.Tensor],
+        find_rows: Callable,
+    ):
+        self._graph = tf.compat.v1.get_default_graph()
+        self._replicas, self._find_rows = replicas, find_rows
+        fed = [*given]
+        for each in replicas:
+            fed += [*each.reported, *(t for one in each.passes for t in one.done)]
+        self._given = {tensor.ref() for tensor in fed}
+        self._library = library_of_functions()
+        self._handles = {t.op for each in replicas for t in each.batch.handles}
+        stages = [op for each in replicas for op in each.batch.stage[1]]
+        self._staged = {operation.inputs[0].op for operation in stages}
+        staging, self._pipeline = pipeline_of(stages)
+        passes = [one for each in replicas for one in each.passes]
+        self._passes = ancestors(op for one in passes for op in (*one.each, *one.once))
+        self._needs = {}  # by the names of what is fetched
+        self._feedable = set()  # names of tensors that were fed and may be
+        self._check_initializers()
+        self._wait_for_nothing_done(staging.keys() | self._passes.keys())
+
+    def needs(self, fetches) -> Needs:
+        """Returns what the fetches of a batch's own run need of it.
+
+        Args:
+            fetches: As `session.run` takes them, in a finished graph.
+
+        Raises:
+            ValueError: If they take another batch, or run again what has run with the
+                micro-batches.
+        """
+        items = list(_items(self._graph, fetches))
+        names = frozenset(item.name for item in items)
+        if names not in self._needs:
+            with self._graph.as_default():
+                self._needs[names] = self._find(items)
+        return self._needs[names]
+
+    def check_other_run(self, fetches) -> None:
+        """Raises ValueError if a run beside that of a batch needs the batch."""
+        items = list(_items(self._graph, fetches))
+        names = "other run", frozenset(item.name for item in items)
+        if names in self._needs:
+            return
+        needed = ancestors({getattr(item, "op", item) for item in items})
+        slots = {t.op for each in self._replicas for t in each.batch.slots}
+        for operation in (*self._staged, *slots):
+            if operation in needed:
+                raise ValueError(
+                    "A value of a batch must be fetched in the batch's own run. "
+                    "Received: another run, of "
+                    f"{path_to(needed, operation)}. Return it from `before_run` of a "
+                    "hook, in SessionRunArgs."
+                )
+        self._needs[names] = None
+
+    def check_feeds(self, feeds: Mapping) -> None:
+        """Raises ValueError if what is fed is computed from a micro-batch."""
+        items = [self._graph.as_graph_element(fed) for fed in feeds]
+        new = [item for item in items if item.name not in self._feedable]
+        of_batch = self._of_batch() if new else ()  # it walks through the whole graph
+        for item in new:
+            if item.op in of_batch:
+                raise ValueError(
+                    "A tensor of a batch that is cut must not be fed, for its micro-"
+                    f"batches have one each. Received: {item.name}. Feed what input_fn "
+                    "returns, or train without micro-batches."
+                )
+        self._feedable |= {item.name for item in new}
+
+    def _slices(self) -> list[tf.Tensor]:
+        return [part.sliced for each in self._replicas for part in each.batch.parts]
+
+    def _of_batch(self) -> set[tf.Operation]:
+        """Returns the operations that compute from a micro-batch, or take it."""
+        slices = self._slices()
+        return data_descendants(slices) | {tensor.op for tensor in slices}
+
+    def _check_initializers(self) -> None:
+        variables = [*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables()]
+        needed = ancestors({each.initializer for each in variables})
+        for tensor in self._slices():
+            if tensor.op in needed:
+                raise ValueError(
+                    "A variable must be initialized without the batch, which is cut "
+                    f"later. Received: {path_to(needed, tensor.op)}. Initialize it from "
+                    "other values, or train without micro-batches."
+                )
+
+    def _wait_for_nothing_done(self, inside: Iterable[tf.Operation]) -> None:
+        """Lets operations outside not wait for what has run before them."""
+        of_batch = self._of_batch()
+        done = self._pipeline | {
+            operation
+            for operation in self._passes
+            if not self._is_own(operation)
+            and (operation in of_batch or self._changes(operation))
+        }
+        for operation in self._graph.get_operations():
+            waits = operation.control_inputs
+            if operation not in inside and not done.isdisjoint(waits):
+                operation._remove_all_control_inputs()
+                rest = [other for other in waits if other not in done]
+                operation._add_control_inputs(rest)
+
+    def _find(self, items: list) -> Needs:
+        """Returns what `items` need of the batch."""
+        known = self._is_known
+        users, _ = self._walk(items, known)
+        of_batch, late = self._of_batch(), self._late(users)
+        written = set(written_by(late)) - self._handles
+
+        def is_value(tensor: tf.Tensor) -> bool:
+            operation = tensor.op
+            is_early = operation in of_batch and operation not in late
+            return is_early and can_be_fed(tensor)
+
+        def is_end(tensor: tf.Tensor) -> bool:
+            return known(tensor) or is_value(tensor)
+
+        users, ends = self._walk(items, is_end)
+        self._check_not_again(users, late)
+        before = [
+            item
+            for item in items
+            if getattr(item, "op", item) not in of_batch | late
+            and self._reads(item, written)
+        ]
+        values = [tensor for tensor in ends if not known(tensor)]
+        _, more = self._walk([*values, *before], known)
+        ends = {tensor.ref(): tensor for tensor in [*ends, *more] if known(tensor)}
+        given = [tensor for ref, tensor in ends.items() if ref in self._given]
+        taken = [tensor for ref, tensor in ends.items() if ref not in self._given]
+        for tensor in before:
+            of_run, ends = self._walk([tensor], is_end)
+            slots = self._handles | self._staged
+            is_of_batch = ends or not slots.isdisjoint(of_run)
+            (values if is_of_batch else taken).append(tensor)
+        return Needs(taken, values, self._rows(values, taken), given)
+
+    def _rows(self, values: list, taken: list) -> list[list[tuple[tf.Tensor, int]]]:
+        """Returns `Needs.rows`."""
+        if not values:
+            return [[] for _ in self._replicas]
+        found = []
+        for replica in self._replicas:
+            own = {part.sliced.ref() for part in replica.batch.parts}
+            others = [each for each in self._slices() if each.ref() not in own]
+            found.append(self._find_rows(replica.batch, values, [*taken, *others]))
+        return found
+
+    def _reads(self, item, variables: set[tf.Operation]) -> bool:
+        """Returns whether a tensor reads one of some variables.
+
+        If the run changes it, a plain run reads it first: its update comes after the
+        forward pass.
+        """
+        if not isinstance(item, tf.Tensor) or not can_be_fed(item):
+            return False
+        needed, _ = self._walk([item], self._is_known)
+        read = {variable_of(t) for op in needed for t in op.inputs if _is_variable(t)}
+        return not variables.isdisjoint(read)
+
+    def _is_known(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is fed in the batch's own run, or may be."""
+        is_taken = tensor.op in self._pipeline and can_be_fed(tensor)
+        return is_taken or tensor.ref() in self._given
+
+    def _walk(self, items: list, is_end: Callable) -> tuple[dict, list[tf.Tensor]]:
+        """Returns the operations that `items` need, with users, and where they end.
+
+        Args:
+            items: Tensors and operations.
+            is_end: Condition on tensors at which the walk ends.
+        """
+        users, ends = {}, {}
+        waiting = [(item, None) for item in items]
+        while waiting:
+            item, user = waiting.pop()
+            if isinstance(item, tf.Tensor):
+                if is_end(item):
+                    ends[item.ref()] = item
+                    continue
+                item = item.op
+            if item in users:
+                users[item].append(user)
+                continue
+            users[item] = [user]
+            if item in self._pipeline and gives_another(item, self._library):
+                raise ValueError(
+                    "What is fetched must not take another batch from the input "
+                    f"pipeline. Received: {path_to(_firsts(users), item)}. Fetch a "
+                    "tensor of input_fn, not its operation, and wait for none of them."
+                )
+            waiting += [(each, item) for each in (*item.inputs, *item.control_inputs)]
+        return users, list(ends.values())
+
+    def _late(self, users: dict) -> set[tf.Operation]:
+        """Returns the operations that change something, or run only after a change."""
+        waiting = list(filter(self._changes, users))
+        late = set(waiting)
+        while waiting:
+            for user in users[waiting.pop()]:
+                if user is not None and user not in late:
+                    late.add(user)
+                    waiting.append(user)
+        return late
+
+    def _changes(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation changes what is not of this batch alone."""
+        is_own = self._is_own(operation)
+        return not is_own and changes_something(operation, self._library)
+
+    def _is_own(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation reads or writes what is of this batch alone."""
+        return any(tensor.op in self._handles for tensor in operation.inputs)
+
+    def _check_not_again(self, users: dict, late: set[tf.Operation]) -> None:
+        for operation in late & users.keys() & self._passes.keys():
+            if self._changes(operation):
+                raise ValueError(
+                    "What runs with every micro-batch must not run with the batch as "
+                    f"well. Received: {path_to(_firsts(users), operation)}. Leave it "
+                    "out of what hooks and the outer model_fn run."
+                )
+
+
+def _firsts(users: dict) -> dict:
+    return {operation: first for operation, (first, *_) in users.items()}
+
+
+def _is_variable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+
+
+def _items(graph: tf.Graph, fetches) -> Iterator[tf.Tensor | tf.Operation]:
+    """Yields the tensors and operations that `session.run(fetches)` fetches."""
+    if isinstance(fetches, Mapping):
+        fetches = list(fetches.values())  # hooks, which cannot be sorted, may be keys
+    if isinstance(fetches, list | tuple):
+        for each in fetches:
+            yield from _items(graph, each)
+    elif isinstance(fetches, tf.Variable):
+        yield graph.as_graph_element(fetches)
+    else:
+        parts = tf.nest.flatten(fetches, expand_composites=True)
+        yield from (graph.as_graph_element(part) for part in parts if part is not None)

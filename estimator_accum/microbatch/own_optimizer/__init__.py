@@ -1,0 +1,1 @@
+"""Gradients of a model_fn that has an optimizer of its own."""

@@ -1,0 +1,71 @@
+"""Share of a model's activations that is computed on the whole batch at once."""
+
+import logging
+
+import tensorflow as tf
+
+from estimator_accum.graph.walks import data_ancestors, data_descendants
+from estimator_accum.microbatch.own_optimizer.head import Border, View
+from estimator_accum.rows.sizes import Size
+from estimator_accum.rows.states import Mixed
+
+_EXAMPLES, _UNKNOWN = 32, 16  # numbers for sizes that are not known yet
+_MUCH = 0.5  # of the activations
+_READS = {"ReadVariableOp", "ResourceGather", "VariableV2", "ResourceGatherNd"}
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def report_activations(view: View, losses: list[tf.Tensor]) -> None:
+    """Warns if much of the model is computed on the whole batch at once.
+
+    Args:
+        view: The graph.
+        losses: The losses.
+    """
+    head = Border(view, losses).operations
+    needed = data_ancestors([tensor.op for tensor in losses])
+    network = _computed_from_variables(set(needed)) & view.of_batch
+    whole = sum(_elements(view, each) for each in network & head.keys())
+    cut = sum(_elements(view, each) for each in network - head.keys())
+    if whole <= _MUCH * (whole + cut) or not whole:
+        return
+    origins = [each for each in view.analysis.origins if each.operation in head]
+    if not origins:
+        return
+    operation, reason = origins[0]
+    _logger.warning(
+        "micro-batches: %d%% of the activations are computed on the whole batch at "
+        "once, so cutting saves little memory: see %s of type %s (%s)",
+        round(100 * whole / (whole + cut)),
+        operation.name,
+        operation.type,
+        reason,
+    )
+
+
+def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]:
+    reads = {each for each in operations if each.type in _READS}
+    values = [output for operation in reads for output in operation.outputs]
+    return reads | data_descendants(values, operations.__contains__)
+
+
+def _elements(view: View, operation: tf.Operation) -> int:
+    """Returns about how many numbers an operation results in."""
+    total = 0
+    for output in operation.outputs:
+        if output.dtype.is_floating and output.shape.rank is not None:
+            try:
+                total += _number(view.analysis.dims(output))
+            except Mixed:
+                known = output.shape.as_list()
+                total += _number(
+                    [Size(power=1) if n is None else Size(n) for n in known]
+                )
+    return total
+
+
+def _number(dims: list[Size]) -> int:
+    number = 1
+    for size in dims:
+        number *= size.factor * _EXAMPLES**size.power * _UNKNOWN ** len(size.symbols)
+    return number

@@ -1,0 +1,37 @@
+"""The loss of a batch, and whether a declared reduction can be right."""
+
+import tensorflow as tf
+
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
+from estimator_accum.rows.sums import factors_of_sums, refuse_sum
+
+
+def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the loss of the whole batch, after its last micro-batch.
+
+    Args:
+        batch: The batch; the operations that collect what the loss needs are added.
+        loss: A tensor of the micro-batch.
+    """
+    if loss.op not in of_batch(batch):
+        return loss
+    with tf.control_dependencies(None):
+        copies = Copies(batch, is_early=False)
+        (value,) = copies.make(View(batch, [loss]), [loss])
+    value.set_shape(loss.shape)
+    return value
+
+
+def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
+    """Raises ValueError if the loss is a sum over examples, declared as a mean.
+
+    Args:
+        batch: The batch, of which the reduction is declared.
+        loss: The loss of the micro-batch.
+    """
+    if batch.reduction == "sum" or loss.op not in of_batch(batch):
+        return
+    view = View(batch, [loss])
+    if factors_of_sums(view.analysis, loss):
+        refuse_sum(loss)

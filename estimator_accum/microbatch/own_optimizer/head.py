@@ -1,0 +1,334 @@
+"""The head: what combines examples, computed once, on the rows of the whole batch.
+
+    micro-batch    parts of the batch -> rows -> | mixed -> loss
+                                                 |   copied: the head
+    whole batch                     all rows  -> | mixed -> loss
+
+The operations behind the rows are copied, with whatever was derived from them, onto the
+rows of all micro-batches, which are collected for it. Rows that need no variable and no
+random number are computed by a copy as well, from the batch itself. Where only a shape
+of rows is wanted, it is computed, and no row is collected.
+"""
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from estimator_accum.graph.branches import is_in_loop
+from estimator_accum.graph.copies import define, insert
+from estimator_accum.graph.names import is_draw
+from estimator_accum.graph.walks import data_descendants
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, collect
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.sizes import Size
+from estimator_accum.rows.states import MIXED, State
+
+_SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}
+_CONTROL_FLOW = {
+    *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
+    *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
+}
+_OF_WHOLE_BATCH = "_estimator_accum_whole_batch"  # attribute of copies
+_LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}
+
+
+class View:
+    """Analysis of the graph of one micro-batch, as the graph is now.
+
+    Args:
+        batch: The batch.
+        targets: Tensors to look at, with all that they are computed from.
+        states: Further tensors' states, by reference.
+
+    Attributes:
+        of_batch: The operations that are computed from the micro-batch.
+    """
+
+    def __init__(self, batch: WholeBatch, targets: list[tf.Tensor], states=()):
+        self._parts = {part.sliced.ref(): part for part in batch.parts}
+        rows = [part.sliced for part in batch.parts if part.has_rows]
+        mixed = [part.sliced for part in batch.parts if not part.has_rows]
+        self.analysis = Analysis(rows, mixed, states)
+        self.analysis.analyze(targets)
+        self.of_batch = of_batch(batch)
+        self._pure = {}
+
+    def state(self, tensor: tf.Tensor) -> State:
+        """Returns the tensor's state."""
+        return self.analysis.state(tensor)
+
+    def is_part(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor is a slice of the batch itself."""
+        return tensor.ref() in self._parts
+
+    def whole_part(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the part of the batch of which the tensor is a slice."""
+        return self._parts[tensor.ref()].whole
+
+    def is_frontier(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor has rows that micro-batches must compute."""
+        state = self.state(tensor)
+        is_own = state.kind == "rows" and state.distance is None
+        return is_own and not is_in_loop(tensor.op) and not self.is_pure(tensor)
+
+    def is_shared_draw(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the tensor is random numbers that all examples share."""
+        return is_draw(tensor.op) and self.state(tensor).kind == "fixed"
+
+    def is_pure(self, tensor: tf.Tensor) -> bool:
+        """Returns whether constants and the batch alone decide the tensor's value."""
+        waiting = [tensor.op]
+        while waiting:
+            operation = waiting[-1]
+            if operation in self._pure:
+                waiting.pop()
+                continue
+            if self._is_source(operation):
+                self._pure[operation] = any(map(self.is_part, operation.outputs))
+                continue
+            new = [
+                each.op
+                for each in operation.inputs
+                if each.op not in self._pure and not self.is_part(each)
+            ]
+            waiting += new
+            if not new:
+                self._pure[operation] = all(
+                    self.is_part(each) or self._pure[each.op]
+                    for each in operation.inputs
+                )
+        return self._pure[tensor.op]
+
+    def _is_source(self, operation: tf.Operation) -> bool:
+        is_stateful = operation.op_def.is_stateful and operation.type not in _LOOK_UPS
+        is_fed = operation.type.startswith("Placeholder")
+        is_part = any(map(self.is_part, operation.outputs))
+        return is_stateful or is_fed or is_part or operation.type in _CONTROL_FLOW
+
+
+def of_batch(batch: WholeBatch) -> set[tf.Operation]:
+    """Returns the operations that compute from a micro-batch, or take it."""
+    slices = [part.sliced for part in batch.parts]
+    found = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
+    return found | {tensor.op for tensor in slices}
+
+
+def find_rows(
+    batch: WholeBatch, targets: list[tf.Tensor], mixed: list[tf.Tensor]
+) -> list[tuple[tf.Tensor, int]]:
+    """Returns rows from which tensors are computed for the whole batch, and their axes.
+
+    Args:
+        batch: The batch.
+        targets: The tensors.
+        mixed: Others that belong to no example.
+    """
+    view = View(batch, targets, {tensor.ref(): MIXED for tensor in mixed})
+    frontier = Border(view, targets).frontier
+    return [(tensor, view.state(tensor).axis) for tensor in frontier]
+
+
+class Border:
+    """Boundary between copied operations and those that the copies read.
+
+    Args:
+        view: The graph.
+        targets: Tensors to copy.
+        made: Operations that were derived from others, and are copied.
+        values: Replacements of tensors; the search stops at these tensors.
+
+    Attributes:
+        operations: The operations to copy, in the order of the search.
+        frontier: Tensors whose rows micro-batches compute.
+        shapes: Operations of which only the shape of rows is wanted.
+    """
+
+    def __init__(self, view: View, targets, made=frozenset(), values=()):
+        # As keys: a set's order would make another graph in each process.
+        self.operations, self.shapes = {}, {}
+        frontier, seen, waiting = {}, set(), list(targets)
+        while waiting:
+            tensor = waiting.pop()
+            operation = tensor.op
+            if tensor.ref() in seen or tensor.ref() in values:
+                continue
+            seen.add(tensor.ref())
+            is_made = operation in made
+            in_loop = is_in_loop(operation)
+            is_needed = is_made or in_loop or operation in view.of_batch
+            if view.is_part(tensor) or not is_needed:
+                continue
+            if not (is_made or in_loop) and view.is_shared_draw(tensor):
+                continue
+            if operation.type in _SHAPES and _are_rows(view, operation, made):
+                self.shapes[operation] = None
+                continue
+            if not is_made and view.is_frontier(tensor):
+                frontier[tensor.ref()] = tensor
+                continue
+            self.operations[operation] = None
+            waiting += operation.inputs
+            for other in operation.control_inputs if is_made or in_loop else ():
+                # The gradient of a tf.py_function reads what its own run has recorded.
+                is_read = other.type == operation.type == "EagerPyFunc"
+                if is_read or other in made or is_in_loop(other):
+                    waiting += other.outputs[:1]
+        self.frontier = list(frontier.values())
+
+    def draws(self) -> bool:
+        """Returns whether the copy draws random numbers."""
+        return any(map(is_draw, self.operations))
+
+
+def _are_rows(view: View, operation: tf.Operation, made) -> bool:
+    """Returns whether inputs have rows that micro-batches must compute, or are fixed."""
+    inputs = [tensor for tensor in operation.inputs if tensor.op in view.of_batch]
+    are_known = [t.op not in made and view.is_frontier(t) for t in inputs]
+    return bool(inputs) and all(are_known)
+
+
+def _check_no_draw_in_a_loop(operations) -> None:
+    for operation in filter(is_draw, operations):
+        context = operation._get_control_flow_context()
+        if control_flow_util.GetContainingWhileContext(context) is not None:
+            raise ValueError(
+                "Random numbers that all examples share must not be drawn in a loop of "
+                f"TensorFlow 1. Received: {operation.name} of type {operation.type}. "
+                "Draw them before the loop, or for each example."
+            )
+
+
+class Copies:
+    """Copies on the rows of the whole batch, which run after one pass.
+
+    Args:
+        batch: The batch.
+        is_early: Whether the first pass collects the rows, not the last one.
+
+    Attributes:
+        collected: Tensors whose rows the pass collects, and the axis of these.
+    """
+
+    def __init__(self, batch: WholeBatch, is_early: bool):
+        self._batch, self._is_early = batch, is_early
+        self.collected = []
+        self._found = {}  # copies by the tensors that they are of
+
+    def border(self, view: View, targets: list[tf.Tensor]) -> Border:
+        """Returns where a copy of `targets` begins."""
+        return Border(view, targets, values=self._found)
+
+    def take_losses(self, view: View, targets: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the results of whole_batch_loss that `targets` are computed from.
+
+        They are of the whole batch already.
+        """
+        found = []
+        for operation in Border(view, targets).operations:
+            loss = getattr(operation, WHOLE_BATCH_LOSS, None)
+            if loss is not None:
+                found.append(operation.outputs[0])
+                # In the run in which it is computed, or in a later one.
+                is_now = self._is_early and not loss.is_joint
+                value = loss.loss if is_now else loss.value
+                self._found[found[-1].ref()] = value
+        return found
+
+    def make(
+        self, view: View, targets: list[tf.Tensor], made=frozenset()
+    ) -> list[tf.Tensor]:
+        """Returns the values of tensors for the whole batch.
+
+        Args:
+            view: The graph.
+            targets: Tensors of the micro-batch.
+            made: Operations that were derived from others, and are copied.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        before = set(graph.get_operations())
+        found = self._make(view, targets, made)
+        for operation in set(graph.get_operations()) - before:
+            setattr(operation, _OF_WHOLE_BATCH, True)
+        return found
+
+    def _make(self, view: View, targets: list[tf.Tensor], made) -> list[tf.Tensor]:
+        self.take_losses(view, targets)
+        border = Border(view, targets, made, self._found)
+        _check_no_draw_in_a_loop(border.operations)
+        axes = [view.state(tensor).axis for tensor in border.frontier]
+        if border.frontier:
+            batch = self._batch
+            of = batch.first_pass() if self._is_early else batch.last_pass
+            rows = collect(batch, of, border.frontier, axes)
+            self.collected += zip(border.frontier, axes, strict=True)
+            for tensor, whole in zip(border.frontier, rows, strict=True):
+                self._found[tensor.ref()] = whole
+        for operation in border.shapes:
+            self._make_shapes(view, operation)
+        inputs = {}
+        for operation in border.operations:
+            for tensor in operation.inputs:
+                if tensor.ref() in self._found:
+                    inputs[tensor.name] = self._found[tensor.ref()]
+                elif view.is_part(tensor):
+                    inputs[tensor.name] = view.whole_part(tensor)
+                elif tensor.op not in border.operations:
+                    inputs[tensor.name] = tensor
+        outputs = [tensor for each in border.operations for tensor in each.outputs]
+        definition, _ = define(border.operations)
+        copies = insert(definition, inputs, outputs, "whole_batch")
+        self._found |= {
+            tensor.ref(): copy
+            for tensor, copy in zip(outputs, copies, strict=True)
+            # A loop stays whole, with what its rounds keep.
+            if not is_in_loop(tensor.op) and tensor.dtype != tf.resource
+        }
+        return [self._value(view, tensor) for tensor in targets]
+
+    def _value(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
+        if view.is_part(tensor):
+            return view.whole_part(tensor)
+        return self._found.get(tensor.ref(), tensor)
+
+    def _make_shapes(self, view: View, operation: tf.Operation) -> None:
+        for tensor, output in zip(operation.inputs, operation.outputs, strict=True):
+            if output.ref() in self._found:
+                continue
+            shape = self._shape(view, tensor)
+            if operation.type == "Size":
+                value = tf.cast(tf.reduce_prod(shape), output.dtype)
+            elif operation.type == "ZerosLike":
+                value = tf.zeros(shape, output.dtype)
+            elif operation.type == "OnesLike":
+                value = tf.ones(shape, output.dtype)
+            else:
+                value = tf.cast(shape, output.dtype)
+            self._found[output.ref()] = value
+
+    def _shape(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the shape of a tensor's rows for the whole batch, int64 [rank]."""
+        if tensor.op not in view.of_batch:
+            return tf.shape(tensor, tf.int64)
+        known = {
+            f"{part.sliced.name}:{axis}": tf.shape(part.whole, tf.int64)[axis]
+            for part in self._batch.parts
+            if part.has_rows and part.sliced.shape.rank is not None
+            for axis in range(1, part.sliced.shape.rank)
+        }
+        dims = view.analysis.dims(tensor)
+        if not all(symbol in known for size in dims for symbol in size.symbols):
+            # The same in all micro-batches, but for the number of examples.
+            own, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
+            rows = own[axis] // self._batch.size * self._batch.rows
+            return tf.concat([own[:axis], [rows], own[axis + 1 :]], 0)
+
+        def number(size: Size) -> tf.Tensor:
+            result = tf.constant(size.factor, tf.int64)
+            for factor in (
+                *[self._batch.rows] * size.power,
+                *map(known.get, size.symbols),
+            ):
+                result *= factor
+            return result
+
+        return tf.stack([number(size) for size in dims])

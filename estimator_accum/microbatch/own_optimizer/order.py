@@ -1,0 +1,198 @@
+"""Order of what the train op runs, where the graph has none.
+
+what needs no gradient    before the gradients are read: without micro-batches they
+                          take longest
+a read of a variable      before a write of it: the only order that TensorFlow's own
+                          runs have in common, since a read waits for nothing
+"""
+
+import collections
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from estimator_accum.graph.names import VARIABLES
+from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.walks import ancestors, descendants
+from estimator_accum.graph.writers import writers_of
+
+_CUTS_ATTRIBUTE = "_estimator_accum_cuts"
+_TIMELESS = {"Const", "Placeholder", *VARIABLES}
+# What takes a variable, and not its value.
+_VALUELESS = {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
+# What passes a handle on, or the memory of a reference variable.
+_SHARING = {
+    *("Identity", "RefIdentity", "StopGradient", "PreventGradient", "EnsureShape"),
+    *("Enter", "Exit", "Merge", "NextIteration", "Switch"),
+    *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
+    *("Reshape", "ExpandDims", "Squeeze", "Slice", "StridedSlice"),
+}
+
+
+class Cut(NamedTuple):
+    """One replica's part of the train op.
+
+    Attributes:
+        roots: The train op, and what else runs once.
+        sums: The operations that read the gradients.
+        fed: Tensors of micro-batches with which it is fed.
+        waiting: Operations that would wait for the forward pass.
+    """
+
+    roots: list[tf.Operation]
+    sums: list[tf.Operation]
+    fed: list[tf.Tensor]
+    waiting: list[tf.Operation]
+
+
+class Unordered(NamedTuple):
+    """A write and the reads of its variable that run in any order with it."""
+
+    variable: tf.Operation
+    writer: tf.Operation
+    readers: list[tf.Operation]
+
+
+def order_update(cut: Cut) -> None:
+    """Orders the train op, when the last replica's part of it is complete."""
+    cuts = value_of_graph(tf.compat.v1.get_default_graph(), _CUTS_ATTRIBUTE, [])
+    cuts.append(cut)
+
+    def finish(strategy):  # replicas may wait for each other
+        del strategy
+        _update_last(cuts)
+        cuts.clear()
+
+    tf.distribute.get_replica_context().merge_call(finish)
+
+
+def _update_last(cuts: list[Cut]) -> None:
+    """Makes the reads of gradients wait for all that needs none, in all replicas.
+
+    So an average of variables beside the update, or a schedule that reads a counter,
+    sees the values from before it.
+    """
+    sums = {read for cut in cuts for read in cut.sums}
+    after = descendants(sums)
+    fed = {tensor.op for cut in cuts for tensor in cut.fed}
+    roots = [root for cut in cuts for root in cut.roots]
+    needed = ancestors(roots, lambda each: each not in fed)
+    before = [
+        operation
+        for operation in needed
+        if operation not in after
+        and operation not in sums
+        and operation.type not in _TIMELESS
+        and operation._get_control_flow_context() is None
+    ]
+    with tf.control_dependencies(None):
+        done = tf.group(*before, name="before_update")
+    for operation in sums:
+        operation._add_control_inputs([done])
+    waiting = {each for cut in cuts for each in cut.waiting}
+    late = waiting | descendants([*waiting, *(t for cut in cuts for t in cut.fed)])
+    for _, writer, readers in find_unordered(needed, set(before), after):
+        last = [] if writer in late else [each for each in readers if each in late]
+        for reader in last:
+            if not control_flow_util.IsInWhileLoop(reader):
+                reader._add_control_input(writer)
+        first = [each for each in readers if each not in last]
+        writer._add_control_inputs(_ends(first, writer, needed))
+
+
+def find_unordered(
+    operations: Collection[tf.Operation],
+    before: Collection[tf.Operation] = (),
+    after: Collection[tf.Operation] = (),
+) -> Iterator[Unordered]:
+    """Yields the writes in one run that have no order with a read of their variable.
+
+    A write inside of a loop is left out, since it can wait for nothing outside of it.
+
+    Args:
+        operations: All operations of the run.
+        before: Operations that run before those of `after`.
+        after: Others.
+    """
+    for variable, writers in writers_of(operations).items():
+        readers = _readers(variable, set(writers) | {variable}, operations)
+        for writer in writers:
+            if control_flow_util.IsInWhileLoop(writer):
+                continue
+            earlier, later = writer in before, writer in after
+            others = {
+                reader
+                for reader in readers
+                if not (reader in before and later or reader in after and earlier)
+            }
+            others -= _before(writer, others)
+            free = [
+                reader
+                for reader in sorted(others, key=lambda each: each.name)
+                if not any(
+                    _before(end, {writer})
+                    for end in _ends([reader], writer, operations)
+                )
+            ]
+            if free:
+                yield Unordered(variable, writer, free)
+
+
+def _readers(
+    variable: tf.Operation, without: set[tf.Operation], operations: Collection
+) -> set[tf.Operation]:
+    """Returns the operations that take the value of a variable.
+
+    The value of a reference variable is its memory, which a write changes: it is read
+    by those that compute from it.
+    """
+    readers, waiting, seen = set(), list(variable.outputs), set(without)
+    while waiting:
+        for user in waiting.pop().consumers():
+            if user in seen or user not in operations or user.type in _VALUELESS:
+                continue
+            seen.add(user)
+            if user.type in _SHARING:
+                waiting += user.outputs
+            else:
+                readers.add(user)
+    return readers
+
+
+def _ends(
+    readers: Iterable[tf.Operation], writer: tf.Operation, operations: Collection
+) -> list[tf.Operation]:
+    """Returns the operations after which readers have run.
+
+    In a branch or loop of TensorFlow 1 those are its results, for an operation that
+    waits for one of a branch that is not taken is not run either.
+    """
+    own = writer._get_control_flow_context()
+    ends, waiting, seen = [], list(readers), set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen or operation not in operations:
+            continue
+        seen.add(operation)
+        if control_flow_util.GetOutputContext(operation) in (None, own):
+            ends.append(operation)
+            continue
+        waiting += operation._control_outputs
+        waiting += [user for out in operation.outputs for user in out.consumers()]
+    return ends
+
+
+def _before(operation: tf.Operation, others: set[tf.Operation]) -> set[tf.Operation]:
+    """Returns those of `others` that `operation` waits for, or is."""
+    found, seen, waiting = set(), {operation}, collections.deque([operation])
+    while waiting and len(found) < len(others):
+        current = waiting.popleft()
+        if current in others:
+            found.add(current)
+        for other in (*(t.op for t in current.inputs), *current.control_inputs):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return found

@@ -1,0 +1,262 @@
+"""TensorFlow's functions that compute gradients, replaced while a model_fn is called.
+
+tf.gradients, optimizers     gradients_util._GradientsHelper
+tf.GradientTape              imperative_grad, watch
+
+A tape's gradients flow through what it recorded, as it answers itself. A tensor that was
+computed elsewhere and is watched begins a record: the tape knows it, not its operation.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop, imperative_grad
+from tensorflow.python.ops import gradients_util
+
+from estimator_accum.core.interception import is_interception_off, without_interception
+from estimator_accum.graph.walks import data_ancestors
+
+_local = threading.local()  # replicas build their graphs in threads of their own
+_lock = threading.Lock()
+_users = []
+# Attribute of an Identity that was put behind a tensor after tapes had recorded it.
+PASSES_ON = "_estimator_accum_passes_on"
+_own = []  # functions of TensorFlow that are replaced: (their place, name, function)
+
+
+@contextlib.contextmanager
+def intercepting(gradients: Callable) -> Iterator[None]:
+    """Gives this thread's calls of tf.gradients and tf.GradientTape to a function.
+
+    Args:
+        gradients: As `Interception.gradients`.
+    """
+    with _lock:
+        if not _users:
+            for place, name, make in _REPLACED:
+                own = getattr(place, name)
+                _own.append((place, name, own))
+                setattr(place, name, functools.wraps(own)(make(own)))
+        _users.append(gradients)
+    _local.gradients, _local.watched = gradients, []
+    try:
+        yield
+    finally:
+        _local.gradients, _local.watched = None, []
+        with _lock:
+            _users.remove(gradients)
+            while _own and not _users:
+                setattr(*_own.pop())
+
+
+def _taker() -> Callable | None:
+    """Returns the function that takes the current call; None leaves it to TensorFlow."""
+    if tf.executing_eagerly() or is_interception_off():
+        return None
+    return getattr(_local, "gradients", None)
+
+
+def _compute(ys, xs, grad_ys, stop_gradients, **options):
+    with without_interception():
+        return gradients_util._GradientsHelper(
+            ys, xs, grad_ys, stop_gradients=stop_gradients, **options
+        )
+
+
+def _helper(own: Callable) -> Callable:
+    """Returns what stands in for the function behind tf.gradients."""
+    signature = inspect.signature(own)
+
+    def gradients(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        ys, xs = _as_list(given.pop("ys")), _as_list(given.pop("xs"))
+        take = _taker()
+        # A source graph is given by TensorFlow itself, inside of functions.
+        is_inner = given.pop("src_graph", None) is not None
+        # Of composite tensors it calls itself, with their parts.
+        if take is None or is_inner or _are_composite([*ys, *xs]):
+            return own(*args, **kwargs)
+        ys = [tf.convert_to_tensor(y) for y in ys]
+        grad_ys = given.pop("grad_ys", None)
+        grad_ys = None if grad_ys is None else _as_list(grad_ys)
+        stops = _as_list(given.pop("stop_gradients", None) or [])
+
+        def compute(ys, xs, grad_ys, more):
+            return _compute(ys, xs, grad_ys, [*stops, *more], **given)
+
+        def plain():
+            return compute(ys, xs, grad_ys, [])
+
+        return take(ys, xs, grad_ys, plain, compute)
+
+    return gradients
+
+
+def _of_tape(own: Callable) -> Callable:
+    """Returns what stands in for the function behind GradientTape.gradient."""
+
+    def gradients(
+        tape,
+        target,
+        sources,
+        output_gradients=None,
+        sources_raw=None,
+        unconnected_gradients="none",
+    ):
+        options = output_gradients, sources_raw, unconnected_gradients
+        take = _taker()
+        if take is None:
+            return own(tape, target, sources, *options)
+        given = {
+            id(_handle_or_self(x)): x
+            for x in sources_raw or []
+            if isinstance(x, tf.Variable)
+        }
+        xs = [given.get(id(source), source) for source in sources]
+        targets = {id(y) for y in target}
+        is_known = [
+            known or id(source) in targets
+            for known, source in zip(_known(tape, sources), sources, strict=True)
+        ]
+        not_recorded = _not_recorded(tape, target)
+
+        def compute(ys, xs, grad_ys, stops):
+            return _compute(ys, xs, grad_ys, [*stops, *not_recorded])
+
+        def plain():
+            with without_interception():
+                return own(tape, target, wanted, output_gradients)
+
+        places = [i for i, known in enumerate(is_known) if known]
+        wanted = [sources[i] for i in places]
+        found = [None] * len(sources)
+        if places:
+            known = [xs[i] for i in places]
+            taken = take(target, known, output_gradients, plain, compute)
+            for i, gradient in zip(places, taken, strict=True):
+                found[i] = gradient
+        if tf.UnconnectedGradients(unconnected_gradients).value == "zero":
+            pairs = zip(found, xs, strict=True)
+            found = [tf.zeros_like(x) if g is None else g for g, x in pairs]
+        return found
+
+    return gradients
+
+
+def _watch(own: Callable) -> Callable:
+    def watch(tape, tensor):
+        if _taker() is not None:
+            parts = tf.nest.flatten(tensor, expand_composites=True)
+            parts = [part for part in parts if not hasattr(part, "handle")]
+            known = _known(tape._tape, parts) if tape._tape else [True] * len(parts)
+            _local.watched += [
+                (tape._tape, part)
+                for part, is_known in zip(parts, known, strict=True)
+                if not is_known
+            ]
+        own(tape, tensor)
+
+    return watch
+
+
+_REPLACED = [
+    (gradients_util, "_GradientsHelper", _helper),
+    (imperative_grad, "imperative_grad", _of_tape),
+    (backprop.GradientTape, "watch", _watch),
+]
+
+
+def _handle_or_self(x):
+    return getattr(x, "handle", x)
+
+
+def _known(tape, tensors: list[tf.Tensor]) -> list[bool]:
+    """Returns which tensors a tape watches or has recorded the computation of.
+
+    Args:
+        tape: A tf.GradientTape's own record.
+        tensors: Tensors.
+    """
+
+    def ask():  # of this tape alone: each thread has tapes of its own
+        pywrap_tfe.TFE_Py_TapeSetAdd(tape._tape)
+        try:
+            return [pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([t]) for t in tensors]
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetRemove(tape._tape)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
+
+
+def _not_recorded(tape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors through which gradients of a tape do not flow."""
+    watched = {tensor.ref() for owner, tensor in _local.watched if owner is tape}
+    needed = data_ancestors([y.op for y in ys])
+    tensors = [
+        output
+        for operation in needed
+        for output in operation.outputs
+        if not hasattr(operation, PASSES_ON)
+        and (output.dtype.is_floating or output.dtype.is_complex)
+    ]
+    found = [
+        tensor
+        for tensor, is_known in zip(tensors, _known(tape, tensors), strict=True)
+        if not is_known or tensor.ref() in watched
+    ]
+    calls = [tensor for tensor in found if _is_call(tensor.op)]
+    return [*found, *put_behind(calls, needed).values()]
+
+
+def put_behind(
+    tensors: Iterable[tf.Tensor], readers: Iterable[tf.Operation]
+) -> dict[str, tf.Tensor]:
+    """Puts an Identity behind tensors, for gradients to be stopped there.
+
+    They are stopped at operations only, not at one of several results, and not at the
+    call of a function.
+
+    Args:
+        tensors: Tensors.
+        readers: Operations that read the results from now on.
+
+    Returns:
+        The results by the names of the tensors.
+    """
+    found = {}
+    for tensor in tensors:
+        graph = tensor.graph
+        without = graph.control_dependencies(None)
+        with graph.as_default(), graph.colocate_with(tensor.op), without:
+            found[tensor.name] = tf.identity(tensor, "rows")
+        setattr(found[tensor.name].op, PASSES_ON, True)
+    for operation in readers:
+        for i, tensor in enumerate(operation.inputs):
+            if tensor.name in found and tensor.graph is operation.graph:
+                operation._update_input(i, found[tensor.name])
+    return found
+
+
+def _is_call(operation: tf.Operation) -> bool:
+    return "PartitionedCall" in operation.type or operation.graph._is_function(
+        operation.type
+    )
+
+
+def _as_list(value) -> list:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _are_composite(values: list) -> bool:
+    return any(
+        isinstance(value, tf.__internal__.CompositeTensor)
+        and not isinstance(value, tf.Variable)
+        for value in values
+    )

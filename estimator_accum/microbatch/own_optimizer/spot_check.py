@@ -1,0 +1,378 @@
+"""A spot check: a look at the numbers of a batch that is cut, before its update.
+
+    rows of some examples         = those of one, of three and of the rest, joined
+    gradients of some examples    = the sum of those of one, of three and of the rest
+
+with random gradients of the rows, and the same random numbers in both. It guards the
+rules of the analysis, and sees what no analysis of the forward pass can: a gradient of
+its own (tf.custom_gradient) that combines examples. The examples are spread over the
+batch, and looked at again with noise on all features that are no integers. Fingerprints
+are compared, so no gradient leaves the session. It changes no variable. Where it fails,
+training is refused.
+"""
+
+import itertools
+import logging
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.graph.functions import operations_with_own_gradients
+from estimator_accum.graph.names import DRAWS, SHAPED_DRAWS
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.count import is_out_of_memory
+from estimator_accum.microbatch.own_optimizer.fingerprints import (
+    Fingerprint,
+    are_equal,
+    of_gradient,
+    of_rows,
+    rounding_of,
+)
+from estimator_accum.microbatch.own_optimizer.head import View
+from estimator_accum.microbatch.own_optimizer.without_draws import (
+    drawing_inside,
+    without_draws,
+)
+from estimator_accum.precision import has_low_precision
+
+_BATCHES = (1, 2, 10, 100, 1000)  # those that are looked at
+_MOST_EXAMPLES, _MOST_LATER = 8, 4  # of the first of them, and of the others
+_GROUPS = (1, 3)  # and the rest
+_SMALLEST = 4e-2  # size of a gradient, relative to the largest one, that rounding has
+_SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+class _Look(NamedTuple):
+    """One comparison.
+
+    Attributes:
+        session: The session itself, without hooks.
+        feeds: Feeds of all runs: the examples, and what the caller gives.
+        number: Number of examples.
+        is_noisy: Whether there is noise, with which the model may fail.
+    """
+
+    session: tf.compat.v1.Session
+    feeds: dict
+    number: int
+    is_noisy: bool
+
+
+class SpotCheck:
+    """Compares micro-batches of one replica with what they are parts of.
+
+    Args:
+        batch: The batch.
+        derived: The gradients that were derived, as `Interception.derived`.
+        collected: Further tensors whose rows are collected, and the axis of these.
+        view: The graph in which they are.
+        guards: Operations that fail where rows are looked up in other examples.
+    """
+
+    def __init__(
+        self,
+        batch: WholeBatch,
+        derived: list,
+        collected: list[tuple[tf.Tensor, int]],
+        view: View,
+        guards: list[tf.Operation],
+    ):
+        self._batch, self._guards = batch, guards
+        derived = [each for each in derived if each.is_simple]
+        gradients = [g for each in derived for g in each.gradients]
+        rows = {tensor.ref(): (tensor, axis) for tensor, axis in collected}
+        arriving = []  # (rows, their gradient, axis)
+        for each in derived:
+            for tensor, gradient in zip(each.rows, each.arriving, strict=True):
+                axis = each.view.state(tensor).axis
+                rows[tensor.ref()] = tensor, axis
+                arriving.append((tensor, gradient, axis))
+        parts = tf.nest.flatten(gradients, expand_composites=True)
+        needed = data_ancestors(
+            [t.op for t in (*parts, *(t for t, _ in rows.values()))]
+        )
+        draws = [
+            operation.outputs[0]
+            for operation in needed
+            if operation.type in DRAWS and operation._get_control_flow_context() is None
+        ]
+        states = View(batch, draws)
+        draws = [each for each in draws if states.state(each).kind == "rows"]
+        unknown = drawing_inside(needed, DRAWS - SHAPED_DRAWS)
+
+        def is_known(tensor: tf.Tensor) -> bool:
+            return not unknown or unknown.isdisjoint(data_ancestors([tensor.op]))
+
+        gradients = [g for g in gradients if all(map(is_known, _parts(g)))]
+        rows = [pair for pair in rows.values() if is_known(pair[0])]
+        with tf.control_dependencies(None), tf.name_scope("spot_check"):
+            taken = [each for each, _, _ in arriving]
+            fed = [gradient for _, gradient, _ in arriving]
+            named = [*parts, *(t for t, _ in rows), *draws, *taken, *fed]
+            named += [part.whole for part in batch.parts]
+            copies = without_draws(needed, named)
+
+            def copy(tensor: tf.Tensor) -> tf.Tensor:
+                return copies.get(tensor.ref(), tensor)
+
+            self._rows = {
+                tensor.name: of_rows(copy(tensor), axis)
+                for tensor, axis in rows
+                if copy(tensor).graph.is_fetchable(copy(tensor))
+            }
+            self._gradients = {
+                f"{i} {_parts(g)[0].name}": of_gradient(
+                    tf.nest.map_structure(copy, g, expand_composites=True)
+                )
+                for i, g in enumerate(gradients)
+            }
+            self._draws = {copy(d): states.state(d).axis for d in draws}
+            self._shapes = [tf.shape(copy(tensor)) for tensor in taken]
+            self._arriving = {copy(g): axis for _, g, axis in arriving}
+            self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
+            self._examples = {
+                copy(whole): example
+                for whole, example in _examples(batch, self._indices).items()
+            }
+        dtypes = {output.dtype for each in needed for output in each.outputs}
+        precisions = [rounding_of(each) for each in dtypes if each.is_floating]
+        self._tolerance = max(precisions, default=0.0)
+        self._has_own_gradients = bool(operations_with_own_gradients(needed))
+
+    def is_due(self, last: int, batch: int) -> bool:
+        """Returns whether a batch is to be looked at.
+
+        Args:
+            last: Number of the batch of this run that was looked at last; 0 for none.
+            batch: The batch's own number.
+        """
+        return any(last < number <= batch for number in _BATCHES)
+
+    def run(
+        self, session: tf.compat.v1.Session, rows: int, size: int, last: int, feeds
+    ) -> None:
+        """Looks at examples of the batch that is staged.
+
+        Args:
+            session: The session itself, without hooks.
+            rows: Number of examples in the batch, at least 2.
+            size: Number of examples in a micro-batch.
+            last: Number of the batch that was looked at last; 0 for none.
+            feeds: Further feeds of a micro-batch.
+
+        Raises:
+            ValueError: If the micro-batches are not parts of the batch.
+        """
+        if has_low_precision(session):
+            self._tolerance = max(self._tolerance, rounding_of(tf.bfloat16))
+        most = _MOST_LATER if last else _MOST_EXAMPLES
+        # Beside the numbers that were drawn, half a micro-batch takes no more memory.
+        number = min(most, rows, max(2, size // 2 if self._draws else size))
+        done = 0
+        while done < min(most, rows):
+            try:
+                number = min(number, max(2, most - done))
+                self._look(session, rows, number, last + done / most, feeds)
+                done += number
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if number == 2:
+                    _logger.warning(
+                        "micro-batches: two examples do not fit in memory at once, so it "
+                        "was not looked at whether their gradients add up"
+                    )
+                    return
+                number = max(2, number // 2)
+
+    def _look(self, session, rows: int, number: int, turn: float, feeds: dict) -> None:
+        """Compares examples as they are, and with noise.
+
+        Args:
+            session: The session.
+            rows: Number of examples in the batch.
+            number: Number of examples to look at.
+            turn: Number of the look, which decides which examples are looked at.
+            feeds: Further feeds of a micro-batch.
+        """
+        feeds = {**feeds, self._batch.rows: number, self._batch.num_micro_batches: 1}
+        # One of each part of the batch: every n-th example may be alike.
+        random = np.random.default_rng(int(turn * _MOST_EXAMPLES))
+        within = (np.arange(number) + random.uniform(size=number)) * rows / number
+        indices = {self._indices: within.astype(np.int64)}
+        examples = session.run(self._examples, indices)
+        noisy = {
+            whole: value + _noise(value, random)
+            for whole, value in examples.items()
+            if whole.dtype.is_floating and value.size
+        }
+        look = _Look(session, feeds | examples, number, is_noisy=False)
+        is_first = turn < 1
+        for scale in _SCALES if self._has_own_gradients and is_first else _SCALES[:1]:
+            self._compare(look, scale, random)
+        if not noisy:
+            return
+        look = look._replace(feeds=feeds | examples | noisy, is_noisy=True)
+        try:
+            self._compare(look, _SCALES[0], random)
+        except tf.errors.OpError as error:
+            if is_out_of_memory(error):
+                raise
+            _logger.debug("micro-batches: no look at noise, which fails: %s", error)
+
+    def _compare(self, look: _Look, scale: float, random) -> None:
+        number = look.number
+        groups = [size for size in _GROUPS if size < number]
+        if sum(groups) >= number:
+            groups = groups[:1]
+        groups.append(number - sum(groups))
+        begins = np.cumsum([0, *groups])
+        parts = [slice(*pair) for pair in itertools.pairwise(begins)]
+        run = look.session.run
+        given = self._random(look, scale, random)
+        fetches = [self._rows, self._gradients, self._guards]
+        rows, gradients, _, draws = run(
+            [*fetches, list(self._draws)],
+            self._feeds(slice(0, number), look, given),
+        )
+        given |= {
+            tensor: (value, axis)
+            for (tensor, axis), value in zip(self._draws.items(), draws, strict=True)
+        }
+        apart = [run(fetches, self._feeds(part, look, given)) for part in parts]
+        for name, together in rows.items():
+            found = [each[name] for each, _, _ in apart]
+            if not _are_joined(together, found, self._tolerance, look.is_noisy):
+                raise ValueError(
+                    "What micro-batches compute must be the rows that the batch at once "
+                    f"computes. Received: {name}, whose rows for {number} examples are "
+                    f"others than for {' and '.join(map(str, groups))} of them. Declare "
+                    "no Python function per_example that is not, or train without "
+                    "micro-batches."
+                )
+        self._check_sums(gradients, [each for _, each, _ in apart], number)
+
+    def _random(self, look: _Look, scale: float, random) -> dict:
+        """Returns gradients for the rows of all examples, and their axes."""
+        if not self._arriving:
+            return {}
+        one = self._feeds(slice(0, 1), look, {})
+        shapes, found = look.session.run(self._shapes, one), {}
+        for (tensor, axis), shape in zip(self._arriving.items(), shapes, strict=True):
+            shape = [*shape]
+            shape[axis] *= look.number
+            is_double = tensor.dtype.size >= tf.float64.size
+            drawn = random.standard_normal(
+                shape, np.float64 if is_double else np.float32
+            )
+            drawn *= scale
+            found[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
+        return found
+
+    def _check_sums(self, together: dict, apart: list[dict], number: int) -> None:
+        sizes = [each.size for group in apart for each in group.values()]
+        largest = np.nanmax([0.0, *sizes])
+        for name, whole in together.items():
+            groups = [group[name] for group in apart]
+            own = sum(each.size for each in groups)
+            bound = self._tolerance * max(own, _SMALLEST * largest)
+            if np.isnan(own) or are_equal(
+                whole, sum(each.products.astype(np.float64) for each in groups), bound
+            ):
+                continue
+            raise ValueError(
+                "The gradient of a batch must be the sum of its micro-batches', for any "
+                "gradient of what each example results in. Received: "
+                f"{name.split()[1]}, which is another one for {number} examples at once. "
+                "Look for a tf.custom_gradient that combines examples, or train without "
+                "micro-batches."
+            )
+
+    def _feeds(self, part: slice, look: _Look, given: dict) -> dict:
+        """Returns the feeds of a micro-batch of the examples `part`.
+
+        Args:
+            part: The examples.
+            look: The comparison.
+            given: Values for all examples, and the axes of their rows.
+        """
+        feeds = {
+            **look.feeds,
+            self._batch.begin: part.start,
+            self._batch.size: part.stop - part.start,
+        }
+        for tensor, (value, axis) in given.items():
+            each = value.shape[axis] // look.number
+            own = slice(part.start * each, part.stop * each)
+            feeds[tensor] = value[(*[slice(None)] * axis, own)]
+        return feeds
+
+
+def _parts(gradient) -> list[tf.Tensor]:
+    return tf.nest.flatten(gradient, expand_composites=True)
+
+
+def _examples(batch: WholeBatch, indices: tf.Tensor) -> dict[tf.Tensor, tf.Tensor]:
+    """Returns examples, by the tensors that hold those of the whole batch.
+
+    Args:
+        batch: The batch.
+        indices: Numbers of the examples, sorted.
+    """
+    wholes = {part.sliced.ref(): part.whole for part in batch.parts}
+    found = {}
+    for leaf in tf.nest.flatten(batch.sliced):
+        sliced = [] if leaf is None else _parts(leaf)
+        whole = [wholes[each.ref()] for each in sliced if each.ref() in wholes]
+        if not whole:
+            continue  # a scalar, which all examples share
+        value = tf.nest.pack_sequence_as(leaf, whole, expand_composites=True)
+        taken = _take(value, indices)
+        found |= dict(zip(whole, _parts(taken), strict=True))
+    return found
+
+
+def _take(value, indices: tf.Tensor):
+    """Returns some examples of a feature or label."""
+    if not isinstance(value, tf.SparseTensor):
+        return tf.gather(value, indices)
+    is_taken = tf.equal(value.indices[:, :1], indices[None])  # [entries, examples]
+    rows = tf.argmax(tf.cast(is_taken, tf.int32), 1)
+    places = tf.concat([rows[:, None], value.indices[:, 1:]], 1)
+    shape = tf.concat([[tf.size(indices, tf.int64)], value.dense_shape[1:]], 0)
+    every = tf.SparseTensor(places, value.values, shape)
+    return tf.sparse.retain(every, tf.reduce_any(is_taken, 1))
+
+
+def _noise(value: np.ndarray, random) -> np.ndarray:
+    """Returns noise as large as the differences of the numbers of a feature."""
+    wide = value.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    sizes = [np.std(finite), np.max(np.abs(finite))] if finite.size else []
+    size = next((size for size in sizes if size), 1.0)
+    return (size * random.normal(size=value.shape)).astype(value.dtype)
+
+
+def _are_joined(
+    together: Fingerprint, apart: list[Fingerprint], tolerance: float, is_noisy: bool
+) -> bool:
+    """Returns whether rows are those of groups, one group behind the other.
+
+    Args:
+        together: Fingerprint of the rows.
+        apart: Those of each group.
+        tolerance: Largest difference by rounding, relative to the largest number.
+        is_noisy: Whether numbers that are not finite say nothing.
+    """
+    every = [together, *apart]
+    if is_noisy and not all(each.is_finite for each in every):
+        return True
+    if len({tuple(each.others) for each in every}) > 1:
+        return False
+    joined = np.concatenate([each.products for each in apart]).astype(np.float64)
+    if joined.shape != together.products.shape:
+        return False
+    return are_equal(together, joined, tolerance * together.size)

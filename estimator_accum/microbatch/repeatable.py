@@ -1,0 +1,167 @@
+"""Operations that run twice in a batch must give the same result both times.
+
+    random numbers       drawn by a stateless operation instead, seeded by micro-batch
+    variables, tables    read; an operation that writes to them in between is an error
+    others with state    refused
+
+What an operation calls, such as the branches of a tf.cond, is looked into.
+"""
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from estimator_accum.graph.copies import replace
+from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.names import (
+    DRAWS,
+    READERS,
+    STATELESS,
+    VARIABLES,
+    moves_generator,
+)
+from estimator_accum.graph.walks import ancestors, path_to
+from estimator_accum.graph.writers import variable_of
+from estimator_accum.microbatch.writes import written_by
+from estimator_accum.seed import batch_seed, micro_batch_seed
+
+# Operations with state that give one result throughout a batch, and change nothing that
+# outlives a run.
+_HARMLESS = {
+    *VARIABLES,
+    *READERS,
+    *("HashTable", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"),
+    *("Assert", "CheckNumerics", "CheckNumericsV2"),
+    *("Empty", "TensorArrayV3", "TensorArraySizeV3", "TensorArrayReadV3"),
+    *("TensorArrayWriteV3", "TensorArrayGatherV3", "TensorArrayScatterV3"),
+    *("TensorArrayConcatV3", "TensorArraySplitV3", "TensorArrayCloseV3"),
+    *("TensorArrayGradV3", "StackV2", "StackPushV2", "StackPopV2", "StackCloseV2"),
+    *("StatelessRandomGetAlg", "GuaranteeConst"),
+}
+_CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
+OUTPUTS = "`outputs` of whole_batch_loss"
+# What shows or checks values, and what calls Python; it has no state in the graph.
+SHOWING = {
+    *("Assert", "Print", "PrintV2", "LogMessage"),
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
+}
+
+
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
+    """Makes `tensors` the same whenever they are computed from one micro-batch.
+
+    Every consumer of a random number that they need gets one of a stateless operation
+    instead; so call it when the graph is complete, gradients included.
+
+    Args:
+        tensors: Tensors of a micro-batch.
+        name: Name of the tensors in messages, a plural.
+
+    Raises:
+        ValueError: If they need an operation that must not run twice.
+    """
+    if not tensors:
+        return
+    needed = ancestors([tensor.op for tensor in tensors])
+    library = library_of_functions()
+    for operation in list(needed):
+        if (
+            operation.type in STATELESS
+            and operation._get_control_flow_context() is None
+        ):
+            _draw_by(operation, micro_batch_seed)
+        elif not is_repeatable(operation.node_def, library):
+            raise ValueError(
+                f"{name} are computed twice, so what they need must give one result and "
+                f"change nothing. Received: {path_to(needed, operation)}, of type "
+                f"{operation.type}. Leave it out, do it behind what combines the "
+                "examples, or make it stateless; for random numbers in functions, "
+                "branches and loops there is micro_batch_seed."
+            )
+
+
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+def check_not_written(outputs: list[tf.Tensor], micro_ops: list[tf.Operation]) -> None:
+    """Raises ValueError if `micro_ops` write to variables that `outputs` need."""
+    if not outputs:
+        return
+    read = {
+        variable_of(tensor)
+        for operation in ancestors([tensor.op for tensor in outputs])
+        for tensor in operation.inputs
+        if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+    }
+    for variable in written_by(ancestors(micro_ops)):
+        if variable in read:
+            raise ValueError(
+                f"{OUTPUTS} are computed twice, so no micro-batch must change a "
+                f"variable that they are computed from. Received: {variable.name}, "
+                "which is read and written. Write to it once a batch, after the update "
+                "(after_update_ops)."
+            )
+
+
+def draw_once_per_batch(draws: list[tf.Operation]) -> None:
+    """Makes random numbers that all examples share the same in all micro-batches.
+
+    Args:
+        draws: Operations that draw them, in no branch or loop.
+    """
+    for operation in draws:
+        _draw_by(operation, batch_seed)
+
+
+def changes_something(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation changes what outlives a run, but for random states.
+
+    Args:
+        operation: The operation.
+        library: Definitions of functions by name.
+    """
+    if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
+        return bool(written_by([operation]))
+    return any(
+        not _is_repeatable(node, library)
+        and node.op not in SHOWING | DRAWS
+        and not moves_generator(node.op)
+        for node in _all_nodes(operation.node_def, library)
+    )
+
+
+def is_repeatable(node, library: dict) -> bool:
+    """Returns whether an operation gives one result throughout a batch.
+
+    Args:
+        node: Its node.
+        library: Definitions of functions by name.
+    """
+    return all(_is_repeatable(each, library) for each in _all_nodes(node, library))
+
+
+def _draw_by(operation: tf.Operation, seed_of) -> None:
+    (drawn,) = operation.outputs
+    draw, names = STATELESS[operation.type]
+    inputs = dict(zip(names, operation.inputs, strict=True))
+    seeds = operation.get_attr("seed"), operation.get_attr("seed2")
+    with tf.control_dependencies(None), tf.device(operation.device):
+        seed = seed_of("/".join(map(str, (operation.name, *seeds))))
+        replacement = draw(**inputs, seed=seed, dtype=drawn.dtype)
+    replacement.set_shape(drawn.shape)
+    replace(drawn, replacement)
+
+
+def _all_nodes(node, library: dict) -> Iterator:
+    """Yields an operation's own node, and those of the functions that it calls."""
+    yield node
+    # A function of TensorFlow 1 is called by its name.
+    yield from nodes_of([*functions_of(node), node.op], library)
+
+
+def _is_repeatable(node, library: dict) -> bool:
+    """Returns whether a node has no state, but for what the functions do that it calls."""
+    if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
+        return True
+    definition = op_def_registry.get(node.op)
+    return definition is not None and not definition.is_stateful

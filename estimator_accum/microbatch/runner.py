@@ -1,0 +1,344 @@
+"""Runs the micro-batches of a batch, and again when memory runs out.
+
+    stage     take the next batch of input_fn (at the end of the data, its error passes)
+    run       each pass, which is all micro-batches one after the other;
+              out of memory: roll back what they wrote, cut finer, retry
+
+A run that fails may have executed in part, so a run that may be retried contains only
+operations that can be rolled back.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.microbatch.batch import Pass, ReplicaBatch
+from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
+from estimator_accum.microbatch.gather import Exchange
+from estimator_accum.microbatch.staging import check_rows, describe_example, rows_of
+
+_LATE = (
+    "It was seen at {}, so earlier updates may be wrong as well: resume from no "
+    "checkpoint of this run."
+)
+
+
+class _Cut(NamedTuple):
+    """One replica's batch, cut into micro-batches.
+
+    Attributes:
+        rows: Number of examples in the batch.
+        size: Number of examples in a micro-batch; the last one may have fewer.
+        begins: First example of each micro-batch. Without examples it is [0], for what
+            runs in place of a micro-batch.
+    """
+
+    rows: int
+    size: int
+    begins: range
+
+
+class BatchRunner:
+    """Runs one batch after the other in micro-batches, on all replicas of a process.
+
+    Args:
+        replicas: The replicas; the list is complete when `begin` is called.
+        count: The number of micro-batches.
+        on_change: Called when `count` has changed.
+
+    Attributes:
+        rows: Examples of the last batch, for each replica.
+    """
+
+    def __init__(
+        self,
+        replicas: list[ReplicaBatch],
+        count: MicroBatchCount,
+        on_change: Callable[[], None],
+    ):
+        self._replicas = replicas
+        self._count = count
+        self._on_change = on_change
+        self._exchanges = []  # those that this batch has begun
+        self._capacity = None  # of an exchange
+        self.rows = []
+
+    def begin(self) -> None:
+        """Gathers what there is to run, before the session is made."""
+        replicas = self._replicas
+        switches = [replica.batch.should_recompute for replica in replicas]
+        self._count.can_recompute = any(each is not None for each in switches)
+        self._roll_back = [replica.roll_back for replica in replicas]
+        self._passes = list(zip(*(each.passes for each in replicas), strict=True))
+        self._batches, self._looks = 0, [0] * len(replicas)  # of the spot checks
+
+    def initialize(self, session: tf.compat.v1.Session) -> None:
+        """Initializes, in a new session, the variables that are in no collection."""
+        session.run([replica.initialize for replica in self._replicas])
+
+    def run(
+        self,
+        session: tf.compat.v1.Session,
+        place: str,
+        taken: Iterable[tf.Tensor],
+        fetches: list[list[tf.Tensor]],
+    ) -> tuple[dict, list]:
+        """Runs the next batch.
+
+        Args:
+            session: The session itself, without hooks.
+            place: Name of the batch in messages, such as "update 7".
+            taken: Tensors of the input pipeline.
+            fetches: For each replica, tensors to fetch with every micro-batch.
+
+        Returns:
+            The feeds of the batch's own run: the position of a micro-batch that is all
+            of the batch, the values of `taken`, and those of `ReplicaBatch.reported`;
+            and for each replica the values of `fetches`, one list for each micro-batch.
+
+        Raises:
+            ValueError: If the batch has no examples, one example does not fit in
+                memory, or the batch cannot be cut.
+            tf.errors.OutOfRangeError: At the end of the data.
+        """
+        replicas = self._replicas
+        taken = list(taken)
+        before = [(replica.release, replica.snapshot) for replica in replicas]
+        staged, _, values = session.run(
+            [[replica.batch.stage for replica in replicas], before, taken]
+        )
+        shapes = [shapes for shapes, _ in staged]
+        names = [replica.batch.names for replica in replicas]
+        self.rows = rows = list(map(rows_of, names, shapes))
+        if not any(rows):
+            raise ValueError(
+                "A batch must have at least one example. Received: none at "
+                f"{place}. Leave empty batches out in input_fn."
+            )
+        self._batches += 1
+        while True:
+            begin = time.monotonic()
+            self._exchanges = []
+            self._check_rows(shapes, rows)
+            try:
+                feeds, fetched = self._run_passes(session, rows, place, fetches)
+            except Exception as error:
+                self._check_refusals(error)
+                if self._count.is_fixed or not is_out_of_memory(error):
+                    raise
+                self._has_failed_anywhere(session, True)  # tells the others
+                self._cut_finer(session, rows, shapes, place, error)
+                continue
+            secs = time.monotonic() - begin
+            if self._has_failed_anywhere(session, False):
+                session.run(self._roll_back)
+                continue
+            self._count.time_batch(secs / max(rows))
+            return feeds | dict(zip(taken, values, strict=True)), fetched
+
+    def _check_rows(self, shapes: list, rows: list[int]) -> None:
+        """Raises ValueError if a batch is cut that may have features of no example."""
+        if self._count.value == 1:
+            return
+        for replica, own, n in zip(self._replicas, shapes, rows, strict=True):
+            if n > 1:
+                check_rows(replica.batch.names, own, replica.batch.constants)
+
+    def _check_refusals(self, error: Exception) -> None:
+        """Raises ValueError if an operation failed that says that nothing can be cut."""
+        for replica in self._replicas:
+            for operation, sentence in replica.refusals.items():
+                if f"{{{{node {operation.name}}}}}" in str(error):
+                    raise ValueError(sentence) from error
+
+    def _has_failed_anywhere(self, session, has_failed: bool) -> bool:
+        """Returns whether a process that this one has waited for ran out of memory.
+
+        Only then all of them run the batch again, since none can do so alone.
+        """
+        if not self._exchanges:
+            return has_failed
+        flags = {each.has_failed: float(has_failed) for each in self._exchanges}
+        return any(session.run([each.failures for each in self._exchanges], flags))
+
+    def _run_passes(
+        self, session, rows: list[int], place: str, fetches: list
+    ) -> tuple[dict, list]:
+        cuts = []
+        for n in rows:
+            size = -(-n // self._count.value)  # ceil
+            cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
+        is_whole = max(len(cut.begins) for cut in cuts) == 1
+        self._spot_check(session, cuts, place)
+        last, done, later, fetched = {}, {}, {}, []
+        for passes in self._passes:
+            own = dict.fromkeys([p for each in passes for p in each.done], True)
+            if is_whole and own:
+                later |= own  # the last pass does the work of this one
+                continue
+            is_last = passes is self._passes[-1]
+            wanted = [[] for _ in passes]
+            if is_last:
+                reported = [r.reported if is_whole else () for r in self._replicas]
+                pairs = zip(fetches, reported, strict=True)
+                wanted = [[*own, *others] for own, others in pairs]
+            if is_last or any(each.each for each in passes):
+                feeds, fetched = self._run_micro_batches(
+                    session, passes, wanted, cuts, done
+                )
+                last |= feeds
+            done |= own
+            once = [
+                each.once if n or each.is_joint else []
+                for each, n in zip(passes, rows, strict=True)
+            ]
+            last = last or self._feeds(0, cuts)
+            self._run_once(session, passes, once, rows, last | done, place)
+        feeds = last | done | later
+        feeds |= self._reported(session, rows, fetched, fetches, feeds, place)
+        for replica, (n, _, begins) in zip(self._replicas, cuts, strict=True):
+            feeds |= replica.batch.feeds(0, n, n, len(begins), self._count.recompute)
+        return feeds, fetched
+
+    def _feeds(self, i: int, cuts: list[_Cut]) -> dict:
+        """Returns the feeds of micro-batch number `i` of each replica that has one."""
+        feeds, recompute = {}, self._count.recompute
+        for replica, (rows, size, begins) in zip(self._replicas, cuts, strict=True):
+            if i < len(begins):
+                own = min(size, rows - begins[i])
+                number = len(begins)
+                feeds |= replica.batch.feeds(begins[i], own, rows, number, recompute)
+        return feeds
+
+    def _spot_check(self, session, cuts: list[_Cut], place: str) -> None:
+        """Has some batches looked at, if they may be cut: the numbers of each replica."""
+        if self._count.is_fixed and self._count.value == 1:
+            return
+        for i, (replica, cut) in enumerate(zip(self._replicas, cuts, strict=True)):
+            check, looks = replica.spot_check, self._looks[i]
+            if check is None or cut.rows < 2 or not check.is_due(looks, self._batches):
+                continue
+            switch = replica.batch.should_recompute
+            feeds = {} if switch is None else {switch: self._count.recompute}
+            try:
+                check.run(session, cut.rows, cut.size, looks, feeds)
+            except ValueError as error:
+                if looks:
+                    raise ValueError(f"{error} {_LATE.format(place)}") from error
+                raise
+            session.run(self._roll_back)
+            self._looks[i] = self._batches
+
+    def _reported(
+        self, session, rows, fetched, fetches: list, feeds: dict, place: str
+    ) -> dict:
+        """Returns the values for the batch of what the train op is fed with.
+
+        Args:
+            session: The session.
+            rows: Number of examples of each replica.
+            fetched: What each replica has fetched.
+            fetches: For each replica, the first of these tensors, not reported.
+            feeds: Feeds.
+            place: Name of the batch in messages.
+        """
+        result, waiting = {}, []
+        everything = zip(self._replicas, rows, fetched, map(len, fetches), strict=True)
+        for replica, n, values, own in everything:
+            if not n:  # a replica without examples
+                result |= {tensor: _zeros(tensor) for tensor in replica.reported}
+            elif values and len(values[0]) > own:  # one micro-batch was the batch
+                result |= dict(zip(replica.reported, values[0][own:], strict=True))
+            else:
+                waiting.append(replica.reported)
+        wanted = [list(reported.values()) for reported in waiting]
+        values = self._run_once(session, (), wanted, rows, feeds, place)
+        for reported, found in zip(waiting, values, strict=True):
+            result |= dict(zip(reported, found, strict=True))
+        return result
+
+    def _run_once(
+        self, session, passes: tuple[Pass, ...], once: list, rows, feeds, place
+    ) -> list:
+        """Runs what is computed from the whole batch; returns its results."""
+        if not any(once):
+            return [[] for _ in once]
+        exchanges = [each.exchange for each in passes if each.exchange]
+        if not self._count.is_fixed:
+            self._exchanges += exchanges
+        try:
+            if exchanges:
+                self._exchange(session, exchanges, feeds)
+            return session.run(once, feeds)
+        except Exception as error:
+            if self._count.is_fixed or not is_out_of_memory(error):
+                raise
+            raise ValueError(
+                "The loss of the whole batch, of which no micro-batches are made, must "
+                f"fit in memory. Received: {max(rows)} examples at {place}, for which "
+                "it ran out. Use smaller batches."
+            ) from error
+
+    def _exchange(self, session, exchanges: list[Exchange], feeds: dict) -> None:
+        counts = session.run([each.counted for each in exchanges], feeds)[0]
+        most = int(counts[:, 1].max())
+        if self._capacity is None:  # the first batch decides, in all processes alike
+            self._capacity = most
+        for begin in range(0, most, self._capacity):
+            for each in exchanges:
+                feeds |= {each.counts: counts, each.begin: begin}
+                feeds[each.capacity] = self._capacity
+            session.run([each.operations for each in exchanges], feeds)
+
+    def _run_micro_batches(
+        self, session, passes: tuple[Pass, ...], wanted: list, cuts: list, done: dict
+    ) -> tuple[dict, list]:
+        """Runs one micro-batch after the other, each on all replicas that have one.
+
+        Args:
+            session: The session.
+            passes: The pass, one for each replica.
+            wanted: Fetches of each replica.
+            cuts: The cut batch of each replica.
+            done: Feeds that tell which passes have run.
+
+        Returns:
+            (feeds of the last micro-batch of each replica; values of `wanted`, for each
+            replica one list for each micro-batch).
+        """
+        last, fetched = {}, [[] for _ in cuts]
+        for i in range(max(len(cut.begins) for cut in cuts)):
+            feeds = self._feeds(i, cuts)
+            # A replica may have fewer examples than the others.
+            running = [k for k, cut in enumerate(cuts) if i < len(cut.begins)]
+            operations = [
+                (passes[k].each, wanted[k]) if cuts[k].rows else (passes[k].empty, [])
+                for k in running
+            ]
+            results = session.run(operations, feeds | done)
+            for k, (_, values) in zip(running, results, strict=True):
+                if values:
+                    fetched[k].append(values)
+            last |= feeds
+        return last, fetched
+
+    def _cut_finer(self, session, rows, shapes, place: str, error: Exception) -> None:
+        if self._count.is_last(max(rows)):
+            names = self._replicas[0].batch.names
+            raise ValueError(
+                "One example must fit in memory. Received: an example of "
+                f"{describe_example(names, shapes[0])} at {place}, which "
+                "alone ran out of memory. Use shorter examples, a smaller model, or a "
+                "device with more memory."
+            ) from error
+        self._count.increase(max(rows), place)
+        session.run(self._roll_back)
+        self._on_change()
+
+
+def _zeros(tensor: tf.Tensor) -> np.ndarray:
+    shape = [0 if size is None else size for size in tensor.shape.as_list()]
+    return np.zeros(shape, tensor.dtype.as_numpy_dtype)

@@ -1,0 +1,58 @@
+"""Roll back of the variables that operations write.
+
+What runs with every micro-batch may write variables, such as batch normalization's
+averages. They must be as before, if memory runs out in mid-batch and it is retried.
+"""
+
+from collections.abc import Collection, Iterable
+
+import tensorflow as tf
+
+from estimator_accum.graph.walks import ancestors
+from estimator_accum.graph.writers import writers_of
+from estimator_accum.microbatch.staging import Slot
+
+
+def snapshot(
+    operations: list[tf.Operation], without: list[tf.Tensor]
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Returns operations that copy the variables that others write, and restore them.
+
+    Args:
+        operations: Operations that may write variables.
+        without: Handles of variables that need no copy.
+    """
+    take, restore = [], []
+    for variable in written_by(ancestors(operations), {each.op for each in without}):
+        dtype, handle = _dtype_of(variable), variable.outputs[0]
+        with tf.control_dependencies(None), tf.device(variable.device):
+            shape = tf.TensorShape(variable.get_attr("shape"))
+            slot = Slot("snapshot", dtype, shape)
+            if handle.dtype == tf.resource:
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+                back = tf.raw_ops.AssignVariableOp(resource=handle, value=slot.read())
+            else:  # a reference variable, whose value is overwritten in place
+                value = tf.raw_ops.DeepCopy(x=handle)
+                back = tf.raw_ops.Assign(
+                    ref=handle, value=slot.read(), validate_shape=False
+                ).op
+            take.append(slot.write(value))
+            restore.append(back)
+    return take, restore
+
+
+def _dtype_of(variable: tf.Operation) -> tf.DType:
+    return tf.as_dtype(variable.get_attr("dtype"))
+
+
+def needed_by_updates() -> dict[tf.Operation, tf.Operation | None]:
+    """Returns the ancestors of all updates that layers have registered."""
+    updates = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    return ancestors([getattr(update, "op", update) for update in updates])
+
+
+def written_by(
+    operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
+) -> list[tf.Operation]:
+    """Returns the variables that `operations` may write, sorted by name."""
+    return sorted(writers_of(operations, without), key=lambda each: each.name)

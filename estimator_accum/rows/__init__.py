@@ -1,0 +1,1 @@
+"""The analysis of which rows of a tensor belong to which example."""

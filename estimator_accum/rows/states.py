@@ -1,0 +1,43 @@
+"""States of tensors in the analysis of rows."""
+
+from typing import NamedTuple
+
+from estimator_accum.rows.sizes import ONE, Size
+
+
+class State(NamedTuple):
+    """State of a tensor.
+
+    Attributes:
+        kind: "fixed", "rows", "sizes", "list" or "mixed".
+        axis: Axis of the examples, of rows; for a list, that of its elements, and None
+            while it is empty.
+        each: Number of rows for each example.
+        distance: For places in a tensor with rows: a row holds the number of its example
+            times this, and a value of its own example. Else None.
+        is_number: Whether that value of its own is 0.
+        is_first: Whether only the first number of each place, along the last axis, is
+            that of its example, as `tf.gather_nd` reads it.
+    """
+
+    kind: str
+    axis: int | None = None
+    each: Size = ONE
+    distance: Size | None = None
+    is_number: bool = False
+    is_first: bool = False
+
+
+FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")
+EMPTY_LIST = State("list")
+
+
+class Mixed(Exception):
+    """A result combines examples; the message says how."""
+
+
+def join(one: State, other: State) -> State:
+    """Returns the state of a tensor that is one of two."""
+    if EMPTY_LIST in (one, other) and {one.kind, other.kind} <= {"list", "fixed"}:
+        return one if other == EMPTY_LIST else other
+    return one if one == other else MIXED

@@ -1,0 +1,407 @@
+"""Compares an Estimator's updates: the batch at once, and cut into micro-batches.
+
+    difference = |cut - whole| / |whole - start|    for each variable, Euclidean norms
+
+The same first batches, first values and updates; dropout is off. Rounding alone moves
+the weights of an optimizer that divides by the gradient's size, so it is measured: by
+the batch at once with its examples in reverse order.
+"""
+
+import collections
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import nn_ops
+
+from estimator_accum import microbatch_model_fn, mixed_precision_config
+from estimator_accum.graph.walks import ancestors, descendants
+from estimator_accum.microbatch.hooks import TrainingHook
+from estimator_accum.microbatch.own_optimizer.order import find_unordered
+from estimator_accum.microbatch.staging import without_static_rows
+from estimator_accum.unedited.own_loops import OwnLoops
+
+_COUNTS = (2, 4, 8)
+_TOLERANCE = 1e-4
+_ROUNDING = 10  # times what the order of the examples does
+_ONLY_ROUNDING = 1e-2  # if the order does more, nothing else moves the variable
+_MOST_ROWS = 12
+_REPEATS = 5  # of what reads and writes without an order
+# Verdicts of a variable.
+_DIFFERENT, _EQUAL = "DIFFERENT", "equal"
+_NOT_FINITE, _ROUNDED = "NaN or infinite in both", "only rounding moves it"
+
+Values = dict[str, np.ndarray]
+
+
+class Batches(NamedTuple):
+    """First batches of an input_fn.
+
+    Attributes:
+        structure: (features, labels), or (features,), of a graph that is gone.
+        arrays: For each batch its components.
+    """
+
+    structure: Any
+    arrays: list[list[np.ndarray]]
+
+    def can_be_reversed(self) -> bool:
+        """Returns whether all parts are dense."""
+        parts = tf.nest.flatten(self.structure)
+        return all(isinstance(part, tf.Tensor) for part in parts)
+
+    def reversed(self) -> "Batches":
+        """Returns the batches with their examples in reverse order."""
+        arrays = [
+            [array[::-1] if array.ndim else array for array in batch]
+            for batch in self.arrays
+        ]
+        return Batches(self.structure, arrays)
+
+    def tensors(self) -> tuple:
+        """Returns (features, labels) of the next batch, in the default graph."""
+
+        def pack(batch):
+            flat = [tf.constant(array) for array in batch]
+            structure = tf.nest.map_structure(without_static_rows, self.structure)
+            return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+
+        sets = [tf.data.Dataset.from_tensors(pack(batch)) for batch in self.arrays]
+        data = functools.reduce(lambda a, b: a.concatenate(b), sets)
+        iterator = tf.compat.v1.data.make_initializable_iterator(data)
+        tf.compat.v1.add_to_collection(
+            tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
+        )
+        features, *labels = iterator.get_next()
+        return features, labels[0] if labels else None
+
+
+def check_instead_of_training(
+    updates: int, precision: str = "float32", *, is_forced: bool = False
+) -> Callable[[], int]:
+    """Makes the first `Estimator.train` of the process print a comparison, and exit.
+
+    Exit codes: 0 if the updates are equal up to rounding, 1 if not, 2 if the model_fn
+    is refused.
+
+    Args:
+        updates: Number of updates to compare, >= 1.
+        precision: Precision whose effect on the updates at once is printed as well.
+        is_forced: As for `mixed_precision_config`.
+
+    Returns:
+        A function to call when the script has ended, that returns the exit code.
+    """
+    kind, codes = tf.compat.v1.estimator.Estimator, []
+
+    def refuse_own_loop() -> None:
+        raise SystemExit(exit_code())
+
+    def train(estimator, input_fn, hooks, saving_listeners):
+        del hooks, saving_listeners
+        loops.stop()
+        try:
+            config = mixed_precision_config(precision, is_forced=is_forced)
+        except ValueError as refusal:
+            print(f"verdict: refused. {refusal}")
+            codes.append(2)
+        else:
+            codes.append(_check(estimator, input_fn, updates, precision, config))
+        raise SystemExit(codes[-1])
+
+    kind._train_model = train
+    loops = OwnLoops(refuse_own_loop)
+
+    def exit_code() -> int:
+        if not codes:
+            print(
+                "no verdict: the script trained no Estimator. A loop of session.run "
+                "calls takes --gradient_accumulation_steps=K."
+            )
+            codes.append(1)
+        return codes[-1]
+
+    return exit_code
+
+
+def _check(estimator, input_fn, updates: int, precision: str, config) -> int:
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    logging.getLogger("tensorflow.estimator_accum.summary").setLevel(logging.ERROR)
+    batches = _first_batches(estimator, input_fn, updates)
+    sizes = [max(a.shape[0] for a in batch if a.ndim) for batch in batches.arrays]
+    counts = [count for count in _COUNTS if count <= min(sizes)]
+    with without_dropout():
+        model_fn = functools.partial(_model_fn, estimator)
+        trained = _train(estimator, model_fn, batches)
+        start, whole, _, drawn, unordered = trained
+        if _differs_from_itself(estimator, model_fn, batches, trained):
+            return 1
+        if precision != "float32":
+            low = _train(estimator, model_fn, batches, start, config).values
+            _print_effect(precision, start, whole, low)
+        orders = {}
+        if batches.can_be_reversed():
+            orders["order"] = _train(
+                estimator, model_fn, batches.reversed(), start
+            ).values
+        for count in counts:
+            cut = microbatch_model_fn(model_fn, count)
+            logging.getLogger("tensorflow.estimator_accum").setLevel(
+                logging.WARNING if count == counts[0] else logging.ERROR
+            )
+            try:
+                orders[f"in {count}"] = _train(estimator, cut, batches, start).values
+            except ValueError as refusal:
+                print(f"verdict: refused. {refusal}")
+                return 2
+    return report(start, whole, orders, drawn, unordered)
+
+
+def _model_fn(estimator, features, labels, mode):
+    return estimator._call_model_fn(features, labels, mode, estimator.config)
+
+
+def _first_batches(estimator, input_fn, number: int) -> Batches:
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
+        estimator._create_and_assert_global_step(graph)
+        features, labels, hooks = estimator._get_features_and_labels_from_input_fn(
+            input_fn, tf.estimator.ModeKeys.TRAIN
+        )
+        structure = (features,) if labels is None else (features, labels)
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        arrays = []
+        with tf.compat.v1.train.SingularMonitoredSession(hooks=hooks) as session:
+            while len(arrays) < number and not session.should_stop():
+                arrays.append(session.run(flat))
+    return Batches(structure, arrays)
+
+
+class _Trained(NamedTuple):
+    """Values of all variables before and after training.
+
+    Attributes:
+        again: Values after it, when it is repeated.
+        drawn: Names of operations that draw random numbers.
+        unordered: Sentences on reads and writes of a variable that have no order.
+    """
+
+    start: Values
+    values: Values
+    again: list[Values]
+    drawn: list[str]
+    unordered: list[str]
+
+
+def _train(
+    estimator,
+    model_fn: Callable,
+    batches: Batches,
+    start: Values | None = None,
+    config: tf.compat.v1.ConfigProto | None = None,
+    repeats: int = 0,
+) -> _Trained:
+    """Trains on `batches`, from the values `start`; None takes the model's own."""
+    trained = []
+    with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
+        tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
+        estimator._create_and_assert_global_step(graph)
+        features, labels = batches.tensors()
+        mode = tf.estimator.ModeKeys.TRAIN
+        spec = model_fn(features=features, labels=labels, mode=mode)
+        if estimator._warm_start_settings:
+            tf.compat.v1.train.warm_start(*estimator._warm_start_settings)
+        own = [h for h in spec.training_hooks if isinstance(h, TrainingHook)]
+        variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
+        drawn = random_operations(ancestors([spec.loss.op]))
+        unordered = _without_order(spec.train_op, tf.nest.flatten((features, labels)))
+        for _ in range(1 + repeats):
+            with tf.compat.v1.train.SingularMonitoredSession(
+                hooks=own, scaffold=spec.scaffold, config=config
+            ) as session:
+                raw = session.raw_session()
+                if start is None:
+                    start = raw.run(variables)
+                for name, value in start.items():
+                    variables[name].load(value, raw)
+                for _ in batches.arrays:
+                    session.run([spec.train_op, spec.loss])  # as Estimator does
+                trained.append(raw.run(variables))
+        return _Trained(start, trained[0], trained[1:], drawn, unordered)
+
+
+def random_operations(operations: Iterable[tf.Operation]) -> list[str]:
+    """Returns the names of those of the operations that draw random numbers."""
+    return sorted(each.name for each in operations if each.type.startswith("Random"))
+
+
+def _without_order(train_op, batch: list) -> list[str]:
+    """Returns sentences on reads and writes of one variable that any run may exchange."""
+    needed = ancestors([getattr(train_op, "op", train_op)])
+    tensors = [each for each in batch if isinstance(each, tf.Tensor)]
+    late = descendants(tensors)  # the forward pass takes longer than all else
+    return [
+        f"{variable.name} is read by {readers[0].name} and written by {writer.name} in "
+        "one session.run, in no order."
+        for variable, writer, readers in find_unordered(
+            needed, needed.keys() - late, late
+        )
+    ]
+
+
+def _differs_from_itself(
+    estimator, model_fn: Callable, batches: Batches, trained: _Trained
+) -> bool:
+    """Prints a verdict and returns True if training again gives other values."""
+    start, whole, _, _, unordered = trained
+    repeats = _REPEATS if unordered else 0
+    again = _train(estimator, model_fn, batches, start, repeats=repeats)
+    names = {
+        name
+        for values in (again.values, *again.again)
+        for name, value in values.items()
+        if value.dtype != object
+        and _compared(start[name], whole[name], {"again": value})[2] == _DIFFERENT
+    }
+    if names:
+        print(
+            "verdict: undecided, for the script is not deterministic: with the batch at "
+            f"once, from the same values, {len(names)} of {len(whole)} variables differ "
+            f"from run to run, such as {min(names)}."
+        )
+        _print_without_order(unordered)
+    return bool(names)
+
+
+def _print_without_order(unordered: list[str]) -> None:
+    for sentence in unordered[:3]:
+        print(f"  {sentence} Have the write wait by tf.control_dependencies.")
+
+
+@contextlib.contextmanager
+def without_dropout() -> Iterator[None]:
+    """Turns dropout off in graphs that are made inside."""
+    own = nn_ops._dropout
+    nn_ops._dropout = lambda x, *args, **kwargs: tf.convert_to_tensor(x)
+    try:
+        yield
+    finally:
+        nn_ops._dropout = own
+
+
+def _print_effect(precision: str, start: Values, whole: Values, low: Values) -> None:
+    differences = {
+        name: _compared(start[name], whole[name], {precision: value})[1][precision]
+        for name, value in low.items()
+        if value.dtype.kind == "f"
+    }
+    name = max(differences, key=differences.get)
+    print(
+        f"--precision={precision} changes the updates by a median of "
+        f"{np.median([*differences.values()]):.0e}, most in {name}: "
+        f"{differences[name]:.0e}"
+    )
+
+
+def report(
+    start: Values,
+    whole: Values,
+    orders: dict[str, Values],
+    drawn: list[str],
+    unordered: list[str] = (),
+) -> int:
+    """Prints the table and the verdict; returns the exit code."""
+    rows = [
+        (
+            *_compared(start[name], value, {way: v[name] for way, v in orders.items()}),
+            name,
+        )
+        for name, value in whole.items()
+        if value.dtype != object  # strings
+    ]
+    rows.sort(key=lambda row: (row[0], row[-1]), reverse=True)
+    width = max([len("variable"), *(len(row[-1]) for row in rows[:_MOST_ROWS])])
+    print(
+        "  ".join(["variable".ljust(width), *(o.rjust(7) for o in orders), "verdict"])
+    )
+    for _, differences, verdict, name in rows[:_MOST_ROWS]:
+        numbers = [f"{value:7.0e}" for value in differences.values()]
+        print("  ".join([name.ljust(width), *numbers, verdict]))
+    verdicts = collections.Counter(verdict for _, _, verdict, _ in rows)
+    number = verdicts[_DIFFERENT]
+    if len(rows) > _MOST_ROWS:
+        print(f"... and {len(rows) - _MOST_ROWS} variables with smaller differences")
+    if drawn and (number or verdicts[_ROUNDED]):
+        print(
+            f"verdict: undecided, for random numbers differ: {', '.join(drawn[:3])}. "
+            "Turn them off by the script's flags."
+        )
+        return 1
+    if number and unordered:
+        print(
+            f"verdict: undecided, for {number} of {len(rows)} variables differ, and the "
+            "script leaves open what it trains: cut, reads come first."
+        )
+        _print_without_order(unordered)
+        return 1
+    if number == 0 and verdicts[_NOT_FINITE]:
+        print(
+            f"verdict: undecided, for {verdicts[_NOT_FINITE]} of {len(rows)} variables "
+            "are NaN or infinite in the batch at once too. Choose other first batches."
+        )
+        return 1
+    if number == 0:
+        print(f"verdict: equal up to rounding, all {len(rows)} variables")
+        return 0
+    print(
+        f"verdict: different, {number} of {len(rows)} variables. An update with "
+        "micro-batches is not that of the batch at once: look for batch normalization, "
+        "a loss that compares examples, or a loss that is not the mean over examples."
+    )
+    return 1
+
+
+def _compared(
+    start: np.ndarray, whole: np.ndarray, values: dict[str, np.ndarray]
+) -> tuple[float, dict[str, float], str]:
+    """Returns what is compared of one variable.
+
+    Args:
+        start: Its value before the updates.
+        whole: Its value after those with the batch at once.
+        values: Its values after others, by their columns.
+
+    Returns:
+        (difference in units of the tolerance, difference in each column, verdict).
+    """
+    wide = np.complex128 if whole.dtype.kind == "c" else np.float64
+    cut = [value for way, value in values.items() if way != "order"]
+    moved = np.linalg.norm(np.ravel(whole.astype(wide) - start.astype(wide)))
+    if moved == 0:
+        moved = max(np.linalg.norm(np.ravel(whole.astype(wide))), 1.0)
+    differences = {
+        way: np.linalg.norm(np.ravel(value.astype(wide) - whole.astype(wide))) / moved
+        for way, value in values.items()
+    }
+    bad = [~np.isfinite(value.astype(wide)) for value in (whole, *cut)]
+    if np.any(bad):
+        is_same = all(np.array_equal(bad[0], each) for each in bad)
+        return math.inf, differences, _NOT_FINITE if is_same else _DIFFERENT
+    if whole.dtype.kind in "biu":  # counts are exact
+        is_equal = all(np.array_equal(whole, value) for value in cut)
+        return (
+            (0.0, differences, _EQUAL)
+            if is_equal
+            else (math.inf, differences, _DIFFERENT)
+        )
+    order = differences.get("order", 0.0)
+    largest = max((d for way, d in differences.items() if way != "order"), default=0.0)
+    excess = largest / max(_TOLERANCE, _ROUNDING * order)
+    if order > _ONLY_ROUNDING:
+        return 0.0, differences, _ROUNDED
+    return excess, differences, _DIFFERENT if excess > 1 else _EQUAL

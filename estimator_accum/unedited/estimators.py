@@ -1,0 +1,103 @@
+"""Makes every Estimator of the process train each batch in micro-batches."""
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from estimator_accum import microbatch_model_fn
+from estimator_accum.core.current_batch import current_batch
+from estimator_accum.unedited.own_loops import OwnLoops
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+# What tf.estimator wraps around a model_fn, and the variable that leads to it.
+_WRAPPERS = {
+    "Estimator.model_fn.<locals>.public_model_fn": "self",
+    "TPUEstimator._augment_model_fn.<locals>._model_fn": "model_fn",
+    "add_metrics.<locals>.new_model_fn": "estimator",
+}
+
+
+def cut_batches(micro_batches: int | str) -> Callable[[], int]:
+    """Changes `tf.estimator.Estimator` for the rest of the process.
+
+    All ways to a model_fn lead through `Estimator._call_model_fn`: subclasses, canned
+    estimators, TPUEstimator, strategies and `train_and_evaluate`.
+
+    Args:
+        micro_batches: As for `microbatch_model_fn`.
+
+    Returns:
+        A function to call when the script has ended, that returns the exit code.
+    """
+    _logger.setLevel(logging.INFO)  # tells what it does
+    kind = tf.compat.v1.estimator.Estimator
+    own, modes = kind._call_model_fn, set()
+    say_once = functools.cache(_say_that_nothing_was_cut)
+
+    def refuse_own_loop() -> None:
+        if not modes:
+            say_once()
+            raise SystemExit(1)
+        _logger.warning("micro-batches: a call of session.run trains, and is not cut")
+
+    loops = OwnLoops(refuse_own_loop)
+
+    # AutoGraph has nothing to convert here, nor in the library.
+    @tf.autograph.experimental.do_not_convert
+    def call_model_fn(estimator, features, labels, mode, config):
+        def model_fn(features, labels, mode, config):
+            return own(estimator, features, labels, mode, config)
+
+        modes.add(mode)
+        loops.ignore(tf.compat.v1.get_default_graph())
+        # An Estimator made of another one calls that one's model_fn with a micro-batch.
+        is_outermost = current_batch() is None
+        if mode == tf.estimator.ModeKeys.TRAIN and is_outermost:
+            _logger.info(
+                "micro-batches: %s trains each batch in %s, then updates once",
+                _name(estimator._model_fn),
+                _described(micro_batches),
+            )
+        cut = microbatch_model_fn(model_fn, micro_batches)
+        return cut(features, labels=labels, mode=mode, config=config)
+
+    kind._call_model_fn = call_model_fn
+
+    def exit_code() -> int:
+        if not modes:
+            say_once()
+        elif tf.estimator.ModeKeys.TRAIN not in modes:
+            _logger.warning("micro-batches: the script has trained no Estimator")
+        return int(not modes)
+
+    return exit_code
+
+
+def _say_that_nothing_was_cut() -> None:
+    print(
+        "estimator-accum run: the script trained no Estimator, so no batch was split. A "
+        "loop of session.run calls takes --gradient_accumulation_steps=K.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _described(micro_batches: int | str) -> str:
+    if micro_batches == "auto":
+        return "as few micro-batches as fit in memory"
+    return f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+
+
+def _name(model_fn) -> str:
+    """Returns the name of the model_fn that the user wrote."""
+    model_fn = getattr(model_fn, "func", model_fn)  # of functools.partial
+    module = getattr(model_fn, "__module__", "")
+    name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
+    if module.startswith("tensorflow_estimator.") and name in _WRAPPERS:
+        inner = inspect.getclosurevars(model_fn).nonlocals[_WRAPPERS[name]]
+        return _name(getattr(inner, "_model_fn", inner))
+    return f"{module}.{name}".replace("<locals>.", "")

@@ -1,0 +1,87 @@
+"""Calls of session.run that train, in a script that should train by an Estimator.
+
+Such a call writes a trainable variable, from gradients that the script has computed.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+
+import tensorflow as tf
+from tensorflow.python.client import session
+from tensorflow.python.ops import gradients_util
+
+from estimator_accum.graph.walks import ancestors, descendants
+from estimator_accum.graph.writers import writers_of
+
+
+def watch_fetches(look: Callable[[tf.Graph, list[tf.Operation]], None]) -> None:
+    """Calls `look` with the graph and what is fetched, before every run from now on."""
+    handler = session._FetchHandler  # of every kind of run
+    own = handler.__init__
+
+    @functools.wraps(own)
+    def init(self, graph, *args, **kwargs):
+        own(self, graph, *args, **kwargs)
+        look(graph, [*(tensor.op for tensor in self.fetches()), *self.targets()])
+
+    handler.__init__ = init
+
+
+class OwnLoops:
+    """Watches all sessions of the process from now on.
+
+    Args:
+        on_training: Called before the first call of session.run that trains.
+    """
+
+    def __init__(self, on_training: Callable[[], None]):
+        self._on_training = on_training
+        self._gradients = weakref.WeakKeyDictionary()  # names of operations, by graph
+        self._seen = weakref.WeakKeyDictionary()  # names of fetches, by graph
+        self._ignored = weakref.WeakSet()
+        gradients_util._GradientsHelper = self._noting(gradients_util._GradientsHelper)
+        watch_fetches(self._look)
+
+    def ignore(self, graph: tf.Graph) -> None:
+        """Takes a graph for that of an Estimator."""
+        self._ignored.add(graph)
+
+    def stop(self) -> None:
+        """Lets all sessions train from now on."""
+        self._on_training = lambda: None
+
+    def _noting(self, own: Callable) -> Callable:
+        @functools.wraps(own)
+        def gradients(*args, **kwargs):
+            found = own(*args, **kwargs)
+            for tensor in tf.nest.flatten(found, expand_composites=True):
+                if tensor is not None:
+                    names = self._gradients.setdefault(tensor.graph, set())
+                    names.add(tensor.op.name)
+            return found
+
+        return gradients
+
+    def _look(self, graph: tf.Graph, fetched: list[tf.Operation]) -> None:
+        key = tuple(operation.name for operation in fetched)
+        seen = self._seen.setdefault(graph, set())
+        if graph in self._ignored or key in seen:
+            return
+        seen.add(key)
+        if self._trains(graph, fetched):
+            self._ignored.add(graph)
+            self._on_training()
+
+    def _trains(self, graph: tf.Graph, fetched: list[tf.Operation]) -> bool:
+        names = self._gradients.get(graph, ())
+        if not names:
+            return False
+        needed = ancestors(fetched)
+        later = descendants(each for each in needed if each.name in names)
+        with graph.as_default():
+            trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
+        return any(
+            variable.name in trained and not later.isdisjoint(writers)
+            for variable, writers in writers_of(needed).items()
+        )
