@@ -1,5 +1,6 @@
 """Code and flags of the README and of docs/ work as printed."""
 
+import inspect
 import pathlib
 import re
 
@@ -174,6 +175,34 @@ def test_the_reports_hear_of_the_updates(tmp_path, monkeypatch, capsys):
 def test_the_update_step_is_a_counter():
     with tf.Graph().as_default():
         assert get_or_create_update_step().dtype == tf.int64
+
+
+def _program_text() -> str:
+    """Returns the texts of this project, Estimator's hooks and Keras, joined."""
+    theirs = (tf.estimator.StepCounterHook, tf.estimator.NanTensorHook)
+    theirs = {inspect.getsourcefile(each) for each in theirs}
+    theirs.add(inspect.getsourcefile(tf.keras.optimizers.get))
+    ours = [p for n in ("estimator_accum", "bert_finetune") for p in _sources(n)]
+    text = "\n".join(pathlib.Path(path).read_text() for path in [*theirs, *ours])
+    return re.sub(r'"\s*\n\s*f?"', "", text)
+
+
+def _sources(package: str) -> list[pathlib.Path]:
+    return sorted((documents.ROOT / package).rglob("*.py"))
+
+
+def test_every_message_on_the_page_of_errors_is_in_the_source():
+    quoted = documents.blocks(documents.PAGES["errors"], "text")
+    fragments = [f for block in quoted for f in " ".join(block.split()).split("...")]
+    text = _program_text()
+    assert [f for f in fragments if f.strip() not in text] == []
+    assert len(quoted) > 12
+
+
+def test_the_page_of_errors_has_twenty():
+    assert len(re.findall("(?m)^### ", documents.PAGES["errors"])) == 20
+    with pytest.raises(AttributeError, match="^module 'tensorflow' has no attribute"):
+        tf.contrib  # noqa: B018, as on the page
 
 
 _OUR_LINES = re.sub(  # without those of Slurm, Docker and TensorBoard
