@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from estimator_accum.core.optimizer import AccumulatingOptimizer
-    from estimator_accum.core.registry import get_or_create_update_step, get_windows
+    from estimator_accum.core.registry import get_windows
     from estimator_accum.core.train_op import make_accumulating_train_op
+    from estimator_accum.core.update_step import get_or_create_update_step
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
     from estimator_accum.microbatch.collecting import batch_mean
     from estimator_accum.microbatch.model_fn import microbatch_model_fn
@@ -37,7 +38,7 @@ __all__ = [
 _MODULES = {
     "AccumulatingOptimizer": "core.optimizer",
     "batch_mean": "microbatch.collecting",
-    "get_or_create_update_step": "core.registry",
+    "get_or_create_update_step": "core.update_step",
     "get_windows": "core.registry",
     "make_accumulating_train_op": "core.train_op",
     "make_accumulation_hooks": "hooks",

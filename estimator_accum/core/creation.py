@@ -1,4 +1,4 @@
-"""Creates the variables of a window."""
+"""Creates the plan of a train op, with its variables."""
 
 import tensorflow as tf
 
@@ -7,20 +7,22 @@ from estimator_accum.core.clock import Clock
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import create_noise_scale
 from estimator_accum.core.options import Options
-from estimator_accum.core.registry import get_or_create_update_step, get_windows
-from estimator_accum.core.state import Window
+from estimator_accum.core.plan import Plan
+from estimator_accum.core.registry import get_windows
+from estimator_accum.core.state import State
+from estimator_accum.core.update_step import get_or_create_update_step
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.variables import create_shared_scalar
 
 
-def create_window(
+def create_plan(
     strategy,
     options: Options,
     clock: Clock,
     micro_batch: MicroBatch,
     global_step: tf.Variable | None,
-) -> Window:
-    """Creates the variables in cross-replica context, outside any branch."""
+) -> Plan:
+    """Creates the variables, in cross-replica context, outside any branch."""
     known = get_windows()
     name = _free_name(options.name, [window.name for window in known])
     updated = (micro_batch.change or micro_batch).variables
@@ -46,19 +48,22 @@ def create_window(
             stop_request = tf.compat.v1.placeholder_with_default(
                 0.0, [], "stop_request"
             )
-    return Window(
+    return Plan(
         options=options.named(name),
         clock=clock,
         names=[variable.op.name for variable in micro_batch.variables],
-        accumulators=accumulators,
-        sums=sums,
         num_replicas=strategy.num_replicas_in_sync,
         divisor=micro_batch.divisor,
-        micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
-        update_step=_counter(name, "update_step") if known else shared_step,
-        global_step=global_step,
-        clipped_updates=clipped,
-        noise=create_noise_scale(name) if options.noise_scale else [],
+        is_observed=True,
+        state=State(
+            accumulators=accumulators,
+            sums=sums,
+            micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
+            update_step=_counter(name, "update_step") if known else shared_step,
+            global_step=global_step,
+            clipped_updates=clipped,
+            noise=create_noise_scale(name) if options.noise_scale else [],
+        ),
         stop_request=stop_request,
     )
 

@@ -1,6 +1,4 @@
-"""Checks for NaN and infinity.
-
-`on_nonfinite` is the policy for gradients that are NaN or infinite:
+"""Policies for gradients that are NaN or infinite: `on_nonfinite`.
 
     "raise"             the micro-step fails, before anything is accumulated
     "skip_micro_batch"  the micro-batch is left out, and its window continues
@@ -10,6 +8,7 @@ The window after a skipped one always starts clean.
 """
 
 import re
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,112 +19,157 @@ _MOST_NAMES = 3  # variables that an error names
 _HEALTH = 2  # mode with two numbers: the tensor's id, and 1 for NaN or infinity
 
 
-def check_micro_batch(
-    policy: str | None,
-    names: list[str],
-    micro_step: tf.Tensor | None,
-    sums: list[Gradient],
-    scalars: list[tf.Tensor],
-    has_weight: tf.Tensor | None,
-):
-    """Returns (whether it counts, None for always; operations to run before).
+class Values(NamedTuple):
+    """Values that a policy checks.
 
-    Args:
-        policy: `on_nonfinite`; None leaves NaN and infinity to the optimizer.
+    Attributes:
         names: Names of the gradients' variables.
         micro_step: The micro-step's number, for errors; None if unknown.
-        sums: The new sums of the gradients, or gradients.
-        scalars: The micro-batch's weight and, if it is known, loss.
-        has_weight: Whether the weight is not 0; None if that is known.
+        gradients: Gradients, or sums of them.
+        scalars: The weight and, if it is known, the loss.
     """
-    if not _checks_micro_batches(policy):  # NaN and infinity stay in the window's sum
-        return None, [values_of(value) for value in sums]
-    dtype = scalars[0].dtype
-    scalars = [tf.cast(scalar, dtype) for scalar in scalars]
-    halves = half_squared_norms(sums, dtype, has_unique_rows=True)
-    halves = tf.concat([halves, tf.stack(scalars)], 0)
-    if has_weight is not None:
-        halves = tf.where(has_weight, halves, tf.zeros_like(halves))
-    values = [*sums, *scalars]
-    if policy == "skip_micro_batch":
+
+    names: list[str]
+    micro_step: tf.Tensor | None
+    gradients: list[Gradient]
+    scalars: list[tf.Tensor]
+
+
+class Policy:
+    """Leaves NaN and infinity to the optimizer, which lowers its loss scale."""
+
+    names_micro_steps = False  # an error names them
+    may_skip = False  # a window may end without an update
+    _checks_micro_batches = False  # every micro-step, not only the boundary
+
+    def check_micro_batch(self, values: Values, has_weight: tf.Tensor | None):
+        """Returns (whether the micro-batch counts, None for always; operations before).
+
+        Args:
+            values: The new sums, and the micro-batch's scalars.
+            has_weight: Whether the weight is not 0; None if that is known.
+        """
+        del has_weight  # NaN and infinity stay in the window's sum
+        return None, [values_of(value) for value in values.gradients]
+
+    def check_window(self, values: Values, halves: tf.Tensor, are_sums_checked: bool):
+        """Returns (whether the window is applied, operations before).
+
+        Args:
+            values: The window's sums or mean, and its scalars.
+            halves: `half_squared_norms` of the gradients.
+            are_sums_checked: Whether `check_micro_batch` has seen these sums.
+        """
+        return self._judge(*self._unchecked(values, halves, are_sums_checked))
+
+    def _unchecked(self, values: Values, halves: tf.Tensor, are_sums_checked: bool):
+        """Returns the values that no micro-step has checked, with their halves."""
+        places = range(len(values.gradients))
+        if are_sums_checked and self._checks_micro_batches:
+            # The micro-steps have checked the slices of a sparse sum, not its rows.
+            is_sparse = [isinstance(g, tf.IndexedSlices) for g in values.gradients]
+            places = [i for i in places if is_sparse[i]]
+        halves = tf.gather(halves, tf.constant(list(places), tf.int32))
+        halves = tf.concat([halves, tf.stack(values.scalars)], 0)
+        unchecked = values._replace(
+            names=[values.names[i] for i in places],
+            gradients=[values.gradients[i] for i in places],
+        )
+        return unchecked, halves
+
+    def _judge(self, values: Values, halves: tf.Tensor):
         return _all_finite(values, halves), []
-    return None, [_raise_unless_finite(values, halves, names, micro_step)]
 
 
-def check_window(
-    policy: str | None,
-    names: list[str],
-    micro_step: tf.Tensor | None,
-    sums: list[Gradient],
-    halves: tf.Tensor,
-    scalars: list[tf.Tensor],
-    are_sums_checked: bool,
-):
-    """Returns (whether the window is applied, operations to run before).
+class _SkipWindow(Policy):
+    """The window ends without an update."""
 
-    Args:
-        policy: `on_nonfinite`; None leaves NaN and infinity to the optimizer.
-        names: Names of the gradients' variables.
-        micro_step: The micro-step's number, for errors; None if unknown.
-        sums: Sums of gradients, or gradients.
-        halves: Their `half_squared_norms`.
-        scalars: The window's weight and, if it is known, loss.
-        are_sums_checked: Whether `check_micro_batch` has seen these sums.
-    """
-    unknown = list(range(len(sums)))
-    if are_sums_checked and _checks_micro_batches(policy):
-        # The micro-steps have checked the slices of a sparse sum, not its rows.
-        unknown = [i for i in unknown if isinstance(sums[i], tf.IndexedSlices)]
-    halves = tf.gather(halves, tf.constant(unknown, tf.int32))
-    halves = tf.concat([halves, tf.stack(scalars)], 0)
-    values = [*(sums[i] for i in unknown), *scalars]
-    if policy == "raise":
-        names = [names[i] for i in unknown]
-        raised = _raise_unless_finite(values, halves, names, micro_step)
+    may_skip = True
+
+    def _judge(self, values: Values, halves: tf.Tensor):
+        # At weight 0 every micro-batch was skipped.
+        return tf.logical_and(_all_finite(values, halves), values.scalars[0] > 0), []
+
+
+class _CheckMicroBatches(Policy):
+    """Every micro-step checks its sums before it writes them."""
+
+    _checks_micro_batches = True
+
+    def check_micro_batch(self, values: Values, has_weight: tf.Tensor | None):
+        """Returns (whether the micro-batch counts, None for always; operations before)."""
+        dtype = values.scalars[0].dtype
+        scalars = [tf.cast(scalar, dtype) for scalar in values.scalars]
+        halves = half_squared_norms(values.gradients, dtype, has_unique_rows=True)
+        halves = tf.concat([halves, tf.stack(scalars)], 0)
+        if has_weight is not None:
+            halves = tf.where(has_weight, halves, tf.zeros_like(halves))
+        return self._judge_micro_batch(values._replace(scalars=scalars), halves)
+
+    def _judge_micro_batch(self, values: Values, halves: tf.Tensor):
+        raise NotImplementedError
+
+
+class _SkipMicroBatch(_SkipWindow, _CheckMicroBatches):
+    """The micro-batch is left out; a window of none but these is skipped."""
+
+    def _judge_micro_batch(self, values: Values, halves: tf.Tensor):
+        return _all_finite(values, halves), []
+
+
+class _Raise(_CheckMicroBatches):
+    """The micro-step fails, and names the variables."""
+
+    names_micro_steps = True
+
+    def _judge_micro_batch(self, values: Values, halves: tf.Tensor):
+        return None, [_raise_unless_finite(values, halves)]
+
+    def _judge(self, values: Values, halves: tf.Tensor):
+        raised = _raise_unless_finite(values, halves)
         return tf.constant(True), [raised]
-    is_good = _all_finite(values, halves)
-    if policy is not None:  # at weight 0 every micro-batch was skipped
-        is_good = tf.logical_and(is_good, scalars[0] > 0)
-    return is_good, []
 
 
-def _checks_micro_batches(policy: str | None) -> bool:
-    """Returns whether every micro-step checks its sums, not only the boundary."""
-    return policy in ("raise", "skip_micro_batch")
+_POLICIES = {
+    None: Policy(),
+    "raise": _Raise(),
+    "skip_micro_batch": _SkipMicroBatch(),
+    "skip_window": _SkipWindow(),
+}
 
 
-def _all_finite(values: list[Gradient], halves: tf.Tensor) -> tf.Tensor:
+def policy_of(on_nonfinite: str | None) -> Policy:
+    """Returns the policy of a name; None leaves NaN and infinity to the optimizer."""
+    return _POLICIES[on_nonfinite]
+
+
+def _all_finite(values: Values, halves: tf.Tensor) -> tf.Tensor:
     """Returns whether all values are finite, a scalar bool.
 
     Args:
-        values: Tensors or `IndexedSlices`.
-        halves: Their `half_squared_norms`, of scalars the values. These are almost
+        values: The values.
+        halves: `half_squared_norms` of the gradients, then the scalars. They are almost
             always finite, and then the values are not read again.
     """
+    tensors = [*values.gradients, *values.scalars]
 
     def read_all():  # 1e20 is finite, its square is not
-        finite = [tf.reduce_all(tf.math.is_finite(values_of(v))) for v in values]
+        finite = [tf.reduce_all(tf.math.is_finite(values_of(t))) for t in tensors]
         return [tf.reduce_all(tf.stack(finite))]
 
     is_finite = tf.reduce_all(tf.math.is_finite(halves))
     return either(is_finite, lambda: [tf.constant(True)], read_all)[0]
 
 
-def _raise_unless_finite(
-    values: list[Gradient],
-    halves: tf.Tensor,
-    names: list[str],
-    micro_step: tf.Tensor | None,
-) -> tf.Operation | None:
+def _raise_unless_finite(values: Values, halves: tf.Tensor) -> tf.Operation | None:
     """Returns an operation that fails if a value is not finite, and names it.
 
     Args:
-        values: Gradients, the weight and, if it is known, the loss.
+        values: The values.
         halves: As for `_all_finite`.
-        names: Names of the gradients' variables.
-        micro_step: The micro-step's number, for the error; None if unknown.
     """
-    names = [*names, "the weight", "the loss"][: len(values)]
+    tensors = [*values.gradients, *values.scalars]
+    names = [*values.names, "the weight", "the loss"][: len(tensors)]
 
     def read_and_assert():
         # One operation per value: IsFinite and All with its axes would be four, and
@@ -133,15 +177,15 @@ def _raise_unless_finite(
         # not have assertions either.
         summaries = [
             tf.raw_ops.DebugNumericSummaryV2(
-                input=values_of(value),
+                input=values_of(tensor),
                 output_dtype=tf.float32,
                 tensor_debug_mode=_HEALTH,
             )
-            for value in values
+            for tensor in tensors
         ]
         is_bad = tf.ensure_shape(tf.stack(summaries), [len(names), 2])[:, 1]
         finite = tf.equal(is_bad, 0.0)
-        message = _message(finite, names, micro_step)
+        message = _message(finite, names, values.micro_step)
         return [tf.raw_ops.Assert(condition=tf.reduce_all(finite), data=[message])]
 
     is_finite = tf.reduce_all(tf.math.is_finite(halves))

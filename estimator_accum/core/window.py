@@ -32,6 +32,7 @@ window was applied.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -41,7 +42,7 @@ from estimator_accum.core.accumulators import add_up, commit, take_window
 from estimator_accum.core.applying import apply
 from estimator_accum.core.change import Change
 from estimator_accum.core.clock import Clock
-from estimator_accum.core.creation import create_window
+from estimator_accum.core.creation import create_plan
 from estimator_accum.core.gradients import (
     Gradient,
     cast,
@@ -53,11 +54,12 @@ from estimator_accum.core.gradients import (
 )
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import update_noise_scale
-from estimator_accum.core.nonfinite import check_micro_batch, check_window
+from estimator_accum.core.nonfinite import Values
 from estimator_accum.core.options import Options
+from estimator_accum.core.plan import Plan
 from estimator_accum.core.reduction import sum_over_replicas
-from estimator_accum.core.registry import get_windows, register
-from estimator_accum.core.state import Result, Window
+from estimator_accum.core.registry import Window, get_windows, register
+from estimator_accum.core.step import Result, Step
 from estimator_accum.core.update_ops import update_ops_of
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.branches import nan
@@ -66,6 +68,42 @@ from estimator_accum.graph.variables import add_to, read
 
 # TensorFlow's collection of the one read of global_step.
 _READ_BY_HOOKS = "global_step_read_op_cache"
+
+
+class Sums(NamedTuple):
+    """Sums of one replica, or of all after the reduction.
+
+    Attributes:
+        gradients: One for each trained variable.
+        scalars: Sums of scalars, by name.
+    """
+
+    gradients: list[Gradient]
+    scalars: dict[str, tf.Tensor]
+
+    @property
+    def divisor(self) -> tf.Tensor:
+        """The sum by which the others are divided."""
+        return self.scalars.get("scale", self.scalars["weight"])
+
+
+class Added(NamedTuple):
+    """What a replica brings to the boundary; there, values of all replicas.
+
+    Attributes:
+        sums: The `Sums` of a window that is one micro-batch; None if they are in
+            accumulators.
+        counted: 1 if the window counts the micro-batch, else 0.
+        mean_loss: Mean loss of the replica's micro-batches in the window so far.
+        steps: K [micro-steps per update].
+        change: Code that changes gradients; None if it changes nothing.
+    """
+
+    sums: Sums | None
+    counted: tf.Tensor
+    mean_loss: tf.Tensor
+    steps: tf.Tensor
+    change: Change | None
 
 
 def make_train_op(
@@ -83,55 +121,58 @@ def make_train_op(
         global_step: Variable that increases by 1 every micro-step; None leaves that to
             the caller.
     """
-    replica = tf.distribute.get_replica_context()
-    window = replica.merge_call(
-        lambda strategy: create_window(
-            strategy, options, clock, micro_batch, global_step
-        )
-    )
-    uses = {}  # filled by what the first replica gives to merge_call
+    updates = {}  # the first replica's merge_call fills it
+
+    def create(strategy) -> Plan:
+        return create_plan(strategy, options, clock, micro_batch, global_step)
+
+    def close_or_go_on(strategy, *added) -> tf.Operation:
+        return _finish(strategy, plan, micro_batch.variables, Added(*added), updates)
+
+    in_cross_replica_context = tf.distribute.get_replica_context().merge_call
+    plan = in_cross_replica_context(create)
     with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
-        steps = clock.steps(window.update_step)
+        steps = clock.steps(plan.state.update_step)
     if clock.keeps_sums:
-        counted = add(window, micro_batch)
-        unsummed = None
+        sums, counted = None, add(plan, micro_batch)
     else:
-        counted, unsummed = tf.constant(1, tf.int64), _sums_of_one(window, micro_batch)
+        counted, sums = tf.constant(1, tf.int64), _sums_of_one(plan, micro_batch)
     with tf.control_dependencies(update_ops_of(options)):
         counted = tf.identity(counted)
-    counted = clock.hand_over(counted, window.all_accumulators)
+    counted = clock.hand_over(counted, plan.state.all_accumulators)
     with clock.at_the_boundary():
-        loss = _mean_loss(window, micro_batch, counted)
-        train_op = replica.merge_call(
-            lambda strategy, *args: _finish(
-                strategy, window, micro_batch.variables, uses, *args
-            ),
-            args=(unsummed, counted, loss, steps, micro_batch.change),
-        )
-    counter = _micro_step_counter(window)
-    if uses and counter is not None and window.has_several_micro_steps:
-        optimizer = type(innermost(options.optimizer)).__name__
-        warn_of_global_step(
-            counter,
-            micro_batch.loss,
-            [values_of(gradient) for gradient in micro_batch.gradients],
-            micro_batch.sums["weight"],
-            steps,
-            optimizer,
-            uses,
-            update_ops_of(options),
-        )
+        loss = _mean_loss(plan, micro_batch, counted)
+        added = Added(sums, counted, loss, steps, micro_batch.change)
+        train_op = in_cross_replica_context(close_or_go_on, args=tuple(added))
+    _warn_of_clocks(plan, micro_batch, steps, updates)
     return train_op
 
 
-def add(window: Window, micro_batch: MicroBatch) -> tf.Tensor:
+def _warn_of_clocks(plan: Plan, micro_batch: MicroBatch, steps, updates: dict) -> None:
+    """Warns of values that are computed from global_step, if it counts micro-steps."""
+    counter = _micro_step_counter(plan)
+    if not updates or counter is None or not plan.has_several_micro_steps:
+        return
+    warn_of_global_step(
+        counter,
+        micro_batch.loss,
+        [values_of(gradient) for gradient in micro_batch.gradients],
+        micro_batch.sums["weight"],
+        steps,
+        type(innermost(plan.options.optimizer)).__name__,
+        updates,
+        update_ops_of(plan.options),
+    )
+
+
+def add(plan: Plan, micro_batch: MicroBatch) -> tf.Tensor:
     """Adds one micro-batch to this replica's sums.
 
     Returns:
         int64 scalar, 1 if the window counts the micro-batch, else 0; available after
         the micro-batch is added.
     """
-    accumulators = window.all_accumulators
+    accumulators = plan.state.all_accumulators
     gradients, scalars = micro_batch.gradients, list(micro_batch.sums.values())
     if micro_batch.scale is not None:  # in the accumulators' dtype: it may be wider
         gradients = [
@@ -141,164 +182,161 @@ def add(window: Window, micro_batch: MicroBatch) -> tf.Tensor:
     weight, has_weight = micro_batch.sums["weight"], None
     loss = micro_batch.sums.get("loss", weight)
     with tf.control_dependencies([loss]):  # a failed loss writes nothing
-        is_first = window.clock.opens_window(window.micro_steps)
+        is_first = plan.clock.opens_window(plan.state.micro_steps)
         sums = add_up(accumulators, [*gradients, *scalars], is_first)
     if not tf.get_static_value(weight):  # a mean over no tokens is 0 / 0
         has_weight = tf.not_equal(weight, 0.0)
-    is_good, checked = check_micro_batch(
-        window.options.policy,
-        window.names,
-        _number(window),
+    values = Values(
+        plan.names,
+        _number(plan),
         sums[: len(gradients)],
         [weight] if micro_batch.loss is None else [weight, micro_batch.loss],
-        has_weight,
     )
+    is_good, checked = plan.policy.check_micro_batch(values, has_weight)
     is_added = has_weight if is_good is None else is_good
     if has_weight is not None and is_good is not None:
         is_added = tf.logical_and(is_good, has_weight)
     with tf.control_dependencies(checked):
         written = commit(accumulators, sums, is_first, is_added)
     with tf.control_dependencies(written):
-        if is_good is None or window.num_replicas > 1:
+        if is_good is None or plan.num_replicas > 1:
             return tf.constant(1, tf.int64)
         return tf.cast(is_good, tf.int64)  # another one takes its place in the window
 
 
-def _sums_of_one(window: Window, micro_batch: MicroBatch) -> tuple[list, dict]:
+def _sums_of_one(plan: Plan, micro_batch: MicroBatch) -> Sums:
     """Returns the sums of a window that is one micro-batch of each replica."""
     gradients = micro_batch.gradients
-    if micro_batch.scale is not None and window.num_replicas > 1:
+    if micro_batch.scale is not None and plan.num_replicas > 1:
         gradients = [scaled(gradient, micro_batch.scale) for gradient in gradients]
-    return gradients, micro_batch.sums
+    return Sums(gradients, micro_batch.sums)
 
 
-def _mean_loss(window: Window, micro_batch: MicroBatch, counted) -> tf.Tensor:
+def _mean_loss(plan: Plan, micro_batch: MicroBatch, counted) -> tf.Tensor:
     """Returns the mean loss of this replica's micro-batches so far; NaN if unknown."""
     if micro_batch.loss is None:
         with tf.control_dependencies(None):
             return nan(micro_batch.sums["weight"].dtype)
-    if not window.sums:
+    if not plan.clock.keeps_sums:
         return micro_batch.loss
+    sums = Sums([], plan.state.sums)  # accumulators
     with tf.control_dependencies([counted]):
-        sums = (window.sums["loss"], _divisor(window.sums))
-        return _mean(window, *(read(each.total) for each in sums))
+        totals = (read(term.total) for term in (sums.scalars["loss"], sums.divisor))
+        return _mean(plan, *totals)
 
 
 def _finish(
     strategy,
-    window: Window,
+    plan: Plan,
     variables: list[tf.Variable],
-    uses: dict[str, list[tf.Operation]],
-    unsummed,
-    counted,
-    mean_loss,
-    steps,
-    change,
+    added: Added,
+    updates: dict[str, list[tf.Operation]],
 ) -> tf.Operation:
-    """Makes the `tf.cond` on the boundary, then global_step += 1, cross-replica.
+    """Makes the `tf.cond` on the boundary, then global_step += 1; cross-replica.
 
     Args:
         strategy: The current strategy, which may be TensorFlow's default one.
-        window: The window.
+        plan: The train op's plan.
         variables: The trained variables.
-        uses: Gets the operations of the update, by the names of what makes them.
-        unsummed: The replicas' sums, if the window has no accumulators; else None.
-        counted: Per replica, 1 if the window counts its micro-batch, else 0.
-        mean_loss: The replicas' mean losses of the window so far.
-        steps: K [micro-steps per update].
-        change: The replicas' code that changes gradients; None if it changes nothing.
+        added: The replicas' `Added`.
+        updates: Gets the operations of the update, by the names of what makes them.
     """
-    steps = first_of(strategy, steps)
-    counted = flatten(strategy, counted)
-    clock, name = window.clock, window.name
+    state, change = plan.state, added.change
+    steps = first_of(strategy, added.steps)
+    counted = flatten(strategy, added.counted)
     train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
     known_train_ops = list(train_ops)
-    is_boundary, done = clock.count(window.micro_steps, counted, steps)
-
-    changed = None if change is None else first_of(strategy, change)
+    is_boundary, done = plan.clock.count(state.micro_steps, counted, steps)
+    updated = variables if change is None else first_of(strategy, change).variables
 
     def apply_mean(mean, loss) -> list[tf.Operation]:
-        return apply(
-            strategy,
-            window.options,
-            mean,
-            variables if changed is None else changed.variables,
-            loss,
-            window.update_step,
-            uses,
-        )
+        step = state.update_step
+        return apply(strategy, plan.options, mean, updated, loss, step, updates)
 
     def update() -> Result:
-        return close(strategy, window, apply_mean, unsummed, change)
+        return close(strategy, plan, apply_mean, added.sums, change)
+
+    def skip() -> Result:
+        return _no_result(plan)
 
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
-        result = clock.branch(
-            window.micro_steps, is_boundary, update, lambda: _no_result(window)
-        )
+        result = plan.clock.branch(state.micro_steps, is_boundary, update, skip)
         # A learning rate of this micro-step must read update_step before it changes.
-        with tf.control_dependencies(_reads(strategy, window.update_step)):
-            updates, clipped_share = _count_update(window, result.has_updated)
-        of_partial = _count_update(window, result.has_updated)
-    # Hooks such as StepCounterHook read global_step in the same run: before it changes,
-    # or two runs may read the same value, of which TensorFlow warns.
-    hooks_read = tf.compat.v1.get_collection(_READ_BY_HOOKS)
-    with tf.control_dependencies([updates, *counted, *hooks_read]):
-        if window.global_step is None:
-            global_step_after, train_op = None, tf.no_op(f"{name}_train")
-        else:
-            global_step_after = add_to(window.global_step, 1)
-            train_op = tf.group(global_step_after, name=f"{name}_train")
+        with tf.control_dependencies(_reads(strategy, state.update_step)):
+            update_step, clipped_share = _count_update(plan, result.has_updated)
+        of_partial = _count_update(plan, result.has_updated)
+    global_step, train_op = _count_micro_step(plan, [update_step, *counted])
     if change is not None:
         changes = strategy.experimental_local_results(change)
         waits = [operation for each in changes for operation in each.waits]
-        train_op = tf.group(train_op, *waits, name=f"{name}_train_all")
+        train_op = tf.group(train_op, *waits, name=f"{plan.options.name}_train_all")
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
     train_ops[:] = [*known_train_ops, train_op]
-    register(
-        window._replace(
-            is_boundary=is_boundary,
-            result=result,
-            mean_loss=first_of(strategy, mean_loss),
-            micro_steps_after=done,
-            gradient_accumulation_steps=steps,
-            clipped_share=clipped_share,
-            update_step_after=updates,
-            of_partial=of_partial,
-            global_step_after=global_step_after,
-        )
+    step = Step(
+        is_boundary=is_boundary,
+        result=result,
+        mean_loss=first_of(strategy, added.mean_loss),
+        micro_steps_after=done,
+        gradient_accumulation_steps=steps,
+        clipped_share=clipped_share,
+        update_step_after=update_step,
+        of_partial=of_partial,
+        global_step_after=global_step,
     )
+    window = Window(plan, step)
+    register(window)
     if change is not None:
         look_at_changes(changes, get_windows)
-    if window.has_several_micro_steps:
-        look_at_train_op(strategy, get_windows()[-1], variables)
+    if plan.has_several_micro_steps:
+        look_at_train_op(strategy, window, variables)
     return train_op
+
+
+def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Operation]:
+    """Returns (global_step after this micro-step, the train op).
+
+    Args:
+        plan: The train op's plan.
+        done: What must be done before; None is returned if the caller counts.
+    """
+    # Hooks such as StepCounterHook read global_step in the same run: before it changes,
+    # or two runs may read the same value, of which TensorFlow warns.
+    hooks_read = tf.compat.v1.get_collection(_READ_BY_HOOKS)
+    name = f"{plan.options.name}_train"
+    with tf.control_dependencies([*done, *hooks_read]):
+        if plan.state.global_step is None:
+            return None, tf.no_op(name)
+        global_step = add_to(plan.state.global_step, 1)
+        return global_step, tf.group(global_step, name=name)
 
 
 def close(
     strategy,
-    window: Window,
+    plan: Plan,
     apply_mean: Callable[..., list[tf.Operation]],
-    unsummed=None,
+    sums: Sums | None = None,
     change=None,
 ) -> Result:
     """Takes the window's mean and applies it, in cross-replica context.
 
     Args:
         strategy: The current strategy, which may be TensorFlow's default one.
-        window: The window.
+        plan: The train op's plan.
         apply_mean: Function of the replicas' gradients, which are already reduced, and
             the window's loss; it applies the gradients and returns the operations.
-        unsummed: The replicas' sums, if the window has no accumulators; else None.
+        sums: The replicas' sums, if the window has no accumulators; else None.
         change: The replicas' code that changes gradients; None if it changes nothing.
 
     Returns:
         The results, available after the window is applied and cleared.
     """
-    mean, *scalars = strategy.extended.call_for_each_replica(
-        lambda *args: _take_mean(window, *args), args=(unsummed, change)
-    )
+
+    def take(sums, change):  # in replica context
+        return _take_mean(plan, sums, change)
+
+    mean, *scalars = strategy.extended.call_for_each_replica(take, (sums, change))
     everywhere = flatten(strategy, scalars)
     result, sums = tf.nest.map_structure(
         lambda value: first_of(strategy, value), scalars
@@ -306,146 +344,129 @@ def close(
 
     def apply_and_observe() -> tf.Tensor:
         with tf.control_dependencies(apply_mean(mean, result.loss)):
-            return _observe(window, result, sums)
+            return _observe(plan, result, sums)
 
-    if window.options.policy in (None, "raise"):
-        noise_scale = apply_and_observe()
-    else:
+    if plan.policy.may_skip:
         noise_scale = tf.cond(result.has_updated, apply_and_observe, nan)
+    else:
+        noise_scale = apply_and_observe()
     result = result._replace(noise_scale=noise_scale)
     # The other replicas' too: their sparse accumulators are then clear.
     with tf.control_dependencies([noise_scale, *everywhere]):
         return tf.nest.map_structure(tf.identity, result)
 
 
-def _take_mean(window: Window, unsummed, change: Change | None):
+def _take_mean(plan: Plan, sums: Sums | None, change: Change | None):
     """Reduces, normalizes, changes, checks, clips, clears; in replica context.
 
     Returns:
-        The gradients for the optimizer, the window's results, and its sums by name;
+        The gradients for the optimizer, the window's results, and its sums of scalars;
         "mean_norm" is the norm of the mean before it is changed.
     """
-    options, names = window.options, window.names
-    is_summed = bool(window.accumulators)
-    gradients, sums, cleared = _reduce(window, unsummed)
+    options, names, is_summed = plan.options, plan.names, sums is None
+    sums, stop, cleared = _reduce(plan, sums)
+    gradients, scalars = sums
+    weight, loss, changed = scalars["weight"], scalars.get("loss"), []
     factor = None  # one micro-batch alone is its own mean
-    if is_summed or window.num_replicas > 1:
-        divisor = tf.constant(window.divisor, sums["weight"].dtype)
-        factor = _mean(window, divisor, _divisor(sums))
-    weight, loss, made = sums["weight"], sums.get("loss"), []
-    if "squares" in sums:
+    if is_summed or plan.num_replicas > 1:
+        divisor = tf.constant(plan.divisor, weight.dtype)
+        factor = _mean(plan, divisor, sums.divisor)
+    if options.noise_scale:
         halves = half_squared_norms(gradients, weight.dtype, is_summed)
         norm = global_norm(gradients, halves, None)
-        sums["mean_norm"] = norm if factor is None else norm * factor
+        scalars["mean_norm"] = norm if factor is None else norm * factor
     if change is not None:
-        gradients = _changed_mean(change, gradients, factor, sums)
+        gradients = _changed_mean(change, sums, factor)
         names = [variable.op.name for variable in change.variables]
         # The micro-steps have not checked what was changed.
-        factor, is_summed, made = None, False, [values_of(g) for g in gradients]
-    # A Keras window has no `update_step`: nobody reads its norm, and a NaN in its loss
-    # may be an unknown one.
-    is_of_keras = window.update_step is None
+        factor, is_summed, changed = None, False, [values_of(g) for g in gradients]
     unknown = nan(weight.dtype)
     norm, is_good, checked = unknown, tf.constant(True), []
-    if options.policy is not None or not is_of_keras:
-        slices = sums.get("slices") if is_summed else None
-        has_unique_rows = is_summed or options.sparse_norm == "slices"
-        halves = half_squared_norms(gradients, weight.dtype, has_unique_rows)
+    if plan.is_observed or options.policy is not None:
+        has_slices = options.sparse_norm == "slices"
+        halves = half_squared_norms(gradients, weight.dtype, is_summed or has_slices)
+        slices = scalars["slices"] if is_summed and has_slices else None
         norm = global_norm(gradients, halves, slices)
-        is_good, checked = check_window(
-            options.policy,
-            names,
-            _number(window),
-            gradients,
-            halves,
-            [weight] if loss is None or is_of_keras else [weight, loss],
-            are_sums_checked=is_summed and window.num_replicas == 1,
-        )
+        known = [weight] if loss is None or not plan.is_observed else [weight, loss]
+        values = Values(names, _number(plan), gradients, known)
+        are_sums_checked = is_summed and plan.num_replicas == 1
+        is_good, checked = plan.policy.check_window(values, halves, are_sums_checked)
     mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
     # A change may read variables, which are written when the loss is there.
-    with tf.control_dependencies([*cleared, *checked, *made]):
-        loss = unknown if loss is None else _mean(window, loss, _divisor(sums))
-        stop = sums.pop("stop", unknown)
+    with tf.control_dependencies([*cleared, *checked, *changed]):
+        loss = unknown if loss is None else _mean(plan, loss, sums.divisor)
+        stop = unknown if stop is None else stop
         result = Result(is_good, loss, norm, weight, nan(), stop)
-        return mean, *tf.nest.map_structure(tf.identity, (result, sums))
+        return mean, *tf.nest.map_structure(tf.identity, (result, scalars))
 
 
 def _reduce(
-    window: Window, unsummed
-) -> tuple[list[Gradient], dict, list[tf.Operation]]:
-    """Sums over replicas, once: gradients, scalars by name, and what clears them."""
-    stop = {} if window.stop_request is None else {"stop": window.stop_request}
-    if unsummed is None:
-        taken, cleared = take_window(window.all_accumulators, list(stop.values()))
-        names = [*window.sums, *stop]
+    plan: Plan, sums: Sums | None
+) -> tuple[Sums, tf.Tensor | None, list[tf.Operation]]:
+    """Sums over replicas, once; returns (sums, stop requests, what clears them)."""
+    stop = [] if plan.stop_request is None else [plan.stop_request]
+    if sums is None:
+        totals, cleared = take_window(plan.state.all_accumulators, stop)
+        names = plan.state.sums
     else:
-        gradients, sums = unsummed
-        taken = sum_over_replicas([*gradients, *sums.values(), *stop.values()])
-        cleared, names = [], [*sums, *stop]
-    number = len(window.names)
-    return taken[:number], dict(zip(names, taken[number:], strict=True)), cleared
+        names, cleared = sums.scalars, []
+        totals = sum_over_replicas([*sums.gradients, *names.values(), *stop])
+    gradients, scalars = totals[: len(plan.names)], totals[len(plan.names) :]
+    stop = scalars.pop() if stop else None
+    return Sums(gradients, dict(zip(names, scalars, strict=True))), stop, cleared
 
 
-def _changed_mean(
-    change: Change, sums: list[Gradient], factor, scalars: dict
-) -> list[Gradient]:
+def _changed_mean(change: Change, sums: Sums, factor) -> list[Gradient]:
     """Returns the gradients that code makes of the mean."""
+    means = [
+        cast(scaled(total, factor), gradient.dtype)
+        for total, gradient in zip(sums.gradients, change.gradients, strict=True)
+    ]
+    numbers = range(len(change.with_norm))
     return change(
-        [
-            cast(scaled(value, factor), gradient.dtype)
-            for value, gradient in zip(sums, change.gradients, strict=True)
-        ],
-        [
-            scalars[f"slices_{i}"] * tf.square(factor)
-            for i in range(len(change.with_norm))
-        ],
+        means, [sums.scalars[f"slices_{i}"] * tf.square(factor) for i in numbers]
     )
 
 
-def _mean(window: Window, total: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
+def _mean(plan: Plan, total: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
     """Returns the window's mean, or `total` itself for `reduction="sum"`."""
-    if window.options.reduction == "sum":
+    if plan.options.reduction == "sum":
         return total
     return tf.math.divide_no_nan(total, divisor)
 
 
-def _divisor(sums: dict):
-    """Returns the sum by which sums of loss and gradients are divided."""
-    return sums["scale"] if "scale" in sums else sums["weight"]
-
-
-def _observe(window: Window, result: Result, sums: dict) -> tf.Tensor:
+def _observe(plan: Plan, result: Result, scalars: dict) -> tf.Tensor:
     """Counts clipping after an update; returns the noise scale, NaN without one."""
-    counted = []
-    if window.clipped_updates is not None:
-        is_clipped = tf.cast(result.gradient_norm > window.options.clip_norm, tf.int64)
-        counted = [window.clipped_updates.assign_add(is_clipped, read_value=False)]
+    counted, clipped_updates = [], plan.state.clipped_updates
+    if clipped_updates is not None:
+        is_clipped = tf.cast(result.gradient_norm > plan.options.clip_norm, tf.int64)
+        counted = [clipped_updates.assign_add(is_clipped, read_value=False)]
     with tf.control_dependencies(counted):
-        if not window.noise:
+        if not plan.options.noise_scale:
             return nan()
         return update_noise_scale(
-            window.noise,
-            sums["squares"],
-            sums["count"],
+            plan.state.noise,
+            scalars["squares"],
+            scalars["count"],
             result.weight,
-            sums["mean_norm"],
+            scalars["mean_norm"],
         )
 
 
-def _no_result(window: Window) -> Result:
+def _no_result(plan: Plan) -> Result:
     """Returns the result off the boundary: nothing was applied."""
-    unknown = nan(window.sums["weight"].total.dtype)
-    stop = unknown if window.stop_request is None else nan()
+    unknown = nan(plan.state.sums["weight"].total.dtype)
+    stop = unknown if plan.stop_request is None else nan()
     return Result(tf.constant(False), unknown, unknown, unknown, nan(), stop)
 
 
-def _count_update(window: Window, has_updated) -> tuple[tf.Tensor, tf.Tensor]:
+def _count_update(plan: Plan, has_updated) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (updates, share of them that were clipped), this one included."""
-    updates = add_to(window.update_step, tf.cast(has_updated, tf.int64))
-    if window.clipped_updates is None:
+    updates = add_to(plan.state.update_step, tf.cast(has_updated, tf.int64))
+    if plan.state.clipped_updates is None:
         return updates, tf.constant(0.0)
     with tf.control_dependencies([updates]):
-        clipped = tf.cast(window.clipped_updates.read_value(), tf.float32)
+        clipped = tf.cast(plan.state.clipped_updates.read_value(), tf.float32)
         return updates, tf.math.divide_no_nan(clipped, tf.cast(updates, tf.float32))
 
 
@@ -461,15 +482,15 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
     ]
 
 
-def _micro_step_counter(window: Window) -> tf.Variable | None:
+def _micro_step_counter(plan: Plan) -> tf.Variable | None:
     """Returns the variable that counts micro-steps; None if there is none."""
-    if window.global_step is not None:
-        return window.global_step
+    if plan.state.global_step is not None:
+        return plan.state.global_step
     return tf.compat.v1.train.get_global_step()
 
 
-def _number(window: Window) -> tf.Tensor | None:
+def _number(plan: Plan) -> tf.Tensor | None:
     """Returns this micro-step's number for an error; None if nobody counts."""
-    raises = window.options.policy == "raise"
-    counter = _micro_step_counter(window) if raises else None
+    is_named = plan.policy.names_micro_steps
+    counter = _micro_step_counter(plan) if is_named else None
     return None if counter is None else counter + 1

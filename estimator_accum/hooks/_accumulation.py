@@ -30,8 +30,7 @@ import tensorflow as tf
 
 from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
-from estimator_accum.core.registry import get_windows
-from estimator_accum.core.state import Window
+from estimator_accum.core.registry import Window, get_windows
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.hooks._checkpoints import (
     SaveWatch,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.core.state import Window
+from estimator_accum.core.registry import Window
 from estimator_accum.graph.variables import INITIALIZER_ATTRIBUTE
 
 _logger = logging.getLogger("tensorflow.estimator_accum")

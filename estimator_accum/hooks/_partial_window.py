@@ -12,7 +12,7 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum.core.state import Window
+from estimator_accum.core.registry import Window
 from estimator_accum.graph.walks import ancestors
 
 # Operations that take a micro-batch: input pipelines, queues, placeholders.

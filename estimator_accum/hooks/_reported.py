@@ -5,7 +5,7 @@ import time
 
 import tensorflow as tf
 
-from estimator_accum.core.state import Window
+from estimator_accum.core.registry import Window
 from estimator_accum.hooks._partial_window import PartialUpdate, as_vector
 from estimator_accum.reports import Report, Update
 

@@ -14,7 +14,7 @@ import sys
 
 import tensorflow as tf
 
-from estimator_accum.core.state import Window
+from estimator_accum.core.registry import Window
 from estimator_accum.reports import Report, Update
 from estimator_accum.reports._display import write_line
 from estimator_accum.reports._memory import peak_bytes, spoken

@@ -23,7 +23,8 @@ from estimator_accum.core.clock import EveryKRuns
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.options import AccumulationSteps, Options
-from estimator_accum.core.state import Window
+from estimator_accum.core.plan import Plan
+from estimator_accum.core.state import State
 from estimator_accum.core.window import add, close
 from estimator_accum.graph.branches import nan
 from estimator_accum.graph.replicas import first_of
@@ -128,14 +129,14 @@ def run_micro_step(
         Scalar bool, whether the window closed.
     """
     gradients = _of_known_kinds(variables, gradients)
-    window = _open(variables, options, is_reduced)
+    plan = _open(variables, options, is_reduced)
     dtype = variables.weight.total.dtype
     loss = None if loss is None else tf.cast(loss, dtype)
-    counts_for = tf.constant(1 / window.num_replicas, dtype)
+    counts_for = tf.constant(1 / plan.num_replicas, dtype)
     term = nan(dtype) if loss is None else loss
     if weight is not None:
         weight = tf.cast(weight, dtype)
-        counts_for, term = weight / window.num_replicas, weight * term
+        counts_for, term = weight / plan.num_replicas, weight * term
     if options.on_nonfinite == "skip_window" and loss is not None:
         # The boundary checks the weight, because some losses may be unknown.
         is_known = tf.logical_or(tf.math.is_finite(loss), tf.equal(counts_for, 0.0))
@@ -147,9 +148,9 @@ def run_micro_step(
         scale=weight,
         sums={"weight": counts_for, "loss": term},
     )
-    counted = add(window, micro_batch)
-    steps = window.clock.steps(iterations)
-    return _close_if_done(variables, window, counted, tf.identity(steps), apply)
+    counted = add(plan, micro_batch)
+    steps = plan.clock.steps(iterations)
+    return _close_if_done(variables, plan, counted, tf.identity(steps), apply)
 
 
 def close_partial_window(
@@ -157,44 +158,47 @@ def close_partial_window(
 ) -> tf.Tensor:
     """Applies the micro-batches in the window so far, in replica context."""
     nothing = tf.constant(0, tf.int64)
-    window = _open(variables, options, is_reduced)
-    return _close_if_done(variables, window, nothing, nothing, apply)
+    plan = _open(variables, options, is_reduced)
+    return _close_if_done(variables, plan, nothing, nothing, apply)
 
 
-def _open(variables: Variables, options: Options, is_reduced: bool) -> Window:
+def _open(variables: Variables, options: Options, is_reduced: bool) -> Plan:
     """Returns the open window; it has touched rows for sparse gradients only."""
     made = [
         Accumulator(a.total, a.touched if i in variables.sparse else None)
         for i, a in enumerate(variables.accumulators)
     ]
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return Window(
+    return Plan(
         options=options,
         clock=_Clock(options.gradient_accumulation_steps, variables),
         names=_names(variables),
-        accumulators=[made[i] for i in variables.trained],
-        sums={"weight": variables.weight, "loss": variables.loss},
         num_replicas=replicas,
         # Each replica has added the same sum.
         divisor=1 / replicas if is_reduced else 1,
-        micro_steps=variables.micro_steps,
+        is_observed=False,
+        state=State(
+            accumulators=[made[i] for i in variables.trained],
+            sums={"weight": variables.weight, "loss": variables.loss},
+            micro_steps=variables.micro_steps,
+        ),
     )
 
 
-def _close_if_done(variables: Variables, window: Window, counted, steps, apply: Apply):
+def _close_if_done(variables: Variables, plan: Plan, counted, steps, apply: Apply):
     return tf.distribute.get_replica_context().merge_call(
-        lambda strategy, *args: _finish(strategy, variables, window, apply, *args),
+        lambda strategy, *args: _finish(strategy, variables, plan, apply, *args),
         args=(counted, steps),
     )
 
 
 def _finish(
-    strategy, variables: Variables, window: Window, apply: Apply, counted, steps
+    strategy, variables: Variables, plan: Plan, apply: Apply, counted, steps
 ) -> tf.Tensor:
     """Closes the window at a boundary, in cross-replica context."""
     counted = strategy.experimental_local_results(counted)
-    is_boundary, _ = window.clock.count(
-        window.micro_steps, counted, first_of(strategy, steps)
+    is_boundary, _ = plan.clock.count(
+        plan.state.micro_steps, counted, first_of(strategy, steps)
     )
     with tf.control_dependencies(counted):  # a failed step owns nothing
         owned = []
@@ -209,14 +213,14 @@ def _finish(
         return strategy.experimental_local_results(applied)
 
     def update() -> tf.Tensor:
-        result = close(strategy, window, apply_mean)
+        result = close(strategy, plan, apply_mean)
         with tf.control_dependencies([set_to(variables.window_loss, result.loss)]):
             return tf.constant(True)
 
     with tf.control_dependencies(owned):
         is_boundary = tf.identity(is_boundary)
-    return window.clock.branch(
-        window.micro_steps, is_boundary, update, lambda: tf.constant(False)
+    return plan.clock.branch(
+        plan.state.micro_steps, is_boundary, update, lambda: tf.constant(False)
     )
 
 
