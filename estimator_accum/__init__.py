@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from estimator_accum.microbatch.whole_batch_loss import whole_batch_loss
     from estimator_accum.precision import mixed_precision_config
     from estimator_accum.recomputing import recompute
-    from estimator_accum.rows.analysis import per_example
+    from estimator_accum.rows.declaration import per_example
     from estimator_accum.seed import micro_batch_seed
 
 __version__ = "0.2.0.dev0"
@@ -45,7 +45,7 @@ _MODULES = {
     "micro_batch_seed": "seed",
     "microbatch_model_fn": "microbatch.model_fn",
     "mixed_precision_config": "precision",
-    "per_example": "rows.analysis",
+    "per_example": "rows.declaration",
     "recompute": "recomputing",
     "watch_signals": "hooks",
     "whole_batch_loss": "microbatch.whole_batch_loss",

@@ -12,7 +12,10 @@ READERS = {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
     *("VarIsInitializedOp", "VariableShape"),
 }
-
+# Operations that call functions of the graph: once, one of several, again and again.
+CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+LOOPS = {"While", "StatelessWhile"}
 
 # What draws from a state of its own: what takes its place, and the names of its inputs.
 STATELESS = {

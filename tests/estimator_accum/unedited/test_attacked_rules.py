@@ -10,7 +10,9 @@ import collections
 
 from tensorflow import raw_ops as raw
 
-from estimator_accum.rows import rules
+from estimator_accum.rows.rules.from_sizes import FROM_SIZES
+from estimator_accum.rows.rules.table import RULES
+from estimator_accum.rows.values import OF_SHAPE
 from tests.helpers.oracles.attacked_rules import attack
 from tests.helpers.oracles.rule_inputs import MAKERS, some_sizes
 
@@ -24,7 +26,7 @@ def _kinds() -> list[str]:
 
 
 def test_every_type_of_operation_with_a_rule_is_attacked():
-    known = rules.RULES.keys() | rules.OF_SHAPE | rules.FROM_SIZES
+    known = RULES.keys() | OF_SHAPE | FROM_SIZES
     known = {kind for kind in known if hasattr(raw, kind)}
     known = {kind for kind in known if not kind.startswith("TensorArray")}
     assert known - MAKERS.keys() <= _NOT_ALONE

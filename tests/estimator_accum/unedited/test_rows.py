@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.rows import rules
-from estimator_accum.rows.analysis import Analysis, per_example
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.declaration import per_example
+from estimator_accum.rows.rules.elementwise import ELEMENTWISE
+from estimator_accum.rows.rules.table import RULES
 from tests.helpers.oracles.rule_inputs import NEEDED
 
 v1, raw = tf.compat.v1, tf.raw_ops
@@ -523,7 +525,7 @@ def _call(kind: str, given: dict):
         return None
 
 
-@pytest.mark.parametrize("kind", rules.ELEMENTWISE)
+@pytest.mark.parametrize("kind", ELEMENTWISE)
 def test_what_works_element_by_element_keeps_rows(kind, seen):
     if _definition(kind) is None or not hasattr(raw, kind):
         pytest.skip(f"this TensorFlow has no {kind}")
@@ -534,7 +536,7 @@ def test_every_rule_was_tried(seen):
     if len(seen) < 100:
         pytest.skip("the tests before did not run in this process")
     alike = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
-    untried = rules.RULES.keys() - seen - alike
+    untried = RULES.keys() - seen - alike
     known = {kind for kind in untried if _definition(kind) and hasattr(raw, kind)}
     assert {each for each in known if not each.startswith("TensorArray")} <= {
         *(

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.microbatch.own_optimizer import interception, spot_check
-from estimator_accum.rows import rules
+from estimator_accum.rows.rules.table import RULES
 from estimator_accum.rows.states import State
 from tests.helpers.models.interception import cut, relative_difference, train
 
@@ -95,7 +95,7 @@ def _batch(zeros=slice(0), late=1):
 
 
 def _with_wrong_rule(monkeypatch, kind: str) -> None:
-    monkeypatch.setitem(rules.RULES, kind, lambda *_: State("rows", 0))
+    monkeypatch.setitem(RULES, kind, lambda *_: State("rows", 0))
 
 
 @pytest.mark.parametrize("through", _THROUGH)

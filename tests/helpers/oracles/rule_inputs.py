@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from estimator_accum.rows import rules
+from estimator_accum.rows.rules.elementwise import ELEMENTWISE
 from tests.helpers.oracles.attacked_rules import Attack
 
 v1, raw = tf.compat.v1, tf.raw_ops
@@ -98,7 +98,7 @@ def _dtype_of(kind, names, scalars, has_list):
     raise AssertionError(f"{kind} takes none of {_DTYPES}")
 
 
-for _kind in rules.ELEMENTWISE:
+for _kind in ELEMENTWISE:
     if hasattr(raw, _kind):
         _for(_kind)(_of_elements)
 

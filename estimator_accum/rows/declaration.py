@@ -1,0 +1,34 @@
+"""Declaration that each row is computed from its own example alone."""
+
+import tensorflow as tf
+
+# Attribute of an operation whose rows its author has declared.
+ROWS_ATTRIBUTE = "_estimator_accum_per_example"
+
+
+def per_example(tensor: tf.Tensor) -> tf.Tensor:
+    """Declares that each row of a tensor is computed from its own example alone.
+
+        scores = per_example(tf.numpy_function(score, [texts], tf.float32))
+
+    For what `microbatch_model_fn` cannot look into: Python functions and operations of
+    other libraries. Without it they are computed once, on the whole batch, with all
+    that follows them.
+
+    Args:
+        tensor: A Tensor with one row for each example along its first axis.
+
+    Returns:
+        The same values.
+
+    Raises:
+        ValueError: If the tensor has no axis.
+    """
+    tensor = tf.identity(tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "`tensor` must have one row for each example along its first axis. "
+            f"Received: {tensor.name}, a scalar. Declare what it is computed from."
+        )
+    setattr(tensor.op, ROWS_ATTRIBUTE, True)
+    return tensor

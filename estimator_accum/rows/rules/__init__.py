@@ -1,0 +1,19 @@
+"""Rules of the analysis of rows: the states of an operation's outputs.
+
+Each rule is a function of the analysis, the operation and the states of its inputs, of
+which one has rows at least, and none is mixed. It raises Mixed where a result combines
+examples, or may.
+"""
+
+from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the table
+    along_axes,
+    channels,
+    control_flow,
+    elementwise,
+    from_sizes,
+    lists,
+    lookups,
+    products,
+    shapes,
+    slices,
+)

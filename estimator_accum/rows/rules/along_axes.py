@@ -1,0 +1,120 @@
+"""Rules of operations that combine elements along some axes."""
+
+from estimator_accum.rows.rules.dims import axes_of, keep_dims, without_axes
+from estimator_accum.rows.rules.refusals import (
+    ALONG,
+    FIXED_BESIDE,
+    UNLIKE,
+    only_first,
+    without_places,
+)
+from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.sizes import ONE
+from estimator_accum.rows.states import FIXED, Mixed
+
+
+@rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
+def _reduce(analysis, operation, states):
+    state, tensor = only_first(states), operation.inputs[0]
+    axes = axes_of(analysis, operation.inputs[1], analysis.rank(tensor))
+    if state.axis in axes:
+        raise Mixed(ALONG)
+    if not operation.get_attr("keep_dims"):
+        return without_axes(analysis, operation, state, axes)
+    dims = analysis.dims(tensor)
+    known = [ONE if axis in axes else size for axis, size in enumerate(dims)]
+    analysis.set_dims(operation.outputs[0], state, known)
+    return state
+
+
+@rule("ArgMax", "ArgMin")
+def _reduce_one(analysis, operation, states):
+    state, rank = only_first(states), analysis.rank(operation.inputs[0])
+    axes = axes_of(analysis, operation.inputs[1], rank)
+    return without_axes(analysis, operation, state, axes)
+
+
+@rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")
+def _scan(analysis, operation, states):
+    state, axis = only_first(states), operation.inputs[-1]
+    if state.axis in axes_of(analysis, axis, analysis.rank(operation.inputs[0])):
+        raise Mixed(ALONG)
+    keep_dims(analysis, operation, state, set())
+    return state
+
+
+@rule("Softmax", "LogSoftmax", "TopKV2", "MatrixDiag")
+def _along_the_last(analysis, operation, states):
+    state = only_first(states)
+    if state.axis >= analysis.rank(operation.inputs[0]) - 1:
+        raise Mixed(ALONG)
+    if operation.type != "MatrixDiag":  # which has an axis more
+        keep_dims(analysis, operation, state, {-1})
+    return state
+
+
+@rule("MatrixDiagV2", "MatrixDiagV3")
+@rule("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
+def _diagonals(analysis, operation, states):
+    state, output = only_first(states), operation.outputs[0]
+    ranks = {analysis.rank(operation.inputs[0]), analysis.rank(output)}
+    if state.axis >= min(ranks) - 1 or max(ranks) - min(ranks) != 1:
+        raise Mixed(ALONG)
+    return state
+
+
+@rule(
+    *("MatrixBandPart", "Cholesky", "MatrixInverse", "MatrixDeterminant", "Svd", "Qr"),
+    *("LogMatrixDeterminant", "SelfAdjointEigV2", "FFT", "IFFT", "RFFT", "IRFFT"),
+)
+def _along_the_last_two(analysis, operation, states):
+    state = only_first(states)
+    if state.axis >= analysis.rank(operation.inputs[0]) - 2:
+        raise Mixed(ALONG)
+    return state
+
+
+@rule("MatrixSolve", "MatrixTriangularSolve", "MatrixSetDiag", "MatrixSetDiagV3")
+def _pairs_of_matrices(analysis, operation, states):
+    without_places(states)
+    rows = [state for state in states[:2] if state.kind == "rows"]
+    ranks = [analysis.rank(tensor) for tensor in operation.inputs[:2]]
+    if len(rows) < 2 or rows[0] != rows[1] or len({*states[2:]} - {FIXED}):
+        raise Mixed(UNLIKE)
+    if operation.type == "MatrixTriangularSolve" and ranks[0] != ranks[1]:
+        raise Mixed(UNLIKE)  # it broadcasts, from the right
+    if rows[0].axis >= ranks[0] - 2:
+        raise Mixed(ALONG)
+    return rows[0]
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+def _cross_entropy(analysis, operation, states):
+    without_places(states)
+    if any(state.kind != "rows" for state in states):
+        raise Mixed(FIXED_BESIDE)
+    if any(state.axis for state in states):
+        raise Mixed(ALONG)
+    each = {state.each for state in states}
+    if len(each) > 1 and not all(size.symbols for size in each):
+        raise Mixed(UNLIKE)
+    return states[0]
+
+
+@rule("ReverseSequence")
+def _reverse_sequence(analysis, operation, states):
+    without_places(states)
+    state, lengths = states
+    if state.kind != lengths.kind or operation.get_attr("batch_dim") != state.axis:
+        raise Mixed(ALONG)
+    if lengths.axis or lengths.each != state.each:
+        raise Mixed(UNLIKE)
+    return state
+
+
+@rule("Multinomial")
+def _multinomial(analysis, operation, states):
+    state = only_first(states)
+    if state.axis != 0:
+        raise Mixed("it draws for each class")
+    return state

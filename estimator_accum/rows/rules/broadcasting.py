@@ -1,0 +1,58 @@
+"""States of results that are broadcast from several operands."""
+
+import tensorflow as tf
+
+from estimator_accum.rows.rules.refusals import UNLIKE, check_length_1
+from estimator_accum.rows.sizes import (
+    ONE,
+    Size,
+)
+from estimator_accum.rows.states import Mixed, State
+
+
+def broadcast(analysis, tensors: list, states: list[State], output) -> State:
+    """Returns the state of an output each element of which stands behind its inputs'."""
+    place, each = _aligned(analysis, tensors, states)
+    rank = max(analysis.rank(tensor) for tensor in tensors)
+    found = State("rows", rank - place, each)
+    analysis.set_dims(output, found, broadcast_dims(analysis, tensors, rank))
+    return found
+
+
+def _aligned(
+    analysis, tensors: list[tf.Tensor], states: list[State]
+) -> tuple[int, Size]:
+    """Returns the axis of the examples from the right, and the rows of each example."""
+    ranks = [analysis.rank(tensor) for tensor in tensors]
+    rows = [(rank - s.axis, s) for rank, s in zip(ranks, states) if s.kind == "rows"]
+    (place, state), *others = rows
+    each = state.each
+    for other, state in others:
+        if other != place:
+            raise Mixed(UNLIKE)
+        if state.each != each:
+            # Sizes that only numbers tell are equal, or the batch at once fails.
+            if not (state.each.symbols or each.symbols):
+                raise Mixed(UNLIKE)
+            each = max(each, state.each, key=lambda size: len(size.symbols))
+    for tensor, rank, state in zip(tensors, ranks, states, strict=True):
+        if state.kind == "fixed" and rank >= place:
+            check_length_1(analysis.dims(tensor)[rank - place])
+    return place, each
+
+
+def broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:
+    """Returns the shape of tensors that are broadcast, where it is known.
+
+    Of two lengths that are not known one may be 1.
+    """
+    dims = []
+    for axis in range(rank):
+        found = set()
+        for tensor in tensors:
+            own = axis - rank + analysis.rank(tensor)
+            if own >= 0:
+                found.add(analysis.dims(tensor)[own])
+        found = found - {ONE} or {ONE}
+        dims.append(found.pop() if len(found) == 1 else None)
+    return dims

@@ -1,0 +1,86 @@
+"""Rules of operations on channels, such as those of images."""
+
+import tensorflow as tf
+
+from estimator_accum.rows.rules.refusals import (
+    ALONG,
+    FIXED_BESIDE,
+    SIZE,
+    UNLIKE,
+    only_first,
+)
+from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.sizes import N
+from estimator_accum.rows.states import FIXED, Mixed, State
+
+
+@rule(
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D", "LRN"),
+    *("MaxPool", "MaxPoolV2", "MaxPool3D", "AvgPool", "AvgPool3D"),
+    *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
+    *("SpaceToDepth", "DepthToSpace", "ExtractImagePatches", "AdjustContrastv2"),
+)
+def _images(analysis, operation, states):
+    state = only_first(states)
+    # Images have a height, width and channels; AdjustContrastv2 takes a single one, too.
+    if state.axis or analysis.rank(operation.inputs[0]) < 4:
+        raise Mixed(ALONG)
+    return state
+
+
+@rule("MaxPoolGrad", "AvgPoolGrad", "MaxPoolGradGrad", "ResizeBilinearGrad")
+def _images_back(analysis, operation, states):
+    rows = [state for state in states if state.kind == "rows"]
+    if any(state.axis for state in rows) or len(set(rows)) > 1:
+        raise Mixed(ALONG)
+    if operation.type == "AvgPoolGrad":
+        return _first_size_is_n(analysis, operation.inputs[0], rows[0])
+    if len(rows) < len(states):
+        raise Mixed(FIXED_BESIDE)
+    return rows[0]
+
+
+@rule(
+    "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"
+)
+def _transposed_convolution(analysis, operation, states):
+    _, filters, state = states
+    if filters.kind != "fixed" or state.kind != "rows" or state.axis:
+        raise Mixed(ALONG)
+    return _first_size_is_n(analysis, operation.inputs[0], state)
+
+
+def _first_size_is_n(analysis, shape: tf.Tensor, state: State) -> State:
+    value = analysis.value(shape)
+    if value is None or value[0] != N * state.each:
+        raise Mixed(SIZE)
+    return state
+
+
+@rule("BiasAdd", "BiasAddV1")
+def _bias(analysis, operation, states):
+    state, tensor = only_first(states), operation.inputs[0]
+    has_format = "data_format" in operation.node_def.attr
+    is_first = has_format and operation.get_attr("data_format") == b"NCHW"
+    channels = 1 if is_first else analysis.rank(tensor) - 1
+    if state.axis == channels:
+        raise Mixed(FIXED_BESIDE)
+    analysis.set_dims(operation.outputs[0], state, analysis.dims(tensor))
+    return state
+
+
+@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _normalization(analysis, operation, states):
+    state, *others = states
+    channels = 1 if operation.get_attr("data_format").startswith(b"NC") else -1
+    if state.kind != "rows":
+        raise Mixed(ALONG)
+    if state.axis == channels % analysis.rank(operation.inputs[0]):
+        # Keras's layer normalization: every row is a channel.
+        of_channel = State("rows", 0, state.each)
+        if any(s not in (of_channel, FIXED) for s in others) or FIXED in others[:2]:
+            raise Mixed(UNLIKE)
+        return [state, *[of_channel] * (len(operation.outputs) - 1)]
+    if operation.get_attr("is_training") or any(s != FIXED for s in others):
+        raise Mixed("batch normalization combines the examples")
+    return [state, *[FIXED] * (len(operation.outputs) - 1)]

@@ -1,0 +1,110 @@
+"""Rules of control flow, whose bodies are looked into."""
+
+import functools
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util_v2
+
+from estimator_accum.graph.names import BRANCHES, CALLS, LOOPS
+from estimator_accum.rows.rules.table import RULES_OF_ANY, rule
+from estimator_accum.rows.states import FIXED, Mixed, join
+
+MOST_ROUNDS = 8  # through a loop, until nothing changes any more
+_BRANCH = "the batch decides which branch is taken"
+_END = "the batch decides when a loop ends"
+
+
+@rule(*CALLS, table=RULES_OF_ANY)
+def _call(analysis, operation, states):
+    name, tensors = operation.get_attr("f").name, operation.inputs
+    graph = _graph_of(operation, name, tensors, len(operation.outputs))
+    return analysis.of_function(operation, graph, tensors, states)
+
+
+@rule(*BRANCHES, table=RULES_OF_ANY)
+def _branch(analysis, operation, states):
+    if states[0].kind != "fixed":
+        raise Mixed(_BRANCH)
+    if "branches" in operation.node_def.attr:
+        branches = operation.get_attr("branches")
+    else:
+        branches = [operation.get_attr(f"{name}_branch") for name in ("then", "else")]
+    tensors, ways = operation.inputs[1:], []
+    for branch in branches:
+        graph = _graph_of(operation, branch.name, tensors, len(operation.outputs))
+        ways.append(analysis.of_function(operation, graph, tensors, states[1:]))
+    return [functools.reduce(join, results) for results in zip(*ways, strict=True)]
+
+
+@rule(*LOOPS, table=RULES_OF_ANY)
+def _loop(analysis, operation, states):
+    tensors, name = list(operation.inputs), operation.get_attr("body").name
+    has_own_value = [False] * len(states)
+    for _ in range(MOST_ROUNDS):
+        graph = _graph_of(operation, name, tensors, len(tensors))
+        after = analysis.of_function(operation, graph, tensors, states, has_own_value)
+        pairs = zip(graph.inputs, graph.outputs, strict=True)
+        has_own_value = [before is result for before, result in pairs]
+        joined = [join(*pair) for pair in zip(states, after, strict=True)]
+        if joined == states:
+            break
+        states = joined
+    else:
+        raise Mixed("a loop whose variables never settle")
+    graph = _graph_of(operation, operation.get_attr("cond").name, tensors, 1)
+    (predicate,) = analysis.of_function(
+        operation, graph, tensors, states, has_own_value
+    )
+    analysis.note_bounds(operation)
+    if predicate.kind != "fixed":
+        raise Mixed(_END)
+    return states
+
+
+def _graph_of(operation, name: str, tensors, results: int) -> tf.Graph:
+    """Returns a function's graph: its own, which knows more shapes, or another."""
+    function = operation.graph._get_function(name)
+    graph = getattr(function, "graph", None)
+    # The gradient of another call may have added outputs to it.
+    numbers = len(tensors), results
+    if graph is not None and (len(graph.inputs), len(graph.outputs)) == numbers:
+        return graph
+    shapes = [tensor.shape for tensor in tensors]
+    return control_flow_util_v2.get_func_graph(operation, shapes, name)
+
+
+@rule("Switch", table=RULES_OF_ANY)
+def _switch(analysis, operation, states):
+    context = operation._get_control_flow_context()
+    is_loop = context is not None and context.IsWhileContext()
+    if not is_loop and states[1].kind != "fixed":
+        raise Mixed(_BRANCH)
+    return states[0]
+
+
+@rule("Exit", table=RULES_OF_ANY)
+def _exit(analysis, operation, states):
+    switch = operation.inputs[0].op
+    if switch.type != "Switch":
+        raise Mixed("a loop of another kind")
+    if analysis.state(switch.inputs[1]).kind != "fixed":
+        raise Mixed(_END)
+    return states[0]
+
+
+@rule("Merge", table=RULES_OF_ANY)
+def _merge(analysis, operation, states):
+    second = operation.inputs[1].op
+    if second.type == "NextIteration":
+        first = states[0]
+        if analysis.has_seen(second.inputs[0].op):  # else it is the first round
+            first = join(first, analysis.state(second.inputs[0]))
+        return [first, FIXED]
+    for tensor in operation.inputs:
+        inner = tensor.op._get_control_flow_context()
+        predicate = getattr(inner, "pred", None)
+        if tensor.op.type == "Switch":
+            predicate = tensor.op.inputs[1]
+        if predicate is None or analysis.state(predicate).kind != "fixed":
+            raise Mixed(_BRANCH)
+    return [functools.reduce(join, states), FIXED]

@@ -1,0 +1,128 @@
+"""Rules of operations that compute each element from those at its place."""
+
+import tensorflow as tf
+
+from estimator_accum.rows.rules.broadcasting import broadcast
+from estimator_accum.rows.rules.refusals import ALONG, PLACE, UNLIKE, without_places
+from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.states import Mixed
+
+ELEMENTWISE = (
+    *("Abs", "AccumulateNV2", "Acos", "Acosh", "AddN", "Angle", "ApproximateEqual"),
+    *("AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e", "BesselI1e"),
+    *("Betainc", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Cast", "Ceil"),
+    *("CheckNumerics", "CheckNumericsV2", "ClipByValue", "Complex", "ComplexAbs"),
+    *("Conj", "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "Equal"),
+    *("Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs"),
+    *("FakeQuantWithMinMaxVars", "Floor", "FloorDiv", "FloorMod", "Greater"),
+    *("GreaterEqual", "Igamma", "Igammac", "Imag", "Inv", "InvGrad", "Invert"),
+    *("IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual"),
+    *("Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum"),
+    *("Minimum", "Mod", "MulNoNan", "Ndtri", "Neg", "NextAfter", "NotEqual"),
+    *("OnesLike", "Polygamma", "Pow", "PreventGradient", "Real", "RealDiv"),
+    *("Reciprocal", "ReciprocalGrad", "RegexFullMatch", "RegexReplace", "Relu"),
+    *("Relu6", "Relu6Grad", "ReluGrad", "Rint", "Round", "Rsqrt", "RsqrtGrad"),
+    *("SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh"),
+    *("Snapshot", "Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "Sqrt"),
+    *("SqrtGrad", "Square", "SquaredDifference", "StaticRegexFullMatch"),
+    *("StaticRegexReplace", "StringJoin", "StringLength", "StringLower", "StringStrip"),
+    *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong"),
+    *("StringToNumber", "StringUpper", "Tan", "Tanh", "TanhGrad", "TruncateDiv"),
+    *("TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike", "Zeta"),
+)
+
+
+@rule(*ELEMENTWISE)
+def _of_values(analysis, operation, states):
+    without_places(states)
+    return broadcast(analysis, list(operation.inputs), states, operation.outputs[0])
+
+
+@rule("Print")
+def _print(analysis, operation, states):
+    without_places(states)
+    if states[0].kind != "rows":
+        raise Mixed(ALONG)
+    return states[0]
+
+
+@rule(
+    *("Identity", "StopGradient", "PlaceholderWithDefault", "DebugIdentityV2"),
+    *("Enter", "NextIteration", "RefEnter", "RefIdentity"),
+)
+def _passing(analysis, operation, states):
+    state = states[0]
+    if state.kind == "rows":
+        analysis.set_dims(
+            operation.outputs[0], state, analysis.dims(operation.inputs[0])
+        )
+    return state
+
+
+@rule("EnsureShape")
+def _ensure_shape(analysis, operation, states):
+    shape = tf.TensorShape(operation.get_attr("shape"))
+    if shape.rank is not None and shape.as_list()[states[0].axis] is not None:
+        raise Mixed("it wants a number of examples")
+    return _passing(analysis, operation, states)
+
+
+@rule("IdentityN")
+def _passing_each(analysis, operation, states):
+    for tensor, output, state in zip(operation.inputs, operation.outputs, states):
+        if state.kind == "rows":
+            analysis.set_dims(output, state, analysis.dims(tensor))
+    return states
+
+
+@rule("Add", "AddV2", "Sub", "Mul")
+def _arithmetic(analysis, operation, states):
+    if not any(state.distance is not None for state in states):
+        return _of_values(analysis, operation, states)
+    first, second = states
+    tensors = list(operation.inputs)
+    if first.distance is None and operation.type in ("Add", "AddV2", "Mul"):
+        first, second, tensors = second, first, tensors[::-1]
+    if first.distance is None or second.distance is not None:
+        raise Mixed(PLACE)
+    found = broadcast(analysis, tensors, [first, second], operation.outputs[0])
+    if operation.type != "Mul":
+        return found._replace(distance=first.distance)
+    factor = analysis.value(tensors[1])
+    if factor is None or factor.size != 1 or second.kind != "fixed":
+        raise Mixed(PLACE)
+    distance = first.distance * factor.flat[0]
+    return found._replace(distance=distance, is_number=first.is_number)
+
+
+@rule("Cast")
+def _cast(analysis, operation, states):
+    if operation.outputs[0].dtype in (tf.int32, tf.int64):  # others may overflow
+        return _passing(analysis, operation, states)
+    return _of_values(analysis, operation, states)
+
+
+@rule("Select")
+def _select(analysis, operation, states):
+    without_places(states)
+    condition, chosen, _ = operation.inputs
+    if (
+        analysis.rank(condition) == analysis.rank(chosen)
+        or analysis.rank(condition) == 0
+    ):
+        return broadcast(analysis, list(operation.inputs), states, operation.outputs[0])
+    if any(state.kind != "rows" or state.axis for state in states):  # a vector of rows
+        raise Mixed(UNLIKE)
+    if len({state.each for state in states}) > 1:
+        raise Mixed(UNLIKE)
+    return states[1]
+
+
+@rule("LookupTableFindV2", "LookupTableFind")
+def _look_up(analysis, operation, states):
+    without_places(states)
+    if states[0].kind == states[2].kind == "fixed":
+        return broadcast(
+            analysis, [operation.inputs[1]], states[1:2], operation.outputs[0]
+        )
+    raise Mixed(ALONG)

@@ -1,0 +1,103 @@
+"""Rules of operations that make as many rows as a size says."""
+
+import tensorflow as tf
+
+from estimator_accum.graph.names import SHAPED_DRAWS
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.rows.rules.refusals import (
+    FIXED_BESIDE,
+    NO_SHAPE,
+    PLACE,
+    SIZE,
+    UNLIKE,
+)
+from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.sizes import ONE, N, Size
+from estimator_accum.rows.states import FIXED, Mixed, State
+
+FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip", *SHAPED_DRAWS}
+
+
+def _made(analysis, output: tf.Tensor, dims) -> State:
+    """Returns the state of what has the shape `dims`, each element like the others."""
+    if dims is None:
+        raise Mixed(NO_SHAPE)
+    places = [i for i, size in enumerate(dims) if size.power]
+    if len(places) != 1 or dims[places[0]].power != 1:
+        raise Mixed(UNLIKE)
+    found = State("rows", places[0], dims[places[0]] // N)
+    analysis.set_dims(output, found, list(dims))
+    return found
+
+
+@rule("Fill")
+def _fill(analysis, operation, states):
+    if states[1].kind != "fixed" or states[0].kind not in ("fixed", "sizes"):
+        raise Mixed(SIZE)
+    return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
+
+
+@rule(*SHAPED_DRAWS)
+def _random(analysis, operation, states):
+    if states[0].kind != "sizes" or any(state.kind != "fixed" for state in states[1:]):
+        raise Mixed(SIZE)
+    if operation.type.startswith("Stateless") and not _is_of_micro_batch(operation):
+        raise Mixed(
+            "a stateless operation draws the same numbers for every micro-batch"
+        )
+    return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
+
+
+def _is_of_micro_batch(operation: tf.Operation) -> bool:
+    """Returns whether a seed is another one for each micro-batch or run."""
+    seeds = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+    return any(e.type == "Placeholder" or e.type.startswith("Rng") for e in seeds)
+
+
+@rule("RngReadAndSkip")
+def _random_state(analysis, operation, states):
+    return FIXED  # of a run; a size only says how many numbers are skipped
+
+
+@rule("Range")
+def _range(analysis, operation, states):
+    start, limit, delta = (analysis.value(each) for each in operation.inputs)
+    if start is None or limit is None or delta is None or start[()] != Size(0):
+        raise Mixed(PLACE)
+    number = limit[()] // delta[()]
+    found = State("rows", 0, number // N, distance=delta[()], is_number=True)
+    if found.each != ONE:
+        raise Mixed(PLACE)
+    analysis.set_dims(operation.outputs[0], found, [number])
+    return found
+
+
+@rule("Tile", "BroadcastTo")
+def _tile(analysis, operation, states):
+    state, tensor = states[0], operation.inputs[0]
+    value = analysis.value(operation.inputs[1])
+    if value is None or states[1].kind not in ("fixed", "sizes"):
+        raise Mixed(NO_SHAPE)
+    is_tile, new_axes = operation.type == "Tile", len(value) - analysis.rank(tensor)
+    places = [i for i, size in enumerate(value) if size.power]
+    if state.kind == "rows":
+        place = state.axis + new_axes
+        if is_tile and (places or value[place] != ONE):
+            raise Mixed("it repeats the examples")
+        if not is_tile and (places != [place] or value[place] != N * state.each):
+            raise Mixed(UNLIKE)
+        found = state._replace(axis=place, is_first=False)
+    else:
+        if state.kind != "fixed" or len(places) != 1 or value[places[0]].power != 1:
+            raise Mixed(SIZE)
+        (place,) = places
+        source = place - new_axes
+        if source >= 0 and analysis.dims(tensor)[source] != ONE:
+            raise Mixed(FIXED_BESIDE)
+        found = State("rows", place, value[place] // N)
+    if is_tile:
+        dims = [a * b for a, b in zip(analysis.dims(tensor), value, strict=True)]
+    else:
+        dims = list(value)
+    analysis.set_dims(operation.outputs[0], found, dims)
+    return found

@@ -1,0 +1,100 @@
+"""Rules of rows that are looked up by number."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.rows.rules.refusals import BY_VALUES, without_places
+from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.sizes import ONE
+from estimator_accum.rows.states import Mixed, State
+
+
+class Guard(NamedTuple):
+    """Rows that are looked up by number, of their own example unless a value is wrong.
+
+    Attributes:
+        places: The numbers.
+        axis: Their axis of examples.
+        table: The tensor in which they are looked up; its first axis has the examples.
+    """
+
+    places: tf.Tensor
+    axis: int
+    table: tf.Tensor
+
+
+@rule("GatherV2", "Gather", "ResourceGather")
+def _gather(analysis, operation, states):
+    table, places, *_ = states
+    axis, batch_dims = _axes(analysis, operation)
+    if table.kind == "fixed" and places.kind == "rows" and not batch_dims:
+        return _from_fixed(analysis, operation, places, axis)
+    if table.kind != "rows" or table.distance is not None:
+        raise Mixed(BY_VALUES)
+    axis %= analysis.rank(operation.inputs[0])
+    if places.kind == "fixed" and not batch_dims and axis != table.axis:
+        moved = analysis.rank(operation.inputs[1]) - 1 if axis < table.axis else 0
+        return table._replace(axis=table.axis + moved)
+    if places.kind != "rows":
+        raise Mixed(BY_VALUES)
+    if batch_dims > table.axis and axis >= batch_dims:
+        without_places([places])
+        if (places.axis, places.each) == (table.axis, table.each):
+            return table
+    if not batch_dims and axis == table.axis == 0 and places.distance is not None:
+        return _from_own(analysis, operation, places, table)
+    raise Mixed(BY_VALUES)
+
+
+def _axes(analysis, operation: tf.Operation) -> tuple[int, int]:
+    """Returns the axis along which rows are looked up, and the number of axes before."""
+    axis = 0
+    if operation.type == "GatherV2":
+        value = analysis.value(operation.inputs[2])
+        if value is None:
+            raise Mixed("its axis is not known")
+        axis = int(value.flat[0])
+    return axis, 0 if operation.type == "Gather" else operation.get_attr("batch_dims")
+
+
+def _from_fixed(analysis, operation, places: State, axis: int) -> State:
+    """Returns the state of rows of a table that holds no value of the micro-batch."""
+    without_places([places])
+    indices, output = operation.inputs[1], operation.outputs[0]
+    # The rank of a variable's handle is none of its values.
+    axis = axis % analysis.rank(operation.inputs[0]) if axis else 0
+    found = places._replace(axis=axis + places.axis)
+    if output.shape.rank is not None:
+        dims = [None] * output.shape.rank
+        dims[axis : axis + analysis.rank(indices)] = analysis.dims(indices)
+        analysis.set_dims(output, found, dims)
+    return found
+
+
+def _from_own(analysis, operation, state: State, table: State) -> State:
+    """Returns the state of rows that are looked up by the number of their example."""
+    if state.distance != table.each:
+        raise Mixed(BY_VALUES)
+    if not state.is_number:
+        tensor, places = operation.inputs[:2]
+        analysis.guards.append(Guard(places, state.axis, tensor))
+    return state._replace(distance=None, is_number=False, is_first=False)
+
+
+@rule("GatherNd", "ResourceGatherNd")
+def _gather_nd(analysis, operation, states):
+    table, places = states
+    *_, length = analysis.dims(operation.inputs[1])
+    last = analysis.rank(operation.inputs[1]) - 1
+    if places.kind != "rows" or places.axis == last:
+        raise Mixed(BY_VALUES)
+    if table.kind == "fixed":
+        without_places([places])
+        return places
+    # Of a place that is the number again and again only the first is an example's.
+    is_number = places.is_number and length == ONE
+    is_own = places.distance == table.each and (is_number or places.is_first)
+    if table.kind == "rows" and table.axis == 0 and is_own:
+        return places._replace(distance=None, is_number=False, is_first=False)
+    raise Mixed(BY_VALUES)

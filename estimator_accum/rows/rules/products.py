@@ -1,0 +1,72 @@
+"""Rules of matrix products."""
+
+from estimator_accum.rows.rules.broadcasting import broadcast_dims
+from estimator_accum.rows.rules.refusals import UNLIKE, check_length_1, without_places
+from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.states import Mixed, State
+
+
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _matrix_product(analysis, operation, states):
+    without_places(states)
+    prefix = "transpose" if operation.type == "MatMul" else "adj"
+    names = ("_a", "_b") if prefix == "transpose" else ("_x", "_y")
+    ranks = [analysis.rank(tensor) for tensor in operation.inputs]
+    found = []
+    for i, (state, rank) in enumerate(zip(states, ranks, strict=True)):
+        if state.kind != "rows":
+            continue
+        place = rank - state.axis  # from the right
+        if place <= 2:
+            place = 3 - place if operation.get_attr(prefix + names[i]) else place
+            if place != 2 - i:
+                raise Mixed("it sums over the examples")
+        found.append((place, state.each))
+    if len(found) == 2 and (found[0][0] != found[1][0] or found[0][0] <= 2):
+        raise Mixed("it multiplies examples by examples")
+    place, each = max(found, key=lambda pair: len(pair[1].symbols))
+    if len(found) == 1 and place > 2:
+        i = [state.kind for state in states].index("fixed")
+        if ranks[i] >= place:
+            check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
+    state = State("rows", max(ranks) - place, each)
+    dims = broadcast_dims(analysis, list(operation.inputs), max(ranks))
+    analysis.set_dims(operation.outputs[0], state, [*dims[:-2], None, None])
+    return state
+
+
+@rule("Einsum")
+def _einsum(analysis, operation, states):
+    without_places(states)
+    left, right = operation.get_attr("equation").decode().replace(" ", "").split("->")
+    terms = left.split(",")
+    if "." in left:
+        return _einsum_with_dots(analysis, operation, states, terms, right)
+    rows = [(t[s.axis], s.each) for t, s in zip(terms, states) if s.kind == "rows"]
+    fixed = [term for term, s in zip(terms, states) if s.kind == "fixed"]
+    label, each = rows[0]
+    if len(set(rows)) > 1 or any(term.count(label) > 1 for term in terms):
+        raise Mixed("it multiplies examples by examples")
+    if label not in right or any(label in term for term in fixed):
+        raise Mixed("it sums over the examples")
+    return State("rows", right.index(label), each)
+
+
+def _einsum_with_dots(
+    analysis, operation, states, terms: list[str], right: str
+) -> State:
+    """The examples are among the axes of three dots in front."""
+    found = set()
+    for tensor, state, term in zip(operation.inputs, states, terms, strict=True):
+        dots = analysis.rank(tensor) - len(term.replace("...", ""))
+        if state.kind == "rows":
+            if not term.startswith("...") or state.axis >= dots:
+                raise Mixed("an equation with three dots")
+            found.add((dots - state.axis, state.each))
+        elif term.startswith("...") and dots:
+            raise Mixed("an equation with three dots")
+    ((place, each),) = found if len(found) == 1 else [(None, None)]
+    if place is None or not right.startswith("..."):
+        raise Mixed(UNLIKE)
+    dots = analysis.rank(operation.outputs[0]) - len(right) + 3
+    return State("rows", dots - place, each)

@@ -1,0 +1,17 @@
+"""Table of the rules, by type of operation."""
+
+from collections.abc import Callable
+
+RULES: dict[str, Callable] = {}
+# Rules that also take fixed and mixed inputs.
+RULES_OF_ANY: dict[str, Callable] = {}
+
+
+def rule(*types: str, table: dict[str, Callable] = RULES):
+    """Makes a function the rule of types of operations."""
+
+    def register(function):
+        table.update(dict.fromkeys(types, function))
+        return function
+
+    return register

@@ -1,0 +1,74 @@
+"""Values of integer tensors, as arrays of sizes."""
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.rows.sizes import (
+    ARITHMETIC,
+    Size,
+    Unknown,
+    broadcast_gradient_axes,
+    compute,
+    product,
+    sizes,
+)
+from estimator_accum.rows.states import Mixed
+
+# Their values are known of a mixed tensor, too.
+OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs"}
+
+
+def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
+    """Returns an integer tensor as an array of sizes; None if it is not known."""
+    operation = tensor.op
+    if not tensor.dtype.is_integer or analysis.state(tensor).kind in ("rows", "mixed"):
+        return None
+    constant = tf.get_static_value(tensor)
+    if constant is not None:
+        return sizes(constant) if constant.size <= 64 else None
+    try:
+        if operation.type == "Rank" and operation.inputs[0].shape.rank is not None:
+            return sizes(operation.inputs[0].shape.rank)
+        if operation.type in ("Shape", "ShapeN"):
+            index = operation.outputs.index(tensor)
+            return sizes(analysis.dims(operation.inputs[index]))
+        if operation.type == "Size":
+            return sizes(product(analysis.dims(operation.inputs[0])))
+        if operation.type in ("BroadcastGradientArgs", "BroadcastArgs"):
+            return _broadcast_value(analysis, operation, tensor)
+        inputs = []
+        if operation.type in ARITHMETIC:
+            inputs = [analysis.value(each) for each in operation.inputs]
+        if inputs and not any(each is None for each in inputs):
+            return compute(operation, inputs)[operation.outputs.index(tensor)]
+    except (Mixed, Unknown):
+        pass
+    kinds = {analysis.state(each).kind for each in operation.inputs}
+    if operation.type in OF_SHAPE and kinds != {"fixed"}:
+        return None
+    if analysis.state(tensor).kind == "fixed" and "sizes" not in kinds:
+        return _named(tensor)
+    return None
+
+
+def _broadcast_value(analysis, operation: tf.Operation, tensor: tf.Tensor):
+    """Returns the value of an output of BroadcastGradientArgs or BroadcastArgs."""
+    x, y = (analysis.value(each) for each in operation.inputs)
+    if x is None or y is None:
+        return None
+    if operation.type == "BroadcastArgs":
+        if len(x) != len(y) or list(x) != list(y):
+            raise Unknown
+        return x
+    axes = broadcast_gradient_axes(x, y)
+    return sizes(axes[operation.outputs.index(tensor)])
+
+
+def _named(tensor: tf.Tensor) -> np.ndarray | None:
+    """Returns sizes with names of their own for an integer scalar or vector."""
+    if tensor.shape.rank == 0:
+        return sizes(Size(symbols=(tensor.name,)))
+    number = tensor.shape.num_elements()
+    if tensor.shape.rank == 1 and number is not None and number <= 64:
+        return sizes([Size(symbols=(f"{tensor.name}[{i}]",)) for i in range(number)])
+    return None
