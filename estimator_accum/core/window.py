@@ -232,7 +232,7 @@ def _finish(
     added: Added,
     updates: dict[str, list[tf.Operation]],
 ) -> tf.Operation:
-    """Makes the `tf.cond` on the boundary, then global_step += 1; cross-replica.
+    """Closes the window at the boundary, then counts; in cross-replica context.
 
     Args:
         strategy: The current strategy, which may be TensorFlow's default one.
@@ -241,36 +241,23 @@ def _finish(
         added: The replicas' `Added`.
         updates: Gets the operations of the update, by the names of what makes them.
     """
-    state, change = plan.state, added.change
     steps = first_of(strategy, added.steps)
     counted = flatten(strategy, added.counted)
     train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
     known_train_ops = list(train_ops)
-    is_boundary, done = plan.clock.count(state.micro_steps, counted, steps)
-    updated = variables if change is None else first_of(strategy, change).variables
-
-    def apply_mean(mean, loss) -> list[tf.Operation]:
-        step = state.update_step
-        return apply(strategy, plan.options, mean, updated, loss, step, updates)
-
-    def update() -> Result:
-        return close(strategy, plan, apply_mean, added.sums, change)
-
-    def skip() -> Result:
-        return _no_result(plan)
-
+    is_boundary, done = plan.clock.count(plan.state.micro_steps, counted, steps)
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
-        result = plan.clock.branch(state.micro_steps, is_boundary, update, skip)
+        result = _branch(strategy, plan, is_boundary, variables, added, updates)
         # A learning rate of this micro-step must read update_step before it changes.
-        with tf.control_dependencies(_reads(strategy, state.update_step)):
+        with tf.control_dependencies(_reads(strategy, plan.state.update_step)):
             update_step, clipped_share = _count_update(plan, result.has_updated)
         of_partial = _count_update(plan, result.has_updated)
     global_step, train_op = _count_micro_step(plan, [update_step, *counted])
-    if change is not None:
-        changes = strategy.experimental_local_results(change)
-        waits = [operation for each in changes for operation in each.waits]
+    changes = strategy.experimental_local_results(added.change)
+    if added.change is not None:
+        waits = [operation for change in changes for operation in change.waits]
         train_op = tf.group(train_op, *waits, name=f"{plan.options.name}_train_all")
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
     train_ops[:] = [*known_train_ops, train_op]
@@ -287,11 +274,31 @@ def _finish(
     )
     window = Window(plan, step)
     register(window)
-    if change is not None:
+    if added.change is not None:
         look_at_changes(changes, get_windows)
     if plan.has_several_micro_steps:
         look_at_train_op(strategy, window, variables)
     return train_op
+
+
+def _branch(
+    strategy, plan: Plan, is_boundary: tf.Tensor, variables: list, added: Added, updates
+) -> Result:
+    """Makes the `tf.cond` on the boundary; see `_finish`."""
+    if added.change is not None:
+        variables = first_of(strategy, added.change).variables
+
+    def apply_mean(mean, loss) -> list[tf.Operation]:
+        step = plan.state.update_step
+        return apply(strategy, plan.options, mean, variables, loss, step, updates)
+
+    def update() -> Result:
+        return close(strategy, plan, apply_mean, added.sums, added.change)
+
+    def skip() -> Result:
+        return _no_result(plan)
+
+    return plan.clock.branch(plan.state.micro_steps, is_boundary, update, skip)
 
 
 def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Operation]:
