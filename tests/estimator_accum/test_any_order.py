@@ -205,7 +205,7 @@ _STATE += ("touched",)
 @pytest.mark.parametrize(
     "policy",
     [
-        "raise",
+        pytest.param("raise", marks=pytest.mark.core),
         *(
             pytest.param(each, marks=pytest.mark.once)
             for each in ("skip_micro_batch", "skip_window")

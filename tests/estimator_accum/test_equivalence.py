@@ -38,6 +38,7 @@ def test_weights_and_slots_are_the_big_batchs(name, dtype, steps, clip_norm, dec
     assert ours["global_step"] == UPDATES * steps
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["Adam", "AdagradDA", "Momentum"])
 def test_one_step_windows_are_the_plain_optimizer_bit_for_bit(name):
     batches = make_batches(10, 6)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.helpers.models import interfaces
 from tests.helpers.oracles import golden_graphs
 
+pytestmark = pytest.mark.core
 v1 = tf.compat.v1
 _FILE = pathlib.Path(golden_graphs.__file__).with_suffix(".json")
 _VERSION = tf.__version__.rpartition(".")[0]

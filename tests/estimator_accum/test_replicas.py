@@ -189,6 +189,7 @@ def test_a_variable_on_a_parameter_server_is_refused():
             _train_op(2)(1.0 * x)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("steps", [1, 2])
 def test_sums_add_up_over_replicas(steps):
     run = _TwoReplicas(_train_op(steps, reduction="sum"))

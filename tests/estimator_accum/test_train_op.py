@@ -34,6 +34,7 @@ def _linear_loss(initial=0.0):
     return gradient, variable, gradient * variable
 
 
+@pytest.mark.core
 def test_state_table():
     """After each micro-step: x, its sum, micro_steps, global_step, update_step."""
     gradient, variable, loss = _linear_loss()
