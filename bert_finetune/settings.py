@@ -90,8 +90,8 @@ class Settings(RunSettings):
     )
     hidden_act: str | None = flag(
         None,
-        "Activation of the encoder. None: that in --bert_config_file. gelu_new: GELU by "
-        "tanh, as google-research/bert computes what its files call gelu.",
+        "Activation of the encoder. None: from --bert_config_file. gelu_new: GELU by tanh, "
+        "which google-research/bert calls gelu.",
         flags.EnumParser(list(ACTIVATIONS)),
         group=DATA,
     )
@@ -99,7 +99,10 @@ class Settings(RunSettings):
         True, "Lower-case the text: true for uncased models.", decides=True, group=DATA
     )
     max_seq_length: int = flag(
-        128, "Longest input [tokens]; longer ones are cut.", decides=True, group=DATA
+        128,
+        "Longest input [tokens]; longer inputs are truncated.",
+        decides=True,
+        group=DATA,
     )
     pad_to_max_length: bool = flag(
         False,
@@ -125,9 +128,10 @@ class Settings(RunSettings):
     # Training.
     tokens_per_micro_batch: int | None = flag(
         None,
-        "Most tokens of a micro-batch, padding included. A replica's share of an update "
-        "is cut into as few micro-batches as possible; --micro_batch_size does not cut "
-        "it. None with --effective_batch_size and no other size: chosen for speed.",
+        "Maximum number of tokens in a micro-batch, padding included. A replica's share "
+        "of an update is split into as few micro-batches as possible; --micro_batch_size "
+        "is not used. None with --effective_batch_size and no other size: chosen for "
+        "speed.",
         group=SIZES,
     )
     learning_rate: float = flag(5e-5)
@@ -187,14 +191,14 @@ class Settings(RunSettings):
     )
     early_stopping: int | None = flag(
         None,
-        "Evaluations in a row without a better metric after which training stops. None: "
-        "training does not stop early.",
+        "Number of evaluations in a row without a better metric after which training "
+        "stops. None: training does not stop early.",
         group=EVALUATION,
     )
     eval_batch_size: int = flag(
         8,
-        "Examples of --max_seq_length tokens in an evaluation batch; of shorter ones, as "
-        "many as have no more tokens. The results are the same.",
+        "Examples of --max_seq_length tokens in an evaluation batch; shorter examples form "
+        "larger batches of the same number of tokens. The results are the same.",
         group=EVALUATION,
     )
     predict_batch_size: int = flag(
