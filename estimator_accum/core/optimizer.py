@@ -7,9 +7,10 @@ import tensorflow as tf
 from estimator_accum.checks.before_runs import look_at_changes
 from estimator_accum.checks.declared_loss import check_declared_loss
 from estimator_accum.core.arguments import check_graph, check_loss
-from estimator_accum.core.change import Factors, are_as_computed, find_change, remember
+from estimator_accum.core.change import are_as_computed, find_change, remember
 from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
+from estimator_accum.core.factors import Factors
 from estimator_accum.core.interception import without_interception
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.options import AccumulationSteps, Options

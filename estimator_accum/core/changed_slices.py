@@ -1,0 +1,122 @@
+"""Slices of sparse gradients in a change: scaled, made dense, or their norm taken."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.core.linear import PRODUCTS, keeps_precision
+
+NORM = "_for_norm"  # suffix of copies that compute a norm of slices
+
+
+class Slices(NamedTuple):
+    """Uses of slices by the operations of a change.
+
+    Attributes:
+        gradients: The sparse gradient whose slices a tensor has, by its name; None for
+            their squares.
+        norms: Names of operations that sum the squares of all slices.
+        with_norm: The sparse gradients whose norm is taken.
+    """
+
+    gradients: dict[str, tf.IndexedSlices | None]
+    norms: set[str]
+    with_norm: list[tf.IndexedSlices]
+
+
+def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
+    """Finds what is computed from slices; refuses what needs each of them.
+
+    Args:
+        accumulated: Gradients that the change begins with.
+        changed: Gradients that it results in.
+        operations: Its operations.
+    """
+    sparse = [g for g in accumulated if isinstance(g, tf.IndexedSlices)]
+    waiting = [(gradient.values, False, gradient) for gradient in sparse]
+    by_tensor, norms, with_norm = {}, set(), {}
+    while waiting:
+        tensor, is_squared, gradient = waiting.pop()
+        by_tensor[tensor.name] = None if is_squared else gradient
+        for user in tensor.consumers():
+            if user not in operations:
+                continue
+            kind = _kind_of(user, tensor, is_squared)
+            if kind is None:
+                _refuse(user, gradient)
+            if kind == "norm":
+                norms.add(user.name)
+                with_norm[gradient.values.name] = gradient
+            elif kind != "dense":
+                waiting.append((user.outputs[0], kind == "squares", gradient))
+    for gradient in sparse:
+        for user in gradient.indices.consumers():
+            if user in operations and user.type != "UnsortedSegmentSum":
+                _refuse(user, gradient)
+    indices = {gradient.indices.name: gradient for gradient in sparse}
+    for gradient in changed:
+        if isinstance(gradient, tf.IndexedSlices):
+            origin = by_tensor.get(gradient.values.name)
+            if origin is None or origin is not indices.get(gradient.indices.name):
+                _refuse(gradient.values.op, gradient)
+    return Slices(by_tensor, norms, list(with_norm.values()))
+
+
+def add_norms(definition, slices: Slices) -> None:
+    """Adds copies to a definition, which compute norms of slices by themselves."""
+
+    def renamed(name: str) -> str:
+        if name not in slices.gradients:
+            return name
+        operation, number = name.rsplit(":", 1)
+        return f"{operation}{NORM}:{number}"
+
+    computed = {name.rsplit(":", 1)[0] for name in slices.gradients}
+    for node in list(definition.node) if slices.norms else ():
+        if node.name in computed:
+            twin = definition.node.add()
+            twin.CopyFrom(node)
+            twin.name += NORM
+        elif node.name in slices.norms:
+            twin = node
+        else:
+            continue
+        inputs = [renamed(name) for name in node.input]
+        twin.input[:] = inputs
+
+
+def _refuse(operation: tf.Operation, gradient: tf.IndexedSlices) -> None:
+    raise ValueError(
+        "Slices of a sparse gradient must only be scaled, made dense or have the "
+        "norm of all taken: a window keeps their sum in each row. Received: "
+        f"{operation.name} of type {operation.type}, on {gradient.values.name}. Make "
+        "the gradient dense first, by tf.convert_to_tensor."
+    )
+
+
+def _kind_of(user: tf.Operation, slices: tf.Tensor, is_squared: bool) -> str | None:
+    """Returns what `user` computes from slices, or from their squares.
+
+    Returns:
+        "slices", "squares", "norm" or "dense"; None if it is anything else.
+    """
+    inputs = list(user.inputs)
+    others = [each for each in inputs if each.name != slices.name]
+    if is_squared:
+        if user.type != "Sum":
+            return None
+        axes, rank = tf.get_static_value(inputs[1]), slices.shape.rank
+        if axes is None or {int(a) % rank for a in axes.flat} != set(range(rank)):
+            return None
+        return "norm"
+    if user.type == "Square" or (user.type == "Mul" and not others):
+        return "squares"
+    if user.type == "L2Loss":
+        return "norm"
+    if user.type == "UnsortedSegmentSum":
+        return "dense"
+    if user.type in ("Identity", "Neg", "StopGradient") or keeps_precision(user):
+        return "slices"
+    if user.type not in PRODUCTS or others[0].shape.num_elements() != 1:
+        return None
+    return "slices" if user.type == "Mul" or inputs[0].name == slices.name else None

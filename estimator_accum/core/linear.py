@@ -1,0 +1,116 @@
+"""Proof that a gradient is a sum of constant multiples of gradients."""
+
+import tensorflow as tf
+
+from estimator_accum.core.gradients import Gradient
+from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
+from estimator_accum.graph.writers import SETTLED, varying
+
+_SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "StopGradient", "Sub"}
+PRODUCTS = {"Div", "Mul", "RealDiv"}
+_CURVED = {  # whose value for a mean is not the mean of the values
+    *("Abs", "Exp", "L2Loss", "Log", "Log1p", "Max", "Maximum", "Min", "Minimum"),
+    *("Pow", "Prod", "Reciprocal", "Relu", "Rsqrt", "Sigmoid", "Sign", "Softmax"),
+    *("Softplus", "Sqrt", "Square", "SquaredDifference", "Tanh"),
+}
+
+
+def parts_of(gradient: Gradient) -> list[tf.Tensor]:
+    """Returns the tensors of a gradient: itself, or a sparse one's values and rows."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
+
+
+def is_linear(
+    tensor: tf.Tensor, known: dict, later: set[tf.Operation], may_vary: bool
+) -> bool:
+    """Returns whether a tensor is a sum of constant multiples of gradients.
+
+    Args:
+        tensor: The tensor.
+        known: Gradients, by the names of their tensors.
+        later: Operations that compute from these.
+        may_vary: Whether factors may be computed from variables.
+    """
+
+    def is_gradient(tensor: tf.Tensor) -> bool:
+        # TensorFlow notes of which operation an operation is the gradient.
+        is_derived = tensor.op._original_op is not None and tensor.op not in later
+        return tensor.name in known or is_derived
+
+    found = terms_of(tensor, is_gradient)
+    if found is None:
+        return False
+    gradients, factors = ([each.op for each in part] for part in found)
+    needed = ancestors(factors)
+    if not may_vary and any(each.type in SETTLED for each in needed):
+        return False
+    of_factors = varying(needed)
+    return not of_factors or not of_factors & varying(ancestors(gradients))
+
+
+def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
+    """Returns the gradients and factors of which a tensor is a sum of products."""
+    if is_gradient(tensor):
+        return [tensor], []
+    inputs = list(tensor.op.inputs)
+    if tensor.op.type in PRODUCTS:
+        for one, other in (inputs, inputs[::-1])[: 2 if tensor.op.type == "Mul" else 1]:
+            found = terms_of(one, is_gradient)
+            if found and other.shape.num_elements() == 1:
+                return found[0], [*found[1], other]
+        return None
+    if tensor.op.type == "ConcatV2":  # slices of several look-ups
+        inputs.pop()
+    elif tensor.op.type == "UnsortedSegmentSum":  # slices that become dense
+        del inputs[1:]
+    elif tensor.op.type not in _SUMS and not keeps_precision(tensor.op):
+        return None
+    gradients, factors = [], []
+    for each in inputs:
+        found = terms_of(each, is_gradient)
+        if found is None:
+            return None
+        gradients += found[0]
+        factors += found[1]
+    return gradients, factors
+
+
+def keeps_precision(operation: tf.Operation) -> bool:
+    """Returns whether an operation only adds bits, or casts integers: none is rounded."""
+    if operation.type != "Cast":
+        return False
+    before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
+    if not (before.is_floating and after.is_floating):
+        return before.is_floating == after.is_floating
+    return before == after or before.size < after.size
+
+
+def check_losses(gradients: list[tf.Tensor]) -> None:
+    """Refuses what tf.gradients returns for a function of sums over the micro-batch.
+
+    Such as the norm of a gradient: the mean of norms is not the norm of the mean. A
+    gradient for each example, whose first axis is unknown, may be in any function.
+    """
+    needed = data_ancestors([gradient.op for gradient in gradients])
+    sums = {each for each in needed if each._original_op is not None}
+    own = {*needed, *(each._original_op for each in sums)}
+    own = {each for each in own if each._original_op is None}
+    users = {each for each in own if any(tensor.op in sums for tensor in each.inputs)}
+    users |= data_descendants(
+        (output for each in users for output in each.outputs), own.__contains__
+    )
+    for user in users:
+        of_sums = [each for each in user.inputs if each.op in users or each.op in sums]
+        is_product = user.type in {"MatMul", "BatchMatMulV2", *PRODUCTS}
+        is_curved = user.type in _CURVED or (is_product and len(of_sums) > 1)
+        if is_curved and all(each.shape.is_fully_defined() for each in of_sums):
+            raise ValueError(
+                "What tf.gradients differentiates must not be a function of other "
+                "gradients, which are those of a micro-batch. Received: "
+                f"{user.name} of type {user.type}. If the loss is a mean over examples, "
+                "as with a penalty for each, call compute_gradients in place of "
+                "tf.gradients. If not, cut whole batches by microbatch_model_fn, and "
+                "leave the optimizer as it is, without AccumulatingOptimizer."
+            )
