@@ -5,10 +5,13 @@ options, arguments, trained  checks of what a caller gives
 micro_batch                  the terms of one micro-step
 window                       the rule: add, close, publish
 clock, current_batch         when a window closes
-state, creation, registry    its record, its variables, all windows of a graph
+plan, state, step            records: what micro-steps share, variables, tensors
+creation, update_step        the variables are made
+registry                     all windows of a graph, for hooks
 accumulators, reduction      sums of a window, over replicas
-gradients, nonfinite         norms, clipping, NaN
-change                       code between the mean and the optimizer
+gradients, nonfinite         norms, clipping, policies for NaN
+change, changed_slices       code between the mean and the optimizer
+linear, factors              gradients that need none
 applying                     the optimizer's call
 noise_scale                  an estimate that a window can add
 v1_optimizers, update_ops, loss_scaling, interception    facts about TensorFlow
