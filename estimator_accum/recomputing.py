@@ -56,25 +56,26 @@ def recompute(layer: Callable, *, always: bool | tf.Tensor = False) -> Callable:
     the layer uses), one bit per element of dropout masks, and other results of
     operations with state: random numbers that are not compared with a rate, looked-up
     rows of variables, and branches and loops with such operations or with variables
-    inside. The gradients are those of `layer`, bit for bit, but for two things: if an
-    input is used outside of the layer too, or by an operation whose result is kept, its
-    gradients are added in another order; and TensorFlow's graph optimizer may fuse or
-    reorder operations in one of the two graphs only, and round the last bit differently
-    (`rewrite_options`: `remapping` and `arithmetic_optimization` off).
+    inside. The gradients equal the gradients of `layer`, bit for bit, with two
+    exceptions. If an input is used outside of the layer too, or by an operation whose
+    result is kept, its gradients are added in another order. TensorFlow's graph
+    optimizer may fuse or reorder operations in one of the two graphs only, and round
+    the last bit differently (`rewrite_options`: turn `remapping` and
+    `arithmetic_optimization` off).
 
-    A layer's gradient leaves it when those of its trainable variables are there, and
-    what they are computed from is free. They are computed whether or not they are asked
-    for: what is frozen is made with `trainable=False`.
+    A layer's gradient leaves it after the gradients of its trainable variables are
+    computed, and their activations freed. They are always computed: make a frozen
+    variable with `trainable=False`.
 
     Updates that the layer registers, such as batch normalization's averages, run once.
-    A recomputed layer may contain others. Only gradients of optimizers and tf.gradients
-    recompute; a tf.GradientTape keeps the activations.
+    A recomputed layer may contain other recomputed layers. Only gradients of optimizers
+    and tf.gradients recompute; a tf.GradientTape keeps the activations.
 
     Args:
         layer: Function of tensors, in any structure, and other arguments that returns
             tensors in any structure. It may create variables.
-        always: Whether the layer is also recomputed where "auto" would not do it. A
-            scalar bool Tensor decides in each run, whatever "auto" would do.
+        always: Whether to recompute the layer even if "auto" would not. A scalar bool
+            Tensor decides in each run, in place of "auto".
 
     Returns:
         A function with the arguments and results of `layer`, to be called in a graph,

@@ -16,10 +16,10 @@ def micro_batch_seed(name: str) -> tf.Tensor:
 
         noise = tf.random.stateless_normal(shape, seed=micro_batch_seed("noise"))
 
-    The seed depends on the graph's own seed (`tf_random_seed` of the RunConfig), on
+    The seed depends only on the graph's own seed (`tf_random_seed` of the RunConfig), on
     `name`, on global_step, on the replica, and on the place of the micro-batch in a
-    batch that `microbatch_model_fn` cuts, and on nothing else. So a run that is stopped
-    and resumed draws the numbers of the undisturbed run, whatever else is in the graph.
+    batch of `microbatch_model_fn`. So a run that is stopped and resumed draws the
+    numbers of the undisturbed run, even if the rest of the graph has changed.
 
     Args:
         name: Name of the operation; two operations with one name draw the same numbers.

@@ -223,3 +223,31 @@ def test_every_flag_in_the_pages_exists(flag):
     rooms = (PROGRAM.flags(), launch_local.make_flags())
     is_known = any(flag in flags for flags in rooms)
     assert is_known or any(re.search(f'"(--)?{flag}"', text) for text in texts)
+
+
+def _prose(page: str) -> str:
+    """Returns a page without code, tables of numbers and headings, a sentence a line."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", documents.ALL[page])
+    text = re.sub(r"(?m)^(#| {4}|!\[).*", "", text)
+    text = re.sub(r"(?m)^\|.*", lambda row: row[0].replace("|", "\n\n"), text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "CODE", text))
+    text = re.sub(r"(?m)^(\* |\d\. )", "\n", text).replace("*", "")
+    sentences = re.split(r"\n\s*\n|(?<=[^.][.?!:]) ", text)
+    sentences = (" ".join(each.split()) for each in sentences)
+    return "\n".join(each for each in sentences if each)
+
+
+_WRITTEN = sorted(set(documents.ALL) - {"changelog", "contributing"})  # they include
+
+
+@pytest.mark.parametrize("page", _WRITTEN)
+def test_a_page_is_in_plain_sentences(page):
+    sentences = _prose(page).splitlines()
+    unclear = r"(?i)\bwhat\b|\b(that|those) of\b|\b(has|have) not\b|\bf0087d5"
+    allowed = r"\?$|is that of a run"  # questions, and a line of a program
+    if page == "architecture":
+        allowed += "|Git keeps"
+    found = [s for s in sentences if re.search(unclear, s)]
+    assert [each for each in found if not re.search(allowed, each)] == []
+    lengths = [len(each.split()) for each in sentences if len(each.split()) > 3]
+    assert sum(lengths) <= 20 * max(len(lengths), 1)

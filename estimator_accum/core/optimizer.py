@@ -28,11 +28,11 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
     For code that takes an optimizer and makes the train op itself: heads and canned
     estimators of `tf.compat.v1.estimator`, `minimize` in a model_fn. Each call of
     `minimize` or `apply_gradients` makes one accumulating train op; see
-    `make_accumulating_train_op` for the arguments, the variables and the errors. What is
-    done to gradients between `compute_gradients` and `apply_gradients` is done to the
+    `make_accumulating_train_op` for the arguments, the variables and the errors. Changes
+    to the gradients between `compute_gradients` and `apply_gradients` apply to the
     window's mean, before `clip_norm`. A learning-rate schedule must be computed from
     `get_or_create_update_step()`. Inside `microbatch_model_fn` the batch is the window,
-    whatever the value of K.
+    for any value of K.
 
     Args:
         optimizer: The `tf.compat.v1.train.Optimizer` that updates.
@@ -104,8 +104,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
         """Returns the (gradient, variable) pairs of the wrapped optimizer.
 
-        What is done to the gradients before `apply_gradients` gets them is done to the
-        window's mean.
+        Changes to the gradients before `apply_gradients` apply to the window's mean.
         """
         check_graph()
         # An optimizer that computes gradients in its own way may take a loss for each
@@ -189,7 +188,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         return self._optimizer.get_slot_names()
 
     def variables(self) -> list[tf.Variable]:
-        """Returns the wrapped optimizer's variables, then those of the windows."""
+        """Returns the wrapped optimizer's variables, then the windows' variables."""
         return [*self._optimizer.variables(), *_window_variables()]
 
     def _trackable_children(self, *args, **kwargs):

@@ -47,11 +47,11 @@ def make_accumulating_train_op(
 
         update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i ) )
 
-    The weights after an update are those of training on one batch that joins the
-    window's micro-batches. Between boundaries neither variables nor optimizer slots
+    An update gives the weights of training on one batch that joins the window's
+    micro-batches. Between boundaries neither variables nor optimizer slots
     change. Call it in a model_fn (under a `tf.distribute` strategy: in replica context)
     instead of `optimizer.minimize(loss, global_step)`. Inside `microbatch_model_fn` the
-    batch is the window, whatever the value of K, and a micro-batch is weighted by its
+    batch is the window, for any value of K, and a micro-batch is weighted by its
     number of examples.
 
     Args:
@@ -79,8 +79,9 @@ def make_accumulating_train_op(
             `IndexedSlices`; code that clips so keeps its weights.
         on_nonfinite: Policy for a micro-batch whose gradients or loss are NaN or
             infinite. "raise": the micro-step fails with the variables' names, and
-            nothing is accumulated. "skip_micro_batch": it is left out, and the window
-            takes another one instead (with several replicas, only the others count).
+            nothing is accumulated. "skip_micro_batch": the window takes another
+            micro-batch instead (with several replicas, the other replicas' micro-batches
+            count alone).
             "skip_window": the window ends without an update. An optimizer with dynamic
             loss scaling skips the window and lowers its scale by itself. Estimator
             stops by itself if `EstimatorSpec.loss` is NaN: to continue, give it

@@ -108,7 +108,7 @@ def make_accumulation_hooks(
         TypeError: If `metrics_dir` is not a path or `reports` not a list of reports.
         ValueError: If `partial_window` or `save_on_signal` is not one of these values,
             or `total_updates` < 1; later, when training begins, if the graph has no
-            accumulating train op or no global step, and what `Report.check` raises.
+            accumulating train op or no global step, and errors of `Report.check`.
     """
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(

@@ -55,13 +55,13 @@ def microbatch_model_fn(
     whole batches; `model_fn` sees one micro-batch at a time.
 
     A model_fn with an optimizer of its own, such as that of a canned estimator, gets
-    the gradients of the whole batch: what its loss does with the examples is computed
-    on the whole batch, and nothing is assumed of it. Everything else that its train op
-    does is done once per batch, with values of the whole batch.
+    the gradients of the whole batch, for any loss: operations that combine examples are
+    computed on the whole batch. All other operations of its train op run once per
+    batch, with values of the whole batch.
 
     A model_fn that makes its train op with `make_accumulating_train_op` or
     `AccumulatingOptimizer` declares by `reduction` and `weight` how its loss combines
-    examples. These use the batch as their window, whatever the value of K, so the same
+    examples. These use the batch as their window and ignore the value of K, so the same
     code trains by micro-steps as well.
 
     With "auto", a batch that runs out of memory is retried with twice as many
@@ -92,15 +92,15 @@ def microbatch_model_fn(
 
     * each example counts once in every metric: updates of metrics that need the
       micro-batch run once per micro-batch, the rest once per batch, and
-      `EstimatorSpec.loss` is the batch's mean. Metrics that count examples are those of
-      the whole batch, others up to rounding;
+      `EstimatorSpec.loss` is the batch's mean. Metrics that count examples equal the whole
+      batch's metrics, others up to rounding;
     * predictions are joined in the order of the examples. Where a batch is cut, a
       prediction that needs the micro-batch must have one row per example, and rows of
       one shape;
-    * what the model computes from several examples at once, such as a metric's update
-      with the mean loss, or batch statistics, sees those of one micro-batch;
+    * a computation over several examples at once, such as a metric's update with the
+      mean loss, or batch statistics, sees the examples of one micro-batch;
       `batch_mean` is the mean over the batch there too;
-    * features from placeholders are not cut, so an exported graph is that of
+    * features from placeholders are not cut, so an exported graph is the graph of
       `model_fn`.
 
     Args:
@@ -120,7 +120,7 @@ def microbatch_model_fn(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range. Where batches are cut: if a model_fn
-            does with a micro-batch what cannot be done with several, or declares a sum
+            uses a micro-batch in a way that several cannot replace, or declares a sum
             over examples as a mean; if a run fetches another batch's values; if the
             parts of a batch have different numbers of examples, or a part may belong to
             no example, one example does not fit in memory, or predictions cannot be

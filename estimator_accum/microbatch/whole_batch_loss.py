@@ -50,17 +50,18 @@ def whole_batch_loss(
 
         loss = whole_batch_loss((queries, documents), in_batch_negatives)
 
-    Up to rounding, the update is that of the batch at once: every micro-batch runs
-    forward, then `loss_fn` and its gradient are computed from the outputs of all, then
-    every micro-batch runs forward and backward. Beside one micro-batch that takes the
-    memory of all outputs, their gradients, and what `loss_fn` makes. If one micro-batch
-    is the whole batch, it runs once. Several calls in a model_fn share their passes.
+    Up to rounding, the update equals the update of the batch at once. Every micro-batch
+    runs forward, then `loss_fn` and its gradient are computed from the outputs of all,
+    then every micro-batch runs forward and backward. This takes the memory of one
+    micro-batch, of all outputs, their gradients, and the tensors of `loss_fn`. If one
+    micro-batch is the whole batch, it runs once. Several calls in a model_fn share their
+    passes.
 
     Where `microbatch_model_fn` cuts no batch, as in evaluation with a fixed number, and
     without it, this is `loss_fn(outputs)`; so if a window is several micro-steps, it is
     the loss of the micro-batch.
 
-    What is computed twice is the same both times:
+    Both passes compute the same values:
 
     * `tf.nn.dropout` and other random numbers that `outputs` need come from stateless
       operations, seeded by the micro-batch (see `micro_batch_seed`);
@@ -90,8 +91,8 @@ def whole_batch_loss(
         ValueError: If an output has no rows, the call is in a branch, loop or
             tf.function, something must not be computed twice, or a train op of the
             model_fn has a `weight`.
-        tf.errors.InvalidArgumentError: From the session, if an output has not one row
-            for each example, or rows of other shapes in other micro-batches.
+        tf.errors.InvalidArgumentError: From the session, if an output lacks a row for an
+            example, or has rows of other shapes in other micro-batches.
     """
     if not callable(loss_fn):
         raise TypeError(

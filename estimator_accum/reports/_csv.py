@@ -12,8 +12,8 @@ class CsvReport(Report):
     """`train_metrics.csv`: one row per update, each update once even across restarts.
 
     Columns: update_step, global_step, <unit> (so far), learning_rate, loss,
-    gradient_norm, <unit>_per_sec, where <unit> is the unit of the weights. What is
-    unknown is left empty.
+    gradient_norm, <unit>_per_sec, where <unit> is the unit of the weights.
+    Unknown values are empty.
 
     Args:
         folder: Folder of the file; created if it does not exist.

@@ -11,10 +11,10 @@ from estimator_accum.reports._report import Report, Update
 class TensorBoardReport(Report):
     """TensorBoard scalars under `accumulation/`, at the number of the update.
 
-    Runs of 8 x 4 and of 32 x 1 examples so have the same horizontal axis. The scalars
+    So runs of 8 x 4 and of 32 x 1 examples share their horizontal axis. The scalars
     are global_step, <unit> (so far), learning_rate, loss, gradient_norm,
     <unit>_per_sec, weight, effective_batch_size, clipped_share and noise_scale, where
-    <unit> is the unit of the weights. What is unknown is left out. A resumed run takes
+    <unit> is the unit of the weights. Unknown values are omitted. A resumed run takes
     <unit> so far from the `train_metrics.csv` of the folder, or counts from 0 if there
     is none.
 

@@ -11,9 +11,9 @@ def per_example(tensor: tf.Tensor) -> tf.Tensor:
 
         scores = per_example(tf.numpy_function(score, [texts], tf.float32))
 
-    For what `microbatch_model_fn` cannot look into: Python functions and operations of
-    other libraries. Without it they are computed once, on the whole batch, with all
-    that follows them.
+    For Python functions and operations of other libraries, which `microbatch_model_fn`
+    cannot analyse. Without it they are computed once, on the whole batch, with all
+    later operations.
 
     Args:
         tensor: A Tensor with one row for each example along its first axis.

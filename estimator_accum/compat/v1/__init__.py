@@ -50,7 +50,7 @@ def enable_v1() -> types.ModuleType:
     variables excepted, which stay resources: their reads and writes have an order.
     They get TensorFlow 1's `initialized_value()`. Adds `tf.contrib` (see _contrib.py),
     `tf.flags.FlagsError`, and names that Python and NumPy removed (see _removed.py).
-    Modules that were imported before keep what they have. A second call does nothing.
+    Modules that were imported before do not change. A second call does nothing.
 
     Returns:
         The module `tensorflow.compat.v1`.
