@@ -4,8 +4,8 @@
 
 creates models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and
 vocab.txt, ready for `estimator-accum train`. A name that --list does not show, such as
-bert-base-uncased, is that of a BERT on Hugging Face's hub, which is converted.
-Downloads are resumed, and compared with their checksums where those are published. The
+bert-base-uncased, names a BERT on Hugging Face's hub, which is converted. Downloads are
+resumed, and compared with their checksums if these are published. The
 folder appears only when it is complete, and an existing one is not changed. Exit codes:
 0; 1 if a download fails or is damaged; 2 for invalid flags.
 """
@@ -84,13 +84,13 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = OneSentenceParser(__doc__, prog=_NAME, allow_abbrev=False)
     parser.add_argument(
-        "--model", help="a name that --list shows, or that of a BERT on the hub"
+        "--model", help="a name that --list shows, or the name of a BERT on the hub"
     )
     parser.add_argument(
         "--output_dir",
         type=pathlib.Path,
         metavar="PARENT",
-        help="parent folder: the model's files are put into PARENT/<its name>",
+        help="parent folder, which gets the folder PARENT/<model> with the model's files",
     )
     download.add_source_flags(parser, OFFICIAL_URL, "the model's zip (or wheel)")
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Turns a Hugging Face BERT folder into a checkpoint for bert_finetune.
+"""Converts a Hugging Face BERT folder to a checkpoint for `estimator-accum train`.
 
     estimator-accum import --input_dir hugging_face --output_dir bert
 

@@ -260,7 +260,7 @@ def _parser() -> OneSentenceParser:
         "--recompute",
         choices=_WAYS,
         default="auto",
-        help="recomputation of activations; auto: where it saves time or memory "
+        help="recomputation of activations; auto: if it saves time or memory "
         "(default: %(default)s)",
     )
     return parser

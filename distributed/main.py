@@ -5,9 +5,9 @@
 `TF_CONFIG` or Slurm (`srun python -m distributed.main`) describes the cluster and this
 task. All tasks are started with the same flags, and share --output_dir. Without
 --data_dir it trains on generated digits; without sizes, an update is 200 examples over
-all workers. Exit codes: 0; 2 for flags, data or a cluster that do not fit; 75 when
-other tasks were lost: start all of them again, and they resume from the last
-checkpoint. python -m distributed.launch_local does that on one machine.
+all workers. Exit codes: 0; 2 for invalid flags, data or cluster; 75 if other
+tasks were lost: start all of them again, and they resume from the last checkpoint.
+python -m distributed.launch_local restarts them on one machine.
 """
 
 import pathlib

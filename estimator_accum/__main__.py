@@ -15,13 +15,13 @@ _COMMANDS = {  # name: (module, description)
     ),
     "plan": (
         "bert_finetune.plan",
-        "largest micro-batch that fits, its memory, time and flags",
+        "computes the largest micro-batch that fits, its memory, time and flags",
     ),
     "fetch bert": ("bert_finetune.fetch_bert", "downloads a published BERT"),
     "fetch glue": ("bert_finetune.fetch_glue", "downloads GLUE's tasks"),
     "import": (
         "bert_finetune.import_hf_checkpoint",
-        "turns a Hugging Face folder into a checkpoint for `train`",
+        "converts a Hugging Face folder to a checkpoint for `train`",
     ),
     "plot": (
         "estimator_accum.programs.plot_loss",
@@ -33,7 +33,7 @@ _COMMANDS = {  # name: (module, description)
     ),
     "compat": (
         "estimator_accum.compat",
-        "runs a script that uses tf.estimator on today's TensorFlow",
+        "runs a script with tf.estimator on today's TensorFlow",
     ),
     "run": (
         "estimator_accum.unedited.run",
@@ -41,7 +41,7 @@ _COMMANDS = {  # name: (module, description)
     ),
     "check": (
         "estimator_accum.unedited.check",
-        "shows whether `run` trains a script as it trains by itself",
+        "compares `run` with the plain script on its first batches",
     ),
 }
 

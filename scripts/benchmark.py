@@ -2,16 +2,16 @@
 
     python scripts/benchmark.py --cola_dir=glue/CoLA --output_dir=benchmark_output
 
-Every contender runs in its own process, and they take turns: A B A B. The table has
-ratios, with their quartiles over the rounds. Its parts:
+Every candidate runs in its own process, and the processes take turns: A B A B. The table
+contains ratios, with their quartiles over the rounds. Its parts:
 
     overhead  cost of a micro-step beyond its forward and backward pass: this project,
-              with and without its check of every micro-step, the gradient accumulation
-              article's patch, restated, and the memory-bandwidth bound
+              with and without its check of every micro-step, the patch that BERT
+              scripts copy, reimplemented, and the memory-bandwidth bound
     fit       Keras's `fit` with `estimator_accum.keras.accumulate` and without
     growth    time of an update / K, from K=2 to K=64
-    unedited  time of an update of a model_fn with its own optimizer, cut in 4 and uncut
-    spot_check  memory and time of the first updates of a cut model_fn, with and without
+    unedited  time of an update of a model_fn with its own optimizer, in 4 and whole
+    spot_check  memory and time of the first updates of a split model_fn, with and without
               the spot check; memory of one micro-batch and of a plain Estimator
     cola      examples per second of fine-tuning: this project, Hugging Face's Trainer,
               and the bound of this machine

@@ -1,14 +1,14 @@
-"""Shows whether a training script may be run in micro-batches, without training.
+"""Compares a training script in micro-batches with the plain script, in a few updates.
 
     estimator-accum check script.py --its --flags
 
-Runs the script up to the first `Estimator.train`, and there, in place of training, a few
-updates on its first batches: at once, and cut into 2, 4 and 8 micro-batches, without
-dropout. Prints how much each variable differs and a verdict. Exit codes: 0 if all are
-equal up to rounding, 1 if not or if it trains no Estimator, 2 if the script is refused.
-A script with a session loop of its own is compared with --gradient_accumulation_steps=K:
-K of its session.run calls, and the examples of all K at once.
-With --precision it also prints how much that precision changes the updates at once.
+Runs the script up to the first `Estimator.train`, and then, instead of training, a few
+updates on its first batches: at once, and in 2, 4 and 8 micro-batches, without dropout.
+Prints the difference of each variable and a verdict. Exit codes: 0 if all variables are
+equal up to rounding, 1 if one differs or the script trains no Estimator, 2 if the script
+is refused. In a script with a session loop, --gradient_accumulation_steps=K compares K
+`session.run` calls with the examples of all K at once. --precision also prints how much
+this precision changes the updates at once.
 """
 
 import argparse

@@ -2,12 +2,12 @@
 
     estimator-accum run --micro_batches=auto script.py --its --flags
 
-The script runs as `python script.py --its --flags` would. Each batch of an Estimator's
-input_fn is cut into micro-batches, and what the script does with its gradients, it does
-once per batch. So its batch size, schedule, max_steps, hooks and checkpoints mean what
-they meant. A script with a session loop of its own, without an Estimator, accumulates K
-of its `session.run` calls with --gradient_accumulation_steps=K. In place of the script
-there may be -m and a module.
+The script runs as with `python script.py --its --flags`. Each batch of an Estimator's
+input_fn is split into micro-batches, and the script's own code uses the gradients of the
+whole batch, once per batch. So its batch size, schedule, max_steps, hooks and
+checkpoints keep their meaning. In a script with a session loop of its own, without an
+Estimator, --gradient_accumulation_steps=K makes one update of K `session.run` calls.
+To run a module, type -m and its name in place of the script.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--micro_batches",
         type=_micro_batches,
         metavar="N",
-        help="micro-batches per batch, or auto: as few as memory allows (default: auto)",
+        help="micro-batches per batch, or auto: as few as fit in memory (default: auto)",
     )
     parser.add_argument(
         "--gradient_accumulation_steps",
