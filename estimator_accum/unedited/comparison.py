@@ -106,7 +106,9 @@ def check_instead_of_training(
         del hooks, saving_listeners
         loops.stop()
         try:
-            config = mixed_precision_config(precision, is_forced=is_forced)
+            config = mixed_precision_config(
+                precision, estimator._session_config, is_forced=is_forced
+            )
         except ValueError as refusal:
             print(f"verdict: refused. {refusal}")
             codes.append(2)
@@ -176,7 +178,9 @@ def _first_batches(estimator, input_fn, number: int) -> Batches:
         structure = (features,) if labels is None else (features, labels)
         flat = tf.nest.flatten(structure, expand_composites=True)
         arrays = []
-        with tf.compat.v1.train.SingularMonitoredSession(hooks=hooks) as session:
+        with tf.compat.v1.train.SingularMonitoredSession(
+            hooks=hooks, config=estimator._session_config
+        ) as session:
             while len(arrays) < number and not session.should_stop():
                 arrays.append(session.run(flat))
     return Batches(structure, arrays)
@@ -206,7 +210,10 @@ def _train(
     config: tf.compat.v1.ConfigProto | None = None,
     repeats: int = 0,
 ) -> _Trained:
-    """Trains on `batches`, from the values `start`; None takes the model's own."""
+    """Trains on `batches`, from the values `start`, in a session of `config`.
+
+    None takes the model's own values, and the Estimator's own config.
+    """
     trained = []
     with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
         tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
@@ -222,7 +229,9 @@ def _train(
         unordered = _without_order(spec.train_op, tf.nest.flatten((features, labels)))
         for _ in range(1 + repeats):
             with tf.compat.v1.train.SingularMonitoredSession(
-                hooks=own, scaffold=spec.scaffold, config=config
+                hooks=own,
+                scaffold=spec.scaffold,
+                config=config or estimator._session_config,
             ) as session:
                 raw = session.raw_session()
                 if start is None:

@@ -78,6 +78,12 @@ def _noisy(hidden, labels):
     return _mean(hidden + 0.1 * tf.random.normal(tf.shape(hidden)), labels)
 
 
+def _on_a_gpu(hidden, labels):
+    """Trains without a GPU, for Estimator's sessions have soft placement."""
+    with tf.device("/gpu:0"):
+        return _mean(hidden, labels)
+
+
 def _counted(hidden, labels):
     """Is another loss in each run, without a random number."""
     number = tf.numpy_function(lambda: np.float32(next(_RUNS)), [], tf.float32)
@@ -107,6 +113,7 @@ _CHECKED = {
     "constant": (_divided_by_a_constant, 0, r"verdict: equal up to rounding"),
     "batch_normalization": (_normalized, 0, r"verdict: equal up to rounding"),
     "in_batch_negatives": (_against_others, 0, r"verdict: equal up to rounding"),
+    "device": (_on_a_gpu, 0, r"verdict: equal up to rounding"),
     "own_gradient": (_clipped_backwards, 2, r"^verdict: refused\. A tf\.custom_gradie"),
     "not_deterministic": (
         _counted,
