@@ -22,6 +22,7 @@ from estimator_accum.compat.v1 import (
     _hparams,
     _layers,
     _learning,
+    _metrics,
     _normalization,
     _optimize_loss,
     _outputs,
@@ -167,9 +168,12 @@ def _stand_ins() -> dict[str, dict]:
             "index_to_string_table_from_file index_to_string_table_from_tensor",
         ),
         "metrics": {
-            f"streaming_{name}": _predictions_first(getattr(v1.metrics, name))
+            f"streaming_{name}": _metrics.with_predictions_first(
+                getattr(v1.metrics, name)
+            )
             for name in ("accuracy", "auc", "precision", "recall", "mean_squared_error")
         }
+        | _pick(_metrics, "streaming_covariance streaming_pearson_correlation")
         | {"streaming_mean": v1.metrics.mean},
         "rnn": _public(v1.nn.rnn_cell)
         | _pick(v1.nn, "static_bidirectional_rnn static_rnn"),
@@ -213,15 +217,6 @@ def _with_mean_loss(make_head):
         return make_head(*bound.args, **bound.kwargs)
 
     return make
-
-
-def _predictions_first(metric):
-    """Returns a metric of `tf.metrics` with the first two arguments exchanged."""
-
-    def streaming(predictions, labels, *arguments, **others):
-        return metric(labels, predictions, *arguments, **others)
-
-    return streaming
 
 
 def _batch_and_drop_remainder(batch_size):

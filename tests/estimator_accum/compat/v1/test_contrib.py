@@ -193,6 +193,26 @@ def test_streaming_metrics_take_predictions_first():
         assert session.run(found) == 0.5
 
 
+@pytest.mark.parametrize("weight", [None, [2.0, 0.0, 1.0, 3.0]])
+def test_streaming_correlation_is_that_of_all_batches(weight):
+    names = _contrib._stand_ins()["metrics"]
+    x, y = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32) + 100
+    placeholders = v1.placeholder(tf.float32, [4]), v1.placeholder(tf.float32, [4])
+    kinds = ("covariance", "pearson_correlation")
+    metrics = [names[f"streaming_{kind}"](*placeholders, weight) for kind in kinds]
+    values, updates = zip(*metrics, strict=True)
+    counts = np.tile([1, 1, 1, 1] if weight is None else weight, 3).astype(int)
+    pairs = np.repeat(np.stack([x.ravel(), y.ravel()]).astype(float), counts, axis=1)
+    expected = np.cov(pairs)[0, 1], np.corrcoef(pairs)[0, 1]
+    with v1.Session() as session:
+        session.run(v1.local_variables_initializer())
+        assert np.isnan(session.run(values)).all()
+        for batch in zip(x, y, strict=True):
+            updated = session.run(updates, dict(zip(placeholders, batch, strict=True)))
+        np.testing.assert_allclose(updated, expected, rtol=1e-4)
+        np.testing.assert_array_equal(session.run(values), updated)
+
+
 def test_cross_shard_optimizer_is_the_optimizer_itself_without_a_tpu():
     optimizer = v1.train.GradientDescentOptimizer(0.1)
     make = _contrib._stand_ins()["tpu"]["CrossShardOptimizer"]
@@ -392,7 +412,6 @@ def test_names_of_the_page_have_stand_ins_of_tensorflow():
     framework += "get_global_step get_or_create_global_step"
     for name in framework.split():
         assert found["framework"][name] is getattr(v1.train, name)
-    assert {f"streaming_{name}" for name in ("accuracy", "auc", "mean", "recall")} | {
-        "streaming_mean_squared_error",
-        "streaming_precision",
-    } == found["metrics"].keys()
+    metrics = "accuracy auc covariance mean mean_squared_error pearson_correlation "
+    metrics += "precision recall"
+    assert {f"streaming_{name}" for name in metrics.split()} == found["metrics"].keys()
