@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from estimator_accum.microbatch.model_fn import microbatch_model_fn
     from estimator_accum.microbatch.whole_batch_loss import whole_batch_loss
     from estimator_accum.precision import mixed_precision_config
-    from estimator_accum.recomputing import recompute
+    from estimator_accum.recomputing.layer import recompute
     from estimator_accum.rows.declaration import per_example
     from estimator_accum.seed import micro_batch_seed
 
@@ -46,7 +46,7 @@ _MODULES = {
     "microbatch_model_fn": "microbatch.model_fn",
     "mixed_precision_config": "precision",
     "per_example": "rows.declaration",
-    "recompute": "recomputing",
+    "recompute": "recomputing.layer",
     "watch_signals": "hooks",
     "whole_batch_loss": "microbatch.whole_batch_loss",
 }

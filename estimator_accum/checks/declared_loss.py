@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.data_sets import data_set_of
+from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data_set_of
 from estimator_accum.graph.functions import library_of_functions, producer_of
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis
@@ -21,11 +21,6 @@ from estimator_accum.rows.sums import (
 
 _DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
 _BATCHES = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
-# Operations of a data set that leave its elements as they are, or map each.
-_SAME_EXAMPLES = re.compile(
-    "(Cache|Filter|Map|Model|Options|ParallelMap|Prefetch|Repeat|Shuffle|ShuffleAndRepeat"
-    "|Skip|Take)Dataset(V2|V3)?|FinalizeDataset"
-)
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -185,6 +180,11 @@ def _may_make_mean(factor: float | None, size: int) -> bool:
     return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
 
 
+def _has_same_examples(node) -> bool:
+    """Returns whether a data set has as many examples in an element as another one."""
+    return bool(SAME_ELEMENTS.match(node.op) or MAPPED_ELEMENTS.match(node.op))
+
+
 def _batch_size(source: tf.Operation) -> int | None:
     """Returns the examples in a batch; 0 if that varies, None without known batches."""
     if source.type in _DEQUEUES:
@@ -193,7 +193,7 @@ def _batch_size(source: tf.Operation) -> int | None:
     if data_set is None:
         return None
     node = data_set.find(data_set.name)
-    while node is not None and _SAME_EXAMPLES.fullmatch(node.op):
+    while node is not None and _has_same_examples(node):
         node = data_set.find(producer_of(node.input[0]))
     if node is None or not _BATCHES.fullmatch(node.op):
         return None

@@ -18,26 +18,30 @@ from estimator_accum.graph.functions import (
     library_of_functions,
     producer_of,
 )
+from estimator_accum.graph.names import (
+    BRANCHES,
+    PASSING,
+    READERS_OF_NO_VALUE,
+    SHAPES,
+    WRITERS,
+)
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
 from estimator_accum.graph.writers import deciding_inputs, writing
 
 _WARNED = "_estimator_accum_warned_of_global_step"  # a graph's attribute
-_PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch"}
-_UNREADING = {"VarIsInitializedOp", "VariableShape", "IsVariableInitialized"}
 # Operations whose results do not depend on the values that they get.
 _UNDECIDED = {
-    *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
+    *SHAPES,
+    *("ZerosLike", "OnesLike"),
     "StatelessRandomGetKeyCounter",  # a seed may differ between micro-batches
 }
 # Operations that may get a seed.
 _SEEDED = re.compile(
     "Stateless(Random|Truncated|Multinomial|Parameterized|SampleDistorted)"
 )
-_WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
-_TRIVIAL = {*_PASSING, "Cast", "Merge", "ReadVariableOp", "Placeholder"}
+_TRIVIAL = {*PASSING, "Cast", "ReadVariableOp", "Placeholder"}
 _ITERATORS = {"Iterator", "IteratorV2"}
-_BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -146,7 +150,7 @@ def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
     if kind in _ITERATORS:
         makers = operation.outputs[0].consumers()
         return [each.inputs[0] for each in makers if each.type == "MakeIterator"]
-    if kind in _UNDECIDED or kind in _UNREADING:
+    if kind in _UNDECIDED or kind in READERS_OF_NO_VALUE:
         return []
     if kind == "Print":
         return inputs[:1]
@@ -154,20 +158,20 @@ def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
         return [each for each, name in zip(inputs, _names(operation)) if name != "seed"]
     if kind.startswith("StackPop"):  # a loop of TensorFlow 1 keeps it for its gradient
         return _pushed(inputs[0])
-    if _WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written
+    if WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written
         return inputs[1:]
     return deciding_inputs(operation)
 
 
 def _pushed(stack: tf.Tensor) -> list[tf.Tensor]:
-    while stack.op.type in _PASSING:
+    while stack.op.type in PASSING:
         stack = stack.op.inputs[0]
 
     def takes_it(operation: tf.Operation) -> bool:
-        return operation.type in _PASSING or operation.type.startswith("StackPush")
+        return operation.type in PASSING or operation.type.startswith("StackPush")
 
     users = data_descendants([stack], takes_it)
-    return [t for each in users if each.type not in _PASSING for t in each.inputs[1:]]
+    return [t for each in users if each.type not in PASSING for t in each.inputs[1:]]
 
 
 def _names(operation: tf.Operation) -> list[str]:
@@ -192,7 +196,7 @@ class _Bodies:
         # A data set's function takes elements, which are no inputs of the operation.
         if not names or "Dataset" in operation.type:
             return _deciding(operation)
-        first = 1 if operation.type in _BRANCHES else 0
+        first = 1 if operation.type in BRANCHES else 0
         decide = self._deciding_arguments(names)
         inputs = list(operation.inputs)
         return [
@@ -252,16 +256,16 @@ class _Bodies:
             return False
         names = functions_of(node)
         if names:
-            first = 1 if node.op in _BRANCHES else 0
+            first = 1 if node.op in BRANCHES else 0
             decide = self._deciding_arguments(names)
             is_chosen = first and 0 in depends and self._differs(names)
             depends = is_chosen or any(decide(i - first) for i in (*reads, *depends))
             if depends and any(_writes(each) for each in self._nodes(names)):
                 return True
-        elif reads and node.op in _PASSING:
+        elif reads and node.op in PASSING:
             handles.add(node.name)
         elif reads:
-            depends = depends or not (node.op in _UNREADING or _writes(node))
+            depends = depends or not (node.op in READERS_OF_NO_VALUE or _writes(node))
         elif node.op in _UNDECIDED or (node.op == "Print" and 0 not in depends):
             depends = False
         if depends and _writes(node):
@@ -278,7 +282,7 @@ class _Bodies:
 
 
 def _writes(node) -> bool:
-    return _WRITERS.search(node.op) is not None
+    return WRITERS.search(node.op) is not None
 
 
 def _origins(function) -> Iterable[str | None]:

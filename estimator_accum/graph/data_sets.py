@@ -4,6 +4,7 @@ MakeIterator       the data set is in the graph
 OneShotIterator    it is in a function, the iterator's factory
 """
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,9 +12,16 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import producer_of
 
+# Data sets whose elements are those of another one, and that map each of another one's.
+SAME_ELEMENTS = re.compile(
+    r"(Cache|Filter|Model|Optimize|Options|Prefetch|Repeat|Shuffle\w*|Skip|Take)"
+    r"Dataset(V\d)?$|FinalizeDataset$"
+)
+MAPPED_ELEMENTS = re.compile(r"(Parallel)?MapDataset(V\d)?$")
+
 
 class DataSet(NamedTuple):
-    """A data set and what it is made of.
+    """A data set, with the nodes of its graph or function.
 
     Attributes:
         find: Returns a node by its name; None for an argument of a function.

@@ -1,4 +1,4 @@
-"""Types of operations, by what they do."""
+"""Types of operations, by their effects."""
 
 import re
 
@@ -6,18 +6,41 @@ import tensorflow as tf
 
 # Values that a session gets from outside, under this name and no copy's.
 FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
+# Operations that take a micro-batch from an input pipeline or a queue.
+TAKING_A_BATCH = re.compile(r".*IteratorGetNext|.*Dequeue|ReaderRead")
+
 VARIABLES = {"VarHandleOp", "Variable", "VariableV2"}
-# Operations that take a variable's handle and leave the variable as it is.
-READERS = {
-    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
-    *("VarIsInitializedOp", "VariableShape"),
-}
+# Operations that take a variable's handle and leave the variable as it is; the second
+# set, its value aside too.
+READERS_OF_VALUE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+READERS_OF_NO_VALUE = {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
+READERS = READERS_OF_VALUE | READERS_OF_NO_VALUE
+WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
+# Operations that pass a handle on, or the memory of a reference variable.
+PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
+LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}  # in tables
+
+# Operations that compute from a shape, not from values.
+SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+
 # Operations that call functions of the graph: once, one of several, again and again.
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 LOOPS = {"While", "StatelessWhile"}
+CONTROL_FLOW_V1 = {
+    *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
+    *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
+}
 
-# What draws from a state of its own: what takes its place, and the names of its inputs.
+PYTHON = {"PyFunc", "EagerPyFunc"}
+# Operations that show or check values, or call Python, which has no state in the graph.
+SHOWING = {
+    *("Assert", "Print", "PrintV2", "LogMessage", "PyFuncStateless"),
+    *PYTHON,
+}
+
+# Operations that draw from a state of their own: the function that takes their place,
+# and the names of its inputs.
 STATELESS = {
     "RandomUniform": (tf.random.stateless_uniform, ["shape"]),
     "RandomUniformInt": (tf.random.stateless_uniform, ["shape", "minval", "maxval"]),
@@ -25,7 +48,7 @@ STATELESS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
 }
-# These, and what draws from a seed.
+# These, and operations that draw from a seed.
 DRAWS = {
     *STATELESS,
     *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),

@@ -1,20 +1,26 @@
 """Operations that write variables."""
 
 import functools
-import re
 from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.names import FED, READERS, VARIABLES
+from estimator_accum.graph.names import (
+    BRANCHES,
+    CALLS,
+    FED,
+    LOOPS,
+    PASSING,
+    READERS,
+    VARIABLES,
+    WRITERS,
+    moves_generator,
+)
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
 
 _UPDATES = "_estimator_accum_updates"  # a graph's attribute
-_WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply|Rng|Stateful")
-_CALLS = re.compile(r"Call$|If$|Case$|While$")
-_PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 # Operations with state that are the same for all micro-batches of an update.
 SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
 
@@ -44,23 +50,23 @@ def writers_of(
 def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     """Returns the variable that `tensor` is a handle of; None for tables etc."""
     operation = tensor.op
-    while operation.type in _PASSING:
+    while operation.type in PASSING:
         operation = operation.inputs[0].op
     return operation if operation.type in VARIABLES else None
 
 
 def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
-    if operation.type in READERS or operation.type in _PASSING:
+    if operation.type in READERS or operation.type in PASSING:
         return False
     if tensor.dtype._is_ref_dtype:
-        return _WRITERS.search(operation.type) is not None
+        return WRITERS.search(operation.type) is not None
     return not functions_of(operation) or _calls_writer(operation, library())
 
 
 def writes(node) -> bool:
     """Returns whether an operation or node may write a variable by itself."""
     kind = node.type if isinstance(node, tf.Operation) else node.op
-    if kind in READERS or not _WRITERS.search(kind):
+    if kind in READERS or not (WRITERS.search(kind) or moves_generator(kind)):
         return False
     return not functions_of(node)  # else it does what the functions do
 
@@ -77,7 +83,10 @@ def writing(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
         operation
         for operation in operations
         if writes(operation)
-        or (_CALLS.search(operation.type) and _calls_writer(operation, library()))
+        or (
+            operation.type in CALLS | BRANCHES | LOOPS
+            and _calls_writer(operation, library())
+        )
     ]
 
 

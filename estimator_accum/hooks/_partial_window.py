@@ -13,12 +13,11 @@ import re
 import tensorflow as tf
 
 from estimator_accum.core.registry import Window
+from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.walks import ancestors
 
-# Operations that take a micro-batch: input pipelines, queues, placeholders.
-_SOURCES = re.compile(
-    ".*IteratorGetNext.*|.*Dequeue.*|ReaderRead.*|Placeholder(V2)?|.*PyFunc.*"
-)
+# Operations that take values from outside of the graph.
+_SOURCES = re.compile(f"{TAKING_A_BATCH.pattern}|Placeholder(V2)?$|.*PyFunc")
 
 
 class PartialUpdate:
@@ -107,7 +106,7 @@ def _waiting_for_a_micro_batch(window: Window, operations, fed: list[tf.Tensor])
         needed = [tensor.op for tensor in operation.inputs if tensor.name not in names]
         for other in (*needed, *operation.control_inputs):
             users.setdefault(other, []).append(operation)
-    found = {each for each in operations if _SOURCES.fullmatch(each.type)}
+    found = {each for each in operations if _SOURCES.match(each.type)}
     waiting = list(found)
     while waiting:
         for user in users.get(waiting.pop(), ()):

@@ -8,23 +8,20 @@ Whether such a feature has a row for each example, as weights of ones have, or b
 none, as the weights of classes do, is not in the graph.
 """
 
-import re
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.graph.data_sets import data_set_of, finder_in
+from estimator_accum.graph.data_sets import (
+    MAPPED_ELEMENTS,
+    SAME_ELEMENTS,
+    data_set_of,
+    finder_in,
+)
 from estimator_accum.graph.functions import library_of_functions, producer_of
 from estimator_accum.microbatch.inputs import gives_another
 from estimator_accum.microbatch.repeatable import is_repeatable
 from estimator_accum.microbatch.staging import named_components
-
-# Data sets whose elements are those of another one.
-_PASSING = re.compile(
-    r"(Prefetch|Repeat|Shuffle\w*|Take|Skip|Cache|Options|Model|Optimize|Filter)"
-    r"Dataset(V\d)?$"
-)
-_MAPPING = re.compile(r"(Parallel)?MapDataset(V\d)?$")
 
 
 def constant_features(data: dict) -> list[str]:
@@ -86,9 +83,9 @@ class _Pipeline:
         if node is None:
             return True
         inputs = [producer_of(each) for each in node.input if not each.startswith("^")]
-        if _PASSING.match(node.op):
+        if SAME_ELEMENTS.match(node.op):
             return self._varies(find, inputs[0], i)
-        if _MAPPING.match(node.op):
+        if MAPPED_ELEMENTS.match(node.op):
             return self._map_varies(find, node, inputs[0], i)
         if node.op == "ZipDataset":
             for other in inputs:

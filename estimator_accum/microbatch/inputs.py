@@ -3,15 +3,12 @@
 Hooks do not run in a SavedModel, so the graph of an export is the plain model's.
 """
 
-import re
-
 import tensorflow as tf
 
 from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.microbatch.repeatable import is_repeatable
-
-_TAKES_A_BATCH = re.compile(r"IteratorGetNext|Queue\w*Dequeue|ReaderRead")
 
 
 def _inputs_of(batch: dict) -> dict[tf.Operation, tf.Operation | None]:
@@ -27,7 +24,7 @@ def is_fed(batch: dict) -> bool:
         batch: The features and labels, in any structure.
     """
     types = {operation.type for operation in _inputs_of(batch)}
-    is_read = any(map(_TAKES_A_BATCH.match, types))
+    is_read = any(map(TAKING_A_BATCH.match, types))
     # One with a default may also be a number that goes with a data set's batches.
     return "Placeholder" in types or "PlaceholderWithDefault" in types and not is_read
 

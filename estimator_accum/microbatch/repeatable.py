@@ -15,8 +15,13 @@ from tensorflow.python.framework import op_def_registry
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.names import (
+    BRANCHES,
+    CALLS,
     DRAWS,
+    LOOK_UPS,
+    LOOPS,
     READERS,
+    SHOWING,
     STATELESS,
     VARIABLES,
     moves_generator,
@@ -31,7 +36,8 @@ from estimator_accum.seed import batch_seed, micro_batch_seed
 _HARMLESS = {
     *VARIABLES,
     *READERS,
-    *("HashTable", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"),
+    *LOOK_UPS,
+    "HashTable",
     *("Assert", "CheckNumerics", "CheckNumericsV2"),
     *("Empty", "TensorArrayV3", "TensorArraySizeV3", "TensorArrayReadV3"),
     *("TensorArrayWriteV3", "TensorArrayGatherV3", "TensorArrayScatterV3"),
@@ -39,13 +45,7 @@ _HARMLESS = {
     *("TensorArrayGradV3", "StackV2", "StackPushV2", "StackPopV2", "StackCloseV2"),
     *("StatelessRandomGetAlg", "GuaranteeConst"),
 }
-_CALLS = {"If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"}
 OUTPUTS = "`outputs` of whole_batch_loss"
-# What shows or checks values, and what calls Python; it has no state in the graph.
-SHOWING = {
-    *("Assert", "Print", "PrintV2", "LogMessage"),
-    *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
-}
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
@@ -161,7 +161,7 @@ def _all_nodes(node, library: dict) -> Iterator:
 
 def _is_repeatable(node, library: dict) -> bool:
     """Returns whether a node has no state, but for what the functions do that it calls."""
-    if node.op in _HARMLESS or node.op in _CALLS or node.op in library:
+    if node.op in _HARMLESS | CALLS | BRANCHES | LOOPS or node.op in library:
         return True
     definition = op_def_registry.get(node.op)
     return definition is not None and not definition.is_stateful

@@ -21,7 +21,14 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.names import BRANCHES, CALLS, LOOPS, STATELESS, is_draw
+from estimator_accum.graph.names import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    PYTHON,
+    STATELESS,
+    is_draw,
+)
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
@@ -33,7 +40,6 @@ from estimator_accum.rows.values import OF_SHAPE, integer_value
 
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
-_CALLS_PYTHON = {"PyFunc", "EagerPyFunc"}
 
 
 class Origin(NamedTuple):
@@ -224,7 +230,7 @@ class Analysis:
         Such as random numbers of a fixed shape, in functions, branches and loops; what
         draws elsewhere is made to draw once for each batch.
         """
-        if operation.type in _CALLS_PYTHON or operation.type == "RngReadAndSkip":
+        if operation.type in PYTHON or operation.type == "RngReadAndSkip":
             return True
         if is_draw(operation):
             is_inside = operation._get_control_flow_context() is not None
@@ -235,7 +241,7 @@ class Analysis:
         if not self._library:
             self._library.update(library_of_functions())
         kinds = {node.op for node in nodes_of(functions, self._library)}
-        return bool(kinds & {*STATELESS, *_CALLS_PYTHON, "RngReadAndSkip"})
+        return bool(kinds & {*STATELESS, *PYTHON, "RngReadAndSkip"})
 
     def _put(self, operation: tf.Operation, found: State | list[State]) -> None:
         if isinstance(found, State):

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.names import SHAPES
 from estimator_accum.rows.sizes import (
     ARITHMETIC,
     Size,
@@ -15,7 +16,7 @@ from estimator_accum.rows.sizes import (
 from estimator_accum.rows.states import Mixed
 
 # Their values are known of a mixed tensor, too.
-OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs"}
+OF_SHAPE = {*SHAPES, "BroadcastGradientArgs", "BroadcastArgs"}
 
 
 def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:

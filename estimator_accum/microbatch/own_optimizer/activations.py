@@ -4,6 +4,7 @@ import logging
 
 import tensorflow as tf
 
+from estimator_accum.graph.names import READERS_OF_VALUE
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.own_optimizer.head import Border, View
 from estimator_accum.rows.sizes import Size
@@ -11,7 +12,6 @@ from estimator_accum.rows.states import Mixed
 
 _EXAMPLES, _UNKNOWN = 32, 16  # numbers for sizes that are not known yet
 _MUCH = 0.5  # of the activations
-_READS = {"ReadVariableOp", "ResourceGather", "VariableV2", "ResourceGatherNd"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -44,7 +44,9 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
 
 
 def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]:
-    reads = {each for each in operations if each.type in _READS}
+    reads = {
+        each for each in operations if each.type in READERS_OF_VALUE | {"VariableV2"}
+    }
     values = [output for operation in reads for output in operation.outputs]
     return reads | data_descendants(values, operations.__contains__)
 

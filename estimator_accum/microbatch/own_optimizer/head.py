@@ -15,7 +15,7 @@ from tensorflow.python.ops import control_flow_util
 
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.names import is_draw
+from estimator_accum.graph.names import CONTROL_FLOW_V1, LOOK_UPS, is_draw
 from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, collect
@@ -23,13 +23,9 @@ from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, State
 
+# Operations whose results depend on the number of examples alone.
 _SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}
-_CONTROL_FLOW = {
-    *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
-    *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
-}
 _OF_WHOLE_BATCH = "_estimator_accum_whole_batch"  # attribute of copies
-_LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}
 
 
 class View:
@@ -100,10 +96,10 @@ class View:
         return self._pure[tensor.op]
 
     def _is_source(self, operation: tf.Operation) -> bool:
-        is_stateful = operation.op_def.is_stateful and operation.type not in _LOOK_UPS
+        is_stateful = operation.op_def.is_stateful and operation.type not in LOOK_UPS
         is_fed = operation.type.startswith("Placeholder")
         is_part = any(map(self.is_part, operation.outputs))
-        return is_stateful or is_fed or is_part or operation.type in _CONTROL_FLOW
+        return is_stateful or is_fed or is_part or operation.type in CONTROL_FLOW_V1
 
 
 def of_batch(batch: WholeBatch) -> set[tf.Operation]:

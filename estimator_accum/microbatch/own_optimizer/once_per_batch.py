@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.functions import library_of_functions
-from estimator_accum.graph.names import is_draw
+from estimator_accum.graph.names import SHOWING, is_draw
 from estimator_accum.graph.walks import ancestors, data_ancestors, descendants, path_to
 from estimator_accum.graph.writers import variable_of, writers_of
 from estimator_accum.microbatch.batch import WholeBatch
@@ -27,7 +27,6 @@ from estimator_accum.microbatch.own_optimizer.order import Cut, order_update
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
 from estimator_accum.microbatch.repeatable import (
-    SHOWING,
     changes_something,
     draw_once_per_batch,
     make_repeatable,

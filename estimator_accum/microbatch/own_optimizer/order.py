@@ -13,20 +13,17 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from estimator_accum.graph.names import VARIABLES
+from estimator_accum.graph.names import CONTROL_FLOW_V1, READERS_OF_NO_VALUE, VARIABLES
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.graph.writers import writers_of
 
 _CUTS_ATTRIBUTE = "_estimator_accum_cuts"
 _TIMELESS = {"Const", "Placeholder", *VARIABLES}
-# What takes a variable, and not its value.
-_VALUELESS = {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
-# What passes a handle on, or the memory of a reference variable.
+# Operations that pass a handle on, or the memory of a reference variable or a part.
 _SHARING = {
+    *CONTROL_FLOW_V1,
     *("Identity", "RefIdentity", "StopGradient", "PreventGradient", "EnsureShape"),
-    *("Enter", "Exit", "Merge", "NextIteration", "Switch"),
-    *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
     *("Reshape", "ExpandDims", "Squeeze", "Slice", "StridedSlice"),
 }
 
@@ -151,7 +148,11 @@ def _readers(
     readers, waiting, seen = set(), list(variable.outputs), set(without)
     while waiting:
         for user in waiting.pop().consumers():
-            if user in seen or user not in operations or user.type in _VALUELESS:
+            if (
+                user in seen
+                or user not in operations
+                or user.type in READERS_OF_NO_VALUE
+            ):
                 continue
             seen.add(user)
             if user.type in _SHARING:

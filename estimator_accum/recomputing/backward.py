@@ -1,0 +1,214 @@
+"""The backward pass of a recomputed layer, moved behind the gradient that arrives."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.graph.copies import define, insert
+from estimator_accum.graph.names import CONTROL_FLOW_V1, SHAPES
+from estimator_accum.graph.replicas import flatten
+from estimator_accum.recomputing.gates import gated, merged, switched
+
+GRADIENT = "EstimatorAccumRecompute"
+ATTRIBUTE = "_estimator_accum_recompute"
+# Results that are kept; a shape must not ask for a whole tensor again.
+SMALL = {"Const", *SHAPES}
+
+
+class Layer(NamedTuple):
+    """A layer's part of the graph.
+
+    Attributes:
+        outputs: Its results.
+        kept: Trainable tensors that are kept and from which `outputs` are computed.
+        inside: Operations that are run again.
+        drawn: Operations that compute from random numbers alone; they are not.
+        switch: Scalar bool, whether the layer is recomputed; None means always.
+    """
+
+    outputs: list[tf.Tensor]
+    kept: list[tf.Tensor]
+    inside: set[tf.Operation]
+    drawn: set[tf.Operation]
+    switch: tf.Tensor | None
+
+
+def is_trainable(tensor: tf.Tensor) -> bool:
+    """Returns whether a gradient may flow through a tensor, or a list of them."""
+    kind = tensor.dtype.base_dtype
+    return kind.is_floating or kind.is_complex or kind == tf.variant
+
+
+def needed_inside(
+    operations: list[tf.Operation],
+    inside: set[tf.Operation],
+    with_order: frozenset[tf.Operation] = frozenset(),
+) -> tuple[set[tf.Operation], list[tf.Tensor]]:
+    """Returns the operations of `inside` that are needed, and the tensors they get.
+
+    Args:
+        operations: Operations that are wanted.
+        inside: Operations to stay in.
+        with_order: Operations of `inside` of which control inputs are needed too.
+    """
+    needed, given, waiting = set(), [], list(operations)
+    while waiting:
+        operation = waiting.pop()
+        if operation in needed or operation not in inside:
+            continue
+        needed.add(operation)
+        given += [tensor for tensor in operation.inputs if tensor.op not in inside]
+        waiting += [tensor.op for tensor in operation.inputs]
+        if operation in with_order:
+            waiting += operation.control_inputs
+    return needed, given
+
+
+@tf.RegisterGradient(GRADIENT)
+def _gradient(operation: tf.Operation, *gradients):
+    layer: Layer | None = getattr(operation, ATTRIBUTE, None)
+    if layer is None:
+        raise ValueError(
+            "The gradient of a recomputed layer must be taken once. Received: a second "
+            f"derivative, through {operation.name}. Leave recompute out there."
+        )
+    pairs = [
+        (y, dy)
+        for y, result, dy in zip(layer.outputs, operation.outputs, gradients)
+        if is_trainable(y) and not _is_unused(result, dy)
+    ]
+    if not pairs:
+        return [None] * len(operation.inputs)
+    outputs, arrived = zip(*pairs, strict=True)
+    graph = operation.graph
+    before = len(graph.get_operations())
+    derived = tf.gradients(
+        outputs, layer.kept, grad_ys=arrived, stop_gradients=layer.kept
+    )
+    backward = graph.get_operations()[before:]
+    moved = _moved(derived, layer, backward, arrived)
+    return [None] * len(layer.outputs) + _together(moved, layer.kept)
+
+
+def _together(gradients: list, kept: list[tf.Tensor]) -> list:
+    """Returns `gradients`; those for the layer before wait for those of variables.
+
+    A thread goes on to the layer before as soon as it can. The gradients of variables,
+    which nobody waits for, would come last, each of them with what it is computed from.
+
+    Args:
+        gradients: Gradients of `kept`; Tensors, IndexedSlices or None.
+        kept: What the layer reads.
+    """
+    trainable = _trainable_operations()
+    is_own = [_source(tensor) in trainable for tensor in kept]
+    own = [each for each, yes in zip(gradients, is_own, strict=True) if yes]
+    flat = tf.nest.flatten(own, expand_composites=True)
+    waited = [tensor for tensor in flat if tensor is not None]
+
+    def identity(gradient):
+        return gradient if gradient is None else tf.identity(gradient)
+
+    together = []
+    for gradient, yes in zip(gradients, is_own, strict=True):
+        # TensorFlow 1's loops find their lists of gradients by the scope of what arrives.
+        with tf.control_dependencies([] if yes else waited):
+            together.append(
+                tf.nest.map_structure(identity, gradient, expand_composites=True)
+            )
+    return together
+
+
+def _trainable_operations() -> set[tf.Operation]:
+    """Returns the operations that hold trainable variables, of every replica."""
+    variables = tf.compat.v1.trainable_variables()
+    return {each.op for each in flatten(tf.distribute.get_strategy(), variables)}
+
+
+def _source(tensor: tf.Tensor) -> tf.Operation:
+    """Returns the operation that a value, read or cast, comes from."""
+    operation = tensor.op
+    while operation.type in {"Identity", "Cast", "ReadVariableOp"}:
+        operation = operation.inputs[0].op
+    return operation
+
+
+def _is_unused(result: tf.Tensor, gradient) -> bool:
+    """Returns whether nothing that is derived depends on a result of the layer.
+
+    TensorFlow then passes zeros, since others of the results are used. Through the layer
+    they would be NaN where a slope is infinite, and zeros in place of None.
+    """
+    if not isinstance(gradient, tf.Tensor):  # IndexedSlices or None
+        return gradient is None
+    return gradient.op.type == "ZerosLike" and gradient.op.inputs[0].name == result.name
+
+
+def _moved(derived: list, layer: Layer, backward: list[tf.Operation], arrived) -> list:
+    """Returns copies of the gradients that wait for `arrived` before anything is run.
+
+    Args:
+        derived: Gradients of the layer; Tensors, IndexedSlices or None.
+        layer: The layer.
+        backward: Operations that compute them, in their order.
+        arrived: Gradients of the layer's outputs.
+    """
+    flat = tf.nest.flatten(derived, expand_composites=True)
+    created = frozenset(backward)
+    order = frozenset(each for each in backward if not _is_of_forward(each, created))
+    inside = layer.inside | order
+    wanted = [each for each in flat if each is not None and each.op in inside]
+    arrived = tf.nest.flatten(list(arrived), expand_composites=True)
+    arrived = {tensor.name: tensor for tensor in arrived if tensor is not None}
+
+    needed, given = needed_inside([each.op for each in wanted], inside, order)
+    gates = {
+        each.name: gated(each, arrived, layer.drawn, layer.switch) for each in given
+    }
+    early = _early(needed, [each for each in backward if each in order], arrived)
+    definition, waits = define(needed, order, *early)
+    moved = insert(definition, {**gates, **waits}, wanted, "recompute")
+    if layer.switch is not None:
+        unmoved, given = needed_inside([each.op for each in wanted], created, created)
+        given += [each for each in wanted if each.op not in created]
+        inputs = {each.name: switched(each, layer.switch)[0] for each in given}
+        definition, waits = define(unmoved, created)
+        kept = insert(definition, {**inputs, **waits}, wanted, "recompute")
+        moved = [merged(*pair) for pair in zip(moved, kept, strict=True)]
+    moved = iter(moved)
+    flat = [
+        next(moved) if tensor is not None and tensor.op in inside else tensor
+        for tensor in flat
+    ]
+    return tf.nest.pack_sequence_as(derived, flat, expand_composites=True)
+
+
+def _early(
+    needed: set[tf.Operation], backward: list[tf.Operation], arrived: dict
+) -> tuple[list[tf.Operation], set[tf.Operation]]:
+    """Returns operations to run first, and those that wait for them.
+
+    The factors of a gradient that do not need it, such as the slope of an activation
+    function, are computed first. They then take the place of what they are computed
+    from, instead of standing beside it and the gradients.
+    """
+    if any(each.type in CONTROL_FLOW_V1 for each in needed):
+        return [], set()  # of a layer inside: one that is not run would stop the rest
+    first, late = set(), {tensor.op for tensor in arrived.values()}
+    for operation in backward:
+        before = [*(t.op for t in operation.inputs), *operation.control_inputs]
+        if any(each in late for each in before):
+            late.add(operation)
+        elif operation in needed and any(each in needed for each in before):
+            first.add(operation)
+    within, _ = needed_inside(list(first), needed, frozenset(backward))
+    rest = needed - within
+    waiting = {each for each in rest if not any(t.op in rest for t in each.inputs)}
+    read = {t.op for each in first for t in each.inputs}
+    return sorted(first - read, key=lambda each: each.name), waiting
+
+
+def _is_of_forward(operation: tf.Operation, backward: frozenset) -> bool:
+    """Returns whether an operation of the backward pass is a shape of the forward."""
+    is_shape = operation.type in SMALL and operation.inputs
+    return bool(is_shape) and not any(t.op in backward for t in operation.inputs)
