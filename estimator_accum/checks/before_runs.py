@@ -22,7 +22,7 @@ def note_hooks(graph: tf.Graph) -> None:
 
 
 def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
-    """Checks what changes of gradients read, now and whenever the graph has grown.
+    """Checks the inputs of gradients' changes, now and whenever the graph has grown.
 
     Args:
         changes: The replicas' `Change`s, or `Factors`.

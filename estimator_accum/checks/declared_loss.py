@@ -1,4 +1,4 @@
-"""What a loss must be for the reduction that its train op declares."""
+"""Check of a loss against the reduction that its train op declares."""
 
 import logging
 import re

@@ -179,7 +179,7 @@ def _names(operation: tf.Operation) -> list[str]:
 
 
 class _Bodies:
-    """Functions that operations call, and which of their arguments decide a result.
+    """Functions that operations call, with the arguments that decide a result.
 
     Args:
         clocks: The variables of interest.
@@ -217,7 +217,7 @@ class _Bodies:
         return decide
 
     def _differs(self, names: list[str]) -> bool:
-        """Returns whether branches differ by more than what they show."""
+        """Returns whether branches differ by more than the values that they show."""
         results = set()
         for name in names:
             function = self._library().get(name)

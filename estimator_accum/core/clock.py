@@ -34,7 +34,7 @@ class Clock:
         raise NotImplementedError
 
     def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
-        """Returns what the boundary waits for, after a micro-batch was added.
+        """Returns the tensors that the boundary waits for, after a micro-batch was added.
 
         Args:
             counted: 1 if the window counts the micro-batch, else 0.

@@ -1,4 +1,4 @@
-"""Gradients, dense or sparse: scaled, cast, measured and clipped.
+"""Arithmetic of gradients, dense or sparse.
 
 A sparse gradient has a value for each row that was looked up.
 """

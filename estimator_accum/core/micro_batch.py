@@ -72,7 +72,7 @@ def micro_batch_of(
     is_weighted: bool,
     change: Change | None = None,
 ) -> MicroBatch:
-    """Returns what a replica adds to its sums.
+    """Returns the summands of a replica's sums.
 
     Args:
         options: The caller's options.

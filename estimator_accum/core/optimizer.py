@@ -15,7 +15,8 @@ from estimator_accum.core.interception import without_interception
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.registry import get_windows
-from estimator_accum.core.trained import check_replica_context, check_trained
+from estimator_accum.core.replica_context import check_replica_context
+from estimator_accum.core.trained import check_trained
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.core.window import make_train_op
 

@@ -11,8 +11,8 @@ from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.interception import without_interception
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.options import AccumulationSteps, Options
+from estimator_accum.core.replica_context import check_replica_context
 from estimator_accum.core.trained import (
-    check_replica_context,
     check_trained,
     checked_var_list,
     no_gradient_message,

@@ -1,4 +1,4 @@
-"""Branches of a graph: where code is built, and how one of two runs."""
+"""Branches of a graph."""
 
 from collections.abc import Callable
 

@@ -1,10 +1,10 @@
-"""The outermost graph of a branch or function, and values that are kept with a graph."""
+"""Values that are kept with a graph, the outermost one of a branch or function."""
 
 import tensorflow as tf
 
 
 def value_of_graph(graph: tf.Graph, name: str, default):
-    """Returns what a graph holds under a name, `default` from the first call on."""
+    """Returns a graph's value under a name, `default` from the first call on."""
     if not hasattr(graph, name):
         setattr(graph, name, default)
     return getattr(graph, name)

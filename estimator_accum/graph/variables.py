@@ -1,4 +1,4 @@
-"""Variables of the library: they are made, read and written here."""
+"""Operations on the library's own variables."""
 
 import tensorflow as tf
 

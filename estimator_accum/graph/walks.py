@@ -9,7 +9,7 @@ def ancestors(
     operations: Iterable[tf.Operation],
     where: Callable[[tf.Operation], bool] = lambda operation: True,
 ) -> dict[tf.Operation, tf.Operation | None]:
-    """Maps `operations` to None, and what they need to an operation that needs it.
+    """Maps `operations` to None, and their ancestors to an operation that needs them.
 
     Args:
         operations: Operations.

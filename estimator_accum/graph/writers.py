@@ -149,7 +149,7 @@ class MicroStepWriters:
         return self._known[variable]
 
     def is_in_update(self, operation: tf.Operation) -> bool:
-        """Returns whether it is up to the boundary what an operation does."""
+        """Returns whether the boundary decides the effect of an operation."""
         return not self._boundaries.isdisjoint(
             data_ancestors([operation], deciding_inputs)
         )

@@ -97,7 +97,7 @@ class ReportedWindow:
             report.close()
 
     def held(self, session: tf.compat.v1.Session) -> tuple[int, int]:
-        """Returns how many micro-steps the open window has, and K."""
+        """Returns the number of micro-steps in the open window, and K."""
         if self.window.micro_steps is None:
             return 0, 1
         counters = [self.window.micro_steps, self.window.gradient_accumulation_steps]

@@ -1,4 +1,4 @@
-"""Two lines of a training: its batch and its steps first, its updates and speed last.
+"""Two log lines of a training: its division first, its speed last.
 
     effective batch 256 = 32 examples x 8 micro-steps; max_steps=30 are 3 updates and 6
         micro-steps more

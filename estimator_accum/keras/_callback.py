@@ -1,4 +1,4 @@
-"""`AccumulationCallback`: partial windows and logs of `fit`."""
+"""`AccumulationCallback`, which watches the windows of `fit`."""
 
 import tensorflow as tf
 

@@ -105,7 +105,7 @@ class Keras3:
         return self._all_variables()
 
     def __reduce__(self):
-        """Returns what `pickle` and `copy.deepcopy` make the same optimizer from."""
+        """Returns the parts from which `pickle` and `copy.deepcopy` make the same optimizer."""
         _, saved = super().__reduce__()
         return _unpickle, saved  # no module has a class of this optimizer's name
 

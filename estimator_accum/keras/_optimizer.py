@@ -1,4 +1,4 @@
-"""The optimizer that `accumulate` returns: a view of the wrapped one, and a window.
+"""The optimizer that `accumulate` returns: a view of the wrapped one, with a window.
 
 All attributes that it does not define (hyperparameters, slots, the name, the number of
 updates) are the wrapped optimizer's. The wrapped optimizer's whole `apply_gradients`

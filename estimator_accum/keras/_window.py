@@ -1,4 +1,4 @@
-"""Windows of Keras optimizers: variables, and micro-steps on them.
+"""Windows of Keras optimizers.
 
     mean = sum_i w_i * g_i / sum_i (w_i / replicas)
 

@@ -191,7 +191,7 @@ class WholeBatch(Clock):
         reported: Mapping[tf.Tensor, tf.Tensor] | None = None,
         refusals: Mapping[tf.Operation, str] | None = None,
     ) -> None:
-        """Adds what there is to run besides the train op.
+        """Adds operations to run besides the train op.
 
         Args:
             of: The pass of `each`, `empty`, `once` and `done`; None is the last one.
@@ -248,7 +248,7 @@ class WholeBatch(Clock):
     def finish(
         self, fetched: Iterable[tf.Tensor] = (), spot_check=None
     ) -> ReplicaBatch:
-        """Returns what there is to run; nothing may be registered any more.
+        """Returns all passes of the batch; nothing may be registered any more.
 
         Args:
             fetched: Tensors that may be fetched with each micro-batch.

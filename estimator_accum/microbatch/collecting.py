@@ -1,4 +1,4 @@
-"""Values of the whole batch: rows of all micro-batches, and what is computed from them.
+"""Values of the whole batch, collected from its micro-batches.
 
     pass      rows of each micro-batch -> slots
     after     what is computed from all rows, once -> slots
@@ -198,7 +198,7 @@ def _write_rows(
 
 
 def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
-    """Returns the context for what follows `operations`, in a later run or in theirs."""
+    """Returns the context of successors of `operations`, in a later run or in theirs."""
     if of.is_joint or of is batch.last_pass:
         return tf.control_dependencies([])
     with tf.control_dependencies(operations):

@@ -1,4 +1,4 @@
-"""Adaptive number of micro-batches per batch, and whether layers are recomputed.
+"""Adaptive number of micro-batches per batch, with recomputed layers or without.
 
 out of memory    twice as many micro-batches; at one example each, recomputed layers
 then, once       half as many with recompute, as long as that is faster

@@ -73,7 +73,7 @@ def make_exchange(rows: tf.Tensor) -> Exchange | None:
 def gather(
     exchange: Exchange | None, tensors: list[tf.Tensor], make_slot: Callable
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns the rows of all replicas, and which of them are this replica's.
+    """Returns the rows of all replicas, and the range of this replica's.
 
     Args:
         exchange: The exchange, whose operations run before; None within a process.

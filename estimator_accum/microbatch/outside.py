@@ -1,4 +1,4 @@
-"""What a run fetches of a batch outside of the passes: for the caller, hooks, summaries.
+"""Values of a batch that a run fetches outside of the passes.
 
     of the input pipeline    fetched where the batch is staged, and fed from then on
     of a micro-batch         its rows from the last pass; what combines them is computed
@@ -42,7 +42,7 @@ class Needs(NamedTuple):
 
 
 def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
-    """Raises ValueError if a micro-batch is computed from what is not cut.
+    """Raises ValueError if a micro-batch is computed from values that are not cut.
 
     Args:
         batch: The batch.
@@ -97,7 +97,7 @@ class Outside:
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
 
     def needs(self, fetches) -> Needs:
-        """Returns what the fetches of a batch's own run need of it.
+        """Returns the batch's tensors that the fetches of its own run need.
 
         Args:
             fetches: As `session.run` takes them, in a finished graph.
@@ -132,7 +132,7 @@ class Outside:
         self._needs[names] = None
 
     def check_feeds(self, feeds: Mapping) -> None:
-        """Raises ValueError if what is fed is computed from a micro-batch."""
+        """Raises ValueError if a fed tensor is computed from a micro-batch."""
         items = [self._graph.as_graph_element(fed) for fed in feeds]
         new = [item for item in items if item.name not in self._feedable]
         of_batch = self._of_batch() if new else ()  # it walks through the whole graph
@@ -165,7 +165,7 @@ class Outside:
                 )
 
     def _wait_for_nothing_done(self, inside: Iterable[tf.Operation]) -> None:
-        """Lets operations outside not wait for what has run before them."""
+        """Lets operations outside not wait for operations of earlier runs."""
         of_batch = self._of_batch()
         done = self._pipeline | {
             operation
@@ -181,7 +181,7 @@ class Outside:
                 operation._add_control_inputs(rest)
 
     def _find(self, items: list) -> Needs:
-        """Returns what `items` need of the batch."""
+        """Returns the batch's tensors that `items` need."""
         known = self._is_known
         users, _ = self._walk(items, known)
         of_batch, late = self._of_batch(), self._late(users)
@@ -284,12 +284,12 @@ class Outside:
         return late
 
     def _changes(self, operation: tf.Operation) -> bool:
-        """Returns whether an operation changes what is not of this batch alone."""
+        """Returns whether an operation changes a resource that is not of this batch alone."""
         is_own = self._is_own(operation)
         return not is_own and changes_something(operation, self._library)
 
     def _is_own(self, operation: tf.Operation) -> bool:
-        """Returns whether an operation reads or writes what is of this batch alone."""
+        """Returns whether an operation reads or writes a resource of this batch alone."""
         return any(tensor.op in self._handles for tensor in operation.inputs)
 
     def _check_not_again(self, users: dict, late: set[tf.Operation]) -> None:

@@ -114,7 +114,7 @@ def draw_once_per_batch(draws: list[tf.Operation]) -> None:
 
 
 def changes_something(operation: tf.Operation, library: dict) -> bool:
-    """Returns whether an operation changes what outlives a run, but for random states.
+    """Returns whether an operation changes a lasting state other than a random one.
 
     Args:
         operation: The operation.
@@ -160,7 +160,7 @@ def _all_nodes(node, library: dict) -> Iterator:
 
 
 def _is_repeatable(node, library: dict) -> bool:
-    """Returns whether a node has no state, but for what the functions do that it calls."""
+    """Returns whether a node has no state, the functions that it calls aside."""
     if node.op in _HARMLESS | CALLS | BRANCHES | LOOPS or node.op in library:
         return True
     definition = op_def_registry.get(node.op)

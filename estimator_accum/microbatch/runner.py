@@ -1,4 +1,4 @@
-"""Runs the micro-batches of a batch, and again when memory runs out.
+"""Runs the micro-batches of a batch, in more of them when memory runs out.
 
     stage     take the next batch of input_fn (at the end of the data, its error passes)
     run       each pass, which is all micro-batches one after the other;
@@ -67,7 +67,7 @@ class BatchRunner:
         self.rows = []
 
     def begin(self) -> None:
-        """Gathers what there is to run, before the session is made."""
+        """Gathers all passes of the batch, before the session is made."""
         replicas = self._replicas
         switches = [replica.batch.should_recompute for replica in replicas]
         self._count.can_recompute = any(each is not None for each in switches)
@@ -235,7 +235,7 @@ class BatchRunner:
     def _reported(
         self, session, rows, fetched, fetches: list, feeds: dict, place: str
     ) -> dict:
-        """Returns the values for the batch of what the train op is fed with.
+        """Returns the batch's values of the tensors with which the train op is fed.
 
         Args:
             session: The session.
@@ -263,7 +263,7 @@ class BatchRunner:
     def _run_once(
         self, session, passes: tuple[Pass, ...], once: list, rows, feeds, place
     ) -> list:
-        """Runs what is computed from the whole batch; returns its results."""
+        """Runs the operations on the whole batch; returns their results."""
         if not any(once):
             return [[] for _ in once]
         exchanges = [each.exchange for each in passes if each.exchange]

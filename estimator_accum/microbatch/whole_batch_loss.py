@@ -180,7 +180,7 @@ class _Loss:
         return tf.cast(self._batch.size, dtype) / tf.cast(self._total, dtype)
 
     def part(self, arrived: tf.Tensor) -> tf.Tensor:
-        """Returns what arrives at the micro-batch, of what arrives at the whole loss."""
+        """Returns a micro-batch's share of the gradient that arrives at the whole loss."""
         if self._batch.reduction == "sum":
             return arrived
         share = tf.cast(self._batch.size, tf.float64) / tf.cast(

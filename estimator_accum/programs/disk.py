@@ -1,4 +1,4 @@
-"""Disk space: how much checkpoints need, and cleanup after a full disk."""
+"""Disk space for checkpoints."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""Exit codes and one-sentence errors of programs that train."""
+"""The end of a program that trains: an exit code, with one sentence on an error."""
 
 import contextlib
 import os

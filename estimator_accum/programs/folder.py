@@ -1,4 +1,4 @@
-"""Output folder of a run: its files, and whether this run may resume there.
+"""Output folder of a run, in which it may resume.
 
 A run writes `run_settings.json` beside its checkpoints. Needs no TensorFlow.
 """

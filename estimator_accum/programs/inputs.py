@@ -1,4 +1,4 @@
-"""Inputs of a run, read and checked before TensorFlow is imported."""
+"""Inputs of a run, checked before TensorFlow is imported."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Inputs:
 
 
 def shown_in_parts(rows: Sequence, description: str, unit: str) -> Iterator[Sequence]:
-    """Yields the rows in parts, and shows how many are done where they are many.
+    """Yields the rows in parts, and shows the number that is done where they are many.
 
     Args:
         rows: Rows of an input file.

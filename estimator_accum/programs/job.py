@@ -1,4 +1,4 @@
-"""The training part of a program: its checked job, Estimator, and log lines."""
+"""The training part of a program."""
 
 import logging
 import os
@@ -73,7 +73,7 @@ class Job(Inputs):
 
 
 def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress | None:
-    """Logs what is to be trained; returns the progress so far, None at the end.
+    """Logs the training ahead; returns the progress so far, None at the end.
 
     Args:
         job: The checked run.

@@ -1,4 +1,4 @@
-"""Launchers that start several processes without a `TF_CONFIG`, and their variables.
+"""Environment variables of launchers that start processes without a `TF_CONFIG`.
 
     mpirun -n 2 python -m distributed.main      OMPI_COMM_WORLD_SIZE=2
 
@@ -70,7 +70,7 @@ def _last_number(text: str) -> int:
 
 
 def _count_hosts(text: str) -> int:
-    """Returns how many hosts JSON lists; 0 if it lists none."""
+    """Returns the number of hosts that JSON lists; 0 if it lists none."""
     try:
         value = parse_json(text)
     except ValueError:

@@ -236,7 +236,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 
 def window_of(num_updates: int) -> int:
-    """Returns how many values a mean is over: an odd number, 5 at least."""
+    """Returns the number of values in a mean: an odd one, 5 at least."""
     return max(_MIN_SMOOTHED, int(num_updates * _SMOOTHED_SHARE)) // 2 * 2 + 1
 
 

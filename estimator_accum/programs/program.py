@@ -1,4 +1,4 @@
-"""Programs that train: flags, quiet imports, checks, and errors in one sentence.
+"""The steps that all programs that train take.
 
 Needs no TensorFlow until the flags are read, because its import takes seconds.
 """
@@ -57,7 +57,7 @@ _EXTRAS = {
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program that trains in an output folder, and what differs between them.
+    """A program that trains in an output folder, by its differences from others.
 
     Attributes:
         name: Command that starts it, with which its messages and `--help` begin.

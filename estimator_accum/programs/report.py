@@ -1,4 +1,4 @@
-"""The end of a run: one table of its results, and the paths of what it has written."""
+"""Table of a run's results, with the paths of its files."""
 
 import csv
 import logging

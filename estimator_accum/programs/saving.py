@@ -1,4 +1,4 @@
-"""The hook that saves a program's checkpoints, and a session that starts sooner.
+"""Checkpoints of a program, which its chief alone keeps.
 
 In a cluster TensorFlow lets every task save, since reading the replicas' sums takes all
 of them, and each but one writes to a folder of its own, `tmp_worker_1`. Here these tasks
@@ -93,7 +93,7 @@ class _ReadingSaver(tf.compat.v1.train.Saver):
     """Takes part in the chief's saves: it reads the variables and writes nothing."""
 
     def save(self, sess, *args, **kwargs) -> None:
-        """Reads what a checkpoint would hold."""
+        """Reads the variables that a checkpoint would hold."""
         scope = self.saver_def.save_tensor_name.partition("/")[0]
         writers = [
             operation

@@ -157,8 +157,8 @@ SHARED_FLAGS = {
     },
     "micro_batch_size": {
         "what": "Examples of one forward and backward pass of one replica; auto: each "
-        "replica takes its share of --effective_batch_size at once, and in twice as many "
-        "micro-batches after each out-of-memory error.",
+        "replica takes its share of --effective_batch_size at once, in twice as many "
+        "micro-batches whenever memory runs out.",
         "parser": _MICRO_BATCH,
         "group": SIZES,
     },
@@ -175,7 +175,7 @@ SHARED_FLAGS = {
         "group": DEVICES,
     },
     "learning_rate": {
-        "what": "Learning rate; the highest value if it changes.",
+        "what": "Learning rate; the highest one where it changes.",
         "decides": True,
     },
     "clip_norm": {
@@ -189,28 +189,29 @@ SHARED_FLAGS = {
         "decides": True,
     },
     "seed": {
-        "what": "Random seed for example order, dropout and initial weights.",
+        "what": "Random seed for example order, dropout and first weights.",
         "parser": FROM_0,
         "decides": True,
     },
     "report_to": {
         "what": "Experiment trackers of the updates: mlflow, wandb or both, with a "
-        "comma. train_metrics.csv and TensorBoard contain the updates of each run.",
+        "comma. train_metrics.csv and tensorboard have them in each run.",
         "parser": _Trackers(),
     },
     "precision": {
-        "what": "Precision of matrix products and of the operations between them; "
-        "variables, optimizer slots and gradient sums are float32. bfloat16: for CPUs "
-        "with instructions for it; float16: for GPUs, with a dynamic loss scale.",
+        "what": "Precision of matrix products and what lies between them; variables, "
+        "optimizer slots and gradient sums are float32. bfloat16: for CPUs that have it; "
+        "float16: for GPUs, with a dynamic loss scale.",
         "parser": flags.EnumParser(["float32", "bfloat16", "float16"]),
         "decides": True,
     },
     "force_precision": {
-        "what": "Do not warn about a processor without instructions for --precision.",
+        "what": "Do not warn of a processor without instructions for --precision.",
     },
     "watchdog_secs": {
         "what": "Seconds without a micro-step after which a task of a cluster ends "
-        "itself, with exit code 75. Otherwise a task whose peer has died waits forever.",
+        "itself, with exit code 75. Without this end, a task that has lost another one "
+        "waits for ever.",
         "group": DEVICES,
     },
 }
@@ -294,7 +295,7 @@ class RunSettings:
 
 
 def _specs(settings: Any) -> dict[str, Mapping[str, Any]]:
-    """Returns what `flag` and `SHARED_FLAGS` say of each field."""
+    """Returns the entries of `flag` and `SHARED_FLAGS` for each field."""
     return {
         field.name: SHARED_FLAGS.get(field.name, {}) | dict(field.metadata)
         for field in dataclasses.fields(settings)

@@ -15,12 +15,12 @@ from estimator_accum.programs.settings import RunSettings
 
 
 def count_replicas(strategy: str, cluster: Cluster) -> int:
-    """Returns how many replicas train in sync, over all tasks."""
+    """Returns the number of replicas that train in sync, over all tasks."""
     return count_local_replicas(strategy) * cluster.num_workers
 
 
 def count_local_replicas(strategy: str) -> int:
-    """Returns how many replicas train in this process."""
+    """Returns the number of replicas that train in this process."""
     if strategy == "none":
         return 1
     gpus = len(tf.config.list_logical_devices("GPU"))

@@ -18,7 +18,7 @@ _SECS_BETWEEN_LINES = 30
 
 
 class Display:
-    """Progress display: what is done, what is to do, and the remaining time.
+    """Progress display with the remaining time.
 
     A bar in a terminal or a notebook; elsewhere a line at most every 30 seconds, the
     first one after 30 seconds. The line goes to the logger `tensorflow.estimator_accum`

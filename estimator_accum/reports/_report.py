@@ -1,4 +1,4 @@
-"""Update, and the methods of what reports it."""
+"""Reports of updates, as an interface."""
 
 import math
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""What reports to an experiment tracker share: its package and the run's id."""
+"""Common part of the reports to experiment trackers."""
 
 import importlib
 import os

@@ -145,7 +145,7 @@ class Analysis:
         return dims
 
     def set_dims(self, tensor: tf.Tensor, state: State, known: list) -> None:
-        """Takes down what is known of the shape of an operation's output."""
+        """Takes down the known part of the shape of an operation's output."""
         if state.kind == "list" or tensor.shape.rank in (None, len(known)):
             self._dims[tensor.ref()] = self.complete(tensor, state, known)
 
@@ -321,7 +321,7 @@ class Analysis:
         return [body.state(output) for output in graph.outputs]
 
     def note_bounds(self, operation: tf.Operation) -> None:
-        """Takes down which numbers of the batch enter a loop."""
+        """Takes down the numbers of the batch that enter a loop."""
         for i, tensor in enumerate(operation.inputs):
             is_number = tensor.dtype.is_integer and tensor.shape.rank == 0
             if is_number and self.state(tensor).kind == "mixed":
@@ -334,7 +334,7 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
 
 
 def _in_order(roots: list[tf.Operation]) -> list[tf.Operation]:
-    """Returns `roots` and what they are computed from, inputs first.
+    """Returns `roots` and the operations that they are computed from, inputs first.
 
     The order of creation is another one: tf.cond of TensorFlow 1 sets inputs later. A
     loop of TensorFlow 1 comes from its begin to its end, and then what leads back.

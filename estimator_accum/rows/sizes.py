@@ -1,4 +1,4 @@
-"""Sizes of a micro-batch of n examples, and arithmetic of shapes on them.
+"""Arithmetic of sizes that depend on the number of examples n.
 
     32 * n * T        T is a size that is not known before there are numbers
 

@@ -18,7 +18,7 @@ def is_one_number(tensor: tf.Tensor) -> bool:
 
 
 def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]:
-    """Returns by what each sum over examples is multiplied, of which a tensor consists.
+    """Returns the factor of each sum over examples of which a tensor consists.
 
     Args:
         analysis: The states of what the tensor is computed from.

@@ -1,4 +1,4 @@
-"""The script that `estimator-accum run` and `check` start, and its process."""
+"""The process of the script that `estimator-accum run` or `check` starts."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Compares an Estimator's updates: the batch at once, and cut into micro-batches.
+"""Compares an Estimator's updates at once with those in micro-batches.
 
     difference = |cut - whole| / |whole - start|    for each variable, Euclidean norms
 
@@ -378,7 +378,7 @@ def report(
 def _compared(
     start: np.ndarray, whole: np.ndarray, values: dict[str, np.ndarray]
 ) -> tuple[float, dict[str, float], str]:
-    """Returns what is compared of one variable.
+    """Returns the values to compare of one variable.
 
     Args:
         start: Its value before the updates.

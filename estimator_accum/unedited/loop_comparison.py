@@ -81,7 +81,7 @@ class _LoopCheck:
         self._before, self._fed, self._code = None, [], None
 
     def running(self, own: Callable) -> Callable:
-        """Returns what stands in for `BaseSession.run`."""
+        """Returns the stand-in for `BaseSession.run`."""
 
         @functools.wraps(own)
         def run(session, fetches, feed_dict=None, *args, **kwargs):

@@ -16,7 +16,7 @@ from estimator_accum.graph.writers import writers_of
 
 
 def watch_fetches(look: Callable[[tf.Graph, list[tf.Operation]], None]) -> None:
-    """Calls `look` with the graph and what is fetched, before every run from now on."""
+    """Calls `look` with the graph and the fetches, before every run from now on."""
     handler = session._FetchHandler  # of every kind of run
     own = handler.__init__
 

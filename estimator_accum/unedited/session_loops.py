@@ -107,7 +107,7 @@ def _change_methods(base: type, changes: dict[str, Callable]) -> None:
 
 
 def _refusing(own: Callable) -> Callable:
-    """Returns what stands in for `apply_gradients` of a Keras optimizer."""
+    """Returns the stand-in for `apply_gradients` of a Keras optimizer."""
 
     @functools.wraps(own)
     def apply_gradients(self, *args, **kwargs):
@@ -135,7 +135,7 @@ def _outermost() -> Iterator[bool]:
 
 
 def _remembering(own: Callable) -> Callable:
-    """Returns what stands in for `compute_gradients` of an optimizer."""
+    """Returns the stand-in for `compute_gradients` of an optimizer."""
 
     @functools.wraps(own)
     def compute_gradients(self, loss, *args, **kwargs):
@@ -149,7 +149,7 @@ def _remembering(own: Callable) -> Callable:
 
 
 def _differentiating(own: Callable) -> Callable:
-    """Returns what stands in for TensorFlow's gradients."""
+    """Returns the stand-in for TensorFlow's gradients."""
 
     @functools.wraps(own)
     def gradients(ys, xs, *args, **kwargs):
@@ -199,7 +199,7 @@ class Runs:
         return any(map(self._is_train_op, ancestors(fetched)))
 
     def accumulating(self, own: Callable) -> Callable:
-        """Returns what stands in for `apply_gradients`."""
+        """Returns the stand-in for `apply_gradients`."""
 
         @functools.wraps(own)
         def apply_gradients(

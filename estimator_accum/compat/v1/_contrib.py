@@ -84,7 +84,7 @@ class _StandIn(types.ModuleType):
 
 
 class _NoStandIn(importlib.abc.MetaPathFinder):
-    """Refuses imports of what `tf.contrib` had and this package has not."""
+    """Refuses imports of names of `tf.contrib` that this package lacks."""
 
     def find_spec(self, fullname, path=None, target=None):
         del path, target
@@ -122,7 +122,7 @@ _WEIGHTS += " sum_regularizer variance_scaling_initializer xavier_initializer"
 
 
 def _stand_ins() -> dict[str, dict]:
-    """Returns the names of each module of `tf.contrib` with what replaces them."""
+    """Returns the names of each module of `tf.contrib` with their stand-ins."""
     v1 = tf.compat.v1
     estimator, tpu = v1.estimator, v1.estimator.tpu
     checkpoints = _pick(v1.train, "list_variables load_checkpoint load_variable")

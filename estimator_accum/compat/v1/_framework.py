@@ -192,7 +192,7 @@ def assign_from_checkpoint_fn(
 
 
 def assign_from_values(values: dict):
-    """Makes the op that assigns arrays to variables, and what to feed.
+    """Makes the op that assigns arrays to variables, and its feed_dict.
 
     Args:
         values: Dictionary from variables, or their names, to arrays.

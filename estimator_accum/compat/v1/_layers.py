@@ -230,7 +230,7 @@ def _weighted(
 
 
 def _get_model_variable(getter, name, *arguments, **others):
-    """Gets every variable of a layer and of what it calls (a custom getter)."""
+    """Gets every variable of a layer and of its callees (a custom getter)."""
     *scopes, last = name.split("/")
     name = "/".join([*scopes, _RENAMED.get(last, last)])
     names = ("initializer", "regularizer", "trainable", "collections")

@@ -1,4 +1,4 @@
-"""Names that a TensorFlow 1 script uses and that nothing replaces, from its source.
+"""Names in the source of a TensorFlow 1 script that nothing replaces.
 
 A script would meet them one by one, each after it has run for a while. Names are read
 from the syntax tree, in the script and in those modules of its folder that it imports:
@@ -62,7 +62,7 @@ def list_missing(path: str, folder: str) -> str:
 
 
 def _used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields (line, dotted name) of what the file takes from the checked modules."""
+    """Yields (line, dotted name) of each use of the checked modules."""
     guarded = {
         id(inner)
         for node in ast.walk(tree)
@@ -122,7 +122,7 @@ def _aliases(tree: ast.Module) -> dict[str, str]:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yields (dotted name, what it is bound to) of an import of checked modules."""
+    """Yields (dotted name, the name it is bound to) of an import of checked modules."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             root = alias.name.partition(".")[0]
@@ -156,7 +156,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def _first_missing(name: str) -> str | None:
-    """Returns the beginning of a dotted name up to what does not exist."""
+    """Returns the beginning of a dotted name up to its first part that does not exist."""
     root, *parts = name.split(".")
     found, path = tf if root == "tensorflow" else _member(None, root), root
     for part in parts:

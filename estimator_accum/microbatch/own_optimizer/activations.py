@@ -52,7 +52,7 @@ def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]
 
 
 def _elements(view: View, operation: tf.Operation) -> int:
-    """Returns about how many numbers an operation results in."""
+    """Returns the approximate number of an operation's results."""
     total = 0
     for output in operation.outputs:
         if output.dtype.is_floating and output.shape.rank is not None:

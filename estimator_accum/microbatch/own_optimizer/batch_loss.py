@@ -1,4 +1,4 @@
-"""The loss of a batch, and whether a declared reduction can be right."""
+"""Check of the reduction that the loss of a batch is declared to have."""
 
 import tensorflow as tf
 

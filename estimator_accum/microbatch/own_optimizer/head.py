@@ -1,4 +1,4 @@
-"""The head: what combines examples, computed once, on the rows of the whole batch.
+"""The head: operations that combine examples, run once, on the rows of the whole batch.
 
     micro-batch    parts of the batch -> rows -> | mixed -> loss
                                                  |   copied: the head

@@ -1,4 +1,4 @@
-"""Order of what the train op runs, where the graph has none.
+"""Order of the train op's operations, where the graph has none.
 
 what needs no gradient    before the gradients are read: without micro-batches they
                           take longest

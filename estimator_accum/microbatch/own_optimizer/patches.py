@@ -70,7 +70,7 @@ def _compute(ys, xs, grad_ys, stop_gradients, **options):
 
 
 def _helper(own: Callable) -> Callable:
-    """Returns what stands in for the function behind tf.gradients."""
+    """Returns the stand-in for the function behind tf.gradients."""
     signature = inspect.signature(own)
 
     def gradients(*args, **kwargs):
@@ -99,7 +99,7 @@ def _helper(own: Callable) -> Callable:
 
 
 def _of_tape(own: Callable) -> Callable:
-    """Returns what stands in for the function behind GradientTape.gradient."""
+    """Returns the stand-in for the function behind GradientTape.gradient."""
 
     def gradients(
         tape,

@@ -62,7 +62,7 @@ class _Look(NamedTuple):
 
 
 class SpotCheck:
-    """Compares micro-batches of one replica with what they are parts of.
+    """Compares micro-batches of one replica with the batch that they are parts of.
 
     Args:
         batch: The batch.

@@ -19,7 +19,7 @@ FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip", *SHAPED_
 
 
 def _made(analysis, output: tf.Tensor, dims) -> State:
-    """Returns the state of what has the shape `dims`, each element like the others."""
+    """Returns the state of a tensor of shape `dims`, each element like the others."""
     if dims is None:
         raise Mixed(NO_SHAPE)
     places = [i for i, size in enumerate(dims) if size.power]

@@ -32,7 +32,7 @@ def only_first(states: list[State]) -> State:
 
 
 def check_length_1(size: Size) -> None:
-    """Raises Mixed unless what is no example's is broadcast over the examples.
+    """Raises Mixed unless a fixed tensor is broadcast over the examples.
 
     A length that only numbers tell may be that of the batch.
     """

@@ -42,7 +42,7 @@ def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
 
 
 def _apart(state: State, target: list):
-    """`_reshaped` where the product of what is left is not known."""
+    """`_reshaped` where the product of the sizes that are left is not known."""
     places = [i for i, size in enumerate(target) if size is not None and size.power]
     if places == [0] and state.axis == 0 and target[0].power == 1:
         # Equal parts of what follows one another: the examples stay apart.
