@@ -15,7 +15,12 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from estimator_accum.unedited.command import add_script, count, enable_and_run
+from estimator_accum.unedited.command import (
+    add_runs_per_update,
+    add_script,
+    count,
+    enable_and_run,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,12 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="updates to compare (default: %(default)d)",
     )
-    parser.add_argument(
-        "--gradient_accumulation_steps",
-        type=count,
-        metavar="K",
-        help="session.run calls per update, for scripts without an Estimator",
-    )
+    add_runs_per_update(parser)
     flags = parser.parse_args(arguments)
     if flags.gradient_accumulation_steps == 1:
         parser.error(

@@ -48,6 +48,16 @@ def add_script(name: str, description: str) -> OneSentenceParser:
     return parser
 
 
+def add_runs_per_update(parser: OneSentenceParser) -> None:
+    """Adds the flag for scripts with a session loop of their own."""
+    parser.add_argument(
+        "--gradient_accumulation_steps",
+        type=count,
+        metavar="K",
+        help="session.run calls per update, for scripts without an Estimator",
+    )
+
+
 def enable_and_run(
     parser: OneSentenceParser, flags: argparse.Namespace, change: Callable
 ) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 from estimator_accum.unedited.command import (
+    add_runs_per_update,
     add_script,
     compute_in,
     count,
@@ -35,12 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="micro-batches per batch, or auto: as few as fit in memory (default: auto)",
     )
-    parser.add_argument(
-        "--gradient_accumulation_steps",
-        type=count,
-        metavar="K",
-        help="session.run calls per update, for scripts without an Estimator",
-    )
+    add_runs_per_update(parser)
     flags = parser.parse_args(arguments)
     if flags.gradient_accumulation_steps is not None and flags.micro_batches:
         parser.error(
