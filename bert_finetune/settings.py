@@ -10,13 +10,12 @@ from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.own_task import is_task_file
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.numerals import parse_number
+from estimator_accum.programs.parsers import COUNT, Number
 from estimator_accum.programs.settings import (
-    COUNT,
     DATA,
     EVALUATION,
     JOBS,
     SIZES,
-    Number,
     RunSettings,
     flag,
 )

@@ -22,16 +22,15 @@ from absl import flags
 from distributed.main import PROGRAM
 from distributed.settings import Settings
 from estimator_accum.programs import launch
-from estimator_accum.programs.program import asks_for_help, sentence, show
-from estimator_accum.programs.settings import (
-    DEVICES,
-    FROM_0,
-    config_text,
+from estimator_accum.programs.flag_values import (
     define_flags,
-    flag,
     help_text,
     read_settings_of,
 )
+from estimator_accum.programs.parsers import FROM_0
+from estimator_accum.programs.program import asks_for_help, show
+from estimator_accum.programs.sentences import sentence
+from estimator_accum.programs.settings import DEVICES, config_text, flag
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,8 @@ import runpy
 import sys
 
 from estimator_accum import __version__
-from estimator_accum.programs.program import missing_package, show
+from estimator_accum.programs.program import show
+from estimator_accum.programs.sentences import missing_package
 
 _PROGRAM = "estimator-accum"
 _COMMANDS = {  # name: (module, description)

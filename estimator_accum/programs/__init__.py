@@ -2,8 +2,9 @@
 
 These modules read the environment, choose exit codes, make folders and print:
 
-    settings   a dataclass whose fields are flags;  command_line: argparse of scripts
-    program    quiet start, one-sentence errors;  ending: exit codes, final messages
+    settings   a dataclass whose fields are flags;  flag_values: its command line
+    parsers    values of flags;  command_line: argparse of scripts
+    program    steps of all programs;  sentences: errors;  ending: exit codes
     cluster    TF_CONFIG and Slurm;  strategies: --strategy
     slurm      addresses of a step;  launchers: variables of other launchers
     batches    effective batch = micro-batch x micro-steps x replicas

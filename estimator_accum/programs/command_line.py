@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from estimator_accum import __version__
 from estimator_accum.programs.numerals import parse_integer, parse_number
-from estimator_accum.programs.program import discard_stdout, path_sentence, show
+from estimator_accum.programs.program import discard_stdout, show
+from estimator_accum.programs.sentences import path_sentence
 
 # argparse's messages, in this project's form.
 _FORMS = [

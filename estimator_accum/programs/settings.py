@@ -8,30 +8,23 @@
 
 A field has everything about its flag: type, default, help text, range, its group in
 --help, and whether it determines the weights. `SHARED_FLAGS` has that of the flags of
-several programs. Every
-training run writes its flags to `run_settings.json`, and `--print_config` prints them. A
-flag on the command line wins over the file of `--config`.
+several programs. Every training run writes its flags to `run_settings.json`, and
+`--print_config` prints them. A flag on the command line wins over the file of `--config`.
 """
 
 import dataclasses
-import importlib.util
 import json
 import os
-import pathlib
-import textwrap
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from absl import flags
 
-from estimator_accum.programs.batches import AUTO, Batches, share_out
+from estimator_accum.programs.batches import Batches, share_out
 from estimator_accum.programs.cluster import STRATEGIES
-from estimator_accum.programs.folder import EXAMPLES_CHECKSUM, read_settings
-from estimator_accum.programs.numerals import parse_integer, parse_number
+from estimator_accum.programs.folder import EXAMPLES_CHECKSUM
+from estimator_accum.programs.parsers import FROM_0, MICRO_BATCH, NORM, STEPS, Trackers
 
-Settings = TypeVar("Settings", bound="RunSettings")
-_TAB = 6 * " "  # before the lines of a help text
 FLAGS = "flags"  # key of the flags in `run_settings.json`
 OTHER_NAMES = {
     "micro_batch_size": "train_batch_size",
@@ -43,78 +36,6 @@ SIZES, TRAINING, DEVICES = "batches", "training", "devices"
 EVALUATION, GENERAL = "evaluation and prediction", "general"
 IGNORED = "taken from google-research/bert's command lines"
 GROUPS = (REQUIRED, JOBS, DATA, SIZES, TRAINING, DEVICES, EVALUATION, GENERAL, IGNORED)
-
-
-class Number(flags.ArgumentParser):
-    """A flag's number.
-
-    Args:
-        kind: Function of the text, such as `parse_integer`.
-        rule: Description of the range, such as "an integer >= 1".
-        is_valid: Function that returns whether a number is in the range.
-        remedy: Sentence that ends an error message.
-    """
-
-    def __init__(
-        self,
-        kind: Callable[[str], Any],
-        rule: str,
-        is_valid: Callable[[Any], bool],
-        remedy: str = "See --help.",
-    ):
-        self._kind, self._is_valid = kind, is_valid
-        self.syntactic_help, self.remedy = rule, remedy
-
-    def parse(self, argument):
-        """Returns the number; raises ValueError if it is out of its range."""
-        value = self._kind(argument)
-        if not self._is_valid(value):
-            raise ValueError(self.syntactic_help)
-        return value
-
-
-class _Trackers(flags.ArgumentParser):
-    """Names of experiment trackers, separated by commas."""
-
-    syntactic_help = "some of mlflow, wandb and tensorboard, installed, with commas"
-    remedy = "For one that is missing, use `pip install mlflow` or `pip install wandb`."
-
-    def parse(self, argument: str) -> str:
-        names = argument.split(",")
-        is_known = set(names) <= {"mlflow", "wandb", "tensorboard"}
-        if not is_known or None in map(importlib.util.find_spec, names):
-            raise ValueError(self.syntactic_help)
-        return argument
-
-
-def _from_1(number: int) -> bool:
-    return 1 <= number < 2**31
-
-
-COUNT = Number(parse_integer, "an integer >= 1 and < 2**31", _from_1)
-FROM_0 = Number(parse_integer, "an integer >= 0 and < 2**31", lambda n: 0 <= n < 2**31)
-_STEPS = Number(
-    parse_integer, COUNT.syntactic_help, _from_1, "Use 1 to turn accumulation off."
-)
-_MICRO_BATCH = Number(
-    lambda text: text if text == AUTO else parse_integer(text),
-    f"an integer >= 1 or {AUTO}",
-    lambda value: value == AUTO or _from_1(value),
-    f"Use {AUTO} with --effective_batch_size.",
-)
-_POSITIVE = Number(parse_number, "a number > 0 and <= 1e9", lambda x: 0 < x <= 1e9)
-_NORM = Number(
-    parse_number,
-    "a finite number >= 0",
-    lambda x: x >= 0,
-    "Use 0 to turn clipping off.",
-)
-_PARSERS = {
-    bool: flags.BooleanParser(),
-    int: COUNT,
-    float: _POSITIVE,
-    str: flags.ArgumentParser(),
-}
 
 
 def flag(
@@ -157,14 +78,14 @@ SHARED_FLAGS = {
     },
     "micro_batch_size": {
         "what": "Examples of one forward and backward pass of one replica; auto: each "
-        "replica takes its share of --effective_batch_size at once, in twice as many "
-        "micro-batches whenever memory runs out.",
-        "parser": _MICRO_BATCH,
+        "replica takes its share of --effective_batch_size at once, and in twice as many "
+        "micro-batches after each out-of-memory error.",
+        "parser": MICRO_BATCH,
         "group": SIZES,
     },
     "gradient_accumulation_steps": {
         "what": "Micro-batches of one replica that make one update.",
-        "parser": _STEPS,
+        "parser": STEPS,
         "group": SIZES,
     },
     "strategy": {
@@ -175,12 +96,12 @@ SHARED_FLAGS = {
         "group": DEVICES,
     },
     "learning_rate": {
-        "what": "Learning rate; the highest one where it changes.",
+        "what": "Learning rate; the highest value if it changes.",
         "decides": True,
     },
     "clip_norm": {
         "what": "Largest global norm of an update's gradient; 0 does not clip.",
-        "parser": _NORM,
+        "parser": NORM,
         "decides": True,
     },
     "train_updates": {"what": "Optimizer updates.", "decides": True},
@@ -189,29 +110,28 @@ SHARED_FLAGS = {
         "decides": True,
     },
     "seed": {
-        "what": "Random seed for example order, dropout and first weights.",
+        "what": "Random seed for example order, dropout and initial weights.",
         "parser": FROM_0,
         "decides": True,
     },
     "report_to": {
         "what": "Experiment trackers of the updates: mlflow, wandb or both, with a "
-        "comma. train_metrics.csv and tensorboard have them in each run.",
-        "parser": _Trackers(),
+        "comma. train_metrics.csv and TensorBoard contain the updates of each run.",
+        "parser": Trackers(),
     },
     "precision": {
-        "what": "Precision of matrix products and what lies between them; variables, "
-        "optimizer slots and gradient sums are float32. bfloat16: for CPUs that have it; "
-        "float16: for GPUs, with a dynamic loss scale.",
+        "what": "Precision of matrix products and of the operations between them; "
+        "variables, optimizer slots and gradient sums are float32. bfloat16: for CPUs "
+        "with instructions for it; float16: for GPUs, with a dynamic loss scale.",
         "parser": flags.EnumParser(["float32", "bfloat16", "float16"]),
         "decides": True,
     },
     "force_precision": {
-        "what": "Do not warn of a processor without instructions for --precision.",
+        "what": "Do not warn about a processor without instructions for --precision.",
     },
     "watchdog_secs": {
         "what": "Seconds without a micro-step after which a task of a cluster ends "
-        "itself, with exit code 75. Without this end, a task that has lost another one "
-        "waits for ever.",
+        "itself, with exit code 75. Otherwise a task whose peer has died waits forever.",
         "group": DEVICES,
     },
 }
@@ -263,7 +183,7 @@ class RunSettings:
     def decisive(self) -> dict[str, Any]:
         """Returns the flags that determine the weights; sizes of shares do not."""
         values = {
-            n: getattr(self, n) for n, s in _specs(self).items() if "decides" in s
+            n: getattr(self, n) for n, s in specs_of(self).items() if "decides" in s
         }
         return self._with_whole_paths(values)
 
@@ -287,194 +207,19 @@ class RunSettings:
         return {name: value for name, value in values.items() if value is not None}
 
     def _with_whole_paths(self, values: dict[str, Any]) -> dict[str, Any]:
-        for name, spec in _specs(self).items():
+        for name, spec in specs_of(self).items():
             value = values.get(name)
             if value and "is_path" in spec and "://" not in value:  # no remote storage
                 values[name] = os.path.abspath(value)
         return values
 
 
-def _specs(settings: Any) -> dict[str, Mapping[str, Any]]:
+def specs_of(settings: Any) -> dict[str, Mapping[str, Any]]:
     """Returns the entries of `flag` and `SHARED_FLAGS` for each field."""
     return {
         field.name: SHARED_FLAGS.get(field.name, {}) | dict(field.metadata)
         for field in dataclasses.fields(settings)
     }
-
-
-def define_flags(settings_type: type) -> flags.FlagValues:
-    """Returns the flags of a settings class."""
-    values = flags.FlagValues()  # not flags.FLAGS, which other programs share
-    specs = _specs(settings_type)
-    for field in dataclasses.fields(settings_type):
-        spec = specs[field.name]
-        types = typing.get_args(field.type) or (field.type,)
-        parser = spec.get("parser") or next(
-            p for t, p in _PARSERS.items() if t in types
-        )
-        default = None if field.default is dataclasses.MISSING else field.default
-        is_required = field.default is dataclasses.MISSING
-        group = REQUIRED if is_required else spec.get("group", TRAINING)
-        _define(values, group, field.name, spec["what"], parser, default)
-        if field.name in OTHER_NAMES:
-            text = f"Another name of --{field.name}."
-            _define(values, group, OTHER_NAMES[field.name], text, parser, default)
-    for name, parser in getattr(settings_type, "ignored", {}).items():
-        _define(values, IGNORED, name, "Without effect.", parser)
-    return values
-
-
-def _define(values, group, name, text, parser, default=None, short_name=None) -> None:
-    is_bool = isinstance(parser, flags.BooleanParser)
-    each = flags.Flag(
-        parser, None, name, default, text, short_name=short_name, boolean=is_bool
-    )
-    flags.DEFINE_flag(each, values, module_name=group)
-
-
-def define_program_flags(settings_type: type) -> flags.FlagValues:
-    """Returns the flags of a program: settings, --config, --print_config, --verbosity."""
-    values = define_flags(settings_type)
-    rows = [
-        (
-            "config",
-            "File with values for flags that are not given: run_settings.json of a run.",
-            _PARSERS[str],
-        ),
-        (
-            "print_config",
-            "Print the flags as a file for --config, and do nothing else.",
-            _PARSERS[bool],
-            False,
-        ),
-        (
-            "verbosity",
-            "Level of log lines; 0 and more show TensorFlow's own.",
-            Number(parse_integer, "an integer", lambda _: True),
-            -1,
-            "v",
-        ),
-    ]
-    for row in rows:
-        _define(values, GENERAL, *row)
-    return values
-
-
-def help_text(values: flags.FlagValues) -> str:
-    """Returns the flags' part of a --help text: groups, required flags first."""
-    lines = ["Flags are written --flag=value; values below are the defaults."]
-    for group in GROUPS:
-        found = values.flags_by_module_dict().get(group, ())
-        members = [each for each in found if each.name not in OTHER_NAMES.values()]
-        if members:
-            lines += ["", f"{group}:"]
-        for each in members:
-            lines += _help_lines(each)
-    return "\n".join(lines)
-
-
-def _help_lines(flag_: flags.Flag) -> list[str]:
-    default = flag_.default
-    if isinstance(default, bool):
-        default = str(default).lower()
-    name = f"  --{flag_.name}" + (f"={default}" if default is not None else "")
-    if flag_.name in OTHER_NAMES:
-        name += f", --{OTHER_NAMES[flag_.name]}"
-    if flag_.short_name:
-        name += f", -{flag_.short_name}"
-    text = flag_.help
-    if kind := allowed_values(flag_.parser):
-        text += f" ({kind})"
-    return [name, *textwrap.wrap(text, 88, initial_indent=_TAB, subsequent_indent=_TAB)]
-
-
-def allowed_values(parser: flags.ArgumentParser) -> str:
-    """Returns the values that a parser takes, such as "an integer >= 1", or ""."""
-    if names := getattr(parser, "enum_values", None):
-        return f"one of {', '.join(names)}"
-    return parser.syntactic_help
-
-
-def _read_config(values: flags.FlagValues) -> None:
-    """Sets the flags that are not given to the values in the file of `--config`."""
-    if values["config"].value is None:
-        return
-    path = pathlib.Path(values["config"].value)
-    content = read_settings(path, flag="--config").get(FLAGS)
-    if not hasattr(content, "items"):
-        raise ValueError(
-            "`--config` must hold the flags of a run. Received: "
-            f"{path}, without {FLAGS!r}. Use what --print_config prints."
-        )
-    for name, value in content.items():
-        if name not in values:
-            raise ValueError(
-                "`--config` must hold flags of this program. Received: "
-                f"{path} with {name!r}. See --help for its flags."
-            )
-        is_scalar = isinstance(value, str | int | float)
-        if not is_scalar:
-            raise ValueError(
-                "`--config` must hold a string, a number, true or false for each flag. "
-                f"Received: {path} with {json.dumps(value)[:60]} for {name!r}. Correct "
-                "it, or leave it out."
-            )
-        names = {name, OTHER_NAMES.get(name, name)}
-        if not any(values[each].present for each in names):
-            values[name].parse(str(value))
-
-
-def read_settings_of(
-    settings_type: type[Settings], values: flags.FlagValues, argv: Sequence[str]
-) -> Settings:
-    """Returns the settings that a command line and the file of `--config` give.
-
-    Args:
-        settings_type: Class of the settings.
-        values: Its flags, which get their values.
-        argv: Command line, with the program's name.
-
-    Raises:
-        flags.Error: If a flag is unknown or its value does not fit; see
-            `program.sentence`.
-        ValueError: If an argument is not a flag, a required flag is missing, two names
-            of a flag disagree, flags exclude one another, or the file does not fit.
-    """
-    rest = values(argv)[1:]
-    if rest:
-        raise ValueError(
-            "Everything must be given as a flag. "
-            f"Received: {rest[0]!r}. Write --flag=value."
-        )
-    _read_config(values)
-    found = {}
-    for field in dataclasses.fields(settings_type):
-        found[field.name] = values[field.name].value
-        if field.name in OTHER_NAMES:
-            found[field.name] = _either(values, field.name, OTHER_NAMES[field.name])
-    required = [
-        field.name
-        for field in dataclasses.fields(settings_type)
-        if field.default is dataclasses.MISSING
-    ]
-    if missing := [f"--{name}" for name in required if not found[name]]:
-        raise ValueError(
-            f"The flags {', '.join(f'`--{name}`' for name in required)} must be given. "
-            f"Received: none for {', '.join(missing)}. See --help."
-        )
-    settings = settings_type(**found)
-    settings.check()
-    return settings
-
-
-def _either(values: flags.FlagValues, name: str, other: str) -> Any:
-    value, other_value = values[name].value, values[other].value
-    if None not in (value, other_value) and value != other_value:
-        raise ValueError(
-            f"`--{name}` and its other name `--{other}` must be equal. "
-            f"Received: {value} and {other_value}. Give one of them."
-        )
-    return value if other_value is None else other_value
 
 
 def config_text(settings: RunSettings) -> str:

@@ -11,9 +11,9 @@ import tensorflow as tf
 from bert_finetune import run_classifier
 from bert_finetune.run_classifier import PROGRAM
 from bert_finetune.settings import Settings
+from estimator_accum.programs.flag_values import read_settings_of
 from estimator_accum.programs.lock import locked
 from estimator_accum.programs.progress import read_progress
-from estimator_accum.programs.settings import read_settings_of
 from tests.helpers.models.tiny_bert import (
     all_variables,
     command_line,

@@ -9,7 +9,7 @@ from absl import flags
 
 from estimator_accum.programs import program
 from estimator_accum.programs.folder import make_run_folder
-from estimator_accum.programs.program import path_sentence, sentence
+from estimator_accum.programs.sentences import path_sentence, sentence
 from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes import running

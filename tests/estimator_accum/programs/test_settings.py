@@ -13,17 +13,16 @@ from bert_finetune.run_classifier import PROGRAM as BERT
 from distributed.main import PROGRAM as IMAGES
 from estimator_accum.programs.batches import AUTO, Batches
 from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.flag_values import help_text, read_settings_of
 from estimator_accum.programs.folder import check_free
 from estimator_accum.programs.job import Job
-from estimator_accum.programs.program import sentence
+from estimator_accum.programs.sentences import sentence
 from estimator_accum.programs.settings import (
     GROUPS,
     SHARED_FLAGS,
     RunSettings,
     config_text,
     flag,
-    help_text,
-    read_settings_of,
 )
 from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert

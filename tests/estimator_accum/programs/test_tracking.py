@@ -11,8 +11,8 @@ from distributed.main import PROGRAM as DISTRIBUTED
 from distributed.settings import Settings
 from estimator_accum.programs import tracking
 from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.flag_values import read_settings_of
 from estimator_accum.programs.folder import make_run_folder
-from estimator_accum.programs.settings import read_settings_of
 from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert
 
