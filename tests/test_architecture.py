@@ -95,6 +95,18 @@ def test_one_sentence_describes_a_module(path):
     assert "\n" not in sentence
 
 
+def test_no_table_of_operations_is_there_twice():
+    places = {}
+    for path in _MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Set):
+                parts = ast.walk(node.value)
+                leaves = [n for n in parts if isinstance(n, ast.Constant | ast.Name)]
+                types = frozenset(map(ast.unparse, leaves))
+                places.setdefault(types, []).append(path)
+    assert [paths for paths in places.values() if len(paths) > 1] == []
+
+
 @pytest.mark.parametrize("room", _PROGRAMS)
 def test_a_program_imports_no_other_one(room):
     for path in (_REPOSITORY / room).glob("*.py"):

@@ -67,14 +67,14 @@ def are_as_computed(gradients: list[Gradient]) -> bool:
 
 
 def _known(graph: tf.Graph) -> dict[str, _Computed]:
-    """Returns what `compute_gradients` returned in a graph, by names of tensors."""
+    """Returns the results of `compute_gradients` in a graph, by names of tensors."""
     return value_of_graph(graph, _COMPUTED, {})
 
 
 def find_change(
     gradients: list[Gradient], variables: list[tf.Variable], windows: list
 ) -> "Change | None":
-    """Returns what code does to gradients that it computed; None if nothing.
+    """Returns the change of gradients after they were computed; None if there is none.
 
     Args:
         gradients: Gradients that `apply_gradients` gets.

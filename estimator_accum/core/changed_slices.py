@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.core.linear import PRODUCTS, keeps_precision
+from estimator_accum.core.linear import keeps_precision
+from estimator_accum.graph.names import PRODUCTS
 
 NORM = "_for_norm"  # suffix of copies that compute a norm of slices
 
@@ -25,7 +26,7 @@ class Slices(NamedTuple):
 
 
 def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
-    """Finds what is computed from slices; refuses what needs each of them.
+    """Finds the results of slices; refuses operations that need each of them.
 
     Args:
         accumulated: Gradients that the change begins with.
@@ -95,7 +96,7 @@ def _refuse(operation: tf.Operation, gradient: tf.IndexedSlices) -> None:
 
 
 def _kind_of(user: tf.Operation, slices: tf.Tensor, is_squared: bool) -> str | None:
-    """Returns what `user` computes from slices, or from their squares.
+    """Returns the kind of results that `user` has of slices, or of their squares.
 
     Returns:
         "slices", "squares", "norm" or "dense"; None if it is anything else.

@@ -55,7 +55,7 @@ def micro_step_writers(graph: tf.Graph, windows: list) -> MicroStepWriters:
 def refuse_writer(
     variable: tf.Operation, writer: tf.Operation, windows: list, needs_batch
 ) -> None:
-    """Refuses a variable that decides a change, for what writes it."""
+    """Refuses a variable that decides a change, for its writer."""
     raise ValueError(
         "Gradients must not be changed by a variable that is written with every "
         f"micro-batch. Received: {variable.name}, written by {writer.name}. "

@@ -3,11 +3,10 @@
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
+from estimator_accum.graph.names import PRODUCTS, SETTLED, SUMS
 from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
-from estimator_accum.graph.writers import SETTLED, varying
+from estimator_accum.graph.writers import varying
 
-_SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "StopGradient", "Sub"}
-PRODUCTS = {"Div", "Mul", "RealDiv"}
 _CURVED = {  # whose value for a mean is not the mean of the values
     *("Abs", "Exp", "L2Loss", "Log", "Log1p", "Max", "Maximum", "Min", "Minimum"),
     *("Pow", "Prod", "Reciprocal", "Relu", "Rsqrt", "Sigmoid", "Sign", "Softmax"),
@@ -65,7 +64,9 @@ def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
         inputs.pop()
     elif tensor.op.type == "UnsortedSegmentSum":  # slices that become dense
         del inputs[1:]
-    elif tensor.op.type not in _SUMS and not keeps_precision(tensor.op):
+    elif tensor.op.type not in {*SUMS, "StopGradient"} and not keeps_precision(
+        tensor.op
+    ):
         return None
     gradients, factors = [], []
     for each in inputs:
@@ -88,7 +89,7 @@ def keeps_precision(operation: tf.Operation) -> bool:
 
 
 def check_losses(gradients: list[tf.Tensor]) -> None:
-    """Refuses what tf.gradients returns for a function of sums over the micro-batch.
+    """Refuses gradients of a function of sums over the micro-batch.
 
     Such as the norm of a gradient: the mean of norms is not the norm of the mean. A
     gradient for each example, whose first axis is unknown, may be in any function.

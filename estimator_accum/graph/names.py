@@ -15,6 +15,8 @@ VARIABLES = {"VarHandleOp", "Variable", "VariableV2"}
 READERS_OF_VALUE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 READERS_OF_NO_VALUE = {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
 READERS = READERS_OF_VALUE | READERS_OF_NO_VALUE
+# Operations with state that are the same for all micro-batches of an update.
+SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
 WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
 # Operations that pass a handle on, or the memory of a reference variable.
 PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
@@ -22,6 +24,10 @@ LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}  # in table
 
 # Operations that compute from a shape, not from values.
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+
+# Operations whose results are sums of their inputs, or multiples of one of them.
+SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "Sub"}
+PRODUCTS = {"Div", "Mul", "RealDiv"}
 
 # Operations that call functions of the graph: once, one of several, again and again.
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}

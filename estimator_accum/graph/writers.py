@@ -13,6 +13,7 @@ from estimator_accum.graph.names import (
     LOOPS,
     PASSING,
     READERS,
+    SETTLED,
     VARIABLES,
     WRITERS,
     moves_generator,
@@ -21,8 +22,6 @@ from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
 
 _UPDATES = "_estimator_accum_updates"  # a graph's attribute
-# Operations with state that are the same for all micro-batches of an update.
-SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
 
 
 def writers_of(

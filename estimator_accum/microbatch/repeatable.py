@@ -20,10 +20,9 @@ from estimator_accum.graph.names import (
     DRAWS,
     LOOK_UPS,
     LOOPS,
-    READERS,
+    SETTLED,
     SHOWING,
     STATELESS,
-    VARIABLES,
     moves_generator,
 )
 from estimator_accum.graph.walks import ancestors, path_to
@@ -34,8 +33,7 @@ from estimator_accum.seed import batch_seed, micro_batch_seed
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.
 _HARMLESS = {
-    *VARIABLES,
-    *READERS,
+    *SETTLED,
     *LOOK_UPS,
     "HashTable",
     *("Assert", "CheckNumerics", "CheckNumericsV2"),
@@ -43,7 +41,7 @@ _HARMLESS = {
     *("TensorArrayWriteV3", "TensorArrayGatherV3", "TensorArrayScatterV3"),
     *("TensorArrayConcatV3", "TensorArraySplitV3", "TensorArrayCloseV3"),
     *("TensorArrayGradV3", "StackV2", "StackPushV2", "StackPopV2", "StackCloseV2"),
-    *("StatelessRandomGetAlg", "GuaranteeConst"),
+    "GuaranteeConst",
 }
 OUTPUTS = "`outputs` of whole_batch_loss"
 

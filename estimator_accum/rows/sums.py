@@ -4,12 +4,12 @@ import itertools
 
 import tensorflow as tf
 
+from estimator_accum.graph.names import PRODUCTS, SUMS
 from estimator_accum.rows.analysis import Analysis
 
 # Operations through which a sum of terms stays one.
-LINEAR = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
-LINEAR |= {"ExpandDims", "Reshape", "Squeeze"}
-SCALING = {"Mul", "RealDiv", "Div", "DivNoNan"}
+LINEAR = {*SUMS, "Cast", "ExpandDims", "Reshape", "Squeeze"}
+SCALING = {*PRODUCTS, "DivNoNan"}
 
 
 def is_one_number(tensor: tf.Tensor) -> bool:
