@@ -69,9 +69,9 @@ def make_accumulation_hooks(
     For `EstimatorSpec.training_hooks`, `Estimator.train(hooks=...)` or a
     MonitoredTrainingSession. With them, a run resumes with accumulation, from an empty
     window, even if its checkpoint was trained without. A line at the start has the
-    effective batch and the updates of `max_steps` or `steps`, one at the end the
-    updates, their speed and the peak memory; the logger
-    `tensorflow.estimator_accum.summary` has both.
+    effective batch, one at the end the updates, their speed, the peak memory and the
+    micro-steps of the open window; the logger `tensorflow.estimator_accum.summary` has
+    both.
 
     Args:
         partial_window: Treatment of a partial window, the fewer than K micro-steps that
@@ -132,7 +132,7 @@ def make_accumulation_hooks(
             f"Received: {total_updates}. Pass None if the total is unknown."
         )
 
-    summary = TrainingSummary(weight_unit, micro_batch_size, partial_window)
+    summary = TrainingSummary(weight_unit, micro_batch_size)
 
     def make_reports(name: str | None) -> list[Report]:
         made: list[Report] = [ProgressReport(total_updates)] if name is None else []
@@ -246,8 +246,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         for window in self._windows:
             window.open(session)
         first = self._windows[0]
-        held, steps = first.held(session)
-        self._summary.describe(first.window, held, steps, self._last_global_step)
+        self._summary.describe(first.window, *first.held(session))
 
     def before_run(self, run_context):
         if self._run_context is None:
@@ -318,8 +317,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                         "the Saver of your own Scaffold as `saver`."
                     )
         else:
-            for window in self._windows:
-                window.log_kept(session)
+            kept = [window.log_kept(session) for window in self._windows]
+            self._summary.keep(*kept[0])
         for window in self._windows:
             window.close()
         if self._is_stopped or (self._signals is not None and self._signals.is_asked):

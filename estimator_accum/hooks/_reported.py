@@ -104,14 +104,15 @@ class ReportedWindow:
         held, steps = session.run(counters)
         return int(held), int(steps)
 
-    def log_kept(self, session: tf.compat.v1.Session) -> None:
-        """Logs the partial window, if there is one, that the checkpoint holds."""
+    def log_kept(self, session: tf.compat.v1.Session) -> tuple[int, int]:
+        """Logs the partial window that the checkpoint holds; returns what `held` does."""
         held, steps = self.held(session)
         if held:
             _logger.info(
                 "%s kept in the checkpoint; the next train() resumes in mid-window.",
                 self._described(held, steps),
             )
+        return held, steps
 
     def apply_partial(self, session: tf.compat.v1.Session, global_step: int) -> bool:
         """Applies the partial window; returns whether there is one."""

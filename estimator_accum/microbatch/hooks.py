@@ -175,11 +175,10 @@ class TrainingHook(MicroBatchHook):
         self._summary_dir = summary_dir
 
     def begin(self) -> None:
-        windows, global_step = get_windows(), tf.compat.v1.train.get_global_step()
-        self._clocks = [global_step, global_step]
+        windows, self._clock = get_windows(), tf.compat.v1.train.get_global_step()
         if windows:  # else the model_fn has an optimizer without a window
             WindowlessRestore(self._saver or get_or_add_saver(), windows)
-            self._clocks[0] = windows[0].update_step
+            self._clock = windows[0].update_step
         self._summary = TrainingSummary("examples")
         self._summary.check()
         self._is_chief = tf.distribute.get_strategy().extended.should_save_summary
@@ -187,7 +186,7 @@ class TrainingHook(MicroBatchHook):
 
     def after_create_session(self, session, coord) -> None:
         super().after_create_session(session, coord)
-        self._batch, self._global_step = map(int, session.run(self._clocks))
+        self._batch = int(session.run(self._clock))
         self._summary.open(self._batch)
         self._since = time.perf_counter()
         self._summarize()
@@ -195,7 +194,7 @@ class TrainingHook(MicroBatchHook):
     def _run_batch(self, session, needs: Needs) -> dict:
         feeds = super()._run_batch(session, needs)
         if self._is_chief:
-            self._summary.write_batch(self._described_batch(), 1, self._global_step)
+            self._summary.write_batch(self._described_batch())
         return feeds
 
     def after_run(self, run_context, run_values) -> None:
@@ -207,7 +206,7 @@ class TrainingHook(MicroBatchHook):
 
     def end(self, session) -> None:
         if self._is_chief:
-            self._summary.open(int(session.run(self._clocks[0])))
+            self._summary.open(int(session.run(self._clock)))
             self._summary.close()
 
     def _described_batch(self) -> str:

@@ -15,6 +15,7 @@ from estimator_accum import (
 )
 
 _LOGGER = "tensorflow.estimator_accum.summary"
+_COUNT_MICRO_STEPS = "; max_steps and steps count micro-steps"
 _PEAK = r"peak of the process [\d,.]+ [MG]B"
 
 
@@ -58,88 +59,86 @@ def lines(caplog, tmp_path):
     return train
 
 
-def test_first_line_has_the_updates_of_max_steps_and_the_last_one_the_speed(lines):
+def test_lines_have_the_batch_the_speed_and_the_open_window(lines):
     model_fn = _model_fn(8, micro_batch_size=4)
     first, last, *again = lines(model_fn, {"max_steps": 30}, {"max_steps": 44})
-    assert first == (
-        "effective batch 32 = 4 examples x 8 micro-steps; max_steps=30 are 3 updates and "
-        "6 micro-steps more"
-    )
-    assert re.fullmatch(
-        rf"trained 3 updates, [\d,.]+ examples per second, {_PEAK}", last
-    )
+    batch, clock = "effective batch 32 = 4 examples x 8 micro-steps", _COUNT_MICRO_STEPS
+    assert first == batch + clock
+    speed = rf"trained 3 updates, [\d,.]+ examples per second, {_PEAK}"
+    assert re.fullmatch(f"{speed}; the open window has 6 of 8 micro-steps", last)
     # The 6 micro-steps of before belong to the next update.
-    assert "; the open window has 6 micro-steps and closes after 2 more; " in again[0]
-    assert again[0].endswith(
-        "; max_steps=44, from micro-step 30, are 2 updates and 4 micro-steps more"
-    )
+    opened = "; the open window has 6 micro-steps and closes after 2 more"
+    assert again[0] == batch + opened + clock
     assert again[1].startswith("trained 2 updates, ")
+    assert again[1].endswith("; the open window has 4 of 8 micro-steps")
 
 
 def test_a_resumed_window_with_fewer_micro_steps_closes_at_once(lines):
     lines(_model_fn(4), {"max_steps": 3})
     *_, first, last = lines(_model_fn(2), {"max_steps": 6})
-    assert "has 3 micro-steps and closes after 1 more; max_steps=6" in first
-    assert first.endswith("are 2 updates") and last.startswith("trained 2 updates")
+    assert "has 3 micro-steps and closes after 1 more; max_steps" in first
+    assert last.startswith("trained 2 updates") and "open window" not in last
 
 
 @pytest.mark.parametrize(
-    ("steps", "partial_window", "is_warned_of"),
+    ("partial_window", "end"),
     [
-        ("max_steps", "auto", True),
-        ("max_steps", "apply", False),
-        ("steps", "keep", False),
+        ("auto", "trained 0 updates, .*; the open window has 3 of 8 micro-steps"),
+        ("apply", "trained 1 update, .*B"),
     ],
 )
-def test_max_steps_below_an_update_are_warned_of(
-    steps, partial_window, is_warned_of, lines, caplog
+def test_steps_below_an_update_train_none_unless_it_is_applied(
+    partial_window, end, lines
 ):
-    first, _ = lines(_model_fn(8, partial_window=partial_window), {steps: 3})
-    assert first.endswith(f"; {steps}=3 are 0 updates and 3 micro-steps more")
-    words = "max_steps=3 counts micro-steps and ends before the next update, of 8"
-    assert any(words in message for message in caplog.messages) == is_warned_of
+    _, last = lines(_model_fn(8, partial_window=partial_window), {"max_steps": 3})
+    assert re.fullmatch(end, last)
 
 
-def test_what_a_hook_cannot_know_is_left_out(lines):
+def test_the_examples_of_a_micro_batch_are_left_out_if_unknown(lines):
     first, last = lines(_model_fn(2), {"steps": 2})
-    assert first == "an update is 2 micro-steps; steps=2 are 1 update"
+    assert first == f"an update is 2 micro-steps{_COUNT_MICRO_STEPS}"
     assert re.fullmatch(
         rf"trained 1 update, [\d,.]+ micro-steps per second, {_PEAK}", last
     )
 
 
-def test_a_number_of_micro_steps_that_changes_gives_no_updates(lines):
-    first, _ = lines(_model_fn(lambda update_step: update_step + 1), {"max_steps": 2})
-    assert first == "an update is 1 micro-step at first"
+@pytest.mark.parametrize(
+    ("steps", "first_line"),
+    [
+        (
+            lambda update_step: update_step + 1,
+            f"1 micro-step at first{_COUNT_MICRO_STEPS}",
+        ),
+        (1, "1 micro-step"),
+    ],
+    ids=["changing", "1"],
+)
+def test_a_step_that_is_always_an_update_needs_no_word(steps, first_line, lines):
+    first, _ = lines(_model_fn(steps), {"max_steps": 2})
+    assert first == f"an update is {first_line}"
 
 
 @pytest.mark.parametrize("steps", [None, 2], ids=["own optimizer", "this library's"])
 def test_whole_batches_say_how_they_are_cut(lines, steps):
     model_fn = microbatch_model_fn(_model_fn(steps), 3)
     first, last = lines(model_fn, {"max_steps": 2})
-    assert first == (
-        "effective batch 4 = 2 examples x 2 micro-batches; max_steps=2 are 2 updates"
-    )
+    assert first == "effective batch 4 = 2 examples x 2 micro-batches"
     assert re.fullmatch(
         rf"trained 2 updates, [\d,.]+ examples per second, {_PEAK}", last
     )
 
 
-@pytest.mark.parametrize("max_steps", [None, 12])
-def test_without_counted_steps_the_line_ends_with_the_batch(max_steps, caplog):
+def test_steps_of_a_clock_that_the_caller_moves_are_not_described(caplog):
     with tf.Graph().as_default():
         tf.compat.v1.train.get_or_create_global_step()
         loss = tf.compat.v1.get_variable("x", initializer=1.0) ** 2
         optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-        hooks = make_accumulation_hooks()
-        if max_steps is None:
-            train_op = make_accumulating_train_op(loss, optimizer, 2)
-        else:  # nothing moves global_step
-            train_op = AccumulatingOptimizer(optimizer, 2).minimize(loss)
-            hooks.append(tf.compat.v1.train.StopAtStepHook(last_step=max_steps))
+        train_op = AccumulatingOptimizer(optimizer, 2).minimize(loss)
         with (
             caplog.at_level(logging.INFO, _LOGGER),
-            tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session,
+            tf.compat.v1.train.MonitoredTrainingSession(
+                hooks=make_accumulation_hooks()
+            ) as session,
         ):
             session.run(train_op)
     assert caplog.messages[0] == "an update is 2 micro-steps"
