@@ -1,7 +1,6 @@
 """Makes every Estimator of the process train each batch in micro-batches."""
 
 import functools
-import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -13,12 +12,6 @@ from estimator_accum.core.current_batch import current_batch
 from estimator_accum.unedited.own_loops import OwnLoops
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
-# What tf.estimator wraps around a model_fn, and the variable that leads to it.
-_WRAPPERS = {
-    "Estimator.model_fn.<locals>.public_model_fn": "self",
-    "TPUEstimator._augment_model_fn.<locals>._model_fn": "model_fn",
-    "add_metrics.<locals>.new_model_fn": "estimator",
-}
 
 
 def cut_batches(micro_batches: int | str) -> Callable[[], int]:
@@ -93,11 +86,8 @@ def _described(micro_batches: int | str) -> str:
 
 
 def _name(model_fn) -> str:
-    """Returns the name of the model_fn that the user wrote."""
+    """Returns the name of an Estimator's model_fn, which may be TensorFlow's own."""
     model_fn = getattr(model_fn, "func", model_fn)  # of functools.partial
     module = getattr(model_fn, "__module__", "")
     name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
-    if module.startswith("tensorflow_estimator.") and name in _WRAPPERS:
-        inner = inspect.getclosurevars(model_fn).nonlocals[_WRAPPERS[name]]
-        return _name(getattr(inner, "_model_fn", inner))
     return f"{module}.{name}".replace("<locals>.", "")

@@ -205,8 +205,8 @@ _ESTIMATORS = [  # with the name of the model_fn
     (_train_own, _HELPERS),
     (_train_canned, "tensorflow_estimator.python.estimator.canned.dnn."),
     (_train_by_spec, f"{__name__}._train_by_spec.Mine.__init__.model_fn"),
-    (_train_added_metrics, _HELPERS),
-    (_train_tpu_estimator, f"{__name__}._train_tpu_estimator.model_fn"),
+    (_train_added_metrics, "tensorflow_estimator.python.estimator.extenders."),
+    (_train_tpu_estimator, "tensorflow_estimator.python.estimator.tpu."),
 ]
 
 
