@@ -18,7 +18,7 @@ _ROOMS = {
     "graph": set(),
     "reports": set(),
     "compat": set(),
-    "precision": set(),
+    "precision": {"graph"},
     "rows": {"graph"},
     "checks": {"graph", "rows"},
     "core": {"graph", "checks"},
@@ -29,6 +29,17 @@ _ROOMS = {
     "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
     "programs": {"", "compat", "core", "microbatch", "reports"},
     "unedited": {"", "compat", "core", "graph", "microbatch", "programs"},
+}
+# What of TensorFlow is not public is in the first of these, of Keras in the others.
+_INTERNALS = [
+    _LIBRARY / name
+    for name in ("graph/internals.py", "keras/_keras_2.py", "keras/_keras_3.py")
+]
+# Objects of the library that a module reads private attributes of, besides `self`.
+_OWN_OBJECTS = {
+    "rows/analysis.py": {"body"},
+    "keras/_accumulate.py": {"adapter"},
+    "keras/_window.py": {"variables"},
 }
 # The public names, and the command.
 _ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "__main__.py")]
@@ -144,3 +155,88 @@ def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():
     for path in _MODULES:
         if path not in _ENTRANCES and not outside & set(path.parents):
             assert not words.search(path.read_text()), path
+
+
+@_OF_LIBRARY
+def test_what_is_not_public_is_reached_through_one_file(path):
+    room = path.relative_to(_LIBRARY).parts[0]
+    if path in _INTERNALS or room in ("compat", "programs"):
+        return
+    own = _OWN_OBJECTS.get(str(path.relative_to(_LIBRARY)), set())
+    assert not _internals(path.read_text(), own, is_mixed_in=room == "keras")
+
+
+def test_internals_are_found_in_code():
+    code = """
+from tensorflow.python.ops import nn_ops
+from tensorflow import _api
+import tensorflow.python.client
+importlib.import_module("tensorflow.python.eager")
+class Saver(tf.compat.v1.train.Saver):
+    _known = 1
+    def __init__(self, spec, body):
+        super()._build()
+        self._session, self._own = spec._replace(loss=0)._session, 1
+        self._own = self._var_list[self._known]
+        self._own._update_input(hasattr(spec, "_initializer_op"), getattr(self, "_own"))
+        isinstance(body._own, tf.__internal__.CompositeTensor)
+"""
+    assert _internals(code, {"body"}) == {
+        *("tensorflow.python.ops", "_api", "tensorflow.python.client"),
+        *("tensorflow.python.eager", "_build", "_session", "_var_list"),
+        *("_update_input", "_initializer_op", "__internal__"),
+    }
+    assert "_var_list" not in _internals(code, {"body"}, is_mixed_in=True)
+
+
+def _internals(code: str, own: set[str], is_mixed_in: bool = False) -> set[str]:
+    """Returns the private names that code reaches of others, and modules that have them.
+
+    Args:
+        code: A module.
+        own: Names of variables whose private attributes are the library's.
+        is_mixed_in: Whether private attributes of `self` may be of other modules.
+    """
+    found, tree = set(), ast.parse(code)
+    defined = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            defined.add(node.attr)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {node.module, *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= (
+                {node.value} if node.value.startswith(_MODULES_OF_OTHERS) else set()
+            )
+        elif (attribute := _attribute(node)) is not None:
+            owner, name = attribute
+            is_self = owner in ("self", "cls", "super()")
+            if not (is_self and (is_mixed_in or name in defined) or owner in own):
+                found.add(name)
+    return {
+        name
+        for name in found - {"_replace", "_asdict", "_exit"}  # which are documented
+        if name.startswith(_MODULES_OF_OTHERS)
+        or name == "__internal__"
+        or re.match("_(?!_|estimator_accum)", name)
+    }
+
+
+def _attribute(node: ast.AST) -> tuple[str, str] | None:
+    """Returns an attribute's owner and name, also of getattr(owner, "name")."""
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node.value), node.attr
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in _OF_ATTRIBUTES:
+        match node.args:
+            case [owner, ast.Constant(value=name), *_]:
+                return ast.unparse(owner), name
+    return None
+
+
+_MODULES_OF_OTHERS = ("tensorflow.python", "tensorflow_estimator")
+_OF_ATTRIBUTES = {"getattr", "hasattr", "setattr", "delattr"}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import call_before_runs
 from estimator_accum.graph.outermost import outermost_graph, value_of_graph
 from estimator_accum.graph.writers import MicroStepWriters
 
@@ -71,18 +72,17 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
     looks.append(look)
     if len(looks) > 1:
         return
-    take_lock, seen = graph._session_run_lock, None
+    seen = None
 
-    def look_and_take_lock():
+    def look_at_changes() -> None:
         nonlocal seen
         if seen != (graph.version, len(looks)):
             with graph.as_default():
                 for each in looks:
                     each()
             seen = graph.version, len(looks)
-        return take_lock()
 
-    graph._session_run_lock = look_and_take_lock
+    call_before_runs(graph, look_at_changes)
 
 
 def _check_other_updates(

@@ -18,6 +18,7 @@ from estimator_accum.graph.functions import (
     library_of_functions,
     producer_of,
 )
+from estimator_accum.graph.internals import original_of
 from estimator_accum.graph.names import (
     BRANCHES,
     PASSING,
@@ -316,7 +317,7 @@ def _reader(
             way.append(operation)
     if not way:
         return None, ""
-    first = way[0]._original_op or way[0]  # the one that it is a gradient of
+    first = original_of(way[0]) or way[0]  # the one that it is a gradient of
     scope = first.name.rpartition("/")[0]
     names = [each.name for each in way]
     # A function of several operations has the name of their scope.

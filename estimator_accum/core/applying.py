@@ -13,6 +13,7 @@ from estimator_accum.core.gradients import (
 )
 from estimator_accum.core.options import Options
 from estimator_accum.core.v1_optimizers import always_reduces, innermost
+from estimator_accum.graph.internals import change_non_slots, is_in_cluster
 from estimator_accum.graph.outermost import outermost_graph
 from estimator_accum.graph.writers import operations_of_updates
 
@@ -94,7 +95,7 @@ def _check_no_sparse_sums(gradients: list[Gradient]) -> None:
     """Raises ValueError if workers would have to reduce rows that differ by window."""
     strategy = tf.distribute.get_strategy()
     sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
-    if sparse and strategy.extended._in_multi_worker_mode():
+    if sparse and is_in_cluster(strategy):
         raise ValueError(
             "Embeddings under MultiWorkerMirroredStrategy must have an optimizer that "
             "leaves the sum over workers to this library: not one that scales the loss, "
@@ -130,12 +131,11 @@ def _after_update(make: Callable) -> tf.Operation:
 @contextlib.contextmanager
 def _finding_variables(optimizer: tf.compat.v1.train.Optimizer) -> Iterator[None]:
     """Lets an optimizer in a branch's graph find its variables in the outer graph."""
-    made = optimizer._non_slot_dict
-    optimizer._non_slot_dict = _OfOuterGraphs(made)
+    change_non_slots(optimizer, _OfOuterGraphs)
     try:
         yield
     finally:
-        optimizer._non_slot_dict = dict(optimizer._non_slot_dict)
+        change_non_slots(optimizer, dict)
 
 
 class _OfOuterGraphs(dict):

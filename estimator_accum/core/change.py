@@ -36,6 +36,7 @@ from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
 from estimator_accum.graph.writers import (
     MicroStepWriters,
+    is_reference,
     operations_of_updates,
     variable_of,
     varying,
@@ -386,7 +387,7 @@ def _stays(operation: tf.Operation) -> bool:
     return (
         operation.type in FED
         or any(each.dtype == tf.resource for each in operation.outputs)
-        or any(each.dtype._is_ref_dtype for each in tensors)
+        or any(is_reference(each) for each in tensors)
     )
 
 

@@ -12,6 +12,7 @@ from estimator_accum.core.registry import get_windows
 from estimator_accum.core.state import State
 from estimator_accum.core.update_step import get_or_create_update_step
 from estimator_accum.core.v1_optimizers import innermost
+from estimator_accum.graph.internals import create_slots, is_in_cluster
 from estimator_accum.graph.variables import create_shared_scalar
 
 
@@ -27,7 +28,7 @@ def create_plan(
     name = _free_name(options.name, [window.name for window in known])
     updated = (micro_batch.change or micro_batch).variables
     with tf.init_scope():  # slots then get their usual names
-        innermost(options.optimizer)._create_slots(updated)
+        create_slots(innermost(options.optimizer), updated)
     shared_step = get_or_create_update_step()
     accumulators, sums = [], {}
     if clock.keeps_sums:
@@ -43,7 +44,7 @@ def create_plan(
         }
     clipped = _counter(name, "clipped_updates") if options.clip_norm else None
     stop_request = None
-    if strategy.extended._in_multi_worker_mode():
+    if is_in_cluster(strategy):
         with tf.control_dependencies(None):
             stop_request = tf.compat.v1.placeholder_with_default(
                 0.0, [], "stop_request"

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
+from estimator_accum.graph.internals import original_of
 from estimator_accum.graph.names import PRODUCTS, SETTLED, SUMS
 from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
 from estimator_accum.graph.writers import varying
@@ -35,7 +36,7 @@ def is_linear(
 
     def is_gradient(tensor: tf.Tensor) -> bool:
         # TensorFlow notes of which operation an operation is the gradient.
-        is_derived = tensor.op._original_op is not None and tensor.op not in later
+        is_derived = original_of(tensor.op) is not None and tensor.op not in later
         return tensor.name in known or is_derived
 
     found = terms_of(tensor, is_gradient)
@@ -95,9 +96,9 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
     gradient for each example, whose first axis is unknown, may be in any function.
     """
     needed = data_ancestors([gradient.op for gradient in gradients])
-    sums = {each for each in needed if each._original_op is not None}
-    own = {*needed, *(each._original_op for each in sums)}
-    own = {each for each in own if each._original_op is None}
+    sums = {each for each in needed if original_of(each) is not None}
+    own = {*needed, *(original_of(each) for each in sums)}
+    own = {each for each in own if original_of(each) is None}
     users = {each for each in own if any(tensor.op in sums for tensor in each.inputs)}
     users |= data_descendants(
         (output for each in users for output in each.outputs), own.__contains__

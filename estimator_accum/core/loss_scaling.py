@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient, values_of
+from estimator_accum.graph.internals import loss_division
 from estimator_accum.graph.walks import ancestors
 
 
@@ -31,7 +32,7 @@ def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
     if value != value.dtype.type(1.0 / replicas):
         return False
     # TensorFlow's own function, by its place: others may have its name.
-    code = tf.compat.v1.train.Optimizer._scale_loss.__code__
+    code = loss_division().__code__
     lines = {line for *_, line in code.co_lines()}
     return any(
         frame.filename == code.co_filename and frame.lineno in lines

@@ -19,6 +19,7 @@ from estimator_accum.core.replica_context import check_replica_context
 from estimator_accum.core.trained import check_trained
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.core.window import make_train_op
+from estimator_accum.graph.internals import trackable_children
 
 
 class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
@@ -194,7 +195,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
 
     def _trackable_children(self, *args, **kwargs):
         """Returns the children in object-based checkpoints, as of Keras Estimators."""
-        children = self._optimizer._trackable_children(*args, **kwargs)
+        children = trackable_children(self._optimizer, *args, **kwargs)
         return {**children, **{v.op.name: v for v in _window_variables()}}
 
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from estimator_accum.core.reduction import are_cpus_of_one_process
 from estimator_accum.core.v1_optimizers import always_reduces
+from estimator_accum.graph.internals import kind_of_reduction
 
 
 def check_replica_context(optimizer) -> None:
@@ -32,7 +33,7 @@ def check_replica_context(optimizer) -> None:
 
 def _check_no_collectives(strategy) -> None:
     """Raises ValueError if an optimizer that reduces gradients itself may hang."""
-    reduces_by = type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
+    reduces_by = kind_of_reduction(strategy)
     if are_cpus_of_one_process(strategy) and reduces_by == "CollectiveAllReduce":
         raise ValueError(
             "On several CPUs of one process a loss-scaling optimizer, and before "

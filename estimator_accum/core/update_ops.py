@@ -1,10 +1,9 @@
 """Operations that run with every micro-step."""
 
-import re
-
 import tensorflow as tf
 
 from estimator_accum.core.options import Options
+from estimator_accum.graph.internals import replica_of
 
 
 def update_ops_of(options: Options) -> list[tf.Operation]:
@@ -18,11 +17,5 @@ def update_ops_of(options: Options) -> list[tf.Operation]:
     if tf.distribute.get_strategy().num_replicas_in_sync == 1:
         return updates
     # The replicas of a process share the collection, and each has its own micro-batch.
-    own = _replica_of(f"{graph.get_name_scope()}/")
-    return [update for update in updates if _replica_of(update.name) == own]
-
-
-def _replica_of(name: str) -> str | None:
-    """Returns the number of the replica that has made an operation; None: the first."""
-    found = re.search(r"(?:^|/)replica_(\d+)/", name)
-    return found and found[1]
+    own = replica_of(f"{graph.get_name_scope()}/")
+    return [update for update in updates if replica_of(update.name) == own]

@@ -4,6 +4,8 @@ import inspect
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import loss_scale_of, wrapped_by
+
 
 def is_loss_scaling(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether `optimizer` scales the loss and unscales the gradients."""
@@ -21,7 +23,7 @@ def always_reduces(optimizer: tf.compat.v1.train.Optimizer) -> bool:
 def is_dynamic(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether `optimizer` handles gradients that are not finite by itself."""
     return is_loss_scaling(optimizer) and isinstance(
-        optimizer._loss_scale, tf.compat.v1.mixed_precision.DynamicLossScale
+        loss_scale_of(optimizer), tf.compat.v1.mixed_precision.DynamicLossScale
     )
 
 
@@ -29,4 +31,4 @@ def innermost(
     optimizer: tf.compat.v1.train.Optimizer,
 ) -> tf.compat.v1.train.Optimizer:
     """Returns the optimizer that has the slots."""
-    return innermost(optimizer._optimizer) if is_loss_scaling(optimizer) else optimizer
+    return innermost(wrapped_by(optimizer)) if is_loss_scaling(optimizer) else optimizer

@@ -63,11 +63,9 @@ from estimator_accum.core.step import Result, Step
 from estimator_accum.core.update_ops import update_ops_of
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.branches import nan
+from estimator_accum.graph.internals import READS_OF_GLOBAL_STEP
 from estimator_accum.graph.replicas import first_of, flatten
 from estimator_accum.graph.variables import add_to, read
-
-# TensorFlow's collection of the one read of global_step.
-_READ_BY_HOOKS = "global_step_read_op_cache"
 
 
 class Sums(NamedTuple):
@@ -310,7 +308,7 @@ def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Oper
     """
     # Hooks such as StepCounterHook read global_step in the same run: before it changes,
     # or two runs may read the same value, of which TensorFlow warns.
-    hooks_read = tf.compat.v1.get_collection(_READ_BY_HOOKS)
+    hooks_read = tf.compat.v1.get_collection(READS_OF_GLOBAL_STEP)
     name = f"{plan.options.name}_train"
     with tf.control_dependencies([*done, *hooks_read]):
         if plan.state.global_step is None:

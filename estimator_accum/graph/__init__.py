@@ -5,4 +5,5 @@ copies, functions            parts of a graph, inserted elsewhere or called
 branches, outermost          where code is built
 variables, replicas          variables of the library, values of all replicas
 names                        types of operations, by what they do
+internals                    names of TensorFlow that are not public
 """

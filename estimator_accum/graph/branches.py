@@ -3,18 +3,19 @@
 from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
+
+from estimator_accum.graph.internals import context_of, context_of_outputs
 
 
 def is_in_branch() -> bool:
     """Returns whether operations are made in a function, or in a branch or loop."""
     graph = tf.compat.v1.get_default_graph()
-    return graph.building_function or graph._get_control_flow_context() is not None
+    return graph.building_function or context_of(graph) is not None
 
 
 def is_in_loop(operation: tf.Operation) -> bool:
     """Returns whether the outputs are inside a loop or branch of TensorFlow 1."""
-    return control_flow_util.GetOutputContext(operation) is not None
+    return context_of_outputs(operation) is not None
 
 
 def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:

@@ -4,13 +4,15 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import COLOCATION, set_input
+
 
 def replace(tensor: tf.Tensor, other: tf.Tensor) -> None:
     """Makes all that reads `tensor` so far read `other`."""
     for consumer in tensor.consumers():
         for i, read in enumerate(consumer.inputs):
             if read.name == tensor.name:
-                consumer._update_input(i, other)
+                set_input(consumer, i, other)
 
 
 def define(
@@ -37,7 +39,7 @@ def define(
         definition.versions.CopyFrom(operation.graph.graph_def_versions)
         node = definition.node.add()
         node.CopyFrom(operation.node_def)
-        node.attr.pop("_class", None)  # colocation with what is not copied
+        node.attr.pop(COLOCATION, None)  # colocation with what is not copied
         del node.input[:]
         node.input.extend(tensor.name for tensor in operation.inputs)
         for other in operation.control_inputs:

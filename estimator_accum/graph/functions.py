@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-_OWN_GRADIENT = "_gradient_op_type"  # attribute of an operation with one
+from estimator_accum.graph.internals import OWN_GRADIENT
 
 
 def library_of_functions() -> dict:
@@ -59,5 +59,5 @@ def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
 
 
 def _has_own_gradient(node) -> bool:
-    name = node.attr[_OWN_GRADIENT].s if _OWN_GRADIENT in node.attr else b""
+    name = node.attr[OWN_GRADIENT].s if OWN_GRADIENT in node.attr else b""
     return bool(name) and b"PartitionedCall" not in name  # of a tf.function

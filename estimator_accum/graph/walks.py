@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import control_outputs
+
 
 def ancestors(
     operations: Iterable[tf.Operation],
@@ -91,7 +93,7 @@ def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation
 
     def add(tensors, operation: tf.Operation) -> None:
         users = [user for tensor in tensors for user in tensor.consumers()]
-        for user in (*users, *operation._control_outputs):
+        for user in (*users, *control_outputs(operation)):
             if user not in found:
                 found.add(user)
                 waiting.append(user)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
     BRANCHES,
     CALLS,
@@ -37,13 +38,18 @@ def writers_of(
     library = functools.cache(library_of_functions)
     for operation in operations:
         for tensor in operation.inputs:
-            if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
+            if tensor.dtype == tf.resource or is_reference(tensor):
                 variable = variable_of(tensor)
                 if variable is None or variable in without:
                     continue
                 if _may_write(operation, tensor, library):
                     found.setdefault(variable, []).append(operation)
     return found
+
+
+def is_reference(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a variable of TensorFlow 1 that can be written."""
+    return tensor.dtype != tensor.dtype.base_dtype
 
 
 def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
@@ -57,7 +63,7 @@ def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
 def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
     if operation.type in READERS or operation.type in PASSING:
         return False
-    if tensor.dtype._is_ref_dtype:
+    if is_reference(tensor):
         return WRITERS.search(operation.type) is not None
     return not functions_of(operation) or _calls_writer(operation, library())
 
@@ -105,7 +111,7 @@ def varying(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
 
 def deciding_inputs(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the inputs of an operation, and predicates of its TensorFlow 1 branches."""
-    inputs, context = list(operation.inputs), operation._get_control_flow_context()
+    inputs, context = list(operation.inputs), context_of(operation)
     while context is not None:
         if context.IsCondContext():
             inputs.append(context.pred)

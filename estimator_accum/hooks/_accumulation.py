@@ -31,6 +31,7 @@ import tensorflow as tf
 from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
 from estimator_accum.core.registry import Window, get_windows
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.hooks._checkpoints import (
     SaveWatch,
@@ -383,5 +384,5 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 def _can_be_run(window: Window) -> bool:
     """Returns whether a session can fetch it: not in a function, branch or loop."""
     operation = window.is_boundary.op
-    is_inside = operation._get_control_flow_context() is not None
+    is_inside = context_of(operation) is not None
     return operation.graph is tf.compat.v1.get_default_graph() and not is_inside

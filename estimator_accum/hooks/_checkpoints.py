@@ -15,6 +15,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from estimator_accum.core.registry import Window
+from estimator_accum.graph.internals import is_in_cluster, saveables_of, set_initializer
 from estimator_accum.graph.variables import INITIALIZER_ATTRIBUTE
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -43,8 +44,8 @@ def keep_initial_values(windows: list[Window]) -> None:
     for window in windows:
         for variable in (*window.state, *window.statistics):
             initializer = getattr(variable, INITIALIZER_ATTRIBUTE, None)
-            if initializer is not None and hasattr(variable, "_initializer_op"):
-                variable._initializer_op = initializer
+            if initializer is not None:
+                set_initializer(variable, initializer)
 
 
 class SaveWatch:
@@ -102,7 +103,7 @@ def check_is_saved(watch: SaveWatch) -> None:
     Raises:
         ValueError: Before the first micro-step, if no checkpoint has been written.
     """
-    is_cluster = tf.distribute.get_strategy().extended._in_multi_worker_mode()
+    is_cluster = is_in_cluster(tf.distribute.get_strategy())
     if is_cluster and not watch.has_saved:
         raise ValueError(
             "Under MultiWorkerMirroredStrategy training must write checkpoints. "
@@ -141,7 +142,7 @@ class WindowlessRestore:
         }
         with tf.compat.v1.name_scope(None):
             self._window = _saver(list(state.values()), "restore_accumulation")
-            others = _without(_saveables_of(saver), ours)
+            others = _without(_saved_by(saver), ours)
             self._others = _saver(others, "restore_without_accumulation")
         saver.restore = self.restore
 
@@ -186,10 +187,11 @@ def _by_name(variables) -> dict[str, tf.Variable]:
     return {variable.op.name: variable for variable in variables}
 
 
-def _saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict:
+def _saved_by(saver: tf.compat.v1.train.Saver) -> list | dict:
     """Returns the Saver's variables: a list, a dict by name, or the graph's default."""
-    if saver._var_list is not None:
-        return saver._var_list
+    saveables = saveables_of(saver)
+    if saveables is not None:
+        return saveables
     return [
         *tf.compat.v1.global_variables(),
         *tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS),

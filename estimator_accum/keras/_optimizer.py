@@ -15,6 +15,12 @@ import tensorflow as tf
 from estimator_accum.core.arguments import check_weight
 from estimator_accum.core.options import Options
 from estimator_accum.core.trained import check_own_copies
+from estimator_accum.graph.internals import (
+    DelegatingTrackable,
+    context_of,
+    key_of,
+    track,
+)
 from estimator_accum.keras._saving import Saving
 from estimator_accum.keras._window import (
     Variables,
@@ -22,10 +28,8 @@ from estimator_accum.keras._window import (
     run_micro_step,
 )
 
-_DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
 
-
-class Accumulating(Saving, _DelegatingTrackable):
+class Accumulating(Saving, DelegatingTrackable):
     """Optimizer part that all Keras versions share; see `accumulate` for arguments."""
 
     _TAKES_MORE_VARIABLES = False  # whether others than the first ones may be trained
@@ -128,9 +132,7 @@ class Accumulating(Saving, _DelegatingTrackable):
             check_own_copies(tf_variables)
             if self._window is None:
                 self._window = Variables(names, tf_variables)
-                self._inner._track_trackable(
-                    self._window, "accumulation_window", overwrite=True
-                )
+                track(self._inner, self._window, "accumulation_window")
             else:
                 self._window.add(names, tf_variables)
         for variable in variables:
@@ -202,13 +204,7 @@ class Accumulating(Saving, _DelegatingTrackable):
         return None if self._window is None else self._window.micro_steps
 
     def _key(self, variable):
-        variable = self._tf_variable(variable)
-        if not isinstance(variable, tf.distribute.DistributedValues):
-            for holder in (variable, variable.handle):  # one replica's
-                if hasattr(holder, "_distributed_container"):
-                    variable = holder._distributed_container()
-                    break
-        return variable._unique_id
+        return key_of(self._tf_variable(variable))
 
     def _remember_loss(self, loss) -> None:
         if isinstance(loss, tf.Tensor) and loss.shape.rank == 0:
@@ -310,7 +306,7 @@ def _is_compiled_by_xla() -> bool:
     """Returns whether this is traced for tf.function(jit_compile=True)."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
-        context = graph._get_control_flow_context()
+        context = context_of(graph)
         while context is not None:
             if context.IsXLAContext():
                 return True

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from estimator_accum.core.reduction import sum_over_replicas
 from estimator_accum.graph.branches import run_either
+from estimator_accum.graph.internals import is_in_cluster
 
 # What TensorFlow's collectives gather.
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
@@ -53,7 +54,7 @@ def make_exchange(rows: tf.Tensor) -> Exchange | None:
         rows: Scalar int64, the number of this replica's examples.
     """
     replica = tf.distribute.get_replica_context()
-    if not replica.strategy.extended._in_multi_worker_mode():
+    if not is_in_cluster(replica.strategy):
         return None
     counted = replica.all_gather(
         tf.stack([_number(), rows])[tf.newaxis], axis=0

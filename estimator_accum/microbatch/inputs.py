@@ -6,8 +6,10 @@ Hooks do not run in a SavedModel, so the graph of an export is the plain model's
 import tensorflow as tf
 
 from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.walks import ancestors, descendants
+from estimator_accum.graph.writers import is_reference
 from estimator_accum.microbatch.repeatable import is_repeatable
 
 
@@ -49,8 +51,8 @@ def gives_another(operation: tf.Operation, library: dict) -> bool:
 def can_be_fed(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor has a value that a session fetches and feeds."""
     is_value = tensor.dtype not in (tf.resource, tf.variant)
-    is_outside = tensor.op._get_control_flow_context() is None
-    return is_value and is_outside and not tensor.dtype._is_ref_dtype
+    is_outside = context_of(tensor.op) is None
+    return is_value and is_outside and not is_reference(tensor)
 
 
 class RefuseTraining(tf.compat.v1.train.SessionRunHook):

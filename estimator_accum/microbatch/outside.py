@@ -16,8 +16,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.internals import set_control_inputs
 from estimator_accum.graph.walks import ancestors, data_descendants, path_to
-from estimator_accum.graph.writers import variable_of
+from estimator_accum.graph.writers import is_reference, variable_of
 from estimator_accum.microbatch.batch import ReplicaBatch, WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch.repeatable import changes_something
@@ -176,9 +177,8 @@ class Outside:
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
-                operation._remove_all_control_inputs()
                 rest = [other for other in waits if other not in done]
-                operation._add_control_inputs(rest)
+                set_control_inputs(operation, rest)
 
     def _find(self, items: list) -> Needs:
         """Returns the batch's tensors that `items` need."""
@@ -307,7 +307,7 @@ def _firsts(users: dict) -> dict:
 
 
 def _is_variable(tensor: tf.Tensor) -> bool:
-    return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+    return tensor.dtype == tf.resource or is_reference(tensor)
 
 
 def _items(graph: tf.Graph, fetches) -> Iterator[tf.Tensor | tf.Operation]:

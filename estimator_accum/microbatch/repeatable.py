@@ -10,10 +10,10 @@ What an operation calls, such as the branches of a tf.cond, is looked into.
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     BRANCHES,
     CALLS,
@@ -26,7 +26,7 @@ from estimator_accum.graph.names import (
     moves_generator,
 )
 from estimator_accum.graph.walks import ancestors, path_to
-from estimator_accum.graph.writers import variable_of
+from estimator_accum.graph.writers import is_reference, variable_of
 from estimator_accum.microbatch.writes import written_by
 from estimator_accum.seed import batch_seed, micro_batch_seed
 
@@ -65,10 +65,7 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
     needed = ancestors([tensor.op for tensor in tensors])
     library = library_of_functions()
     for operation in list(needed):
-        if (
-            operation.type in STATELESS
-            and operation._get_control_flow_context() is None
-        ):
+        if operation.type in STATELESS and context_of(operation) is None:
             _draw_by(operation, micro_batch_seed)
         elif not is_repeatable(operation.node_def, library):
             raise ValueError(
@@ -89,7 +86,7 @@ def check_not_written(outputs: list[tf.Tensor], micro_ops: list[tf.Operation]) -
         variable_of(tensor)
         for operation in ancestors([tensor.op for tensor in outputs])
         for tensor in operation.inputs
-        if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+        if tensor.dtype == tf.resource or is_reference(tensor)
     }
     for variable in written_by(ancestors(micro_ops)):
         if variable in read:
@@ -118,7 +115,7 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
         operation: The operation.
         library: Definitions of functions by name.
     """
-    if any(tensor.dtype._is_ref_dtype for tensor in operation.inputs):
+    if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
     return any(
         not _is_repeatable(node, library)
@@ -161,5 +158,4 @@ def _is_repeatable(node, library: dict) -> bool:
     """Returns whether a node has no state, the functions that it calls aside."""
     if node.op in _HARMLESS | CALLS | BRANCHES | LOOPS or node.op in library:
         return True
-    definition = op_def_registry.get(node.op)
-    return definition is not None and not definition.is_stateful
+    return is_stateful(node.op) is False

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.internals import has_failed
 from estimator_accum.microbatch.batch import Pass, ReplicaBatch
 from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch.gather import Exchange
@@ -151,7 +152,7 @@ class BatchRunner:
         """Raises ValueError if an operation failed that says that nothing can be cut."""
         for replica in self._replicas:
             for operation, sentence in replica.refusals.items():
-                if f"{{{{node {operation.name}}}}}" in str(error):
+                if has_failed(operation, error):
                     raise ValueError(sentence) from error
 
     def _has_failed_anywhere(self, session, has_failed: bool) -> bool:

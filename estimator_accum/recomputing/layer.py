@@ -6,7 +6,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from estimator_accum.core.current_batch import current_batch
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import CONTROL_FLOW_V1, FED
+from estimator_accum.graph.writers import is_reference
 from estimator_accum.recomputing.backward import (
     ATTRIBUTE,
     GRADIENT,
@@ -99,7 +101,7 @@ def _check_place() -> tf.Graph:
         graph = tf.compat.v1.get_default_graph()
         if graph.building_function:
             place = "a tf.function, or a branch or loop of control flow v2"
-        elif graph._get_control_flow_context() is not None:
+        elif context_of(graph) is not None:
             place = "a branch or loop of control flow v1"
     if place is None:
         return graph
@@ -148,11 +150,11 @@ def _check_reads(given: list[tf.Tensor], created: list[tf.Operation]) -> None:
     known = tf.compat.v1.global_variables() + tf.compat.v1.local_variables()
     writers = set(created) - {variable.initializer for variable in known}
     for tensor in given:
-        if tensor.op.type != "Identity" or not tensor.op.inputs[0].dtype._is_ref_dtype:
+        if tensor.op.type != "Identity" or not is_reference(tensor.op.inputs[0]):
             continue
         variable = tensor.op.inputs[0]
         for user in variable.consumers():
-            is_write = any(each.dtype._is_ref_dtype for each in user.outputs)
+            is_write = any(is_reference(each) for each in user.outputs)
             if is_write and user in writers:
                 raise ValueError(
                     "A recomputed layer must not write a reference variable that it "
@@ -170,7 +172,7 @@ def _can_run_again(operation: tf.Operation) -> bool:
     if operation.op_def.is_stateful or operation.type in SMALL | FED:
         return False
     tensors = (*operation.inputs, *operation.outputs)
-    return not any(tensor.dtype._is_ref_dtype for tensor in tensors)
+    return not any(is_reference(tensor) for tensor in tensors)
 
 
 def _drawn(created: list[tf.Operation]) -> set[tf.Operation]:

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
     BRANCHES,
     CALLS,
@@ -159,7 +160,7 @@ class Analysis:
             if not (has_loop and self._has_changed):
                 return
         for operation in order:
-            if operation._get_control_flow_context() or operation.type == "Exit":
+            if context_of(operation) or operation.type == "Exit":
                 self._put(operation, MIXED)
         self._round([each for each in order if self.state_of_outputs(each) != MIXED])
 
@@ -233,7 +234,7 @@ class Analysis:
         if operation.type in PYTHON or operation.type == "RngReadAndSkip":
             return True
         if is_draw(operation):
-            is_inside = operation._get_control_flow_context() is not None
+            is_inside = context_of(operation) is not None
             return self._is_body or is_inside
         functions = functions_of(operation)
         if not functions:

@@ -101,25 +101,28 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
         precision: As for `mixed_precision_config`.
         is_forced: As for `mixed_precision_config`.
     """
-    import tensorflow as tf  # here, because --help must not need it
+    from estimator_accum import mixed_precision_config  # --help must not need it
+    from estimator_accum.graph.internals import (
+        INIT_OF_SESSION,
+        mark_as_closed,
+        replace_function,
+    )
 
-    from estimator_accum import mixed_precision_config
+    def with_precision(own: Callable) -> Callable:
+        def init(session, target="", graph=None, config=None):
+            mark_as_closed(session)  # also if the precision is refused
+            try:
+                config = mixed_precision_config(
+                    precision, config, is_forced=is_forced, is_in_cluster=bool(target)
+                )
+            except ValueError as refusal:
+                print(f"estimator-accum run: {refusal}", file=sys.stderr)
+                sys.exit(2)
+            own(session, target, graph, config)
 
-    kind = tf.compat.v1.Session.__bases__[0]
-    own = kind.__init__
+        return init
 
-    def __init__(session, target="", graph=None, config=None):
-        session._session = None  # __del__ reads it, also if the precision is refused
-        try:
-            config = mixed_precision_config(
-                precision, config, is_forced=is_forced, is_in_cluster=bool(target)
-            )
-        except ValueError as refusal:
-            print(f"estimator-accum run: {refusal}", file=sys.stderr)
-            sys.exit(2)
-        own(session, target, graph, config)
-
-    kind.__init__ = __init__
+    replace_function(INIT_OF_SESSION, with_precision)
 
 
 def count(text: str) -> int:

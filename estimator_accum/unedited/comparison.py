@@ -17,9 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import nn_ops
 
 from estimator_accum import microbatch_model_fn, mixed_precision_config
+from estimator_accum.graph.internals import (
+    DROPOUT,
+    batch_of,
+    call_of_model_fn,
+    create_global_step,
+    device_fn_of,
+    replace_function,
+    session_config_of,
+    train_of_estimator,
+    warm_start_of,
+)
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.microbatch.hooks import TrainingHook
 from estimator_accum.microbatch.own_optimizer.order import find_unordered
@@ -97,7 +107,7 @@ def check_instead_of_training(
     Returns:
         A function to call when the script has ended, that returns the exit code.
     """
-    kind, codes = tf.compat.v1.estimator.Estimator, []
+    codes = []
 
     def refuse_own_loop() -> None:
         raise SystemExit(exit_code())
@@ -107,7 +117,7 @@ def check_instead_of_training(
         loops.stop()
         try:
             config = mixed_precision_config(
-                precision, estimator._session_config, is_forced=is_forced
+                precision, session_config_of(estimator), is_forced=is_forced
             )
         except ValueError as refusal:
             print(f"verdict: refused. {refusal}")
@@ -116,7 +126,7 @@ def check_instead_of_training(
             codes.append(_check(estimator, input_fn, updates, precision, config))
         raise SystemExit(codes[-1])
 
-    kind._train_model = train
+    replace_function(train_of_estimator(), lambda own: train)
     loops = OwnLoops(refuse_own_loop)
 
     def exit_code() -> int:
@@ -165,21 +175,20 @@ def _check(estimator, input_fn, updates: int, precision: str, config) -> int:
 
 
 def _model_fn(estimator, features, labels, mode):
-    return estimator._call_model_fn(features, labels, mode, estimator.config)
+    call = getattr(*call_of_model_fn())
+    return call(estimator, features, labels, mode, estimator.config)
 
 
 def _first_batches(estimator, input_fn, number: int) -> Batches:
     with tf.Graph().as_default() as graph:
         tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
-        estimator._create_and_assert_global_step(graph)
-        features, labels, hooks = estimator._get_features_and_labels_from_input_fn(
-            input_fn, tf.estimator.ModeKeys.TRAIN
-        )
+        create_global_step(estimator, graph)
+        features, labels, hooks = batch_of(estimator, input_fn)
         structure = (features,) if labels is None else (features, labels)
         flat = tf.nest.flatten(structure, expand_composites=True)
         arrays = []
         with tf.compat.v1.train.SingularMonitoredSession(
-            hooks=hooks, config=estimator._session_config
+            hooks=hooks, config=session_config_of(estimator)
         ) as session:
             while len(arrays) < number and not session.should_stop():
                 arrays.append(session.run(flat))
@@ -215,14 +224,14 @@ def _train(
     None takes the model's own values, and the Estimator's own config.
     """
     trained = []
-    with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
+    with tf.Graph().as_default() as graph, graph.device(device_fn_of(estimator)):
         tf.compat.v1.set_random_seed(estimator.config.tf_random_seed or 1)
-        estimator._create_and_assert_global_step(graph)
+        create_global_step(estimator, graph)
         features, labels = batches.tensors()
         mode = tf.estimator.ModeKeys.TRAIN
         spec = model_fn(features=features, labels=labels, mode=mode)
-        if estimator._warm_start_settings:
-            tf.compat.v1.train.warm_start(*estimator._warm_start_settings)
+        if warm_start := warm_start_of(estimator):
+            tf.compat.v1.train.warm_start(*warm_start)
         own = [h for h in spec.training_hooks if isinstance(h, TrainingHook)]
         variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
         drawn = random_operations(ancestors([spec.loss.op]))
@@ -231,7 +240,7 @@ def _train(
             with tf.compat.v1.train.SingularMonitoredSession(
                 hooks=own,
                 scaffold=spec.scaffold,
-                config=config or estimator._session_config,
+                config=config or session_config_of(estimator),
             ) as session:
                 raw = session.raw_session()
                 if start is None:
@@ -295,12 +304,13 @@ def _print_without_order(unordered: list[str]) -> None:
 @contextlib.contextmanager
 def without_dropout() -> Iterator[None]:
     """Turns dropout off in graphs that are made inside."""
-    own = nn_ops._dropout
-    nn_ops._dropout = lambda x, *args, **kwargs: tf.convert_to_tensor(x)
+    own = replace_function(
+        DROPOUT, lambda _: lambda x, *args, **kwargs: tf.convert_to_tensor(x)
+    )
     try:
         yield
     finally:
-        nn_ops._dropout = own
+        setattr(*DROPOUT, own)
 
 
 def _print_effect(precision: str, start: Values, whole: Values, low: Values) -> None:

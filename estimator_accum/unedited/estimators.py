@@ -9,6 +9,11 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.core.current_batch import current_batch
+from estimator_accum.graph.internals import (
+    call_of_model_fn,
+    model_fn_of,
+    replace_function,
+)
 from estimator_accum.unedited.own_loops import OwnLoops
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -27,8 +32,7 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         A function to call when the script has ended, that returns the exit code.
     """
     _logger.setLevel(logging.INFO)  # tells what it does
-    kind = tf.compat.v1.estimator.Estimator
-    own, modes = kind._call_model_fn, set()
+    modes = set()
     say_once = functools.cache(_say_that_nothing_was_cut)
 
     def refuse_own_loop() -> None:
@@ -39,26 +43,13 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
 
     loops = OwnLoops(refuse_own_loop)
 
-    # AutoGraph has nothing to convert here, nor in the library.
-    @tf.autograph.experimental.do_not_convert
-    def call_model_fn(estimator, features, labels, mode, config):
-        def model_fn(features, labels, mode, config):
-            return own(estimator, features, labels, mode, config)
-
+    def note(mode: str) -> None:
         modes.add(mode)
         loops.ignore(tf.compat.v1.get_default_graph())
-        # An Estimator made of another one calls that one's model_fn with a micro-batch.
-        is_outermost = current_batch() is None
-        if mode == tf.estimator.ModeKeys.TRAIN and is_outermost:
-            _logger.info(
-                "micro-batches: %s trains each batch in %s, then updates once",
-                _name(estimator._model_fn),
-                _described(micro_batches),
-            )
-        cut = microbatch_model_fn(model_fn, micro_batches)
-        return cut(features, labels=labels, mode=mode, config=config)
 
-    kind._call_model_fn = call_model_fn
+    replace_function(
+        call_of_model_fn(), lambda own: _in_micro_batches(own, micro_batches, note)
+    )
 
     def exit_code() -> int:
         if not modes:
@@ -68,6 +59,38 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         return int(not modes)
 
     return exit_code
+
+
+def _in_micro_batches(
+    own: Callable, micro_batches: int | str, note: Callable[[str], None]
+) -> Callable:
+    """Returns what stands in for `Estimator._call_model_fn`.
+
+    Args:
+        own: That function.
+        micro_batches: As for `microbatch_model_fn`.
+        note: Called with the mode of each call.
+    """
+
+    # AutoGraph has nothing to convert here, nor in the library.
+    @tf.autograph.experimental.do_not_convert
+    def call_model_fn(estimator, features, labels, mode, config):
+        def model_fn(features, labels, mode, config):
+            return own(estimator, features, labels, mode, config)
+
+        note(mode)
+        # An Estimator made of another one calls that one's model_fn with a micro-batch.
+        is_outermost = current_batch() is None
+        if mode == tf.estimator.ModeKeys.TRAIN and is_outermost:
+            _logger.info(
+                "micro-batches: %s trains each batch in %s, then updates once",
+                _name(model_fn_of(estimator)),
+                _described(micro_batches),
+            )
+        cut = microbatch_model_fn(model_fn, micro_batches)
+        return cut(features, labels=labels, mode=mode, config=config)
+
+    return call_model_fn
 
 
 def _say_that_nothing_was_cut() -> None:

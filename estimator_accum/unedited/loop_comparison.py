@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.client import session as sessions
 
 from estimator_accum import get_windows
+from estimator_accum.graph.internals import RUN, replace_function
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.unedited.comparison import (
     Values,
@@ -48,8 +48,7 @@ def check_instead_of_training(steps: int, updates: int) -> Callable[[], int]:
     runs = Runs(steps)
     runs.install()
     check = _LoopCheck(runs, steps, updates)
-    base = sessions.BaseSession
-    base.run = check.running(base.run)
+    replace_function(RUN, check.running)
     return check.exit_code
 
 
@@ -83,7 +82,6 @@ class _LoopCheck:
     def running(self, own: Callable) -> Callable:
         """Returns the stand-in for `BaseSession.run`."""
 
-        @functools.wraps(own)
         def run(session, fetches, feed_dict=None, *args, **kwargs):
             graph = session.graph
             is_over = self._code is not None

@@ -3,29 +3,27 @@
 Such a call writes a trainable variable, from gradients that the script has computed.
 """
 
-import functools
 import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.client import session
-from tensorflow.python.ops import gradients_util
 
+from estimator_accum.graph.internals import GRADIENTS, INIT_OF_FETCHES, replace_function
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.graph.writers import writers_of
 
 
 def watch_fetches(look: Callable[[tf.Graph, list[tf.Operation]], None]) -> None:
     """Calls `look` with the graph and the fetches, before every run from now on."""
-    handler = session._FetchHandler  # of every kind of run
-    own = handler.__init__
 
-    @functools.wraps(own)
-    def init(self, graph, *args, **kwargs):
-        own(self, graph, *args, **kwargs)
-        look(graph, [*(tensor.op for tensor in self.fetches()), *self.targets()])
+    def looking(own: Callable) -> Callable:
+        def init(self, graph, *args, **kwargs):
+            own(self, graph, *args, **kwargs)
+            look(graph, [*(tensor.op for tensor in self.fetches()), *self.targets()])
 
-    handler.__init__ = init
+        return init
+
+    replace_function(INIT_OF_FETCHES, looking)
 
 
 class OwnLoops:
@@ -40,7 +38,7 @@ class OwnLoops:
         self._gradients = weakref.WeakKeyDictionary()  # names of operations, by graph
         self._seen = weakref.WeakKeyDictionary()  # names of fetches, by graph
         self._ignored = weakref.WeakSet()
-        gradients_util._GradientsHelper = self._noting(gradients_util._GradientsHelper)
+        replace_function(GRADIENTS, self._noting)
         watch_fetches(self._look)
 
     def ignore(self, graph: tf.Graph) -> None:
@@ -52,7 +50,6 @@ class OwnLoops:
         self._on_training = lambda: None
 
     def _noting(self, own: Callable) -> Callable:
-        @functools.wraps(own)
         def gradients(*args, **kwargs):
             found = own(*args, **kwargs)
             for tensor in tf.nest.flatten(found, expand_composites=True):

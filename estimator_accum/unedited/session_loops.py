@@ -20,11 +20,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util
 
 from estimator_accum import AccumulatingOptimizer, get_windows
 from estimator_accum.core.change import remember
 from estimator_accum.graph.functions import functions_of
+from estimator_accum.graph.internals import GRADIENTS, replace_function
 from estimator_accum.graph.names import moves_generator
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.graph.writers import writers_of
@@ -151,7 +151,6 @@ def _remembering(own: Callable) -> Callable:
 def _differentiating(own: Callable) -> Callable:
     """Returns the stand-in for TensorFlow's gradients."""
 
-    @functools.wraps(own)
     def gradients(ys, xs, *args, **kwargs):
         with _outermost() as is_outermost:
             found = own(ys, xs, *args, **kwargs)
@@ -190,8 +189,7 @@ class Runs:
         older = getattr(keras, "legacy", keras)  # before TensorFlow 2.11 the only ones
         for kind in {keras.Optimizer, older.Optimizer}:
             _change_methods(kind, {"apply_gradients": _refusing})
-        helper = gradients_util._GradientsHelper
-        gradients_util._GradientsHelper = _differentiating(helper)
+        replace_function(GRADIENTS, _differentiating)
         watch_fetches(self._check)
 
     def trains(self, fetched: Iterable[tf.Operation]) -> bool:

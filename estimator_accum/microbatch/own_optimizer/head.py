@@ -11,10 +11,10 @@ of rows is wanted, it is computed, and no row is collected.
 """
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import define, insert
+from estimator_accum.graph.internals import is_in_while_loop
 from estimator_accum.graph.names import CONTROL_FLOW_V1, LOOK_UPS, is_draw
 from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
@@ -185,8 +185,7 @@ def _are_rows(view: View, operation: tf.Operation, made) -> bool:
 
 def _check_no_draw_in_a_loop(operations) -> None:
     for operation in filter(is_draw, operations):
-        context = operation._get_control_flow_context()
-        if control_flow_util.GetContainingWhileContext(context) is not None:
+        if is_in_while_loop(operation):
             raise ValueError(
                 "Random numbers that all examples share must not be drawn in a loop of "
                 f"TensorFlow 1. Received: {operation.name} of type {operation.type}. "

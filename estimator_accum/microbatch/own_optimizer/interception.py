@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from estimator_accum.core.accumulators import (
     Accumulator,
@@ -33,6 +32,15 @@ from estimator_accum.core.gradients import Gradient, cast
 from estimator_accum.core.trained import check_own_job
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.functions import operations_with_own_gradients
+from estimator_accum.graph.internals import (
+    context_of,
+    counts_vectorized,
+    current_control_dependencies,
+    dtype_of_handle,
+    gradient_scope_of,
+    is_in_while_loop,
+    set_input,
+)
 from estimator_accum.graph.variables import read
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
@@ -61,9 +69,6 @@ _IN_ANY_ORDER = {
 }
 _PASSING = {"Cast", "Identity", "Neg"}
 _SCALING = {"Mul", "RealDiv"}
-
-# The counter of a loop that tf.vectorized_map and jacobians make.
-_COUNTER = re.compile(r"(^|/)loop_body(_\d+)?/PlaceholderWithDefault$")
 
 
 class _Sparse(NamedTuple):
@@ -140,7 +145,9 @@ class Interception:
         sources = [_source(x) for x in xs]
         with contextlib.ExitStack() as stack:
             if self._is_in_branch():
-                outer = [op.graph is self._graph and not _context(op) for op in sources]
+                outer = [
+                    op.graph is self._graph and not context_of(op) for op in sources
+                ]
                 if not any(outer):
                     return plain()
                 self._check_outside(ys)
@@ -225,7 +232,7 @@ class Interception:
             return view
         for operation, i in bounds:
             (whole,) = self.early.make(view, [operation.inputs[i]])
-            operation._update_input(i, whole)
+            set_input(operation, i, whole)
         return View(self._batch, tops)
 
     def _arriving(self, view: View, rows: list, gradients: list) -> list[tf.Tensor]:
@@ -300,11 +307,11 @@ class Interception:
 
     def _is_in_branch(self) -> bool:
         graph = tf.compat.v1.get_default_graph()
-        return graph is not self._graph or bool(graph._get_control_flow_context())
+        return graph is not self._graph or bool(context_of(graph))
 
     def _check_outside(self, ys: list[tf.Tensor]) -> None:
         for y in ys:
-            if y.graph is not self._graph or _context(y.op):
+            if y.graph is not self._graph or context_of(y.op):
                 raise ValueError(
                     "A loss that is made inside of tf.cond, tf.while_loop or a function "
                     "must not have its gradients with respect to variables computed "
@@ -325,7 +332,7 @@ class Interception:
 
     def _check_not_repeated(self, ys: list[tf.Tensor]) -> None:
         for operation in data_ancestors([y.op for y in ys]):
-            if _COUNTER.search(operation.name):
+            if counts_vectorized(operation):
                 raise ValueError(
                     "Gradients with respect to variables must be those of a loss, not "
                     "of one number after another, as in `GradientTape.jacobian` and "
@@ -345,7 +352,7 @@ class Interception:
 
     def _dependencies(self, of_it: set[tf.Operation]) -> list[tf.Operation]:
         """Returns the caller's control dependencies that are not of a micro-batch."""
-        needed = self._graph._current_control_dependencies()
+        needed = current_control_dependencies(self._graph)
         operations = [getattr(each, "op", each) for each in needed]
         self.waited_for += [each for each in operations if each in of_it]
         return [each for each in operations if each not in of_it]
@@ -435,7 +442,7 @@ class Interception:
             slot = self._batch.slot("slices", total.dtype, total.shape)
             with tf.control_dependencies(None):
                 self._register(slot, tf.zeros([0, *total.shape[1:]], total.dtype))
-                total.op._update_input(0, slot.read())
+                set_input(total.op, 0, slot.read())
             before = slot.read()
             kept = tf.where(self._batch.is_first, 0, tf.shape(before)[0])
             written.append(slot.write(tf.concat([before[:kept], part], 0)))
@@ -478,11 +485,11 @@ def _check_own_gradients(batch, view, rows: list, arriving: list, gradients) -> 
     parts = tf.nest.flatten(gradients, expand_composites=True)
     if not own or not parts:
         return
-    scopes = [f"/{operation.name}_grad/" for operation in own]
+    scopes = [gradient_scope_of(operation) for operation in own]
     states = {a.ref(): view.state(r) for r, a in zip(rows, arriving, strict=True)}
     analysis = View(batch, parts, states).analysis
     for operation in own:
-        if control_flow_util.IsInWhileLoop(operation):
+        if is_in_while_loop(operation):
             raise ValueError(
                 "A tf.custom_gradient in a loop of TensorFlow 1 hides whether it combines "
                 f"examples. Received: {operation.name}. Write the layer without one, "
@@ -503,10 +510,6 @@ def _source(x) -> tf.Operation:
     return x.op if handle is None else handle.op
 
 
-def _context(operation: tf.Operation):
-    return operation._get_control_flow_context()
-
-
 def _wide(gradient: Gradient) -> Gradient:
     return cast(gradient, tf.float32) if gradient.dtype in _HALVES else gradient
 
@@ -521,8 +524,7 @@ def _dtype_of(x, total: Gradient) -> tf.DType:
     """Returns the dtype of the gradient of `x`, a tensor, variable or its handle."""
     dtype = getattr(x, "dtype", None)
     if dtype is None or dtype == tf.resource:
-        handle = getattr(x, "_handle_data", None)
-        return tf.as_dtype(handle.shape_and_type[0].dtype) if handle else total.dtype
+        return dtype_of_handle(x) or total.dtype
     return tf.as_dtype(dtype).base_dtype
 
 

@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.internals import context_of, set_control_inputs
 from estimator_accum.graph.names import SHOWING, is_draw
 from estimator_accum.graph.walks import ancestors, data_ancestors, descendants, path_to
-from estimator_accum.graph.writers import variable_of, writers_of
+from estimator_accum.graph.writers import is_reference, variable_of, writers_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep
 from estimator_accum.microbatch.outside import check_sources
@@ -213,8 +214,7 @@ class _Once:
             waits = [each for each in operation.control_inputs if each in changes]
             if waits and operation not in changes:
                 rest = [e for e in operation.control_inputs if e not in changes]
-                operation._remove_all_control_inputs()
-                operation._add_control_inputs(rest)
+                set_control_inputs(operation, rest)
         self.moved += sorted(changes, key=lambda each: each.name)
 
     def _check_not_read_after(self, changes: set, forward: dict) -> None:
@@ -253,8 +253,7 @@ class _Once:
             rest = [each for each in operation.control_inputs if self._stays(each)]
             if len(rest) < len(operation.control_inputs):
                 self._waiting.add(operation)
-                operation._remove_all_control_inputs()
-                operation._add_control_inputs(rest)
+                set_control_inputs(operation, rest)
             waiting += rest
             for tensor in operation.inputs:
                 if tensor.op not in self._of_batch or self._runs_once(tensor):
@@ -265,9 +264,9 @@ class _Once:
     def _runs_once(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is computed in the train op's run, not fed there."""
         operation = tensor.op
-        if tensor.dtype in (tf.resource, tf.variant) or tensor.dtype._is_ref_dtype:
+        if tensor.dtype in (tf.resource, tf.variant) or is_reference(tensor):
             return True
-        if operation._get_control_flow_context() is not None:
+        if context_of(operation) is not None:
             return True
         return operation in self._late or self._needs_sums(operation)
 
@@ -275,7 +274,7 @@ class _Once:
         """Returns whether the train op still has to wait for an operation."""
         if operation not in self._of_batch:
             return True
-        is_in_branch = operation._get_control_flow_context() is not None
+        is_in_branch = context_of(operation) is not None
         return is_in_branch or operation in self._late
 
     def _changes_and_what_waits(self) -> set[tf.Operation]:
@@ -327,7 +326,7 @@ def _scalars(border, losses: list[tf.Tensor], view: View) -> list[tf.Tensor]:
         tensor
         for tensor in [*losses, *found]
         if tensor.dtype.is_floating
-        and tensor.op._get_control_flow_context() is None
+        and context_of(tensor.op) is None
         and (tensor.shape.rank == 0 or any(tensor is each for each in losses))
         and (view.state(tensor).kind != "fixed" or hasattr(tensor.op, WHOLE_BATCH_LOSS))
     ]

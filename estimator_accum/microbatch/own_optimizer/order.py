@@ -11,8 +11,14 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
+from estimator_accum.graph.internals import (
+    add_control_inputs,
+    context_of,
+    context_of_outputs,
+    control_outputs,
+    is_in_while_loop,
+)
 from estimator_accum.graph.names import CONTROL_FLOW_V1, READERS_OF_NO_VALUE, VARIABLES
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, descendants
@@ -82,21 +88,21 @@ def _update_last(cuts: list[Cut]) -> None:
         if operation not in after
         and operation not in sums
         and operation.type not in _TIMELESS
-        and operation._get_control_flow_context() is None
+        and context_of(operation) is None
     ]
     with tf.control_dependencies(None):
         done = tf.group(*before, name="before_update")
     for operation in sums:
-        operation._add_control_inputs([done])
+        add_control_inputs(operation, [done])
     waiting = {each for cut in cuts for each in cut.waiting}
     late = waiting | descendants([*waiting, *(t for cut in cuts for t in cut.fed)])
     for _, writer, readers in find_unordered(needed, set(before), after):
         last = [] if writer in late else [each for each in readers if each in late]
         for reader in last:
-            if not control_flow_util.IsInWhileLoop(reader):
-                reader._add_control_input(writer)
+            if not is_in_while_loop(reader):
+                add_control_inputs(reader, [writer])
         first = [each for each in readers if each not in last]
-        writer._add_control_inputs(_ends(first, writer, needed))
+        add_control_inputs(writer, _ends(first, writer, needed))
 
 
 def find_unordered(
@@ -116,7 +122,7 @@ def find_unordered(
     for variable, writers in writers_of(operations).items():
         readers = _readers(variable, set(writers) | {variable}, operations)
         for writer in writers:
-            if control_flow_util.IsInWhileLoop(writer):
+            if is_in_while_loop(writer):
                 continue
             earlier, later = writer in before, writer in after
             others = {
@@ -170,17 +176,17 @@ def _ends(
     In a branch or loop of TensorFlow 1 those are its results, for an operation that
     waits for one of a branch that is not taken is not run either.
     """
-    own = writer._get_control_flow_context()
+    own = context_of(writer)
     ends, waiting, seen = [], list(readers), set()
     while waiting:
         operation = waiting.pop()
         if operation in seen or operation not in operations:
             continue
         seen.add(operation)
-        if control_flow_util.GetOutputContext(operation) in (None, own):
+        if context_of_outputs(operation) in (None, own):
             ends.append(operation)
             continue
-        waiting += operation._control_outputs
+        waiting += control_outputs(operation)
         waiting += [user for out in operation.outputs for user in out.consumers()]
     return ends
 

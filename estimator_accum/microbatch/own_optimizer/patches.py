@@ -9,17 +9,23 @@ computed elsewhere and is watched begins a record: the tape knows it, not its op
 
 import concurrent.futures
 import contextlib
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import backprop, imperative_grad
-from tensorflow.python.ops import gradients_util
 
 from estimator_accum.core.interception import is_interception_off, without_interception
+from estimator_accum.graph.internals import (
+    GRADIENTS,
+    GRADIENTS_OF_TAPE,
+    are_recorded,
+    is_composite,
+    is_function,
+    record_of,
+    replace_function,
+    set_input,
+)
 from estimator_accum.graph.walks import data_ancestors
 
 _local = threading.local()  # replicas build their graphs in threads of their own
@@ -39,10 +45,9 @@ def intercepting(gradients: Callable) -> Iterator[None]:
     """
     with _lock:
         if not _users:
-            for place, name, make in _REPLACED:
-                own = getattr(place, name)
-                _own.append((place, name, own))
-                setattr(place, name, functools.wraps(own)(make(own)))
+            for place, make in _REPLACED:
+                own = replace_function(place, make)
+                _own.append((*place, own))
         _users.append(gradients)
     _local.gradients, _local.watched = gradients, []
     try:
@@ -64,7 +69,7 @@ def _taker() -> Callable | None:
 
 def _compute(ys, xs, grad_ys, stop_gradients, **options):
     with without_interception():
-        return gradients_util._GradientsHelper(
+        return getattr(*GRADIENTS)(
             ys, xs, grad_ys, stop_gradients=stop_gradients, **options
         )
 
@@ -154,9 +159,10 @@ def _watch(own: Callable) -> Callable:
         if _taker() is not None:
             parts = tf.nest.flatten(tensor, expand_composites=True)
             parts = [part for part in parts if not hasattr(part, "handle")]
-            known = _known(tape._tape, parts) if tape._tape else [True] * len(parts)
+            record = record_of(tape)
+            known = _known(record, parts) if record else [True] * len(parts)
             _local.watched += [
-                (tape._tape, part)
+                (record, part)
                 for part, is_known in zip(parts, known, strict=True)
                 if not is_known
             ]
@@ -166,9 +172,9 @@ def _watch(own: Callable) -> Callable:
 
 
 _REPLACED = [
-    (gradients_util, "_GradientsHelper", _helper),
-    (imperative_grad, "imperative_grad", _of_tape),
-    (backprop.GradientTape, "watch", _watch),
+    (GRADIENTS, _helper),
+    (GRADIENTS_OF_TAPE, _of_tape),
+    ((tf.GradientTape, "watch"), _watch),
 ]
 
 
@@ -183,16 +189,8 @@ def _known(tape, tensors: list[tf.Tensor]) -> list[bool]:
         tape: A tf.GradientTape's own record.
         tensors: Tensors.
     """
-
-    def ask():  # of this tape alone: each thread has tapes of its own
-        pywrap_tfe.TFE_Py_TapeSetAdd(tape._tape)
-        try:
-            return [pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([t]) for t in tensors]
-        finally:
-            pywrap_tfe.TFE_Py_TapeSetRemove(tape._tape)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(ask).result()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # without other tapes
+        return thread.submit(are_recorded, tape, tensors).result()
 
 
 def _not_recorded(tape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -240,14 +238,13 @@ def put_behind(
     for operation in readers:
         for i, tensor in enumerate(operation.inputs):
             if tensor.name in found and tensor.graph is operation.graph:
-                operation._update_input(i, found[tensor.name])
+                set_input(operation, i, found[tensor.name])
     return found
 
 
 def _is_call(operation: tf.Operation) -> bool:
-    return "PartitionedCall" in operation.type or operation.graph._is_function(
-        operation.type
-    )
+    is_function_call = is_function(operation.graph, operation.type)
+    return is_function_call or "PartitionedCall" in operation.type
 
 
 def _as_list(value) -> list:
@@ -256,7 +253,5 @@ def _as_list(value) -> list:
 
 def _are_composite(values: list) -> bool:
     return any(
-        isinstance(value, tf.__internal__.CompositeTensor)
-        and not isinstance(value, tf.Variable)
-        for value in values
+        is_composite(value) and not isinstance(value, tf.Variable) for value in values
     )

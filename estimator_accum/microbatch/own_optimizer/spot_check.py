@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.functions import operations_with_own_gradients
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import DRAWS, SHAPED_DRAWS
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
@@ -97,7 +98,7 @@ class SpotCheck:
         draws = [
             operation.outputs[0]
             for operation in needed
-            if operation.type in DRAWS and operation._get_control_flow_context() is None
+            if operation.type in DRAWS and context_of(operation) is None
         ]
         states = View(batch, draws)
         draws = [each for each in draws if states.state(each).kind == "rows"]

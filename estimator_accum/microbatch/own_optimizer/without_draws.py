@@ -9,6 +9,7 @@ import tensorflow as tf
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import DRAWS, FED, SHAPED_DRAWS, VARIABLES
 from estimator_accum.graph.walks import data_ancestors
 
@@ -34,7 +35,7 @@ def drawing_inside(operations, kinds=DRAWS) -> set[tf.Operation]:
         operation
         for operation in operations
         if operation.type in kinds
-        and operation._get_control_flow_context() is not None
+        and context_of(operation) is not None
         or any(node.op in kinds for node in nodes_of(functions_of(operation), library))
     }
 

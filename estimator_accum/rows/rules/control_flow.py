@@ -3,8 +3,8 @@
 import functools
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util_v2
 
+from estimator_accum.graph.internals import context_of, function_of, graph_of_function
 from estimator_accum.graph.names import BRANCHES, CALLS, LOOPS
 from estimator_accum.rows.rules.table import RULES_OF_ANY, rule
 from estimator_accum.rows.states import FIXED, Mixed, join
@@ -63,19 +63,19 @@ def _loop(analysis, operation, states):
 
 def _graph_of(operation, name: str, tensors, results: int) -> tf.Graph:
     """Returns a function's graph: its own, which knows more shapes, or another."""
-    function = operation.graph._get_function(name)
+    function = function_of(operation.graph, name)
     graph = getattr(function, "graph", None)
     # The gradient of another call may have added outputs to it.
     numbers = len(tensors), results
     if graph is not None and (len(graph.inputs), len(graph.outputs)) == numbers:
         return graph
     shapes = [tensor.shape for tensor in tensors]
-    return control_flow_util_v2.get_func_graph(operation, shapes, name)
+    return graph_of_function(operation, shapes, name)
 
 
 @rule("Switch", table=RULES_OF_ANY)
 def _switch(analysis, operation, states):
-    context = operation._get_control_flow_context()
+    context = context_of(operation)
     is_loop = context is not None and context.IsWhileContext()
     if not is_loop and states[1].kind != "fixed":
         raise Mixed(_BRANCH)
@@ -101,7 +101,7 @@ def _merge(analysis, operation, states):
             first = join(first, analysis.state(second.inputs[0]))
         return [first, FIXED]
     for tensor in operation.inputs:
-        inner = tensor.op._get_control_flow_context()
+        inner = context_of(tensor.op)
         predicate = getattr(inner, "pred", None)
         if tensor.op.type == "Switch":
             predicate = tensor.op.inputs[1]

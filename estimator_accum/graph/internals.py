@@ -1,0 +1,323 @@
+"""Names of TensorFlow that are not public.
+
+All other rooms reach them through this file, and each one says what breaks if TensorFlow
+renames it. A function here then raises AttributeError, or says that it does not; a search
+for the texts at the end would find nothing, in silence. A test finds every name in the
+TensorFlow that is installed.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.client import session as sessions
+from tensorflow.python.eager import imperative_grad
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import (
+    control_flow_util,
+    control_flow_util_v2,
+    gradients_util,
+    nn_ops,
+)
+
+Place = tuple[object, str]  # of a function that is replaced: its owner, its name
+
+# Operations.
+
+
+def context_of(place: tf.Operation | tf.Graph):
+    """Returns the TensorFlow 1 branch or loop. If renamed, no batch is split."""
+    return place._get_control_flow_context()
+
+
+def context_of_outputs(operation: tf.Operation):
+    """Returns the loop that results leave. If renamed, no batch is split."""
+    return control_flow_util.GetOutputContext(operation)
+
+
+def is_in_while_loop(operation: tf.Operation) -> bool:
+    """Returns whether a loop runs it. If renamed, no own optimizer is split."""
+    return control_flow_util.IsInWhileLoop(operation)
+
+
+def control_outputs(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns what waits for it. If renamed, hooks and whole batches fail."""
+    return operation._control_outputs
+
+
+def original_of(operation: tf.Operation) -> tf.Operation | None:
+    """Returns what it is a gradient of. If renamed, changed gradients fail."""
+    return operation._original_op
+
+
+def set_input(operation: tf.Operation, number: int, tensor: tf.Tensor) -> None:
+    """Changes what an operation reads. If renamed, no own optimizer is split."""
+    operation._update_input(number, tensor)
+
+
+def add_control_inputs(operation: tf.Operation, others: Iterable[tf.Operation]) -> None:
+    """Has it wait for others, too. If renamed, no own optimizer is split."""
+    operation._add_control_inputs(list(others))
+
+
+def set_control_inputs(operation: tf.Operation, others: Iterable[tf.Operation]) -> None:
+    """Has it wait for others alone. If renamed, no own optimizer is split."""
+    operation._remove_all_control_inputs()
+    operation._add_control_inputs(list(others))
+
+
+def is_stateful(kind: str) -> bool | None:
+    """Returns whether a type has state. If renamed, recomputed batches fail."""
+    definition = op_def_registry.get(kind)
+    return None if definition is None else definition.is_stateful
+
+
+def dtype_of_handle(handle) -> tf.DType | None:
+    """Returns its variable's dtype. If renamed, None: sums keep their own dtype."""
+    data = getattr(handle, "_handle_data", None)
+    return tf.as_dtype(data.shape_and_type[0].dtype) if data else None
+
+
+def is_composite(value) -> bool:
+    """Returns whether it has components. If renamed, no own optimizer is split."""
+    return isinstance(value, tf.__internal__.CompositeTensor)
+
+
+# Graphs and sessions.
+
+
+def current_control_dependencies(graph: tf.Graph) -> Iterable:
+    """Returns what new operations wait for. If renamed, no own optimizer is split."""
+    return graph._current_control_dependencies()
+
+
+def is_function(graph: tf.Graph, kind: str) -> bool:
+    """Returns whether a type is a function. If renamed, no gradient tape is split."""
+    return graph._is_function(kind)
+
+
+def function_of(graph: tf.Graph, name: str):
+    """Returns a function. If renamed, the analysis of a tf.function or branch fails."""
+    return graph._get_function(name)
+
+
+def graph_of_function(call: tf.Operation, shapes: list, name: str) -> tf.Graph:
+    """Returns a function's graph for shapes. If renamed, its analysis fails."""
+    return control_flow_util_v2.get_func_graph(call, shapes, name)
+
+
+def call_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
+    """Calls `look` before each run of a graph. If renamed, no train op is made."""
+    take_lock = graph._session_run_lock
+
+    def look_and_take_lock():
+        look()
+        return take_lock()
+
+    graph._session_run_lock = look_and_take_lock
+
+
+def config_of(session: tf.compat.v1.Session) -> tf.compat.v1.ConfigProto:
+    """Returns the config of a session. If renamed, whole batches are not checked."""
+    return session._config or tf.compat.v1.ConfigProto()
+
+
+def mark_as_closed(session: tf.compat.v1.Session) -> None:
+    """Lets __del__ find no session. If renamed, it prints an error in vain."""
+    session._session = None
+
+
+# Strategies.
+
+
+def is_in_cluster(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether processes train together. If renamed, no train op is made."""
+    return strategy.extended._in_multi_worker_mode()
+
+
+def kind_of_reduction(strategy: tf.distribute.Strategy) -> str:
+    """Returns the class that reduces. If renamed, a hang on CPUs is not refused."""
+    return type(getattr(strategy.extended, "_cross_device_ops", None)).__name__
+
+
+# Optimizers.
+
+
+def create_slots(optimizer: tf.compat.v1.train.Optimizer, variables: list) -> None:
+    """Creates the slots, outside of branches. If renamed, no train op is made."""
+    optimizer._create_slots(variables)
+
+
+def change_non_slots(
+    optimizer: tf.compat.v1.train.Optimizer, change: Callable[[dict], dict]
+) -> None:
+    """Changes variables that are no slots. If renamed, no train op is made."""
+    optimizer._non_slot_dict = change(optimizer._non_slot_dict)
+
+
+def wrapped_by(loss_scaling: tf.compat.v1.train.Optimizer):
+    """Returns the optimizer in a loss-scaling one. If renamed, these fail."""
+    return loss_scaling._optimizer
+
+
+def loss_scale_of(loss_scaling: tf.compat.v1.train.Optimizer):
+    """Returns a loss-scaling optimizer's scale. If renamed, these fail."""
+    return loss_scaling._loss_scale
+
+
+def loss_division():
+    """Returns what divides losses by replicas. If renamed, no train op has replicas."""
+    return tf.compat.v1.train.Optimizer._scale_loss
+
+
+def trackable_children(
+    optimizer: tf.compat.v1.train.Optimizer, *args, **kwargs
+) -> dict:
+    """Returns children for tf.train.Checkpoint. If renamed, writing one fails."""
+    return optimizer._trackable_children(*args, **kwargs)
+
+
+# Variables and checkpoints.
+
+
+def set_initializer(variable: tf.Variable, initializer: tf.Operation) -> None:
+    """Undoes a warm start. If renamed, it does nothing: `".*"` then fills windows."""
+    if hasattr(variable, "_initializer_op"):
+        variable._initializer_op = initializer
+
+
+def saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict | None:
+    """Returns what a Saver was given. If renamed, make_accumulation_hooks fails."""
+    return saver._var_list
+
+
+# Base of an object that is saved as another one. If renamed, no Keras can accumulate.
+DelegatingTrackable = tf.__internal__.tracking.DelegatingTrackableMixin
+
+
+def track(owner, part, name: str) -> None:
+    """Adds a part to an object's checkpoints. If renamed, no Keras can accumulate."""
+    owner._track_trackable(part, name, overwrite=True)
+
+
+def key_of(variable: tf.Variable) -> str:
+    """Returns a variable's key, in every replica. If renamed, no Keras can accumulate."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        for holder in (variable, variable.handle):  # one replica's
+            if hasattr(holder, "_distributed_container"):
+                variable = holder._distributed_container()
+                break
+    return variable._unique_id
+
+
+# Gradients. tf.gradients and optimizers compute by the first of these, a tape by the
+# second. If renamed, no own optimizer is split, and `run` and `check` fail.
+GRADIENTS: Place = gradients_util, "_GradientsHelper"
+GRADIENTS_OF_TAPE: Place = imperative_grad, "imperative_grad"
+
+
+def record_of(tape: tf.GradientTape):
+    """Returns a tape's record, at first None. If renamed, no gradient tape is split."""
+    return tape._tape
+
+
+def are_recorded(record, tensors: list[tf.Tensor]) -> list[bool]:
+    """Returns what a record has, by tensor. If renamed, no gradient tape is split.
+
+    To be called in a thread of its own, which has no other tapes.
+    """
+    pywrap_tfe.TFE_Py_TapeSetAdd(record._tape)
+    try:
+        return [pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([t]) for t in tensors]
+    finally:
+        pywrap_tfe.TFE_Py_TapeSetRemove(record._tape)
+
+
+# Functions that `run` and `check` replace in a process. If renamed, they fail.
+DROPOUT: Place = nn_ops, "_dropout"
+INIT_OF_FETCHES: Place = sessions._FetchHandler, "__init__"  # of every kind of run
+RUN: Place = sessions.BaseSession, "run"
+INIT_OF_SESSION: Place = sessions.BaseSession, "__init__"
+
+
+def call_of_model_fn() -> Place:
+    """Returns the way to all model_fns. If renamed, `run` fails."""
+    return tf.compat.v1.estimator.Estimator, "_call_model_fn"
+
+
+def train_of_estimator() -> Place:
+    """Returns the way to all trainings. If renamed, `check` fails."""
+    return tf.compat.v1.estimator.Estimator, "_train_model"
+
+
+def replace_function(place: Place, make: Callable[[Callable], Callable]) -> Callable:
+    """Puts make(function) in the place of a function, and returns that function."""
+    function = getattr(*place)
+    setattr(*place, functools.wraps(function)(make(function)))
+    return function
+
+
+# Estimators, of which `check` makes sessions of its own.
+
+
+def create_global_step(estimator, graph: tf.Graph) -> None:
+    """Creates an Estimator's global step. If renamed, `check` fails."""
+    estimator._create_and_assert_global_step(graph)
+
+
+def batch_of(estimator, input_fn: Callable) -> tuple:
+    """Returns features, labels and hooks for training. If renamed, `check` fails."""
+    mode = tf.estimator.ModeKeys.TRAIN
+    return estimator._get_features_and_labels_from_input_fn(input_fn, mode)
+
+
+def device_fn_of(estimator):
+    """Returns where an Estimator puts operations. If renamed, `check` fails."""
+    return estimator._device_fn
+
+
+def session_config_of(estimator) -> tf.compat.v1.ConfigProto:
+    """Returns the config of an Estimator's sessions. If renamed, `check` fails."""
+    return estimator._session_config
+
+
+def warm_start_of(estimator):
+    """Returns its WarmStartSettings, or None. If renamed, `check` fails."""
+    return estimator._warm_start_settings
+
+
+def model_fn_of(estimator) -> Callable:
+    """Returns the model_fn that it was given. If renamed, `run` fails."""
+    return estimator._model_fn
+
+
+# Texts. If TensorFlow writes others:
+
+COLOCATION = "_class"  # an attribute; copies ask for places of what is not copied
+OWN_GRADIENT = "_gradient_op_type"  # an attribute; tf.custom_gradient is not checked
+READS_OF_GLOBAL_STEP = "global_step_read_op_cache"  # a collection; hooks may read late
+_COUNTER = re.compile(r"(^|/)loop_body(_\d+)?/PlaceholderWithDefault$")
+_REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
+
+
+def counts_vectorized(operation: tf.Operation) -> bool:
+    """Returns whether tf.vectorized_map counts by it. Else jacobians are not refused."""
+    return _COUNTER.search(operation.name) is not None
+
+
+def replica_of(name: str) -> str | None:
+    """Returns the replica whose scope a name has. Else each runs others' updates."""
+    found = _REPLICA.search(name)
+    return found and found[1]
+
+
+def gradient_scope_of(operation: tf.Operation) -> str:
+    """Returns its gradient's scope. Else tf.custom_gradient is not checked."""
+    return f"/{operation.name}_grad/"
+
+
+def has_failed(operation: tf.Operation, error: Exception) -> bool:
+    """Returns whether an error names it. Else a refusal has TensorFlow's words."""
+    return f"{{{{node {operation.name}}}}}" in str(error)
