@@ -10,8 +10,8 @@ FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 TAKING_A_BATCH = re.compile(r".*IteratorGetNext|.*Dequeue|ReaderRead")
 
 VARIABLES = {"VarHandleOp", "Variable", "VariableV2"}
-# Operations that take a variable's handle and leave the variable as it is; the second
-# set, its value aside too.
+# Operations that take a variable's handle and leave the variable as it is: for its
+# value, or for something else.
 READERS_OF_VALUE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 READERS_OF_NO_VALUE = {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
 READERS = READERS_OF_VALUE | READERS_OF_NO_VALUE
@@ -33,6 +33,7 @@ PRODUCTS = {"Div", "Mul", "RealDiv"}
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 LOOPS = {"While", "StatelessWhile"}
+CALLERS = CALLS | BRANCHES | LOOPS
 CONTROL_FLOW_V1 = {
     *("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"),
     *("RefEnter", "RefExit", "RefMerge", "RefNextIteration", "RefSwitch"),
@@ -40,10 +41,7 @@ CONTROL_FLOW_V1 = {
 
 PYTHON = {"PyFunc", "EagerPyFunc"}
 # Operations that show or check values, or call Python, which has no state in the graph.
-SHOWING = {
-    *("Assert", "Print", "PrintV2", "LogMessage", "PyFuncStateless"),
-    *PYTHON,
-}
+SHOWING = {"Assert", "Print", "PrintV2", "LogMessage", "PyFuncStateless", *PYTHON}
 
 # Operations that draw from a state of their own: the function that takes their place,
 # and the names of its inputs.

@@ -8,10 +8,8 @@ import tensorflow as tf
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
-    BRANCHES,
-    CALLS,
+    CALLERS,
     FED,
-    LOOPS,
     PASSING,
     READERS,
     SETTLED,
@@ -88,10 +86,7 @@ def writing(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
         operation
         for operation in operations
         if writes(operation)
-        or (
-            operation.type in CALLS | BRANCHES | LOOPS
-            and _calls_writer(operation, library())
-        )
+        or (operation.type in CALLERS and _calls_writer(operation, library()))
     ]
 
 

@@ -15,11 +15,9 @@ from estimator_accum.graph.copies import replace
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
-    BRANCHES,
-    CALLS,
+    CALLERS,
     DRAWS,
     LOOK_UPS,
-    LOOPS,
     SETTLED,
     SHOWING,
     STATELESS,
@@ -156,6 +154,6 @@ def _all_nodes(node, library: dict) -> Iterator:
 
 def _is_repeatable(node, library: dict) -> bool:
     """Returns whether a node has no state, the functions that it calls aside."""
-    if node.op in _HARMLESS | CALLS | BRANCHES | LOOPS or node.op in library:
+    if node.op in _HARMLESS | CALLERS or node.op in library:
         return True
     return is_stateful(node.op) is False

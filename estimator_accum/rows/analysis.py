@@ -22,14 +22,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of
-from estimator_accum.graph.names import (
-    BRANCHES,
-    CALLS,
-    LOOPS,
-    PYTHON,
-    STATELESS,
-    is_draw,
-)
+from estimator_accum.graph.names import CALLERS, PYTHON, STATELESS, is_draw
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
@@ -212,7 +205,7 @@ class Analysis:
                     self.combining.append((operation, operation))
             outputs = MIXED
         # The body of a call is looked into.
-        is_call = operation.type in CALLS | BRANCHES | LOOPS
+        is_call = operation.type in CALLERS
         if {"mixed", "rows"} <= kinds and not is_call:
             self.combining.append((operation, operation))
         self._put(operation, outputs)
