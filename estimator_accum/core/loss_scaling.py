@@ -18,11 +18,21 @@ def loss_divisor_of(gradients: list[Gradient]) -> int:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas == 1:
         return 1
+    division = loss_division()
+    if division is None:
+        raise RuntimeError(
+            "TensorFlow's division of a loss by the number of replicas must be known, or "
+            f"gradients would be divided twice. Received: {replicas} replicas and "
+            f"TensorFlow {tf.__version__}, whose tf.compat.v1.train.Optimizer has no "
+            "`_scale_loss`. Install TensorFlow 2.21 or earlier, or use one replica."
+        )
     needed = ancestors([values_of(gradient).op for gradient in gradients])
-    return replicas if any(_scales_a_loss(op, replicas) for op in needed) else 1
+    code = division.__code__
+    return replicas if any(_scales_a_loss(op, replicas, code) for op in needed) else 1
 
 
-def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
+def _scales_a_loss(operation: tf.Operation, replicas: int, code) -> bool:
+    """Returns whether code, TensorFlow's division, made the constant 1 / replicas."""
     if operation.type != "Const":
         return False
     (constant,) = operation.outputs
@@ -31,8 +41,7 @@ def _scales_a_loss(operation: tf.Operation, replicas: int) -> bool:
     value = tf.get_static_value(constant)
     if value != value.dtype.type(1.0 / replicas):
         return False
-    # TensorFlow's own function, by its place: others may have its name.
-    code = loss_division().__code__
+    # By its place: other functions may have its name.
     lines = {line for *_, line in code.co_lines()}
     return any(
         frame.filename == code.co_filename and frame.lineno in lines

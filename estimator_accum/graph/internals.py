@@ -169,7 +169,7 @@ def loss_scale_of(loss_scaling: tf.compat.v1.train.Optimizer):
 
 def loss_division():
     """Returns what divides losses by replicas. If renamed, no train op has replicas."""
-    return tf.compat.v1.train.Optimizer._scale_loss
+    return getattr(tf.compat.v1.train.Optimizer, "_scale_loss", None)
 
 
 def trackable_children(
