@@ -286,7 +286,7 @@ def test_the_noise_scale_is_that_of_all_micro_batches(steps):
 
 
 def test_an_optimizer_of_older_tensorflows_reduces_what_is_divided(monkeypatch):
-    for module in ("core.trained", "core.applying"):
+    for module in ("core.replica_context", "core.applying"):
         name = f"estimator_accum.{module}.always_reduces"
         monkeypatch.setattr(name, lambda optimizer: True)
     run = _TwoReplicas(_train_op(2))
