@@ -1,13 +1,7 @@
-"""The kind of window that is one batch, of which the graph sees one micro-batch.
-
-WholeBatch      is made, then `register` gets what there is to run besides the train op
-ReplicaBatch    is what `finish` returns: all that a runner feeds, fetches and runs
-"""
+"""A window that is one batch, of which the graph sees one micro-batch at a time."""
 
 import contextlib
-import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -22,62 +16,8 @@ from estimator_accum.core.accumulators import (
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.current_batch import set_current_batch
 from estimator_accum.graph.variables import read
-from estimator_accum.microbatch.gather import Exchange, make_exchange
-from estimator_accum.microbatch.staging import Slot, stage
-from estimator_accum.microbatch.writes import snapshot
-
-
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """Operations of one run through a batch's micro-batches; `register` fills the lists.
-
-    Attributes:
-        each: Operations that run with every micro-batch.
-        empty: Operations that run in their place on a replica without examples.
-        once: Operations that run once, after the last micro-batch of every replica
-            that has examples.
-        done: Bool placeholders, fed with True from `once` on. They stay unfed only if
-            one micro-batch is the whole batch; the last pass then does this one's work.
-        is_joint: Whether `once` reads other replicas' results; it then runs on
-            replicas without examples too, and no other pass can do its work.
-        exchange: Exchange of rows among processes before `once`; None within a process.
-    """
-
-    each: list[tf.Operation] = dataclasses.field(default_factory=list)
-    empty: list[tf.Operation] = dataclasses.field(default_factory=list)
-    once: list[tf.Operation] = dataclasses.field(default_factory=list)
-    done: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    is_joint: bool = False
-    exchange: Exchange | None = None
-
-
-class ReplicaBatch(NamedTuple):
-    """One replica's part of the graph, complete.
-
-    Attributes:
-        batch: Its batch, to which nothing is added any more.
-        snapshot: Operations that copy the variables that micro-batches write.
-        roll_back: Operations that undo the micro-batches so far, before a retry.
-        release: Operations that free the memory of the last batch's sums.
-        initialize: Operations that run once in a new session, because the variables
-            here are in no collection.
-        passes: The passes, in their order.
-        reported: Tensors of the micro-batch with whose values for the batch the train
-            op is fed, and what computes these after the last pass. If one micro-batch
-            is the batch, its own are fetched with it.
-        refusals: Operations that fail if a batch cannot be cut, and the sentences.
-        spot_check: Check before the first update; None if there is nothing to check.
-    """
-
-    batch: "WholeBatch"
-    snapshot: tuple[tf.Operation, ...]
-    roll_back: tuple[tf.Operation, ...]
-    release: tuple[tf.Operation, ...]
-    initialize: tuple[tf.Operation, ...]
-    passes: tuple[Pass, ...]
-    reported: dict[tf.Tensor, tf.Tensor]
-    refusals: dict[tf.Operation, str]
-    spot_check: Any
+from estimator_accum.microbatch.staging import stage
+from estimator_accum.microbatch.work import Work, Works
 
 
 class WholeBatch(Clock):
@@ -104,11 +44,9 @@ class WholeBatch(Clock):
         should_recompute: Scalar bool placeholder, whether layers are recomputed; None
             if the model has none, or always recomputes.
         reduction, weight: As given for the first train op; before, `weight` is None.
-        last_pass: The pass with gradients.
         computed_twice: Outputs of whole_batch_loss, which an earlier pass computes too.
-        slots: Handles of the slots that micro-batches write.
-        constants: Names of features that may belong to no example, and must not then be
-            as many as the examples of a batch that is cut.
+        is_auto: As given, in training.
+        works: The work that runs beside the train op.
     """
 
     def __init__(
@@ -130,13 +68,9 @@ class WholeBatch(Clock):
         self.names, self.stage, self.parts, self.sliced = staged
         self.reduction, self.weight = reduction, None
         self.should_recompute = None
-        self._is_auto, self._is_trained = is_auto and is_trained, is_trained
-        self.last_pass, self._first_passes = Pass(), {}  # by whether they are joint
-        self.micro_ops = self.last_pass.each
-        self._initialize, self._roll_back, self.handles = [], [], []
-        self._release, self.slots, self.constants = [], [], []
-        self.computed_twice, self._reported, self._refusals = [], {}, {}
-        self._is_finished = False
+        self.is_auto, self._is_trained = is_auto and is_trained, is_trained
+        self.computed_twice = []
+        self.works = Works(self.rows)
 
     @contextlib.contextmanager
     def as_current(self):
@@ -146,130 +80,6 @@ class WholeBatch(Clock):
             yield
         finally:
             set_current_batch(None)
-
-    @property
-    def passes(self) -> list[Pass]:
-        """The passes through the batch in their order; the last one is `last_pass`."""
-        return [*self.earlier_passes, self.last_pass]
-
-    @property
-    def earlier_passes(self) -> list[Pass]:
-        """The passes before the last one, of which the second may need the first."""
-        found = map(self._first_passes.get, (True, False))
-        return [each for each in found if each is not None]
-
-    def first_pass(self, is_joint: bool = False) -> Pass:
-        """Returns the pass that collects rows; all that is collected shares it.
-
-        Args:
-            is_joint: Whether rows of all replicas are collected.
-        """
-        if is_joint not in self._first_passes:
-            exchange = make_exchange(self.rows) if is_joint else None
-            self._first_passes[is_joint] = Pass(is_joint=is_joint, exchange=exchange)
-        return self._first_passes[is_joint]
-
-    def slot(self, name: str, dtype: tf.DType, shape=()) -> Slot:
-        """Returns a new slot, which micro-batches may write and no retry restores."""
-        slot = Slot(name, dtype, tf.TensorShape(shape))
-        self.register(handles=[slot.handle])
-        self.slots.append(slot.handle)
-        return slot
-
-    def register(
-        self,
-        of: Pass | None = None,
-        *,
-        each: Iterable[tf.Operation] = (),
-        empty: Iterable[tf.Operation] = (),
-        once: Iterable[tf.Operation] = (),
-        done: Iterable[tf.Tensor] = (),
-        initialize: Iterable[tf.Operation] = (),
-        roll_back: Iterable[tf.Operation] = (),
-        handles: Iterable[tf.Tensor] = (),
-        twice: Iterable[tf.Tensor] = (),
-        reported: Mapping[tf.Tensor, tf.Tensor] | None = None,
-        refusals: Mapping[tf.Operation, str] | None = None,
-    ) -> None:
-        """Adds operations to run besides the train op.
-
-        Args:
-            of: The pass of `each`, `empty`, `once` and `done`; None is the last one.
-            each: Operations that run with every micro-batch.
-            empty: Operations that run in their place on a replica without examples.
-            once: Operations that run once, after the micro-batches.
-            done: Placeholders that are fed from `once` on.
-            initialize: Operations that run once in a new session.
-            roll_back: Operations that undo the micro-batches so far, before a retry.
-            handles: Handles of variables that micro-batches may write and that a retry
-                does not restore.
-            twice: Outputs of whole_batch_loss.
-            reported: Tensors of the micro-batch and their values for the batch.
-            refusals: Operations that fail if a batch cannot be cut, and the sentences.
-
-        Raises:
-            ValueError: If the batch is finished.
-        """
-        if self._is_finished:
-            raise ValueError(
-                "What runs with every batch must be made in the model_fn. Received: a "
-                "gradient of whole_batch_loss, first taken after the model_fn has "
-                "returned. Take it in the model_fn."
-            )
-        of = of or self.last_pass
-        of.each.extend(each)
-        of.empty.extend(empty)
-        of.once.extend(once)
-        of.done.extend(done)
-        self._initialize.extend(initialize)
-        self._roll_back.extend(roll_back)
-        self.handles.extend(handles)
-        self.computed_twice.extend(twice)
-        self._reported.update(reported or {})
-        self._refusals.update(refusals or {})
-
-    def register_sums(
-        self, each: Iterable[tf.Operation], accumulators: list[Accumulator]
-    ) -> None:
-        """Adds operations that add each micro-batch to accumulators."""
-        variables = variables_of(accumulators)
-        # Dense ones are written by the first micro-batch, and until then take no memory.
-        sparse = variables_of(
-            [each for each in accumulators if each.touched is not None]
-        )
-        self._release += release_sums(accumulators)
-        self.register(
-            each=each,
-            empty=assign_zeros(accumulators),
-            initialize=[variable.initializer for variable in sparse],
-            handles=[variable.handle for variable in variables],
-        )
-
-    def finish(
-        self, fetched: Iterable[tf.Tensor] = (), spot_check=None
-    ) -> ReplicaBatch:
-        """Returns all passes of the batch; nothing may be registered any more.
-
-        Args:
-            fetched: Tensors that may be fetched with each micro-batch.
-            spot_check: Check before the first update; None if there is nothing to check.
-        """
-        self._is_finished = True
-        take, restore = [], []
-        if self._is_auto or not self._is_trained or spot_check is not None:
-            operations = [*self.micro_ops, *(tensor.op for tensor in fetched)]
-            take, restore = snapshot(operations, self.handles)
-        return ReplicaBatch(
-            batch=self,
-            snapshot=tuple(take),
-            roll_back=(*restore, *self._roll_back, *self._release),
-            release=tuple(self._release),
-            initialize=tuple(self._initialize),
-            passes=tuple(self.passes),
-            reported=self._reported,
-            refusals=self._refusals,
-            spot_check=spot_check,
-        )
 
     def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
         """Returns the feeds of one micro-batch.
@@ -333,7 +143,7 @@ class WholeBatch(Clock):
 
     def recompute_switch(self) -> tf.Tensor | None:
         """Returns whether layers are recomputed, a scalar; None means always."""
-        if self._is_auto and self.should_recompute is None:
+        if self.is_auto and self.should_recompute is None:
             with tf.control_dependencies(None):
                 self.should_recompute = tf.compat.v1.placeholder(
                     tf.bool, [], "micro_batch/should_recompute"
@@ -355,12 +165,33 @@ class WholeBatch(Clock):
         return tf.identity(self.is_first)
 
     def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
-        """Registers the operations that the hook runs before the train op."""
+        """Adds the operations that the hook runs before the train op."""
         with tf.control_dependencies(None):
             if self._is_trained:
-                self.register_sums([counted.op], accumulators)
-                self.register(roll_back=_clear(accumulators))
+                self.works.add(work_of_sums([counted.op], accumulators))
+                self.works.add(Work(roll_back=_clear(accumulators)))
             return tf.constant(1, tf.int64)
+
+
+def work_of_sums(
+    commits: Iterable[tf.Operation], accumulators: list[Accumulator]
+) -> Work:
+    """Returns the work of accumulators.
+
+    Args:
+        commits: Operations that add each micro-batch.
+        accumulators: The accumulators.
+    """
+    variables = variables_of(accumulators)
+    # Dense ones are written by the first micro-batch, and until then take no memory.
+    sparse = variables_of([a for a in accumulators if a.touched is not None])
+    return Work(
+        release=release_sums(accumulators),
+        each=list(commits),
+        empty=assign_zeros(accumulators),
+        initialize=[variable.initializer for variable in sparse],
+        handles=[variable.handle for variable in variables],
+    )
 
 
 def _clear(accumulators: list[Accumulator]) -> list[tf.Operation]:

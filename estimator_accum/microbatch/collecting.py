@@ -16,8 +16,9 @@ from estimator_accum.core.arguments import check_scalar
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.graph.branches import run_either
 from estimator_accum.graph.walks import ancestors
-from estimator_accum.microbatch.batch import Pass, WholeBatch
+from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.staging import Slot
+from estimator_accum.microbatch.work import Turn, Work
 
 # Attribute of an operation that results in a whole_batch_loss.
 WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
@@ -29,7 +30,7 @@ _ONE_ROW = (
 
 def collect(
     batch: WholeBatch,
-    of: Pass,
+    turn: Turn,
     tensors: list[tf.Tensor],
     axes: list[int] | None = None,
 ) -> list[tf.Tensor]:
@@ -37,7 +38,7 @@ def collect(
 
     Args:
         batch: The batch.
-        of: The pass.
+        turn: The pass.
         tensors: Tensors with as many rows for each example as for any other.
         axes: The axis of each tensor that has the rows; None is the first, which must
             have one row for each example.
@@ -50,22 +51,22 @@ def collect(
             if shape.rank is not None:
                 dims = shape.as_list()
                 shape = tf.TensorShape([*dims[:axis], None, *dims[axis + 1 :]])
-            slot = batch.slot("outputs", tensor.dtype, shape)
+            slot = batch.works.slot("outputs", tensor.dtype, shape)
             slots.append(slot)
             writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
-        batch.register(of, each=writes, empty=empty)
-        with _when_done(batch, of, writes):
+        batch.works.add(Work(each=writes, empty=empty), turn)
+        with _when_done(batch, turn, writes):
             return [slot.read() for slot in slots]
 
 
 def keep(
-    batch: WholeBatch, of: Pass, name: str, values: list[tf.Tensor]
+    batch: WholeBatch, turn: Turn, name: str, values: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Stores values after a pass; returns them, for a later run."""
     with tf.device("/cpu:0"):
-        slots = [batch.slot(name, value.dtype, value.shape) for value in values]
+        slots = [batch.works.slot(name, value.dtype, value.shape) for value in values]
         writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
         # An evaluation reads the loss also on a replica that has never had examples.
         zeros = [
@@ -73,8 +74,8 @@ def keep(
             for slot, value in zip(slots, values, strict=True)
             if value.shape.rank == 0
         ]
-        batch.register(of, once=writes, initialize=zeros)
-        with _when_done(batch, of, writes):
+        batch.works.add(Work(once=writes, initialize=zeros), turn)
+        with _when_done(batch, turn, writes):
             kept = [slot.read() for slot in slots]
     for read, value in zip(kept, values, strict=True):
         read.set_shape(value.shape)
@@ -83,7 +84,7 @@ def keep(
 
 def keep_rows(
     batch: WholeBatch,
-    of: Pass,
+    turn: Turn,
     name: str,
     values: list[tf.Tensor],
     axes: list[int | None],
@@ -92,12 +93,12 @@ def keep_rows(
 
     Args:
         batch: The batch.
-        of: The pass after which they are stored.
+        turn: The pass after which they are stored.
         name: Name of the variables.
         values: The values.
         axes: The axis of each value that has the rows; None for no rows, the value itself.
     """
-    kept = keep(batch, of, name, values)
+    kept = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if axis is not None:
             each = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
@@ -144,12 +145,12 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
     sums = []
     for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
-        total, zero = batch.slot("batch_mean", value.dtype), tf.zeros_like(value)
+        total, zero = batch.works.slot("batch_mean", value.dtype), tf.zeros_like(value)
         add = total.write(value + tf.where(batch.is_first, zero, total.read()))
         with tf.control_dependencies(None):
             initialize = total.write(tf.zeros([], value.dtype))
             sums.append(total.read())
-        batch.register(each=[add], initialize=[initialize])
+        batch.works.add(Work(each=[add], initialize=[initialize]))
     with tf.control_dependencies(None):
         total, weight = sums
         if reduction == "sum":
@@ -197,9 +198,9 @@ def _write_rows(
         )
 
 
-def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
+def _when_done(batch: WholeBatch, turn: Turn, operations: list[tf.Operation]):
     """Returns the context of successors of `operations`, in a later run or in theirs."""
-    if of.is_joint or of is batch.last_pass:
+    if turn is not Turn.COLLECT:
         return tf.control_dependencies([])
     with tf.control_dependencies(operations):
         default = tf.constant(True)
@@ -207,5 +208,5 @@ def _when_done(batch: WholeBatch, of: Pass, operations: list[tf.Operation]):
     # A feed takes the place of a tensor, not of its operation: to wait for that, or for
     # what the graph's optimizer makes a part of it, would run `operations` again.
     with tf.device("/cpu:0"):
-        batch.register(of, done=[done])
-        return tf.control_dependencies([batch.slot("done", tf.bool).write(done)])
+        batch.works.add(Work(done=[done]), turn)
+        return tf.control_dependencies([batch.works.slot("done", tf.bool).write(done)])

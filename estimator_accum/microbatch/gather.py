@@ -79,7 +79,7 @@ def gather(
     Args:
         exchange: The exchange, whose operations run before; None within a process.
         tensors: Tensors [rows, ...], all with the same number of rows.
-        make_slot: As `WholeBatch.slot`.
+        make_slot: As `Works.slot`.
 
     Raises:
         TypeError: If processes cannot exchange a tensor.

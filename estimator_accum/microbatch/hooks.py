@@ -25,9 +25,9 @@ from estimator_accum.core.registry import get_windows
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
 from estimator_accum.hooks._summary import TrainingSummary, Update
-from estimator_accum.microbatch.batch import ReplicaBatch
 from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch.outside import Needs, Outside
+from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.runner import BatchRunner
 
 

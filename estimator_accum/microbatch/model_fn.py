@@ -19,7 +19,7 @@ from estimator_accum.core.options import check_reduction
 from estimator_accum.core.registry import get_windows
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, path_to
-from estimator_accum.microbatch.batch import ReplicaBatch, WholeBatch
+from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import mean_over_batch
 from estimator_accum.microbatch.constants import constant_features
 from estimator_accum.microbatch.count import MicroBatchCount
@@ -37,6 +37,8 @@ from estimator_accum.microbatch.own_optimizer.batch_loss import (
 from estimator_accum.microbatch.own_optimizer.head import find_rows
 from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
+from estimator_accum.microbatch.replica import ReplicaBatch, complete
+from estimator_accum.microbatch.work import Work
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
@@ -51,57 +53,21 @@ def microbatch_model_fn(
 ) -> Callable:
     """Returns a model_fn that trains each batch as several micro-batches.
 
-    For `tf.estimator.Estimator(microbatch_model_fn(model_fn), ...)`. `input_fn` returns
-    whole batches; `model_fn` sees one micro-batch at a time.
+        estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn), folder)
 
-    A model_fn with an optimizer of its own, such as that of a canned estimator, gets
-    the gradients of the whole batch, for any loss: operations that combine examples are
-    computed on the whole batch. All other operations of its train op run once per
-    batch, with values of the whole batch.
+    `input_fn` returns whole batches; `model_fn` sees one micro-batch at a time. With an
+    optimizer of its own it gets the gradients of the whole batch, for any loss. If it
+    trains by `make_accumulating_train_op` or `AccumulatingOptimizer`, these use the batch
+    as their window and ignore K; `reduction` and `weight` declare how the loss combines
+    examples. Operations that need a micro-batch run once for each, all others once per
+    batch. Hooks, summaries and outer model_fns fetch values of the whole batch.
 
-    A model_fn that makes its train op with `make_accumulating_train_op` or
-    `AccumulatingOptimizer` declares by `reduction` and `weight` how its loss combines
-    examples. These use the batch as their window and ignore the value of K, so the same
-    code trains by micro-steps as well.
-
-    With "auto", a batch that runs out of memory is retried with twice as many
-    micro-batches: the whole batch, before any update, after all variables that its
-    micro-batches wrote are rolled back. Where one example does not fit, layers that the
-    model passes to `recompute` are recomputed; and after a batch ran out of memory,
-    half as many micro-batches with recomputed layers are tried and kept if they are
-    faster. The number is kept in `micro_batches.json` in the output folder, and the
-    next run starts with it.
-
-    A batch in one micro-batch gives the weights of the plain Estimator bit for bit (up
-    to rounding for gradient descent where a sparse gradient has a row twice), and in
-    several micro-batches up to rounding.
-
-    In training by this library:
-
-    * operations of a grouped train op that need the micro-batch, such as metrics and
-      batch normalization's averages, run once per micro-batch; the rest once per batch;
-    * `EstimatorSpec.loss` is reported as the batch's mean;
-    * a retried batch draws new dropout masks.
-
-    Everything that a summary, a hook or an outer model_fn fetches of a batch is its value
-    for the whole batch, which is read from input_fn once.
-
-    With a fixed number, evaluation and prediction use `model_fn` unchanged. With "auto"
-    their batches are cut and retried too, each job with a number of its own, kept in
-    `micro_batches-eval.json` and `micro_batches-predict.json`:
-
-    * each example counts once in every metric: updates of metrics that need the
-      micro-batch run once per micro-batch, the rest once per batch, and
-      `EstimatorSpec.loss` is the batch's mean. Metrics that count examples equal the whole
-      batch's metrics, others up to rounding;
-    * predictions are joined in the order of the examples. Where a batch is cut, a
-      prediction that needs the micro-batch must have one row per example, and rows of
-      one shape;
-    * a computation over several examples at once, such as a metric's update with the
-      mean loss, or batch statistics, sees the examples of one micro-batch;
-      `batch_mean` is the mean over the batch there too;
-    * features from placeholders are not cut, so an exported graph is the graph of
-      `model_fn`.
+    With "auto", a batch that runs out of memory is rolled back and retried in twice as
+    many micro-batches, with new dropout masks, or with recomputed layers; in evaluation
+    and prediction as well. The output folder keeps the number for the next run. With a
+    fixed number, evaluation and prediction use `model_fn` unchanged. One micro-batch gives
+    the weights of the plain Estimator bit for bit (embeddings under plain gradient descent
+    up to rounding), several micro-batches up to rounding. See docs/whole_batches.md.
 
     Args:
         model_fn: Function of features and, if it takes them, labels, mode, params and
@@ -164,26 +130,26 @@ def microbatch_model_fn(
 
         if is_trained:
             return _trained(batch, whole, build_on_slice, make_count(), config)
-        batch.constants = constant_features(whole)
+        constants = constant_features(whole)
         with batch.as_current():
             spec = build_on_slice()
         if mode == modes.EVAL:
-            return _evaluated(batch, spec, make_count("-eval"))
-        return _predicted(batch, spec, make_count("-predict"))
+            return _evaluated(batch, spec, make_count("-eval"), constants)
+        return _predicted(batch, spec, make_count("-predict"), constants)
 
     return _like(model_fn, wrapped)
 
 
 def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
     """Returns a spec whose train op is only the update."""
-    spec, spot_check = build_unedited(batch, build)
-    if spot_check is None:  # else the analysis of rows knows what belongs to examples
-        batch.constants = constant_features(whole)
+    spec, parts = build_unedited(batch, build)
+    if parts is None:  # else the analysis of rows knows what belongs to examples
+        parts = {"constants": constant_features(whole)}
         spec = _split_declared(batch, spec)
     check_sources(batch)
-    _check_micro_ops(batch.micro_ops)
+    _check_micro_ops(batch.works.micro_ops)
     hook = TrainingHook(
-        _replicas(batch.finish(spot_check=spot_check)),
+        _replicas(complete(batch, **parts)),
         count,
         find_rows,
         spec.scaffold.saver if spec.scaffold else None,
@@ -203,9 +169,9 @@ def _split_declared(batch: WholeBatch, spec):
     _check_update(batch.begin.op)
     check_declared(batch, spec.loss)
     each, once = _split(train_op, batch.begin.op)
-    batch.register(each=each)
+    batch.works.add(Work(each=each))
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
-    check_not_written(batch.computed_twice, batch.micro_ops)
+    check_not_written(batch.computed_twice, batch.works.micro_ops)
     with tf.control_dependencies(None):
         train_op = tf.group(*once, name="train_batch")
     return spec._replace(loss=loss, train_op=train_op)
@@ -275,14 +241,15 @@ def _check_micro_ops(micro_ops: list[tf.Operation]) -> None:
             )
 
 
-def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
+def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount, constants: list):
     """Returns the spec of an evaluation in micro-batches."""
     metrics = _split_metrics(batch, spec.eval_metric_ops)
     check_sources(batch)
-    _check_micro_ops(batch.micro_ops)
-    batch.register(empty=batch.micro_ops)  # as without micro-batches
+    _check_micro_ops(batch.works.micro_ops)
+    batch.works.add(Work(empty=batch.works.micro_ops))  # as without micro-batches
     loss = loss_of_batch(batch, spec.loss)
-    hook = MicroBatchHook(_replicas(batch.finish()), count, find_rows)
+    replicas = _replicas(complete(batch, constants=constants))
+    hook = MicroBatchHook(replicas, count, find_rows)
     return spec._replace(
         loss=loss,
         eval_metric_ops=metrics,
@@ -290,11 +257,11 @@ def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount):
     )
 
 
-def _predicted(batch: WholeBatch, spec, count: MicroBatchCount):
+def _predicted(batch: WholeBatch, spec, count: MicroBatchCount, constants: list):
     """Returns the spec of a prediction in micro-batches."""
     predictions = tf.nest.flatten(spec.predictions)
     check_sources(batch, predictions)
-    replica = batch.finish(predictions)
+    replica = complete(batch, predictions, constants=constants)
     hook = PredictionHook(replica, count, find_rows, spec.predictions)
     return spec._replace(
         predictions=hook.predictions,
@@ -326,7 +293,7 @@ def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tu
         with tf.control_dependencies(None):
             whole = tf.group(*_operations(update))
         each, once = _split(whole, begin)
-        batch.register(each=each)
+        batch.works.add(Work(each=each))
         with tf.control_dependencies(None):
             rest[name] = value, tf.group(*once)
     return rest

@@ -19,9 +19,10 @@ from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.internals import set_control_inputs
 from estimator_accum.graph.walks import ancestors, data_descendants, path_to
 from estimator_accum.graph.writers import is_reference, variable_of
-from estimator_accum.microbatch.batch import ReplicaBatch, WholeBatch
+from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.writes import written_by
 
 
@@ -50,8 +51,8 @@ def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
         fetched: Tensors that are fetched with each micro-batch.
     """
     _, pipeline = pipeline_of(batch.stage[1])
-    operations = [op for one in batch.passes for op in (*one.each, *one.once)]
-    needed = ancestors([*operations, *(tensor.op for tensor in fetched)])
+    work = batch.works.total
+    needed = ancestors([*work.each, *work.once, *(tensor.op for tensor in fetched)])
     for operation in needed:
         if operation in pipeline:
             raise ValueError(
@@ -83,15 +84,15 @@ class Outside:
         self._replicas, self._find_rows = replicas, find_rows
         fed = [*given]
         for each in replicas:
-            fed += [*each.reported, *(t for one in each.passes for t in one.done)]
+            fed += [*each.reported, *each.total.done]
         self._given = {tensor.ref() for tensor in fed}
         self._library = library_of_functions()
-        self._handles = {t.op for each in replicas for t in each.batch.handles}
+        self._handles = {op for each in replicas for op in each.batch.works.handles}
         stages = [op for each in replicas for op in each.batch.stage[1]]
         self._staged = {operation.inputs[0].op for operation in stages}
         staging, self._pipeline = pipeline_of(stages)
-        passes = [one for each in replicas for one in each.passes]
-        self._passes = ancestors(op for one in passes for op in (*one.each, *one.once))
+        totals = [each.total for each in replicas]
+        self._passes = ancestors(op for t in totals for op in (*t.each, *t.once))
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
@@ -121,7 +122,7 @@ class Outside:
         if names in self._needs:
             return
         needed = ancestors({getattr(item, "op", item) for item in items})
-        slots = {t.op for each in self._replicas for t in each.batch.slots}
+        slots = {t.op for each in self._replicas for t in each.batch.works.slots}
         for operation in (*self._staged, *slots):
             if operation in needed:
                 raise ValueError(

@@ -16,10 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.internals import has_failed
-from estimator_accum.microbatch.batch import Pass, ReplicaBatch
 from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch.gather import Exchange
+from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.staging import check_rows, describe_example, rows_of
+from estimator_accum.microbatch.work import Turn, Work
 
 _LATE = (
     "It was seen at {}, so earlier updates may be wrong as well: resume from no "
@@ -72,13 +73,16 @@ class BatchRunner:
         replicas = self._replicas
         switches = [replica.batch.should_recompute for replica in replicas]
         self._count.can_recompute = any(each is not None for each in switches)
-        self._roll_back = [replica.roll_back for replica in replicas]
-        self._passes = list(zip(*(each.passes for each in replicas), strict=True))
+        self._roll_back = [replica.total.roll_back for replica in replicas]
+        self._passes = {
+            turn: [replica.passes[turn] for replica in replicas]
+            for turn in replicas[0].passes
+        }
         self._batches, self._looks = 0, [0] * len(replicas)  # of the spot checks
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Initializes, in a new session, the variables that are in no collection."""
-        session.run([replica.initialize for replica in self._replicas])
+        session.run([replica.total.initialize for replica in self._replicas])
 
     def run(
         self,
@@ -107,7 +111,7 @@ class BatchRunner:
         """
         replicas = self._replicas
         taken = list(taken)
-        before = [(replica.release, replica.snapshot) for replica in replicas]
+        before = [(replica.total.release, replica.snapshot) for replica in replicas]
         staged, _, values = session.run(
             [[replica.batch.stage for replica in replicas], before, taken]
         )
@@ -146,7 +150,7 @@ class BatchRunner:
             return
         for replica, own, n in zip(self._replicas, shapes, rows, strict=True):
             if n > 1:
-                check_rows(replica.batch.names, own, replica.batch.constants)
+                check_rows(replica.batch.names, own, replica.constants)
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be cut."""
@@ -175,29 +179,29 @@ class BatchRunner:
         is_whole = max(len(cut.begins) for cut in cuts) == 1
         self._spot_check(session, cuts, place)
         last, done, later, fetched = {}, {}, {}, []
-        for passes in self._passes:
-            own = dict.fromkeys([p for each in passes for p in each.done], True)
+        for turn, works in self._passes.items():
+            own = dict.fromkeys([p for work in works for p in work.done], True)
             if is_whole and own:
                 later |= own  # the last pass does the work of this one
                 continue
-            is_last = passes is self._passes[-1]
-            wanted = [[] for _ in passes]
+            is_last = turn is Turn.LAST
+            wanted = [[] for _ in works]
             if is_last:
                 reported = [r.reported if is_whole else () for r in self._replicas]
                 pairs = zip(fetches, reported, strict=True)
                 wanted = [[*own, *others] for own, others in pairs]
-            if is_last or any(each.each for each in passes):
+            if is_last or any(work.each for work in works):
                 feeds, fetched = self._run_micro_batches(
-                    session, passes, wanted, cuts, done
+                    session, works, wanted, cuts, done
                 )
                 last |= feeds
             done |= own
             once = [
-                each.once if n or each.is_joint else []
-                for each, n in zip(passes, rows, strict=True)
+                work.once if n or turn is Turn.JOINT else []
+                for work, n in zip(works, rows, strict=True)
             ]
             last = last or self._feeds(0, cuts)
-            self._run_once(session, passes, once, rows, last | done, place)
+            self._run_once(session, turn, once, rows, last | done, place)
         feeds = last | done | later
         feeds |= self._reported(session, rows, fetched, fetches, feeds, place)
         for replica, (n, _, begins) in zip(self._replicas, cuts, strict=True):
@@ -261,13 +265,12 @@ class BatchRunner:
             result |= dict(zip(reported, found, strict=True))
         return result
 
-    def _run_once(
-        self, session, passes: tuple[Pass, ...], once: list, rows, feeds, place
-    ) -> list:
+    def _run_once(self, session, turn: Turn, once: list, rows, feeds, place) -> list:
         """Runs the operations on the whole batch; returns their results."""
         if not any(once):
             return [[] for _ in once]
-        exchanges = [each.exchange for each in passes if each.exchange]
+        exchanges = [each.batch.works.exchange for each in self._replicas]
+        exchanges = [each for each in exchanges if each and turn is Turn.JOINT]
         if not self._count.is_fixed:
             self._exchanges += exchanges
         try:
@@ -295,13 +298,13 @@ class BatchRunner:
             session.run([each.operations for each in exchanges], feeds)
 
     def _run_micro_batches(
-        self, session, passes: tuple[Pass, ...], wanted: list, cuts: list, done: dict
+        self, session, works: list[Work], wanted: list, cuts: list, done: dict
     ) -> tuple[dict, list]:
         """Runs one micro-batch after the other, each on all replicas that have one.
 
         Args:
             session: The session.
-            passes: The pass, one for each replica.
+            works: The work of the pass, one for each replica.
             wanted: Fetches of each replica.
             cuts: The cut batch of each replica.
             done: Feeds that tell which passes have run.
@@ -316,7 +319,7 @@ class BatchRunner:
             # A replica may have fewer examples than the others.
             running = [k for k, cut in enumerate(cuts) if i < len(cut.begins)]
             operations = [
-                (passes[k].each, wanted[k]) if cuts[k].rows else (passes[k].empty, [])
+                (works[k].each, wanted[k]) if cuts[k].rows else (works[k].empty, [])
                 for k in running
             ]
             results = session.run(operations, feeds | done)

@@ -128,7 +128,7 @@ def whole_batch_loss(
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
             value, *_ = tf.identity_n([value, *made.sources])
     setattr(value.op, WHOLE_BATCH_LOSS, made)
-    batch.register(twice=tensors)
+    batch.computed_twice += tensors
     return value
 
 
@@ -157,11 +157,11 @@ class _Loss:
         across: bool,
     ):
         self.is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
-        self._batch, self._first = batch, batch.first_pass(self.is_joint)
+        self._batch, self._first = batch, batch.works.first_turn(self.is_joint)
         everything, self._is_own = collect(batch, self._first, outputs), None
         if self.is_joint:  # the rows of this replica are those where `_is_own`
-            exchange = self._first.exchange
-            everything, self._is_own = gather(exchange, everything, batch.slot)
+            exchange, slot = batch.works.exchange, batch.works.slot
+            everything, self._is_own = gather(exchange, everything, slot)
         self.loss, self._captured = _computed(batch, loss_of, everything, self.is_joint)
         kept = [self.loss]
         if self.is_joint:

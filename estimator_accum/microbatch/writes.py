@@ -14,16 +14,16 @@ from estimator_accum.microbatch.staging import Slot
 
 
 def snapshot(
-    operations: list[tf.Operation], without: list[tf.Tensor]
+    operations: list[tf.Operation], without: Collection[tf.Operation]
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Returns operations that copy the variables that others write, and restore them.
 
     Args:
         operations: Operations that may write variables.
-        without: Handles of variables that need no copy.
+        without: Operations of variables that need no copy.
     """
     take, restore = [], []
-    for variable in written_by(ancestors(operations), {each.op for each in without}):
+    for variable in written_by(ancestors(operations), without):
         dtype, handle = _dtype_of(variable), variable.outputs[0]
         with tf.control_dependencies(None), tf.device(variable.device):
             shape = tf.TensorShape(variable.get_attr("shape"))

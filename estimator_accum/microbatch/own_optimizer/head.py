@@ -19,6 +19,7 @@ from estimator_accum.graph.names import CONTROL_FLOW_V1, LOOK_UPS, is_draw
 from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, collect
+from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, State
@@ -37,10 +38,12 @@ class View:
         states: Further tensors' states, by reference.
 
     Attributes:
+        batch: The batch.
         of_batch: The operations that are computed from the micro-batch.
     """
 
     def __init__(self, batch: WholeBatch, targets: list[tf.Tensor], states=()):
+        self.batch = batch
         self._parts = {part.sliced.ref(): part for part in batch.parts}
         rows = [part.sliced for part in batch.parts if part.has_rows]
         mixed = [part.sliced for part in batch.parts if not part.has_rows]
@@ -253,8 +256,8 @@ class Copies:
         axes = [view.state(tensor).axis for tensor in border.frontier]
         if border.frontier:
             batch = self._batch
-            of = batch.first_pass() if self._is_early else batch.last_pass
-            rows = collect(batch, of, border.frontier, axes)
+            turn = batch.works.first_turn() if self._is_early else Turn.LAST
+            rows = collect(batch, turn, border.frontier, axes)
             self.collected += zip(border.frontier, axes, strict=True)
             for tensor, whole in zip(border.frontier, rows, strict=True):
                 self._found[tensor.ref()] = whole

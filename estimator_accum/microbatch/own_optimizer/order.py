@@ -23,8 +23,9 @@ from estimator_accum.graph.names import CONTROL_FLOW_V1, READERS_OF_NO_VALUE, VA
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.graph.writers import writers_of
+from estimator_accum.microbatch.own_optimizer.division import BatchPlan
 
-_CUTS_ATTRIBUTE = "_estimator_accum_cuts"
+_PLANS_ATTRIBUTE = "_estimator_accum_plans"
 _TIMELESS = {"Const", "Placeholder", *VARIABLES}
 # Operations that pass a handle on, or the memory of a reference variable or a part.
 _SHARING = {
@@ -32,22 +33,6 @@ _SHARING = {
     *("Identity", "RefIdentity", "StopGradient", "PreventGradient", "EnsureShape"),
     *("Reshape", "ExpandDims", "Squeeze", "Slice", "StridedSlice"),
 }
-
-
-class Cut(NamedTuple):
-    """One replica's part of the train op.
-
-    Attributes:
-        roots: The train op, and what else runs once.
-        sums: The operations that read the gradients.
-        fed: Tensors of micro-batches with which it is fed.
-        waiting: Operations that would wait for the forward pass.
-    """
-
-    roots: list[tf.Operation]
-    sums: list[tf.Operation]
-    fed: list[tf.Tensor]
-    waiting: list[tf.Operation]
 
 
 class Unordered(NamedTuple):
@@ -58,44 +43,48 @@ class Unordered(NamedTuple):
     readers: list[tf.Operation]
 
 
-def order_update(cut: Cut) -> None:
-    """Orders the train op, when the last replica's part of it is complete."""
-    cuts = value_of_graph(tf.compat.v1.get_default_graph(), _CUTS_ATTRIBUTE, [])
-    cuts.append(cut)
+def order(plan: BatchPlan) -> None:
+    """Orders the train op, when the last replica's part of it is complete.
+
+    Args:
+        plan: The part that runs once per batch on this replica, with all its feeds.
+    """
+    plans = value_of_graph(tf.compat.v1.get_default_graph(), _PLANS_ATTRIBUTE, [])
+    plans.append(plan)
 
     def finish(strategy):  # replicas may wait for each other
         del strategy
-        _update_last(cuts)
-        cuts.clear()
+        _update_last(plans)
+        plans.clear()
 
     tf.distribute.get_replica_context().merge_call(finish)
 
 
-def _update_last(cuts: list[Cut]) -> None:
+def _update_last(plans: list[BatchPlan]) -> None:
     """Makes the reads of gradients wait for all that needs none, in all replicas.
 
     So an average of variables beside the update, or a schedule that reads a counter,
     sees the values from before it.
     """
-    sums = {read for cut in cuts for read in cut.sums}
-    after = descendants(sums)
-    fed = {tensor.op for cut in cuts for tensor in cut.fed}
-    roots = [root for cut in cuts for root in cut.roots]
-    needed = ancestors(roots, lambda each: each not in fed)
+    reads = {read for plan in plans for read in plan.reads}
+    after = descendants(reads)
+    fed = {tensor.op for plan in plans for tensor in plan.fed}
+    roots = [root for plan in plans for root in plan.roots]
+    needed = ancestors(roots, lambda operation: operation not in fed)
     before = [
         operation
         for operation in needed
         if operation not in after
-        and operation not in sums
+        and operation not in reads
         and operation.type not in _TIMELESS
         and context_of(operation) is None
     ]
     with tf.control_dependencies(None):
         done = tf.group(*before, name="before_update")
-    for operation in sums:
+    for operation in reads:
         add_control_inputs(operation, [done])
-    waiting = {each for cut in cuts for each in cut.waiting}
-    late = waiting | descendants([*waiting, *(t for cut in cuts for t in cut.fed)])
+    waiting = {operation for plan in plans for operation in plan.waiting}
+    late = waiting | descendants([*waiting, *(t for plan in plans for t in plan.fed)])
     for _, writer, readers in find_unordered(needed, set(before), after):
         last = [] if writer in late else [each for each in readers if each in late]
         for reader in last:

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -36,12 +37,36 @@ PASSES_ON = "_estimator_accum_passes_on"
 _own = []  # functions of TensorFlow that are replaced: (their place, name, function)
 
 
+class Request(NamedTuple):
+    """One call of tf.gradients.
+
+    Attributes:
+        ys: Tensors to derive.
+        xs: Variables and tensors.
+        grad_ys: Gradients of `ys`; None are ones.
+        plain: Returns d ys / d xs as TensorFlow computes them.
+        compute: tf.gradients, a function of ys, xs, grad_ys and stop_gradients.
+    """
+
+    ys: list[tf.Tensor]
+    xs: list
+    grad_ys: list | None
+    plain: Callable[[], list]
+    compute: Callable
+
+    @property
+    def tops(self) -> list[tf.Tensor]:
+        """All tensors that gradients are computed from."""
+        arriving = [gradient for gradient in self.grad_ys or [] if gradient is not None]
+        return tf.nest.flatten([*self.ys, *arriving], expand_composites=True)
+
+
 @contextlib.contextmanager
 def intercepting(gradients: Callable) -> Iterator[None]:
     """Gives this thread's calls of tf.gradients and tf.GradientTape to a function.
 
     Args:
-        gradients: As `Interception.gradients`.
+        gradients: Function of a `Request`, as `Interception.gradients`.
     """
     with _lock:
         if not _users:
@@ -98,7 +123,7 @@ def _helper(own: Callable) -> Callable:
         def plain():
             return compute(ys, xs, grad_ys, [])
 
-        return take(ys, xs, grad_ys, plain, compute)
+        return take(Request(ys, xs, grad_ys, plain, compute))
 
     return gradients
 
@@ -143,7 +168,7 @@ def _of_tape(own: Callable) -> Callable:
         found = [None] * len(sources)
         if places:
             known = [xs[i] for i in places]
-            taken = take(target, known, output_gradients, plain, compute)
+            taken = take(Request(target, known, output_gradients, plain, compute))
             for i, gradient in zip(places, taken, strict=True):
                 found[i] = gradient
         if tf.UnconnectedGradients(unconnected_gradients).value == "zero":

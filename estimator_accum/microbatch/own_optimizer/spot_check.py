@@ -24,6 +24,7 @@ from estimator_accum.graph.names import DRAWS, SHAPED_DRAWS
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.count import is_out_of_memory
+from estimator_accum.microbatch.own_optimizer.derivation import Derivation
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
     are_equal,
@@ -67,26 +68,24 @@ class SpotCheck:
 
     Args:
         batch: The batch.
-        derived: The gradients that were derived, as `Interception.derived`.
+        derivations: The gradients of which rows arrive at micro-batches.
         collected: Further tensors whose rows are collected, and the axis of these.
-        view: The graph in which they are.
         guards: Operations that fail where rows are looked up in other examples.
     """
 
     def __init__(
         self,
         batch: WholeBatch,
-        derived: list,
+        derivations: list[Derivation],
         collected: list[tuple[tf.Tensor, int]],
-        view: View,
         guards: list[tf.Operation],
     ):
         self._batch, self._guards = batch, guards
-        derived = [each for each in derived if each.is_simple]
-        gradients = [g for each in derived for g in each.gradients]
+        simple = [each for each in derivations if each.is_simple]
+        gradients = [g for each in simple for g in each.gradients if g is not None]
         rows = {tensor.ref(): (tensor, axis) for tensor, axis in collected}
         arriving = []  # (rows, their gradient, axis)
-        for each in derived:
+        for each in simple:
             for tensor, gradient in zip(each.rows, each.arriving, strict=True):
                 axis = each.view.state(tensor).axis
                 rows[tensor.ref()] = tensor, axis
@@ -100,7 +99,7 @@ class SpotCheck:
             for operation in needed
             if operation.type in DRAWS and context_of(operation) is None
         ]
-        states = View(batch, draws)
+        states = View(batch, draws)  # the graph has other draws since the last one
         draws = [each for each in draws if states.state(each).kind == "rows"]
         unknown = drawing_inside(needed, DRAWS - SHAPED_DRAWS)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum.microbatch.own_optimizer import interception, spot_check
+from estimator_accum.microbatch.own_optimizer import derivation, spot_check
 from estimator_accum.rows.rules.table import RULES
 from estimator_accum.rows.states import State
 from tests.helpers.models.interception import cut, relative_difference, train
@@ -122,7 +122,7 @@ def _clipped(x):
 
 @pytest.mark.parametrize("through", _THROUGH)
 def test_a_gradient_that_combines_examples_is_refused(through, monkeypatch):
-    monkeypatch.setattr(interception, "_check_own_gradients", lambda *_: None)
+    monkeypatch.setattr(derivation, "check_own_gradients", lambda *_: None)
 
     def loss_of(features, weights, through):
         return tf.reduce_mean(through(_clipped(features["x"] @ weights)) ** 2)

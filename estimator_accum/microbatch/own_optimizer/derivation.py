@@ -1,0 +1,178 @@
+"""Gradients of one call of tf.gradients, of the micro-batch and of the whole batch.
+
+    head             d loss / d rows, once, on the rows of the whole batch
+    micro-batches    (d rows_i / d variable) * (its rows of d loss / d rows)
+    variables that the head reads itself: their gradients, once
+
+Nothing is assumed of the loss.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.core.gradients import Gradient
+from estimator_accum.graph.internals import set_input
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
+from estimator_accum.microbatch.own_optimizer.head import Copies, View
+from estimator_accum.microbatch.own_optimizer.patches import (
+    PASSES_ON,
+    Request,
+    put_behind,
+)
+from estimator_accum.microbatch.own_optimizer.refusals import check_own_gradients
+
+
+class Derivation(NamedTuple):
+    """Gradients of one call of tf.gradients, before anything is added up.
+
+    Attributes:
+        view: The analysis of the graph before there were gradients.
+        rows: Tensors whose rows the head gets.
+        arriving: For each of them, the gradient that arrives at its micro-batch's rows.
+        gradients: For each x, the micro-batch's gradient that flows from there, or None.
+        direct: For each x, the gradient of the head itself, of the whole batch, or None.
+        is_simple: Whether nothing else arrives, such as from a whole_batch_loss.
+    """
+
+    view: View
+    rows: list[tf.Tensor]
+    arriving: list[tf.Tensor]
+    gradients: list[Gradient | None]
+    direct: list[Gradient | None]
+    is_simple: bool
+
+
+def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
+    """Returns the gradients of losses with respect to variables.
+
+    1. Bounds of loops become those of the whole batch: it changes which tensors have
+       rows, so it comes before any look at them.
+    2. An Identity is put behind each tensor with rows that the head reads, since
+       gradients can only be stopped at operations. Then the graph is another one.
+    3. The head's gradient is derived in the graph of one micro-batch, where tf.gradients
+       and tapes know the operations. It stops at the rows.
+    4. The head and its gradient are copied onto the rows of the whole batch, in one go:
+       a loop of TensorFlow 1 hands values to its gradient.
+    5. Each micro-batch takes its rows of the head's gradient, in a later run.
+    6. From there the gradient flows back to variables, through one micro-batch; only
+       now there is a backward pass in which a tf.custom_gradient can be looked for.
+    """
+    view = _with_whole_bounds(batch, copies, request.tops)
+    request, view = _with_identities(batch, copies, request, view)
+    losses = copies.take_losses(view, request.tops)
+    rows, gradients, direct = _of_head(copies, request, view, losses)
+    arriving = _arriving(batch, view, rows, gradients)
+    gradients = [None] * len(request.xs)
+    if rows:
+        gradients = request.compute(rows, request.xs, arriving, [])
+        check_own_gradients(view, rows, arriving, gradients)
+    return Derivation(view, rows, arriving, gradients, direct, not losses)
+
+
+def _with_whole_bounds(
+    batch: WholeBatch, copies: Copies, tops: list[tf.Tensor]
+) -> View:
+    """Returns the analysis of the graph, in which loops get the whole batch's bounds.
+
+    A loop that runs up to the longest example of the batch must do so in every
+    micro-batch: such numbers are computed from the whole batch there.
+    """
+    view = View(batch, tops)
+    bounds = [
+        (operation, i)
+        for operation, i in view.analysis.bounds
+        if view.is_pure(operation.inputs[i])
+    ]
+    if not bounds:
+        return view
+    for operation, i in bounds:
+        (whole,) = copies.make(view, [operation.inputs[i]])
+        set_input(operation, i, whole)
+    return View(batch, tops)
+
+
+def _with_identities(
+    batch: WholeBatch, copies: Copies, request: Request, view: View
+) -> tuple[Request, View]:
+    """Puts an Identity behind each tensor with rows that the head reads."""
+    copies.take_losses(view, request.tops)  # the border has them
+    border = copies.border(view, request.tops)
+    rows = [
+        tensor
+        for tensor in border.frontier
+        if _is_trainable(tensor) and not hasattr(tensor.op, PASSES_ON)
+    ]
+    if not rows:
+        return request, view
+    identities = put_behind(rows, border.operations)
+    ys = [identities.get(y.name, y) for y in request.ys]
+    request = request._replace(ys=ys)
+    return request, View(batch, request.tops)
+
+
+def _of_head(
+    copies: Copies, request: Request, view: View, losses: list[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor], list[Gradient | None]]:
+    """Derives the head and copies it onto the whole batch.
+
+    Returns:
+        (Tensors with rows that get a gradient, their gradients, gradients of variables
+        that the head reads itself; both of the whole batch.)
+    """
+    border = copies.border(view, request.tops)
+    frontier = [*filter(_is_trainable, border.frontier), *losses]
+    graph = tf.compat.v1.get_default_graph()
+    before = set(graph.get_operations())
+    ys, xs = request.ys, [*frontier, *request.xs]
+    gradients = request.compute(ys, xs, request.grad_ys, frontier)
+    pairs = [
+        (tensor, tf.convert_to_tensor(gradient))
+        for tensor, gradient in zip(frontier, gradients[: len(frontier)], strict=True)
+        if gradient is not None
+    ]
+    direct = gradients[len(frontier) :]
+    parts = tf.nest.flatten(direct, expand_composites=True)
+    rows = [tensor for tensor, _ in pairs]
+    targets = [gradient for _, gradient in pairs]
+    targets += [part for part in parts if part is not None]
+    if border.draws():  # once: what is reported of the loss draws the same numbers
+        targets += [tensor for tensor in rows if not _is_loss_of_all(tensor)]
+    derived = frozenset(graph.get_operations()) - before
+    values = iter(copies.make(view, targets, derived))
+    gradients = [next(values) for _ in rows]
+    parts = [part if part is None else next(values) for part in parts]
+    return rows, gradients, tf.nest.pack_sequence_as(direct, parts, True)
+
+
+def _arriving(
+    batch: WholeBatch, view: View, rows: list[tf.Tensor], gradients: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the micro-batch's rows of the gradient that arrives at the batch's rows.
+
+    Args:
+        batch: The batch.
+        view: The graph.
+        rows: Tensors with rows, or results of whole_batch_loss.
+        gradients: Their gradients, of the whole batch.
+    """
+    axes = [
+        None if _is_loss_of_all(tensor) else view.state(tensor).axis for tensor in rows
+    ]
+    arriving = keep_rows(batch, batch.works.first_turn(), "arriving", gradients, axes)
+    for i, tensor in enumerate(rows):
+        if axes[i] is None:
+            arriving[i] = getattr(tensor.op, WHOLE_BATCH_LOSS).part(arriving[i])
+        else:
+            arriving[i].set_shape(tensor.shape)
+    return arriving
+
+
+def _is_trainable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _is_loss_of_all(tensor: tf.Tensor) -> bool:
+    """Returns whether `tensor` is the result of whole_batch_loss."""
+    return hasattr(tensor.op, WHOLE_BATCH_LOSS) and tensor is tensor.op.outputs[0]

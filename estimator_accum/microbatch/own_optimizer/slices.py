@@ -1,0 +1,174 @@
+"""Sparse gradients: their sum over the batch, or all their slices if those are looked at.
+
+A sparse gradient is the sum over the rows that the batch touched. Code that looks at
+the slices of one row separately gets them: `tf.global_norm` their norm, which is summed
+as well, anything else the slices themselves.
+"""
+
+import re
+
+import tensorflow as tf
+
+from estimator_accum.core.gradients import cast
+from estimator_accum.graph.copies import replace
+from estimator_accum.graph.internals import set_input
+from estimator_accum.graph.walks import data_descendants
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.sums import SliceSum, add_to_sums
+from estimator_accum.microbatch.staging import Slot
+from estimator_accum.microbatch.work import Work
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.states import FIXED
+
+# What computes the same from slices of one row and from their sum: the places of slices
+# and of the numbers of their rows.
+_SUMMING = {
+    "ResourceScatterAdd": (2, 1),
+    "ResourceScatterSub": (2, 1),
+    "ScatterAdd": (2, 1),
+    "ScatterSub": (2, 1),
+    "UnsortedSegmentSum": (0, 1),
+}
+# What the order of rows does not change: updates of a variable, and sums.
+_UPDATING = re.compile(r"(Resource)?(Scatter|SparseApply)")
+_IN_ANY_ORDER = {
+    *("All", "Any", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"),
+    "UnsortedSegmentSum",
+}
+_PASSING = {"Cast", "Identity", "Neg"}
+_SCALING = {"Mul", "RealDiv"}
+
+
+def add_slices(batch: WholeBatch, slice_sum: SliceSum) -> list[tf.Operation]:
+    """Adds a sparse gradient, when all that uses its sum is in the graph.
+
+    Args:
+        batch: The batch, whose micro-batches add it.
+        slice_sum: Its sum.
+
+    Returns:
+        Operations that run after the sum is read.
+    """
+    norms = _norms(slice_sum.total)
+    if norms is None:
+        _keep_slices(batch, slice_sum)
+        return []
+    accumulator = slice_sum.accumulator
+    gradient = cast(slice_sum.gradient, accumulator.total.dtype)
+    add_to_sums(batch, [accumulator], [gradient])
+    batch.works.add(Work(roll_back=slice_sum.clear))
+    if norms:
+        _replace_norms(batch, slice_sum, norms)
+    return slice_sum.clear
+
+
+def _replace_norms(
+    batch: WholeBatch, slice_sum: SliceSum, norms: list[tf.Operation]
+) -> None:
+    """Replaces L2Loss of the sum by the sum of L2Loss of the slices."""
+    values = cast(slice_sum.gradient, slice_sum.total.values.dtype).values
+    half = batch.works.slot("half_squared_slices", values.dtype)
+    with tf.control_dependencies(None):
+        zero = tf.zeros([], values.dtype)
+        total = half.read()
+    batch.works.add(_zero_work(half, zero))
+    before = tf.where(batch.is_first, zero, half.read())
+    add = half.write(before + tf.nn.l2_loss(values))
+    batch.works.add(Work(each=[add]))
+    for norm in norms:
+        replace(norm.outputs[0], total)
+
+
+def _keep_slices(batch: WholeBatch, slice_sum: SliceSum) -> None:
+    """Makes the sum what it is for the whole batch: the slices of all examples."""
+    total = slice_sum.total
+    gradient = cast(slice_sum.gradient, total.values.dtype)
+    writes = []
+    pairs = [(total.values, gradient.values), (total.indices, gradient.indices)]
+    for whole, part in pairs:
+        part = tf.cast(part, whole.dtype)
+        slot = batch.works.slot("slices", whole.dtype, whole.shape)
+        with tf.control_dependencies(None):
+            zero = tf.zeros([0, *whole.shape[1:]], whole.dtype)
+            batch.works.add(_zero_work(slot, zero))
+            set_input(whole.op, 0, slot.read())
+        before = slot.read()
+        size = tf.where(batch.is_first, 0, tf.shape(before)[0])
+        writes.append(slot.write(tf.concat([before[:size], part], 0)))
+    batch.works.add(Work(each=writes))
+
+
+def _zero_work(slot: Slot, zero: tf.Tensor) -> Work:
+    """Returns the work that writes `zero` to a slot where there are no micro-batches."""
+    with tf.control_dependencies(None):
+        return Work(initialize=[slot.write(zero)], empty=[slot.write(zero)])
+
+
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
+    """Returns the L2Loss operations of a sum's values; None if it has other users.
+
+    Users that add up the slices of each row do not count.
+    """
+    norms, adding, waiting = [], set(), [total.values]
+    while waiting:
+        tensor = waiting.pop()
+        for user in tensor.consumers():
+            if user.type == "L2Loss" and tensor.name == total.values.name:
+                norms.append(user)
+            elif user.type in _PASSING or _is_scaled(user, tensor):
+                waiting += user.outputs
+            elif _reads(user, tensor, 0):
+                adding.add(user)
+            else:
+                return None
+    adding_by_row, rows, waiting = set(), [], [total.indices]
+    while waiting:
+        tensor = waiting.pop()
+        for user in tensor.consumers():
+            if user.type in _PASSING:
+                waiting += user.outputs
+            elif user.type == "Unique" and tensor.op.type != "Unique":
+                rows.append(user.outputs[0])
+                waiting.append(user.outputs[1])
+            elif _reads(user, tensor, 1):
+                adding_by_row.add(user)
+                rows += user.outputs if tensor.op.type == "Unique" else []
+            else:
+                return None
+    return norms if adding == adding_by_row and _are_in_any_order(rows) else None
+
+
+def _reads(user: tf.Operation, tensor: tf.Tensor, place: int) -> bool:
+    """Returns whether `user` adds up slices, and reads `tensor` as these, or as rows."""
+    if user.type not in _SUMMING:
+        return False
+    places = [i for i, read in enumerate(user.inputs) if read.name == tensor.name]
+    return places == [_SUMMING[user.type][place]]
+
+
+def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
+    """Returns whether all that is computed from rows is the same in another order.
+
+    Args:
+        rows: Numbers of rows, each once, and their values.
+    """
+    users = data_descendants(rows, lambda user: not _UPDATING.match(user.type))
+    states = {}
+    while True:
+        analysis = Analysis(rows, states=states)
+        analysis.analyze([output for user in users for output in user.outputs])
+        mixing = {origin.operation for origin in analysis.origins}
+        sums = {each for each in mixing if each.type in _IN_ANY_ORDER}
+        if not sums:
+            return not mixing
+        states |= {output.ref(): FIXED for each in sums for output in each.outputs}
+
+
+def _is_scaled(user: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Returns whether `user` multiplies `tensor` by a scalar."""
+    if user.type not in _SCALING or user.inputs[0].name != tensor.name:
+        others = list(user.inputs)[:1] if user.type == "Mul" else []
+    else:
+        others = list(user.inputs)[1:]
+    return bool(others) and others[0].shape.rank == 0

@@ -1,0 +1,208 @@
+"""Sums of gradients over the micro-batches of a batch.
+
+The model_fn gets reads of the sums, in the run of its train op.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.core.accumulators import (
+    Accumulator,
+    add_up,
+    clear_rows,
+    commit,
+    create_accumulator,
+    touched_rows,
+)
+from estimator_accum.core.gradients import Gradient, cast
+from estimator_accum.core.trained import check_own_job
+from estimator_accum.graph.internals import dtype_of_handle
+from estimator_accum.graph.variables import read
+from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
+from estimator_accum.microbatch.collecting import keep
+from estimator_accum.microbatch.own_optimizer.derivation import Derivation
+from estimator_accum.microbatch.work import Work
+
+_HALVES = (tf.float16, tf.bfloat16)
+
+
+class SliceSum(NamedTuple):
+    """Sum of a sparse gradient; its users, which come later, decide what is added up.
+
+    Attributes:
+        accumulator: Its accumulator.
+        gradient: The micro-batch's gradient.
+        total: The sum, as the model_fn reads it.
+        clear: Operations that clear the accumulator.
+    """
+
+    accumulator: Accumulator
+    gradient: tf.IndexedSlices
+    total: tf.IndexedSlices
+    clear: list[tf.Operation]
+
+
+class Sums(NamedTuple):
+    """Gradients of the whole batch, to read when all its micro-batches have run.
+
+    Attributes:
+        totals: The gradient with respect to each x; None if there is none.
+        reads: Names of the variables by the operations that read the sums.
+        slices: Sums of sparse gradients, to which nothing is added yet.
+    """
+
+    totals: list[Gradient | None]
+    reads: dict[tf.Operation, str]
+    slices: list[SliceSum]
+
+
+def sum_over_batch(
+    batch: WholeBatch, xs: list, derivation: Derivation, after: list[tf.Operation]
+) -> Sums:
+    """Returns the sums over micro-batches, with what the head derives itself.
+
+    Args:
+        batch: The batch.
+        xs: Variables and tensors.
+        derivation: Their gradients.
+        after: Operations after which the sums are read.
+    """
+    direct = _keep(batch, derivation.direct)
+    gradients = [None if g is None else _wide(g) for g in derivation.gradients]
+    totals, reads, slices = _add(batch, xs, gradients, after)
+    with tf.control_dependencies(after):
+        for i, gradient in enumerate(direct):
+            if gradient is not None:
+                parts = tf.nest.flatten(gradient, expand_composites=True)
+                parts = [tf.identity(part) for part in parts]
+                reads |= {part.op: source_of(xs[i]).name for part in parts}
+                copy = tf.nest.pack_sequence_as(gradient, parts, expand_composites=True)
+                totals[i] = _added(totals[i], copy)
+    totals = [
+        total if total is None else cast(total, _dtype_of(x, total))
+        for total, x in zip(totals, xs, strict=True)
+    ]
+    return Sums(totals, reads, slices)
+
+
+def add_to_sums(
+    batch: WholeBatch, accumulators: list[Accumulator], gradients: list[Gradient]
+) -> None:
+    """Adds each micro-batch's gradients to accumulators."""
+    sums = add_up(accumulators, gradients, batch.is_first)
+    commits = commit(accumulators, sums, batch.is_first)
+    with tf.control_dependencies(None):
+        batch.works.add(work_of_sums(commits, accumulators))
+
+
+def source_of(x) -> tf.Operation:
+    """Returns the operation of a tensor, or of a variable's handle."""
+    handle = getattr(x, "handle", None)
+    return x.op if handle is None else handle.op
+
+
+def _keep(batch: WholeBatch, direct: list) -> list:
+    """Stores gradients of variables that the head reads; returns them, for later."""
+    parts = tf.nest.flatten(direct, expand_composites=True)
+    values = [part for part in parts if part is not None]
+    if not values:
+        return direct
+    kept = keep(batch, batch.works.first_turn(), "direct", values)
+    # With the micro-batch that is the whole batch.
+    batch.works.add(Work(each=[tf.group(*kept)]))
+    kept = iter(kept)
+    parts = [part if part is None else next(kept) for part in parts]
+    return tf.nest.pack_sequence_as(direct, parts, expand_composites=True)
+
+
+def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
+    """Returns the sums of `gradients`, read after `after` has run."""
+    places = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    pairs = [(xs[i], gradients[i]) for i in places]
+    accumulators = _create_accumulators(pairs)
+    rows = list(zip(places, accumulators, strict=True))
+    dense = [(a, gradients[i]) for i, a in rows if a.touched is None]
+    if dense:
+        add_to_sums(batch, *map(list, zip(*dense, strict=True)))
+    totals, reads, slices = [None] * len(xs), {}, []
+    with tf.control_dependencies(None), tf.control_dependencies(after):
+        for i, accumulator in rows:
+            if accumulator.touched is None:
+                total = read(accumulator.total)
+                parts = [total]
+            else:
+                total, clear = _read_rows(accumulator, gradients[i].indices.dtype)
+                slices.append(SliceSum(accumulator, gradients[i], total, clear))
+                parts = [total.values, total.indices]
+            reads |= {part.op: source_of(xs[i]).name for part in parts}
+            totals[i] = total
+    return Sums(totals, reads, slices)
+
+
+def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
+    """Returns an accumulator for each x and its gradient."""
+    check_own_job([x for x, _ in pairs if isinstance(x, tf.Variable)])
+    arguments = []
+    for x, gradient in pairs:
+        shape = x.shape if x.dtype != tf.resource else gradient.shape
+        if not shape.is_fully_defined():
+            raise ValueError(
+                "What gradients are computed of, apart from a micro-batch, must have "
+                f"a static shape. Received: {source_of(x).name} of shape {shape}. Make "
+                "it with its shape."
+            )
+        dtype = tf.float32 if gradient.dtype in _HALVES else gradient.dtype
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        # A variable's `op` has the same name in every replica.
+        arguments.append((f"{x.op.name}/batch_gradient", shape, dtype, is_sparse))
+
+    def create(strategy):
+        del strategy
+        # They are not saved: checkpoints are written between batches.
+        return [create_accumulator(*a, collections=[]) for a in arguments]
+
+    return tf.distribute.get_replica_context().merge_call(create)
+
+
+def _read_rows(
+    accumulator: Accumulator, dtype: tf.DType
+) -> tuple[tf.IndexedSlices, list[tf.Operation]]:
+    """Returns the sum over the touched rows, and the operations that clear them.
+
+    Args:
+        accumulator: The accumulator of a sparse gradient.
+        dtype: Dtype of the rows' numbers.
+    """
+    rows = touched_rows(read(accumulator.touched))
+    values = tf.raw_ops.ResourceGather(
+        resource=accumulator.total.handle, indices=rows, dtype=accumulator.total.dtype
+    )
+    shape = tf.constant(accumulator.total.shape.as_list(), dtype)
+    # `add_slices` may replace the tensors that they read.
+    total = tf.identity(values), tf.identity(tf.cast(rows, dtype))
+    return tf.IndexedSlices(*total, shape), clear_rows(accumulator, rows, values)
+
+
+def _wide(gradient: Gradient) -> Gradient:
+    return cast(gradient, tf.float32) if gradient.dtype in _HALVES else gradient
+
+
+def _dtype_of(x, total: Gradient) -> tf.DType:
+    """Returns the dtype of the gradient of `x`, a tensor, variable or its handle."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or dtype == tf.resource:
+        return dtype_of_handle(x) or total.dtype
+    return tf.as_dtype(dtype).base_dtype
+
+
+def _added(one: Gradient | None, other: Gradient) -> Gradient:
+    """Returns the sum as tf.gradients has it: of slices only, if both are sparse."""
+    if one is None:
+        return other
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([one.indices, tf.cast(other.indices, one.indices.dtype)], 0)
+        values = tf.concat([one.values, tf.cast(other.values, one.values.dtype)], 0)
+        return tf.IndexedSlices(values, indices, one.dense_shape)
+    one, other = tf.convert_to_tensor(one), tf.convert_to_tensor(other)
+    return one + tf.cast(other, one.dtype)

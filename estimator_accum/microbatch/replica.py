@@ -1,0 +1,64 @@
+"""One replica's part of the graph, complete."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.work import Turn, Work
+from estimator_accum.microbatch.writes import snapshot
+
+
+class ReplicaBatch(NamedTuple):
+    """All that a runner feeds, fetches and runs.
+
+    Attributes:
+        batch: The batch, to which nothing is added any more.
+        passes: The work of each pass, in their order.
+        total: All of it; its `roll_back` undoes the micro-batches so far.
+        snapshot: Operations that copy the variables that micro-batches write.
+        reported: Tensors of the micro-batch with whose values for the batch the train
+            op is fed, and what computes these after the last pass. If one micro-batch
+            is the batch, its own are fetched with it.
+        refusals: Operations that fail if a batch cannot be cut, and the sentences.
+        constants: Names of features that may belong to no example, and must not then be
+            as many as the examples of a batch that is cut.
+        spot_check: Check before the first update; None if there is nothing to check.
+    """
+
+    batch: WholeBatch
+    passes: dict[Turn, Work]
+    total: Work
+    snapshot: Sequence[tf.Operation]
+    reported: Mapping[tf.Tensor, tf.Tensor]
+    refusals: Mapping[tf.Operation, str]
+    constants: Sequence[str]
+    spot_check: Any
+
+
+def complete(
+    batch: WholeBatch,
+    fetched: Iterable[tf.Tensor] = (),
+    *,
+    reported: Mapping | tuple = (),
+    refusals: Mapping | tuple = (),
+    constants: Sequence[str] = (),
+    spot_check=None,
+) -> ReplicaBatch:
+    """Returns the replica's part; nothing may be added to the batch any more.
+
+    Args:
+        batch: The batch.
+        fetched: Tensors that may be fetched with each micro-batch.
+        reported, refusals, constants, spot_check: As for `ReplicaBatch`.
+    """
+    works, take, restore = batch.works, [], []
+    works.is_closed = True
+    if batch.is_auto or not batch.keeps_sums or spot_check is not None:
+        operations = [*works.micro_ops, *(tensor.op for tensor in fetched)]
+        take, restore = snapshot(operations, works.handles)
+    total = works.total
+    total = total._replace(roll_back=[*restore, *total.roll_back, *total.release])
+    parts = dict(reported), dict(refusals), constants, spot_check
+    return ReplicaBatch(batch, works.passes, total, take, *parts)
