@@ -65,7 +65,6 @@ def make_saver_hooks(
             savers.append(_ReadingSaver(sharded=True, defer_build=True))
     if config.train_distribute is not None or config.save_checkpoints_steps is None:
         return room
-    _skip_the_search_for_uninitialized_variables()
     hook = _SaverHook(
         config.model_dir,
         save_steps=config.save_checkpoints_steps,
@@ -102,14 +101,3 @@ class _ReadingSaver(tf.compat.v1.train.Saver):
         ]
         # After the path, the names and the slices come the values.
         sess.run([value.op for writer in writers for value in writer.inputs[3:]])
-
-
-def _skip_the_search_for_uninitialized_variables() -> None:
-    """Lets a session start without a look at each variable.
-
-    One process initializes or restores all of them, and has no other to wait for.
-    """
-    none = tf.constant([], tf.string, name="uninitialized_variables")
-    keys = tf.compat.v1.GraphKeys
-    for key in (keys.READY_OP, keys.READY_FOR_LOCAL_INIT_OP):
-        tf.compat.v1.add_to_collection(key, none)
