@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.variables import find_global_step
 
 _ATTRIBUTE = "_estimator_accum_micro_batch_number"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
@@ -67,7 +68,7 @@ def _micro_batch_number(batch) -> tf.Tensor:
 
 
 def _global_step() -> tf.Tensor:
-    step = tf.compat.v1.train.get_global_step()
+    step = find_global_step()
     if step is None:
         raise ValueError(
             "The seed of a micro-batch must come from a global step. Received: a graph "

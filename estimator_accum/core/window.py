@@ -65,7 +65,7 @@ from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.branches import nan
 from estimator_accum.graph.internals import READS_OF_GLOBAL_STEP
 from estimator_accum.graph.replicas import first_of, flatten
-from estimator_accum.graph.variables import add_to, read
+from estimator_accum.graph.variables import add_to, find_global_step, read
 
 
 class Sums(NamedTuple):
@@ -491,7 +491,7 @@ def _micro_step_counter(plan: Plan) -> tf.Variable | None:
     """Returns the variable that counts micro-steps; None if there is none."""
     if plan.state.global_step is not None:
         return plan.state.global_step
-    return tf.compat.v1.train.get_global_step()
+    return find_global_step()
 
 
 def _number(plan: Plan) -> tf.Tensor | None:

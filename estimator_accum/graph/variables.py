@@ -8,6 +8,20 @@ from estimator_accum.graph.branches import either
 INITIALIZER_ATTRIBUTE = "_estimator_accum_initializer"
 
 
+def find_global_step() -> tf.Variable | tf.Tensor | None:
+    """Returns the global step of the graph; None if there is none.
+
+    TensorFlow also finds it by name. Of a resource variable that name is the handle,
+    which it refuses.
+    """
+    keys = tf.compat.v1.GraphKeys
+    if not tf.compat.v1.get_collection(keys.GLOBAL_STEP):
+        for variable in tf.compat.v1.get_collection(keys.GLOBAL_VARIABLES):
+            if variable.op.name == "global_step":
+                return variable
+    return tf.compat.v1.train.get_global_step()
+
+
 def create_shared_scalar(
     name: str, dtype: tf.DType = tf.int64, collections: list[str] | None = None
 ) -> tf.Variable:

@@ -32,6 +32,7 @@ from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
 from estimator_accum.core.registry import Window, get_windows
 from estimator_accum.graph.internals import context_of
+from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.hooks._checkpoints import (
     SaveWatch,
@@ -213,7 +214,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         note_hooks(tf.compat.v1.get_default_graph())
         self._global_step = windows[0].global_step
         if self._global_step is None:
-            self._global_step = tf.compat.v1.train.get_global_step()
+            self._global_step = find_global_step()
         if self._global_step is None:
             raise ValueError(
                 "make_accumulation_hooks needs a global step. Received: a graph without "

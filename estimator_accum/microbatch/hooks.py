@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.registry import get_windows
+from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
 from estimator_accum.hooks._summary import TrainingSummary, Update
@@ -175,7 +176,7 @@ class TrainingHook(MicroBatchHook):
         self._summary_dir = summary_dir
 
     def begin(self) -> None:
-        windows, self._clock = get_windows(), tf.compat.v1.train.get_global_step()
+        windows, self._clock = get_windows(), find_global_step()
         if windows:  # else the model_fn has an optimizer without a window
             WindowlessRestore(self._saver or get_or_add_saver(), windows)
             self._clock = windows[0].update_step

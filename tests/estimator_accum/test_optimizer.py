@@ -60,6 +60,17 @@ def test_gradients_that_the_caller_computed_are_accumulated_likewise():
     assert "global_step" not in ours  # not requested
 
 
+@pytest.mark.usefixtures("fresh_graph")
+def test_a_variable_that_is_named_global_step_numbers_micro_steps():
+    weight = v1.Variable(1.0, use_resource=True)
+    step = v1.Variable(6, name="global_step", trainable=False, use_resource=True)
+    train_op = AccumulatingOptimizer(sgd(0.1), K).minimize(weight * float("nan"))
+    with start_session() as session:
+        assert session.run(step) == 6
+        with pytest.raises(tf.errors.InvalidArgumentError, match="at micro-step 7"):
+            session.run(train_op)
+
+
 def test_without_a_loss_there_is_none_to_report():
     with tf.Graph().as_default():
         x = v1.get_variable("x", initializer=1.0)

@@ -48,7 +48,8 @@ def enable_v1() -> types.ModuleType:
 
     Enables `tf.estimator`, turns TensorFlow 2's behavior off for the whole process,
     variables excepted, which stay resources: their reads and writes have an order.
-    They get TensorFlow 1's `initialized_value()`. Adds `tf.contrib` (see _contrib.py),
+    They get TensorFlow 1's `initialized_value()`, and one that is named global_step is
+    found as the global step. Adds `tf.contrib` (see _contrib.py),
     `tf.flags.FlagsError`, and names that Python and NumPy removed (see _removed.py).
     Modules that were imported before do not change. A second call does nothing.
 
@@ -62,7 +63,7 @@ def enable_v1() -> types.ModuleType:
     v1 = tf.compat.v1
     if "contrib" in vars(v1):
         return v1
-    from estimator_accum.compat.v1 import _contrib, _imports, _removed
+    from estimator_accum.compat.v1 import _contrib, _global_step, _imports, _removed
 
     logger = tf.get_logger()
     level = logger.level
@@ -72,6 +73,7 @@ def enable_v1() -> types.ModuleType:
     # TensorFlow 1 has it in the base class, newer ones for reference variables alone.
     tf.Variable.initialized_value = v1.Variable.initialized_value
     v1.flags.FlagsError = v1.flags.Error  # its name before absl
+    _global_step.install()
     _removed.install()
     _imports.install()
     _contrib.install()  # last, because enable_v1() takes it as done

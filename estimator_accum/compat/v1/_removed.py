@@ -1,9 +1,10 @@
-"""Names that Python and NumPy removed and TensorFlow 1 scripts use.
+"""Names that Python, NumPy and TensorFlow removed and TensorFlow 1 scripts use.
 
     inspect.getargspec                            until Python 3.10
     collections.Mapping, .Iterable, ...           until Python 3.9
     imp.load_source, .reload, .new_module         until Python 3.11
     np.int, np.object, np.float_, np.product ...  until NumPy 1.23, 1.26 or 2.3
+    variable of TensorFlow's variable_scope       in copies of tf.metrics
 
 Only what is missing is added. `distutils` comes from setuptools, which TensorFlow needs.
 """
@@ -17,6 +18,8 @@ import sys
 import types
 
 import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import variable_scope
 
 from estimator_accum.compat.v1 import _imports
 
@@ -60,6 +63,7 @@ def install() -> None:
     abstract = {name: getattr(collections.abc, name) for name in _ABSTRACT}
     _add(collections, abstract)
     _add(np, _NUMPY)
+    _add(variable_scope, {"variable": tf.compat.v1.Variable})
     if importlib.util.find_spec("imp") is None:
         imp = sys.modules["imp"] = types.ModuleType("imp", "Made by this package.")
         imp.load_source, imp.reload = load_source, importlib.reload

@@ -10,8 +10,12 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import variable_scope
+from tensorflow.python.training import training_util
 
-from estimator_accum.compat.v1 import _removed
+from estimator_accum.compat.v1 import _global_step, _removed
+
+v1 = tf.compat.v1
 
 
 @pytest.fixture
@@ -36,13 +40,15 @@ def installed(monkeypatch):
     del sys.modules["imp"]
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("installed", "fresh_graph")
 def test_removed_names_are_there_again():
     assert np.object is object and np.int is int and np.float is float
     assert np.unicode is str and np.asscalar(np.array([3])) == 3
     assert np.array([1.0], np.float_).dtype == np.float64
     assert collections.Mapping is collections.abc.Mapping
     assert inspect.getargspec(os.path.join) == (["a"], "p", None, None)
+    step = variable_scope.variable(lambda: 0, name="step", use_resource=True)
+    assert step.op.name == "step"
     import distutils.version  # setuptools has it
     import imp
 
@@ -50,6 +56,16 @@ def test_removed_names_are_there_again():
         "1.9"
     )
     assert imp.new_module("m").__name__ == "m"
+
+
+@pytest.mark.usefixtures("fresh_graph")
+def test_a_variable_is_the_global_step_by_its_name(monkeypatch):
+    for module in (training_util, v1.train):
+        monkeypatch.setattr(module, "get_global_step", v1.train.get_global_step)
+    _global_step.install()
+    step = v1.Variable(6, name="global_step", trainable=False, use_resource=True)
+    assert v1.train.get_or_create_global_step() is step
+    assert v1.train.get_global_step() is step
 
 
 def test_names_that_exist_are_left_alone():
