@@ -28,7 +28,7 @@ _ROOMS = {
     "keras": {"graph", "core"},
     "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
     "programs": {"", "compat", "core", "microbatch", "reports"},
-    "unedited": {"", "compat", "core", "graph", "microbatch", "programs"},
+    "unedited": {"", "checks", "compat", "core", "graph", "microbatch", "programs"},
 }
 # What of TensorFlow is not public is in the first of these, of Keras in the others.
 _INTERNALS = [

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, get_windows
+from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.change import remember
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import GRADIENTS, replace_function
@@ -221,6 +222,7 @@ class Runs:
                 self._branches.add(graph.name)
             with tf.init_scope():
                 graph = tf.compat.v1.get_default_graph()
+            note_hooks(graph)  # the script has no place to pass them to
             self._train_ops.setdefault(graph, []).append(train_op)
             return train_op
 

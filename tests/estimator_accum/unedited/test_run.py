@@ -325,6 +325,7 @@ def test_a_loop_of_session_runs_accumulates_and_counts_updates(kind, tmp_path):
     assert last == "4 [(0, 0.0), (1, 0.5), (1, 0.5)]"
     assert "2 calls of session.run make one update" in done.stderr
     assert "reads global_step" not in done.stderr
+    assert "make_accumulation_hooks" not in done.stderr
 
 
 # Trainings of w, and what is printed: the value after two calls with 0 and 1, or more.
