@@ -18,6 +18,7 @@ from estimator_accum.reports._display import write_line
 from estimator_accum.reports._memory import peak_bytes, spoken
 
 _logger = logging.getLogger("tensorflow.estimator_accum.summary")
+_warnings = logging.getLogger("tensorflow.estimator_accum")
 
 
 class TrainingSummary(Report):
@@ -36,7 +37,7 @@ class TrainingSummary(Report):
     def check(self) -> None:
         """Begins a training."""
         self._first, self._is_described, self._rates = None, False, []
-        self._kept = ""
+        self._held = self._steps = 0
 
     def open(self, update_step: int) -> None:
         """Begins to count, in the first session."""
@@ -88,17 +89,29 @@ class TrainingSummary(Report):
 
     def keep(self, held: int, steps: int) -> None:
         """Notes how many micro-steps the open window has at the end, and its K."""
-        if held:
-            self._kept = f"; the open window has {held:,} of {steps:,} micro-steps"
+        self._held, self._steps = held, steps
 
     def close(self) -> None:
-        """Writes the last line."""
+        """Writes the last line, and warns where no update was ever made."""
         parts = [f"trained {_counted(self._last - self._first, 'update')}"]
         if self._rates:  # the median, since the first update waits for the graph
             rate, unit = statistics.median(self._rates), self._unit.replace("_", "-")
             parts.append(f"{rate:,.1f} {unit} per second")
         parts += [f"peak of {of} {spoken(size)}" for of, size in peak_bytes().items()]
-        write_line(", ".join(parts) + self._kept, _logger)
+        line = ", ".join(parts)
+        if self._held:
+            open_window = f"{self._held:,} of {self._steps:,} micro-steps"
+            line += f"; the open window has {open_window}"
+        write_line(line, _logger)
+        if self._held and self._last == 0:
+            _warnings.warning(
+                "The first update needs %d micro-steps. Received: %d, so no weight has "
+                "changed yet. max_steps and steps count micro-steps: multiply them by %d, "
+                "or train on from this checkpoint.",
+                self._steps,
+                self._held,
+                self._steps,
+            )
 
 
 def _counted(number: int, noun: str) -> str:

@@ -88,10 +88,15 @@ def test_a_resumed_window_with_fewer_micro_steps_closes_at_once(lines):
     ],
 )
 def test_steps_below_an_update_train_none_unless_it_is_applied(
-    partial_window, end, lines
+    partial_window, end, lines, caplog
 ):
     _, last = lines(_model_fn(8, partial_window=partial_window), {"max_steps": 3})
     assert re.fullmatch(end, last)
+    words = (
+        "The first update needs 8 micro-steps. Received: 3, so no weight has changed"
+    )
+    is_warned_of = [words in message for message in caplog.messages]
+    assert any(is_warned_of) == (partial_window == "auto")
 
 
 def test_the_examples_of_a_micro_batch_are_left_out_if_unknown(lines):
