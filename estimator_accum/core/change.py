@@ -33,7 +33,12 @@ from estimator_accum.graph.branches import is_in_branch
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.names import FED
 from estimator_accum.graph.outermost import value_of_graph
-from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
+from estimator_accum.graph.walks import (
+    ancestors,
+    control_inputs_of,
+    data_ancestors,
+    descendants,
+)
 from estimator_accum.graph.writers import (
     MicroStepWriters,
     is_reference,
@@ -329,7 +334,7 @@ def _walk(changed: list[Gradient], known: dict, later: set[tf.Operation]) -> _Wa
         if _stays(operation):
             continue
         waiting += [(each, each.op, operation) for each in operation.inputs]
-        for other in operation.control_inputs:
+        for other in control_inputs_of(operation):
             if any(each.name in known for each in other.outputs):
                 continue
             if other in later or _is_pivot(other):

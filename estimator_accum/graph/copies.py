@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from estimator_accum.graph.internals import COLOCATION, set_input
+from estimator_accum.graph.walks import control_inputs_of
 
 
 def replace(tensor: tf.Tensor, other: tf.Tensor) -> None:
@@ -42,7 +43,7 @@ def define(
         node.attr.pop(COLOCATION, None)  # colocation with what is not copied
         del node.input[:]
         node.input.extend(tensor.name for tensor in operation.inputs)
-        for other in operation.control_inputs:
+        for other in control_inputs_of(operation):
             if other.name in copied or operation in in_order:
                 node.input.append(f"^{other.name}")
             if other.name not in copied and operation in in_order:

@@ -19,7 +19,7 @@ def ancestors(
     """
 
     def needed(operation: tf.Operation) -> list[tf.Operation]:
-        found = (*(t.op for t in operation.inputs), *operation.control_inputs)
+        found = (*(t.op for t in operation.inputs), *control_inputs_of(operation))
         return [each for each in found if where(each)]
 
     return _walk(list(operations), needed)
@@ -70,6 +70,14 @@ def data_ancestors(
         return inputs if outside is None else [*inputs, outside]
 
     return _walk(list(operations), needed)
+
+
+def control_inputs_of(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns the operations that an operation waits for, by name.
+
+    TensorFlow keeps more than eight by their addresses, which differ between processes.
+    """
+    return sorted(operation.control_inputs, key=lambda other: other.name)
 
 
 def _walk(

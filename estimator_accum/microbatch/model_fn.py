@@ -18,7 +18,7 @@ from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.options import check_reduction
 from estimator_accum.core.registry import get_windows
 from estimator_accum.graph.outermost import value_of_graph
-from estimator_accum.graph.walks import ancestors, path_to
+from estimator_accum.graph.walks import ancestors, control_inputs_of, path_to
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import mean_over_batch
 from estimator_accum.microbatch.constants import constant_features
@@ -195,7 +195,7 @@ def _split(
         if begin not in ancestors([operation]):
             once.append(operation)
         elif operation.type == "NoOp":
-            waiting += operation.control_inputs
+            waiting += control_inputs_of(operation)
         else:
             each.append(operation)
     return each, once

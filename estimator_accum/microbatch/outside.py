@@ -17,7 +17,12 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.internals import set_control_inputs
-from estimator_accum.graph.walks import ancestors, data_descendants, path_to
+from estimator_accum.graph.walks import (
+    ancestors,
+    control_inputs_of,
+    data_descendants,
+    path_to,
+)
 from estimator_accum.graph.writers import is_reference, variable_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
@@ -176,7 +181,7 @@ class Outside:
             and (operation in of_batch or self._changes(operation))
         }
         for operation in self._graph.get_operations():
-            waits = operation.control_inputs
+            waits = control_inputs_of(operation)
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
@@ -270,7 +275,9 @@ class Outside:
                     f"pipeline. Received: {path_to(_firsts(users), item)}. Fetch a "
                     "tensor of input_fn, not its operation, and wait for none of them."
                 )
-            waiting += [(each, item) for each in (*item.inputs, *item.control_inputs)]
+            waiting += [
+                (each, item) for each in (*item.inputs, *control_inputs_of(item))
+            ]
         return users, list(ends.values())
 
     def _late(self, users: dict) -> set[tf.Operation]:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.names import CONTROL_FLOW_V1, SHAPES
 from estimator_accum.graph.replicas import flatten
+from estimator_accum.graph.walks import control_inputs_of
 from estimator_accum.recomputing.gates import gated, merged, switched
 
 GRADIENT = "EstimatorAccumRecompute"
@@ -60,7 +61,7 @@ def needed_inside(
         given += [tensor for tensor in operation.inputs if tensor.op not in inside]
         waiting += [tensor.op for tensor in operation.inputs]
         if operation in with_order:
-            waiting += operation.control_inputs
+            waiting += control_inputs_of(operation)
     return needed, given
 
 
@@ -196,7 +197,7 @@ def _early(
         return [], set()  # of a layer inside: one that is not run would stop the rest
     first, late = set(), {tensor.op for tensor in arrived.values()}
     for operation in backward:
-        before = [*(t.op for t in operation.inputs), *operation.control_inputs]
+        before = [*(t.op for t in operation.inputs), *control_inputs_of(operation)]
         if any(each in late for each in before):
             late.add(operation)
         elif operation in needed and any(each in needed for each in before):

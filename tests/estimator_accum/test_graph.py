@@ -10,7 +10,11 @@ import tensorflow as tf
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.graph.branches import either, run_either
 from estimator_accum.graph.variables import idle_zeros
-from estimator_accum.graph.walks import data_ancestors, fetched_operations
+from estimator_accum.graph.walks import (
+    control_inputs_of,
+    data_ancestors,
+    fetched_operations,
+)
 from tests.helpers.models.interfaces import sgd, start_session
 from tests.helpers.processes import running
 
@@ -174,3 +178,11 @@ def test_idle_zeros_are_zeros_where_the_memory_was_in_use():
         for _ in range(20):
             session.run(used)
             np.testing.assert_array_equal(session.run(values), np.zeros(shape))
+
+
+def test_operations_that_one_waits_for_have_one_order(fresh_graph):
+    """TensorFlow keeps more than eight by their addresses."""
+    others = [tf.no_op(f"waited_for_{i:02}") for i in range(20)]
+    with tf.control_dependencies(others[::-1]):
+        operation = tf.no_op("waiting")
+    assert control_inputs_of(operation) == others

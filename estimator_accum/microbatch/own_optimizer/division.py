@@ -12,6 +12,7 @@ from estimator_accum.graph.internals import context_of, set_control_inputs
 from estimator_accum.graph.names import SHOWING
 from estimator_accum.graph.walks import (
     ancestors,
+    control_inputs_of,
     data_ancestors,
     data_descendants,
     descendants,
@@ -115,7 +116,8 @@ def _move_out_of_forward(
     for operation in forward:
         if operation not in changes:
             _wait_for(
-                operation, [op for op in operation.control_inputs if op not in changes]
+                operation,
+                [op for op in control_inputs_of(operation) if op not in changes],
             )
     return sorted(changes, key=lambda operation: operation.name)
 
@@ -182,7 +184,7 @@ def _follow(
             continue  # it is fed, when its pass has run
         stays = [
             other
-            for other in operation.control_inputs
+            for other in control_inputs_of(operation)
             if other not in graph.of_batch or _is_in_branch(other) or other in late
         ]
         if _wait_for(operation, stays):

@@ -16,7 +16,7 @@ from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.internals import is_in_while_loop
 from estimator_accum.graph.names import CONTROL_FLOW_V1, LOOK_UPS, is_draw
-from estimator_accum.graph.walks import data_descendants
+from estimator_accum.graph.walks import control_inputs_of, data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, collect
 from estimator_accum.microbatch.work import Turn
@@ -167,7 +167,7 @@ class Border:
                 continue
             self.operations[operation] = None
             waiting += operation.inputs
-            for other in operation.control_inputs if is_made or in_loop else ():
+            for other in control_inputs_of(operation) if is_made or in_loop else ():
                 # The gradient of a tf.py_function reads what its own run has recorded.
                 is_read = other.type == operation.type == "EagerPyFunc"
                 if is_read or other in made or is_in_loop(other):

@@ -11,7 +11,7 @@ from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import DRAWS, FED, SHAPED_DRAWS, VARIABLES
-from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.graph.walks import control_inputs_of, data_ancestors
 
 _DRAWN = 0.95  # dropout keeps what is drawn above its rate
 # Draws of integers, and the place of the lowest one among the inputs.
@@ -86,7 +86,7 @@ def _with_pivots(operations: list[tf.Operation]) -> dict[tf.Operation, None]:
     """Returns operations with those of loops that they wait for."""
     found, waiting = dict.fromkeys(operations), list(operations)
     while waiting:
-        for other in waiting.pop().control_inputs:
+        for other in control_inputs_of(waiting.pop()):
             if other not in found and is_in_loop(other):
                 new = [e for e in data_ancestors([other]) if e not in found]
                 new = [each for each in new if not _is_source(each)]

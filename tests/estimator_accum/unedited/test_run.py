@@ -279,7 +279,7 @@ def test_a_script_of_tensorflow_1_keeps_the_window_that_it_makes_by_hand(tmp_pat
     found = [float(each) for each in done.stdout.split()]
     expected = [w, squared, squared, np.mean(np.abs(errors)), 6]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert "__main__.model_fn trains each batch in 2 micro-batches" in done.stderr
+    assert "trains each batch in 2 micro-batches, then updates once" in done.stderr
 
 
 _LOOP = """
