@@ -74,7 +74,7 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
         return
     seen = None
 
-    def look_at_changes() -> None:
+    def look_if_grown() -> None:
         nonlocal seen
         if seen != (graph.version, len(looks)):
             with graph.as_default():
@@ -82,7 +82,7 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
                     each()
             seen = graph.version, len(looks)
 
-    call_before_runs(graph, look_at_changes)
+    call_before_runs(graph, look_if_grown)
 
 
 def _check_other_updates(

@@ -19,7 +19,7 @@ _MOST_NAMES = 3  # variables that an error names
 _HEALTH = 2  # mode with two numbers: the tensor's id, and 1 for NaN or infinity
 
 
-class Values(NamedTuple):
+class CheckedValues(NamedTuple):
     """Values that a policy checks.
 
     Attributes:
@@ -42,7 +42,7 @@ class Policy:
     may_skip = False  # a window may end without an update
     _checks_micro_batches = False  # every micro-step, not only the boundary
 
-    def check_micro_batch(self, values: Values, has_weight: tf.Tensor | None):
+    def check_micro_batch(self, values: CheckedValues, has_weight: tf.Tensor | None):
         """Returns (whether the micro-batch counts, None for always; operations before).
 
         Args:
@@ -52,7 +52,9 @@ class Policy:
         del has_weight  # NaN and infinity stay in the window's sum
         return None, [values_of(value) for value in values.gradients]
 
-    def check_window(self, values: Values, halves: tf.Tensor, are_sums_checked: bool):
+    def check_window(
+        self, values: CheckedValues, halves: tf.Tensor, are_sums_checked: bool
+    ):
         """Returns (whether the window is applied, operations before).
 
         Args:
@@ -62,7 +64,9 @@ class Policy:
         """
         return self._judge(*self._unchecked(values, halves, are_sums_checked))
 
-    def _unchecked(self, values: Values, halves: tf.Tensor, are_sums_checked: bool):
+    def _unchecked(
+        self, values: CheckedValues, halves: tf.Tensor, are_sums_checked: bool
+    ):
         """Returns the values that no micro-step has checked, with their halves."""
         places = range(len(values.gradients))
         if are_sums_checked and self._checks_micro_batches:
@@ -77,7 +81,7 @@ class Policy:
         )
         return unchecked, halves
 
-    def _judge(self, values: Values, halves: tf.Tensor):
+    def _judge(self, values: CheckedValues, halves: tf.Tensor):
         return _all_finite(values, halves), []
 
 
@@ -86,7 +90,7 @@ class _SkipWindow(Policy):
 
     may_skip = True
 
-    def _judge(self, values: Values, halves: tf.Tensor):
+    def _judge(self, values: CheckedValues, halves: tf.Tensor):
         # At weight 0 every micro-batch was skipped.
         return tf.logical_and(_all_finite(values, halves), values.scalars[0] > 0), []
 
@@ -96,7 +100,7 @@ class _CheckMicroBatches(Policy):
 
     _checks_micro_batches = True
 
-    def check_micro_batch(self, values: Values, has_weight: tf.Tensor | None):
+    def check_micro_batch(self, values: CheckedValues, has_weight: tf.Tensor | None):
         """Returns (whether the micro-batch counts, None for always; operations before)."""
         dtype = values.scalars[0].dtype
         scalars = [tf.cast(scalar, dtype) for scalar in values.scalars]
@@ -106,14 +110,14 @@ class _CheckMicroBatches(Policy):
             halves = tf.where(has_weight, halves, tf.zeros_like(halves))
         return self._judge_micro_batch(values._replace(scalars=scalars), halves)
 
-    def _judge_micro_batch(self, values: Values, halves: tf.Tensor):
+    def _judge_micro_batch(self, values: CheckedValues, halves: tf.Tensor):
         raise NotImplementedError
 
 
 class _SkipMicroBatch(_SkipWindow, _CheckMicroBatches):
     """The micro-batch is left out; a window of none but these is skipped."""
 
-    def _judge_micro_batch(self, values: Values, halves: tf.Tensor):
+    def _judge_micro_batch(self, values: CheckedValues, halves: tf.Tensor):
         return _all_finite(values, halves), []
 
 
@@ -122,10 +126,10 @@ class _Raise(_CheckMicroBatches):
 
     names_micro_steps = True
 
-    def _judge_micro_batch(self, values: Values, halves: tf.Tensor):
+    def _judge_micro_batch(self, values: CheckedValues, halves: tf.Tensor):
         return None, [_raise_unless_finite(values, halves)]
 
-    def _judge(self, values: Values, halves: tf.Tensor):
+    def _judge(self, values: CheckedValues, halves: tf.Tensor):
         raised = _raise_unless_finite(values, halves)
         return tf.constant(True), [raised]
 
@@ -143,7 +147,7 @@ def policy_of(on_nonfinite: str | None) -> Policy:
     return _POLICIES[on_nonfinite]
 
 
-def _all_finite(values: Values, halves: tf.Tensor) -> tf.Tensor:
+def _all_finite(values: CheckedValues, halves: tf.Tensor) -> tf.Tensor:
     """Returns whether all values are finite, a scalar bool.
 
     Args:
@@ -161,7 +165,9 @@ def _all_finite(values: Values, halves: tf.Tensor) -> tf.Tensor:
     return either(is_finite, lambda: [tf.constant(True)], read_all)[0]
 
 
-def _raise_unless_finite(values: Values, halves: tf.Tensor) -> tf.Operation | None:
+def _raise_unless_finite(
+    values: CheckedValues, halves: tf.Tensor
+) -> tf.Operation | None:
     """Returns an operation that fails if a value is not finite, and names it.
 
     Args:

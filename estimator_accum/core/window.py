@@ -54,7 +54,7 @@ from estimator_accum.core.gradients import (
 )
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import update_noise_scale
-from estimator_accum.core.nonfinite import Values
+from estimator_accum.core.nonfinite import CheckedValues
 from estimator_accum.core.options import Options
 from estimator_accum.core.plan import Plan
 from estimator_accum.core.reduction import sum_over_replicas
@@ -68,28 +68,23 @@ from estimator_accum.graph.replicas import first_of, flatten
 from estimator_accum.graph.variables import add_to, find_global_step, read
 
 
-class Sums(NamedTuple):
-    """Sums of one replica, or of all after the reduction.
+class WindowSums(NamedTuple):
+    """WindowSums of one replica, or of all after the reduction.
 
     Attributes:
         gradients: One for each trained variable.
-        scalars: Sums of scalars, by name.
+        scalars: WindowSums of scalars, by name.
     """
 
     gradients: list[Gradient]
     scalars: dict[str, tf.Tensor]
 
-    @property
-    def divisor(self) -> tf.Tensor:
-        """The sum by which the others are divided."""
-        return self.scalars.get("scale", self.scalars["weight"])
-
 
 class Added(NamedTuple):
-    """What a replica brings to the boundary; there, values of all replicas.
+    """Values of one replica for the boundary; there, of all replicas.
 
     Attributes:
-        sums: The `Sums` of a window that is one micro-batch; None if they are in
+        sums: The `WindowSums` of a window that is one micro-batch; None if they are in
             accumulators.
         counted: 1 if the window counts the micro-batch, else 0.
         mean_loss: Mean loss of the replica's micro-batches in the window so far.
@@ -97,7 +92,7 @@ class Added(NamedTuple):
         change: Code that changes gradients; None if it changes nothing.
     """
 
-    sums: Sums | None
+    sums: WindowSums | None
     counted: tf.Tensor
     mean_loss: tf.Tensor
     steps: tf.Tensor
@@ -184,7 +179,7 @@ def add(plan: Plan, micro_batch: MicroBatch) -> tf.Tensor:
         sums = add_up(accumulators, [*gradients, *scalars], is_first)
     if not tf.get_static_value(weight):  # a mean over no tokens is 0 / 0
         has_weight = tf.not_equal(weight, 0.0)
-    values = Values(
+    values = CheckedValues(
         plan.names,
         _number(plan),
         sums[: len(gradients)],
@@ -202,12 +197,12 @@ def add(plan: Plan, micro_batch: MicroBatch) -> tf.Tensor:
         return tf.cast(is_good, tf.int64)  # another one takes its place in the window
 
 
-def _sums_of_one(plan: Plan, micro_batch: MicroBatch) -> Sums:
+def _sums_of_one(plan: Plan, micro_batch: MicroBatch) -> WindowSums:
     """Returns the sums of a window that is one micro-batch of each replica."""
     gradients = micro_batch.gradients
     if micro_batch.scale is not None and plan.num_replicas > 1:
         gradients = [scaled(gradient, micro_batch.scale) for gradient in gradients]
-    return Sums(gradients, micro_batch.sums)
+    return WindowSums(gradients, micro_batch.sums)
 
 
 def _mean_loss(plan: Plan, micro_batch: MicroBatch, counted) -> tf.Tensor:
@@ -217,9 +212,9 @@ def _mean_loss(plan: Plan, micro_batch: MicroBatch, counted) -> tf.Tensor:
             return nan(micro_batch.sums["weight"].dtype)
     if not plan.clock.keeps_sums:
         return micro_batch.loss
-    sums = Sums([], plan.state.sums)  # accumulators
+    sums = plan.state.sums
     with tf.control_dependencies([counted]):
-        totals = (read(term.total) for term in (sums.scalars["loss"], sums.divisor))
+        totals = (read(term.total) for term in (sums["loss"], _divisor_of(sums)))
         return _mean(plan, *totals)
 
 
@@ -321,7 +316,7 @@ def close(
     strategy,
     plan: Plan,
     apply_mean: Callable[..., list[tf.Operation]],
-    sums: Sums | None = None,
+    sums: WindowSums | None = None,
     change=None,
 ) -> Result:
     """Takes the window's mean and applies it, in cross-replica context.
@@ -361,7 +356,7 @@ def close(
         return tf.nest.map_structure(tf.identity, result)
 
 
-def _take_mean(plan: Plan, sums: Sums | None, change: Change | None):
+def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
     """Reduces, normalizes, changes, checks, clips, clears; in replica context.
 
     Returns:
@@ -375,7 +370,7 @@ def _take_mean(plan: Plan, sums: Sums | None, change: Change | None):
     factor = None  # one micro-batch alone is its own mean
     if is_summed or plan.num_replicas > 1:
         divisor = tf.constant(plan.divisor, weight.dtype)
-        factor = _mean(plan, divisor, sums.divisor)
+        factor = _mean(plan, divisor, _divisor_of(scalars))
     if options.noise_scale:
         halves = half_squared_norms(gradients, weight.dtype, is_summed)
         norm = global_norm(gradients, halves, None)
@@ -393,22 +388,22 @@ def _take_mean(plan: Plan, sums: Sums | None, change: Change | None):
         slices = scalars["slices"] if is_summed and has_slices else None
         norm = global_norm(gradients, halves, slices)
         known = [weight] if loss is None or not plan.is_observed else [weight, loss]
-        values = Values(names, _number(plan), gradients, known)
+        values = CheckedValues(names, _number(plan), gradients, known)
         are_sums_checked = is_summed and plan.num_replicas == 1
         is_good, checked = plan.policy.check_window(values, halves, are_sums_checked)
     mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
     # A change may read variables, which are written when the loss is there.
     with tf.control_dependencies([*cleared, *checked, *changed]):
-        loss = unknown if loss is None else _mean(plan, loss, sums.divisor)
+        loss = unknown if loss is None else _mean(plan, loss, _divisor_of(scalars))
         stop = unknown if stop is None else stop
         result = Result(is_good, loss, norm, weight, nan(), stop)
         return mean, *tf.nest.map_structure(tf.identity, (result, scalars))
 
 
 def _reduce(
-    plan: Plan, sums: Sums | None
-) -> tuple[Sums, tf.Tensor | None, list[tf.Operation]]:
-    """Sums over replicas, once; returns (sums, stop requests, what clears them)."""
+    plan: Plan, sums: WindowSums | None
+) -> tuple[WindowSums, tf.Tensor | None, list[tf.Operation]]:
+    """WindowSums over replicas, once; returns (sums, stop requests, what clears them)."""
     stop = [] if plan.stop_request is None else [plan.stop_request]
     if sums is None:
         totals, cleared = take_window(plan.state.all_accumulators, stop)
@@ -418,10 +413,10 @@ def _reduce(
         totals = sum_over_replicas([*sums.gradients, *names.values(), *stop])
     gradients, scalars = totals[: len(plan.names)], totals[len(plan.names) :]
     stop = scalars.pop() if stop else None
-    return Sums(gradients, dict(zip(names, scalars, strict=True))), stop, cleared
+    return WindowSums(gradients, dict(zip(names, scalars, strict=True))), stop, cleared
 
 
-def _changed_mean(change: Change, sums: Sums, factor) -> list[Gradient]:
+def _changed_mean(change: Change, sums: WindowSums, factor) -> list[Gradient]:
     """Returns the gradients that code makes of the mean."""
     means = [
         cast(scaled(total, factor), gradient.dtype)
@@ -438,6 +433,11 @@ def _mean(plan: Plan, total: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
     if plan.options.reduction == "sum":
         return total
     return tf.math.divide_no_nan(total, divisor)
+
+
+def _divisor_of(scalars: dict):
+    """Returns the sum, or accumulator, by which those of loss and gradients are divided."""
+    return scalars.get("scale", scalars["weight"])
 
 
 def _observe(plan: Plan, result: Result, scalars: dict) -> tf.Tensor:

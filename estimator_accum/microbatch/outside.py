@@ -181,7 +181,7 @@ class Outside:
             and (operation in of_batch or self._changes(operation))
         }
         for operation in self._graph.get_operations():
-            waits = control_inputs_of(operation)
+            waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)

@@ -197,7 +197,7 @@ def _early(
         return [], set()  # of a layer inside: one that is not run would stop the rest
     first, late = set(), {tensor.op for tensor in arrived.values()}
     for operation in backward:
-        before = [*(t.op for t in operation.inputs), *control_inputs_of(operation)]
+        before = [*(t.op for t in operation.inputs), *operation.control_inputs]
         if any(each in late for each in before):
             late.add(operation)
         elif operation in needed and any(each in needed for each in before):

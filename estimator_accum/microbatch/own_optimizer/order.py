@@ -21,7 +21,7 @@ from estimator_accum.graph.internals import (
 )
 from estimator_accum.graph.names import CONTROL_FLOW_V1, READERS_OF_NO_VALUE, VARIABLES
 from estimator_accum.graph.outermost import value_of_graph
-from estimator_accum.graph.walks import ancestors, control_inputs_of, descendants
+from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.graph.writers import writers_of
 from estimator_accum.microbatch.own_optimizer.division import BatchPlan
 
@@ -187,7 +187,7 @@ def _before(operation: tf.Operation, others: set[tf.Operation]) -> set[tf.Operat
         current = waiting.popleft()
         if current in others:
             found.add(current)
-        for other in (*(t.op for t in current.inputs), *control_inputs_of(current)):
+        for other in (*(t.op for t in current.inputs), *current.control_inputs):
             if other not in seen:
                 seen.add(other)
                 waiting.append(other)
