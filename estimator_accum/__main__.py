@@ -32,6 +32,10 @@ _COMMANDS = {  # name: (module, description)
         "estimator_accum.programs.launch",
         "runs a command as all tasks of a cluster on this machine",
     ),
+    "task": (
+        "estimator_accum.programs.task",
+        "runs a command as one task of a cluster, as its operator expects",
+    ),
     "compat": (
         "estimator_accum.compat",
         "runs a script with tf.estimator on today's TensorFlow",

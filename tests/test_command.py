@@ -20,6 +20,7 @@ _MODULES = {
     "import": "bert_finetune/import_hf_checkpoint.py",
     "plot": "estimator_accum/programs/plot_loss.py",
     "launch": "estimator_accum/programs/launch.py",
+    "task": "estimator_accum/programs/task.py",
     "run": "estimator_accum/unedited/run.py",
     "check": "estimator_accum/unedited/check.py",
 }

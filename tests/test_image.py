@@ -1,8 +1,8 @@
 """The Dockerfile, as far as it can be checked without Docker."""
 
 import json
+import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -53,15 +53,15 @@ def test_manifest_names_the_image_that_the_page_builds():
     image = build[2].removeprefix("--tag=")
     assert build[3:] == ["."] and push[2] == image
     assert {each["image"] for each in _containers()} == {image}
+    assert re.search(r":\d+\.\d+\.\d+$", image)
 
 
 def test_command_of_the_containers_is_accepted_by_the_program():
     (folder,) = [words for what, words in _STEPS if what == "WORKDIR"]
     for container in _containers():
         assert container["workingDir"] == folder and "distributed" in _COPIED
-        assert "python -m distributed.main" in " ".join(container["command"])
-        flags = container["args"]
-        done = running.run("-m", "distributed.main", *flags, "--print_config")
+        _, words = " ".join(container["args"]).split("python -m distributed.main ")
+        done = running.run("-m", "distributed.main", *words.split(), "--print_config")
         assert done.returncode == 0, done.output
         assert json.loads(done.stdout)["flags"]["data_dir"] == "/shared/mnist"
 
@@ -77,13 +77,14 @@ def test_entry_point_is_the_command(monkeypatch, capsys):
 def test_programs_run_as_a_user_without_rights():
     steps = [what for what, _ in _STEPS]
     (user,) = [words for what, words in _STEPS if what == "USER"]
-    assert user != "root" and f"RUN useradd --create-home {user}" in _LINES
+    made = f"RUN useradd --create-home --uid={user} trainer"
+    assert user.isdecimal() and user != "0" and made in _LINES
     assert steps[-1] == "ENTRYPOINT" and steps[-2] == "USER"
 
 
 def test_pip_leaves_the_image_s_tensorflow_alone(tmp_path):
-    (image,) = [words for what, words in _STEPS if what == "FROM"]
-    version = re.fullmatch(r"tensorflow/tensorflow:(2\.15\.\d+)-gpu", image)[1]
+    assert ["FROM", "tensorflow/tensorflow:${TENSORFLOW}-gpu"] in _STEPS
+    (version,) = [w.split("=")[1] for _, w in _STEPS if w.startswith("TENSORFLOW=")]
     (line,) = [words for what, words in _STEPS if what == "RUN" and "pip" in words]
     pages.write_wheels(tmp_path)
     needs = ("numpy", "wrapt", "absl-py", "tensorflow-estimator<2.16,>=2.15.0")
@@ -103,8 +104,29 @@ def test_pip_leaves_the_image_s_tensorflow_alone(tmp_path):
         return subprocess.check_output(command, cwd=source, env=environment, text=True)
 
     pip("install", f"tensorflow=={version}")
-    words = shlex.split(line)[3:]
+    words = _arguments_of_pip(line, {})
     report = json.loads(pip(*words, "--quiet", "--dry-run", "--report=-"))
     names = {each["metadata"]["name"] for each in report["install"]}
     assert {"estimator-accum", "tokenizers", "matplotlib"} <= names
-    assert not any(name.startswith("tensorflow") for name in names)
+    assert not any(name.startswith(("tensorflow", "tf_keras")) for name in names)
+    assert _arguments_of_pip(line, {"TF_KERAS": "2.20.1"}) == [
+        *words,
+        "tf_keras==2.20.1",
+    ]
+
+
+def _arguments_of_pip(line: str, variables: dict[str, str]) -> list[str]:
+    """Returns the arguments that the image's shell gives to `python -m pip`."""
+    script = f"python() {{ printf '%s\\n' \"$@\"; }}; {line}"
+    said = subprocess.check_output(["sh", "-c", script], env=variables, text=True)
+    return said.splitlines()[2:]
+
+
+def test_the_dockerfile_keeps_the_linter_s_rules():
+    hadolint = pathlib.Path(sys.executable).parent / "hadolint"
+    if not hadolint.exists():
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run(
+        [hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -50,7 +51,10 @@ def _assert_flags_of_main(words: list[str]) -> None:
 
 
 _DOES_NOT_FIT = {"containerName": "node", "operator": "In", "values": [2]}
-_GPU = {"limits": {"nvidia.com/gpu": 1}}
+_GPU = {
+    "requests": {"cpu": 8, "memory": "32Gi"},
+    "limits": {"memory": "32Gi", "nvidia.com/gpu": 1},
+}
 
 
 def _manifests() -> list[dict]:
@@ -58,15 +62,86 @@ def _manifests() -> list[dict]:
     return [each for block in blocks for each in yaml.safe_load_all(block)]
 
 
-def _run(command: list[str], folder, program: str, **variables: str):
-    """Runs a container's command with a program in place of `python`."""
+def _task_of(container: dict, folder, program: str, **variables: str):
+    """Runs a container's command, with `program` in place of `python`."""
+    assert container["command"] == ["estimator-accum", "task"]
     python = folder / "python"
     python.write_text(f"#!/bin/bash\n{program}\n")
     python.chmod(0o755)
-    path = {"PATH": f"{folder}:/usr/bin:/bin"}
-    return subprocess.Popen(
-        command, env=path | variables, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "estimator_accum", "task", *container["args"]]
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    options = {"env": environment | variables, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **options)
+
+
+_VOLUME = {"name": str, "persistentVolumeClaim": {"claimName": str}}
+_CONTAINER = {
+    "name": str,
+    "image": str,
+    "workingDir": str,
+    "volumeMounts": [{"name": str, "mountPath": str}],
+}
+_POD = {
+    "terminationGracePeriodSeconds": int,
+    "securityContext": {"runAsUser": int, "fsGroup": int},
+    "volumes": [_VOLUME],
+}
+_ARGUMENTS = {"command": [str], "args": [str]}
+_RESOURCES = {
+    "requests": {"cpu": int, "memory": str},
+    "limits": {"memory": str, "nvidia.com/gpu": int},
+}
+_OBJECT = {"apiVersion": str, "kind": str, "metadata": {"name": str}}
+_RULE = {"name": str, "action": str, "onJobFailureReasons": [str]}
+_ON_EXIT = {"containerName": str, "operator": str, "values": [int]}
+_NODE = {
+    "backoffLimit": int,
+    "podFailurePolicy": {"rules": [{"action": str, "onExitCodes": _ON_EXIT}]},
+    "template": {"spec": _POD | {"restartPolicy": str, "containers": [_CONTAINER]}},
+}
+_LABELLED = {
+    "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": str}},
+    "spec": _NODE,
+}
+_RUNTIME = {
+    "mlPolicy": {"numNodes": int},
+    "template": {
+        "spec": {
+            "failurePolicy": {"maxRestarts": int, "rules": [_RULE]},
+            "replicatedJobs": [{"name": str, "template": _LABELLED}],
+        }
+    },
+}
+_TRAIN_JOB = {
+    "runtimeRef": {"kind": str, "name": str},
+    "trainer": {"numNodes": int, "resourcesPerNode": _RESOURCES} | _ARGUMENTS,
+}
+_TRAINED = _CONTAINER | _ARGUMENTS | {"resources": _RESOURCES}
+_REPLICA = {
+    "replicas": int,
+    "restartPolicy": str,
+    "template": {"spec": _POD | {"containers": [_TRAINED]}},
+}
+_TF_JOB = {
+    "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
+    "tfReplicaSpecs": {"Chief": _REPLICA, "Worker": _REPLICA},
+}
+
+
+def _shape_of(value):
+    """Returns a manifest with types for its scalars, and one item for a list."""
+    if isinstance(value, dict):
+        return {key: _shape_of(each) for key, each in value.items()}
+    if isinstance(value, list):
+        assert all(_shape_of(each) == _shape_of(value[0]) for each in value)
+        return [_shape_of(value[0])]
+    return type(value)
+
+
+def test_manifests_have_the_fields_of_their_operators():
+    # Those of the schemas of Kubeflow Trainer (21 August 2026) and TFJob v1.
+    shapes = [_OBJECT | {"spec": each} for each in (_RUNTIME, _TRAIN_JOB, _TF_JOB)]
+    assert [_shape_of(each) for each in _manifests()] == shapes
 
 
 def test_runtime_restarts_all_tasks_but_not_after_exit_code_2():
@@ -90,44 +165,48 @@ def test_train_job_describes_its_cluster_to_the_program(tmp_path):
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     trainer = job["spec"]["trainer"]
     assert trainer["resourcesPerNode"] == _GPU
-    _assert_flags_of_main(trainer["args"])
-    command = [*trainer["command"], *trainer["args"]]
+    _assert_flags_of_main(trainer["args"][2:])
     program = 'echo "$TF_CONFIG"; echo "$@"'
-    with _run(command, tmp_path, program, JOB_COMPLETION_INDEX="3") as done:
+    with _task_of(trainer, tmp_path, program, JOB_COMPLETION_INDEX="3") as done:
         tf_config, words = done.stdout.read().splitlines()
     cluster = read_cluster({"TF_CONFIG": tf_config})
     assert cluster.num_workers == trainer["numNodes"] == 4 and cluster.rank == 3
     assert cluster.workers[1] == "digits-node-0-1.digits:2222"
-    assert words.split() == ["-m", "distributed.main", *trainer["args"]]
+    assert ["python", *words.split()] == trainer["args"][2:]
 
 
 def test_tf_job_restarts_lost_tasks_but_not_after_exit_code_2(tmp_path):
     *_, job = _manifests()
-    replicas = job["spec"]["tfReplicaSpecs"]
-    assert set(replicas) == {"Chief", "Worker"}
-    for each in replicas.values():
+    for each in job["spec"]["tfReplicaSpecs"].values():
         assert each["restartPolicy"] == "ExitCode"  # from 128 on
         pod = each["template"]["spec"]
         [container] = pod["containers"]
         assert container["name"] == "tensorflow"  # the operator looks for it
         assert container["resources"] == _GPU
-        _assert_flags_of_main(container["args"])
+        _assert_flags_of_main(container["args"][1:])
         assert container["volumeMounts"][0]["name"] == pod["volumes"][0]["name"]
-    for code, expected in ((0, 0), (1, 1), (2, 2), (75, 138), (143, 143)):
-        with _run(container["command"], tmp_path, f"exit {code}") as done:
+    for code, expected in ((2, 2), (75, 138)):
+        with _task_of(container, tmp_path, f"exit {code}") as done:
             assert done.wait() == expected
-    saves = "trap 'echo saved; exit 143' TERM; echo ready; while :; do sleep 0.01; done"
-    with _run(container["command"], tmp_path, saves) as done:
-        assert done.stdout.readline() == "ready\n"
-        done.terminate()
-        assert done.wait() == 143 and done.stdout.read() == "saved\n"
+
+
+def test_pods_run_as_the_image_s_user_who_may_write():
+    runtime, _, job = _manifests()
+    [node] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    replicas = job["spec"]["tfReplicaSpecs"].values()
+    pods = [node["template"]["spec"]["template"], *(r["template"] for r in replicas)]
+    [user] = re.findall("(?m)^USER (.*)", (ROOT / "Dockerfile").read_text())
+    for pod in pods:
+        context = {"runAsUser": int(user), "fsGroup": int(user)}
+        assert pod["spec"]["securityContext"] == context
 
 
 def test_sbatch_script_is_bash_and_starts_the_tasks_with_srun():
     script = _block("bash")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.startswith("#!/bin/bash\n#SBATCH --")
-    for flag in ("--gres=gpu:1", "--signal=TERM@60"):
+    flags = ("--gres=gpu:1", "--signal=TERM@60", "--requeue", "--open-mode=append")
+    for flag in flags:
         assert f"#SBATCH {flag}\n" in script
     [command] = re.findall(r"srun .*?(?=\n    code)", script, re.DOTALL)
     assert "python -m distributed.main" in command

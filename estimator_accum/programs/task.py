@@ -1,0 +1,121 @@
+"""Runs a command as one task of a cluster whose operator starts every task.
+
+    estimator-accum task --workers=4 --addresses=digits-node-0-{}.digits:2222 \\
+        python -m distributed.main --output_dir=/shared/output
+
+Tells the command its cluster: `TF_CONFIG` names a worker at each address, in which {}
+stands for the numbers from 0 on, and this task by the variable JOB_COMPLETION_INDEX of a
+Kubernetes job. Without --addresses the environment stays as it is. Signals are forwarded
+to the command, which saves then. The exit code is the command's, or 128 + the number of
+the signal that ended it; 75, after the loss of another task, becomes --lost_task_code.
+Needs no TensorFlow.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_LOST_TASK = 75  # exit code of a task that has lost another one
+_INDEX = "JOB_COMPLETION_INDEX"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(
+        __doc__,
+        prog="estimator-accum task",
+        usage="%(prog)s [--workers=N --addresses=HOST:PORT] [--lost_task_code=N] "
+        "command ...",
+        allow_abbrev=False,
+    )
+    parser.add_numbers(
+        ("workers", 1, "Number of tasks that train."),
+        ("lost_task_code", _LOST_TASK, "Exit code when another task was lost."),
+    )
+    parser.add_argument(
+        "--addresses",
+        metavar="HOST:PORT",
+        help="address of each task, with {} for its number (default: TF_CONFIG is there)",
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="what this task runs, and its flags"
+    )
+    flags = parser.parse_args(arguments)
+    return exit_code_of(lambda: _run(flags), parser.prog)
+
+
+def _run(flags: argparse.Namespace) -> int:
+    command = flags.command[flags.command[:1] == ["--"] :]
+    if not command or shutil.which(command[0]) is None:
+        raise ValueError(
+            "A program that can be started must follow the flags. Received: "
+            f"{command[0] if command else 'none'}. For example: estimator-accum task "
+            "python train.py --its --flags"
+        )
+    environment = dict(os.environ)
+    if flags.addresses is not None:
+        environment["TF_CONFIG"] = tf_config(flags.addresses, flags.workers, os.environ)
+    code = run_and_forward_signals(command, environment)
+    return flags.lost_task_code if code == _LOST_TASK else code
+
+
+def tf_config(addresses: str, workers: int, environment: Mapping[str, str]) -> str:
+    """Returns the `TF_CONFIG` of this task.
+
+    Args:
+        addresses: Address of each task, host:port, with {} for its number.
+        workers: Number of tasks, >= 1.
+        environment: Environment variables; JOB_COMPLETION_INDEX is this task's number.
+
+    Raises:
+        ValueError: If the addresses do not differ, or the number is not below `workers`.
+    """
+    if "{}" not in addresses:
+        raise ValueError(
+            "`--addresses` must contain {} for the number of a task. Received: "
+            f"{addresses}. Use, for example, digits-node-0-{{}}.digits:2222"
+        )
+    index = environment.get(_INDEX, "none")
+    if not (index.isascii() and index.isdecimal() and int(index) < workers):
+        raise ValueError(
+            f"`{_INDEX}` must be a number below --workers={workers}. Received: {index}. "
+            "Kubernetes sets it for jobs with completionMode: Indexed."
+        )
+    nodes = [addresses.replace("{}", str(number)) for number in range(workers)]
+    task = {"type": "worker", "index": int(index)}
+    return json.dumps({"cluster": {"worker": nodes}, "task": task})
+
+
+def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Runs a command to its end; returns its exit code, 128 + N after signal N."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until a process can get them
+    process = subprocess.Popen(
+        command,
+        env=env,
+        start_new_session=True,  # Ctrl-C reaches the command once, from here
+        # The mask would be inherited. Safe: this process has no threads.
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS),  # noqa: PLW1509
+    )
+    before = {
+        number: signal.signal(number, lambda which, _: process.send_signal(which))
+        for number in _SIGNALS
+    }
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
