@@ -2,11 +2,12 @@
 
     effective batch 256 = 32 examples x 8 micro-steps; max_steps and steps count
         micro-steps
-    trained 3 updates, 57.2 examples per second, peak of the process 810.3 MB; the open
-        window has 6 of 8 micro-steps
+    trained 3 updates, 57.2 examples per second, peak of the process 810.3 MB, peak of
+        the model 98.1 MB; the open window has 6 of 8 micro-steps
 
 A hook does not know the number of the steps, nor the examples of a micro-batch unless
-the caller gave it.
+the caller gave it. The memory of the model is missing if an earlier training of the
+process needed more.
 """
 
 import logging
@@ -15,7 +16,7 @@ import statistics
 from estimator_accum.core.registry import Window
 from estimator_accum.reports import Report, Update
 from estimator_accum.reports._display import write_line
-from estimator_accum.reports._memory import peak_bytes, spoken
+from estimator_accum.reports._memory import MODEL, peak_bytes, spoken
 
 _logger = logging.getLogger("tensorflow.estimator_accum.summary")
 _warnings = logging.getLogger("tensorflow.estimator_accum")
@@ -44,6 +45,8 @@ class TrainingSummary(Report):
         self._last = update_step
         if self._first is None:
             self._first = update_step
+            # Only now, since the session has to choose the options of the devices.
+            self._memory_before = peak_bytes().get(MODEL)
 
     def describe(self, window: Window, held: int, steps: int) -> None:
         """Writes the first line for a window that closes after K runs.
@@ -91,14 +94,23 @@ class TrainingSummary(Report):
         """Notes how many micro-steps the open window has at the end, and its K."""
         self._held, self._steps = held, steps
 
-    def close(self) -> None:
-        """Writes the last line, and warns where no update was ever made."""
+    def close(self, division: str | None = None) -> None:
+        """Writes the last line, and warns where no update was ever made.
+
+        Args:
+            division: Description of the batches' micro-batches; None for micro-steps.
+        """
         parts = [f"trained {_counted(self._last - self._first, 'update')}"]
         if self._rates:  # the median, since the first update waits for the graph
             rate, unit = statistics.median(self._rates), self._unit.replace("_", "-")
             parts.append(f"{rate:,.1f} {unit} per second")
-        parts += [f"peak of {of} {spoken(size)}" for of, size in peak_bytes().items()]
+        peaks = peak_bytes()
+        if peaks.get(MODEL) == self._memory_before:  # reached before this training
+            peaks.pop(MODEL, None)
+        parts += [f"peak of {of} {spoken(size)}" for of, size in peaks.items()]
         line = ", ".join(parts)
+        if division is not None:
+            line += f"; {division}"
         if self._held:
             open_window = f"{self._held:,} of {self._steps:,} micro-steps"
             line += f"; the open window has {open_window}"

@@ -92,6 +92,7 @@ class MicroBatchCount:
         self._grow_after, self._path = grow_after, path
         self.can_recompute = False
         self._plan = _read(path) if path is not None else Plan(fixed or 1)
+        self._too_large = None  # the plan that ran out of memory last
         self._before = None  # the plan before this one, which is on trial
         self._is_comparing = False  # whether recomputed layers may save time
         self._updates = 0
@@ -108,6 +109,16 @@ class MicroBatchCount:
         """Whether layers are recomputed."""
         return self._plan.recompute
 
+    @property
+    def outcome(self) -> str | None:
+        """The plan at the end of a training, with its reason; None for a fixed number."""
+        if self.is_fixed:
+            return None
+        if self._plan == Plan(1):
+            return "batches fit in memory at once"
+        why = f", since {self._too_large} ran out of memory" if self._too_large else ""
+        return f"micro-batches per batch: {self._plan}{why}"
+
     def is_last(self, rows: int) -> bool:
         """Returns whether nothing takes less memory for a batch of `rows` examples."""
         can_recompute = self.can_recompute and not self.recompute
@@ -121,6 +132,7 @@ class MicroBatchCount:
             place: Name of the batch in messages, such as "update 7".
         """
         reason = f"out of memory at {place}; the batch is retried"
+        self._too_large = self._plan
         if self._before is not None:
             if not self._is_comparing:  # wait longer for the next trial
                 self._grow_after *= 2
@@ -201,6 +213,8 @@ class MicroBatchCount:
     def _keep(self) -> None:
         """Ends the trial, if there is one, and writes the plan to the file."""
         self._before = None
+        if self._too_large == self._plan:  # fits by now
+            self._too_large = None
         if self._path is None:
             return
         content = {"micro_batches": self.value}

@@ -208,7 +208,7 @@ class TrainingHook(MicroBatchHook):
     def end(self, session) -> None:
         if self._is_chief:
             self._summary.open(int(session.run(self._clock)))
-            self._summary.close()
+            self._summary.close(self._count.outcome)
 
     def _described_batch(self) -> str:
         rows = self._runner.rows

@@ -1,18 +1,29 @@
-"""Peak memory of a process and of its GPUs."""
+"""Peak memory of a process, of its model and of its GPUs."""
 
+import contextlib
 import resource
 import sys
 
 import tensorflow as tf
 
+MODEL = "the model"  # all tensors that are alive at the same time, variables included
+
 
 def peak_bytes() -> dict[str, int]:
-    """Returns the most memory that was in use, by name: "the process", "GPU:0"."""
+    """Returns the most memory that was in use, by name.
+
+    The names are "the process"; without GPUs `MODEL`, if TensorFlow's allocator counts
+    its tensors, as oneDNN's does; and "GPU:0", which are tensors as well.
+    """
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peaks = {"the process": size if sys.platform == "darwin" else size * 1024}
-    for gpu in tf.config.list_logical_devices("GPU"):
+    gpus = tf.config.list_logical_devices("GPU")
+    for gpu in gpus:
         name = ":".join(gpu.name.split(":")[-2:])
         peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
+    if not gpus:
+        with contextlib.suppress(ValueError, tf.errors.InvalidArgumentError):
+            peaks[MODEL] = tf.config.experimental.get_memory_info("CPU:0")["peak"]
     return peaks
 
 

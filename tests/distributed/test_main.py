@@ -50,7 +50,9 @@ def test_task_alone_learns_goes_on_and_exports(
     results = dict(line.split(" = ") for line in lines)
     assert float(results["accuracy"]) > 0.8
     assert results["global_step"] == "120"
-    table = done.stdout.splitlines()[-12:]
+    table = done.stdout.splitlines()
+    # Only some of TensorFlow's allocators count the memory of the model.
+    table = [line for line in table if not line.startswith("peak of the model")][-12:]
     assert table[1].split() == ["accuracy", f"{float(results['accuracy']):.4f}"]
     shown = [line.partition("  ")[0] for line in table]
     assert shown[2:7] == [

@@ -13,14 +13,17 @@ from estimator_accum import (
     make_accumulation_hooks,
     microbatch_model_fn,
 )
+from estimator_accum.hooks import _summary
+from tests.helpers.models.little_memory import Memory
 
 _LOGGER = "tensorflow.estimator_accum.summary"
 _COUNT_MICRO_STEPS = "; max_steps and steps count micro-steps"
-_PEAK = r"peak of the process [\d,.]+ [MG]B"
+_PEAK = r"peak of the process [\d,.]+ [MG]B(, peak of the model [\d,.]+ [kMG]B)?"
 
 
-def _model_fn(steps, **options):
+def _model_fn(steps, change=tf.identity, **options):
     def model_fn(features, labels, mode):
+        features = change(features)
         slope = tf.compat.v1.get_variable(
             "slope", [3], initializer=tf.zeros_initializer()
         )
@@ -131,6 +134,28 @@ def test_whole_batches_say_how_they_are_cut(lines, steps):
     assert re.fullmatch(
         rf"trained 2 updates, [\d,.]+ examples per second, {_PEAK}", last
     )
+
+
+@pytest.mark.parametrize(
+    ("examples", "end"),
+    [
+        (4, "batches fit in memory at once"),
+        (2, "micro-batches per batch: 2, since 1 ran out of memory"),
+    ],
+)
+def test_last_line_says_what_memory_has_decided(examples, end, lines):
+    memory = Memory(lambda rows: rows <= examples)
+    model_fn = microbatch_model_fn(_model_fn(2, memory.allocate), "auto")
+    assert lines(model_fn, {"max_steps": 2})[-1].endswith(f"; {end}")
+
+
+def test_memory_of_the_model_is_that_of_this_training(lines, monkeypatch):
+    sizes = [5e6, 98.1e6, 98.1e6, 98.1e6]  # at the beginning, at the end
+    peaks = lambda: {"the process": 8e8, "the model": sizes.pop(0)}
+    monkeypatch.setattr(_summary, "peak_bytes", peaks)
+    _, first, _, again = lines(_model_fn(2), {"steps": 2}, {"steps": 2})
+    assert first.endswith(", peak of the process 800.0 MB, peak of the model 98.1 MB")
+    assert again.endswith(", peak of the process 800.0 MB")
 
 
 def test_steps_of_a_clock_that_the_caller_moves_are_not_described(caplog):
