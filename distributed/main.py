@@ -2,8 +2,8 @@
 
     python -m distributed.main --data_dir=mnist --output_dir=output
 
-`TF_CONFIG` or Slurm (`srun python -m distributed.main`) describes the cluster and this
-task. All tasks are started with the same flags, and share --output_dir. Without
+`TF_CONFIG`, Slurm (`srun python -m distributed.main`), SageMaker, Vertex AI, or torchrun
+on one machine describe the cluster and this task. All tasks are started with the same flags, and share --output_dir. Without
 --data_dir it trains on generated digits; without sizes, an update is 200 examples over
 all workers. Exit codes: 0; 2 for invalid flags, data or cluster; 75 if other
 tasks were lost: start all of them again, and they resume from the last checkpoint.
@@ -17,7 +17,7 @@ if __name__ == "__main__":  # can be run from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from distributed.settings import Settings
-from estimator_accum.programs.cluster import read_cluster
+from estimator_accum.programs.launchers import read_workers
 from estimator_accum.programs.program import Program
 
 PROGRAM = Program(
@@ -26,7 +26,7 @@ PROGRAM = Program(
     settings=Settings,
     inputs="distributed.inputs",
     jobs="distributed.jobs",
-    read_cluster=lambda _, environment: read_cluster(environment),
+    read_cluster=lambda _, environment: read_workers(environment),
     advice="Use a lower --learning_rate, and another --output_dir.",
 )
 main = PROGRAM.run

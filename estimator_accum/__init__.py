@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from estimator_accum.microbatch.model_fn import microbatch_model_fn
     from estimator_accum.microbatch.whole_batch_loss import whole_batch_loss
     from estimator_accum.precision import mixed_precision_config
+    from estimator_accum.programs.launchers import set_tf_config
     from estimator_accum.recomputing.layer import recompute
     from estimator_accum.rows.declaration import per_example
     from estimator_accum.seed import micro_batch_seed
@@ -31,6 +32,7 @@ __all__ = [
     "mixed_precision_config",
     "per_example",
     "recompute",
+    "set_tf_config",
     "watch_signals",
     "whole_batch_loss",
 ]
@@ -47,6 +49,7 @@ _MODULES = {
     "mixed_precision_config": "precision",
     "per_example": "rows.declaration",
     "recompute": "recomputing.layer",
+    "set_tf_config": "programs.launchers",
     "watch_signals": "hooks",
     "whole_batch_loss": "microbatch.whole_batch_loss",
 }

@@ -5,8 +5,8 @@ These modules read the environment, choose exit codes, make folders and print:
     settings   a dataclass whose fields are flags;  flag_values: its command line
     parsers    values of flags;  command_line: argparse of scripts
     program    steps of all programs;  sentences: errors;  ending: exit codes
-    cluster    TF_CONFIG and Slurm;  strategies: --strategy
-    slurm      addresses of a step;  launchers: variables of other launchers
+    cluster    tasks of a run;  strategies: --strategy
+    launchers  from a launcher's variables to a cluster;  tf_config, slurm: two of them
     batches    effective batch = micro-batch x micro-steps x replicas
     inputs     settings and examples, read without TensorFlow
     job        a checked run, its Estimator and log lines

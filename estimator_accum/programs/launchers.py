@@ -1,66 +1,102 @@
-"""Environment variables of launchers that start processes without a `TF_CONFIG`.
+"""From a launcher's environment variables to a cluster: one table.
 
     mpirun -n 2 python -m distributed.main      OMPI_COMM_WORLD_SIZE=2
+    torchrun --nproc-per-node=2 train.py        WORLD_SIZE=2, MASTER_PORT=29500
 
-Each of these processes would train alone, and all of them into one folder.
+A launcher's variables may name all tasks; then `LAUNCHERS` has a function that reads
+them. They may prove that there are several processes without naming the others; then
+they are refused, because each process would train alone, and all of them into one folder.
 """
 
+import os
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from estimator_accum.programs import slurm, tf_config
+from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.json_text import parse_json
 
-_SIZES = {  # numbers of processes, or of nodes
-    "Open MPI": ("OMPI_COMM_WORLD_SIZE",),
-    "MPICH or Intel MPI": ("PMI_SIZE", "MPI_LOCALNRANKS"),
-    "MVAPICH": ("MV2_COMM_WORLD_SIZE",),
-    "jsrun": ("JSM_NAMESPACE_SIZE",),
-    "torchrun": ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "PET_NNODES"),
-    "horovodrun": ("HOROVOD_SIZE",),
-    "Slurm": ("SLURM_NTASKS", "SLURM_NPROCS"),
-    "AWS Batch": ("AWS_BATCH_JOB_NUM_NODES",),
-    "Azure ML": ("AZUREML_NODE_COUNT",),
-}
-_RANKS = {  # this process's number, from 0
-    "Open MPI": ("OMPI_COMM_WORLD_RANK",),
-    "PMI or PMIx": ("PMI_RANK", "PMIX_RANK"),
-    "MVAPICH": ("MV2_COMM_WORLD_RANK",),
-    "jsrun": ("JSM_NAMESPACE_RANK",),
-    "torchrun": ("RANK", "GROUP_RANK", "PET_NODE_RANK"),
-    "horovodrun": ("HOROVOD_RANK",),
-    "Slurm": ("SLURM_PROCID",),
-    "AWS Batch": ("AWS_BATCH_JOB_NODE_INDEX",),
-}
-_LISTS = {  # hosts, or the addresses of each kind of task, in JSON
-    "SageMaker": ("SM_HOSTS", "SM_RESOURCE_CONFIG"),
-    "Vertex AI": ("CLUSTER_SPEC",),
-}
+Environment = Mapping[str, str]
 
 
-def check_known(environment: Mapping[str, str], num_tasks: int = 1) -> None:
-    """Raises ValueError if a launcher's variables prove more processes than are known.
+class Launcher(NamedTuple):
+    """The variables of one launcher.
+
+    Attributes:
+        name: Name of the launcher.
+        sizes: Variables with a number of processes or nodes.
+        ranks: Variables with this process's number, from 0.
+        lists: Variables that list hosts, or the addresses of each type, in JSON.
+        read: Function of an environment that returns the cluster; None where the
+            variables do not describe all tasks.
+    """
+
+    name: str
+    sizes: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    read: Callable[[Environment], Cluster | None] | None = None
+
+
+def read_vertex(environment: Environment) -> Cluster | None:
+    """Returns Vertex AI's cluster: the pools are chief, workers, servers, evaluator."""
+    text = environment.get("CLUSTER_SPEC", "")
+    if '"workerpool' not in text:
+        return None  # a variable of somebody else
+    return tf_config.read_json(text, tf_config.CLUSTER_SPEC)
+
+
+def read_sagemaker(environment: Environment) -> Cluster | None:
+    """Returns a worker on each host of SageMaker, whose hosts reach all ports."""
+    hosts = _parsed(environment.get("SM_HOSTS", ""))
+    own = environment.get("SM_CURRENT_HOST")
+    if not isinstance(hosts, list) or own not in hosts:
+        return None
+    return Cluster(
+        workers=tuple(f"{host}:{_SAGEMAKER_PORT}" for host in hosts),
+        task_type="worker",
+        task_index=hosts.index(own),
+    )
+
+
+_SAGEMAKER_PORT = 2222  # as in SageMaker's own `TF_CONFIG`
+
+
+def read_slurm(environment: Environment) -> Cluster | None:
+    """Returns a worker for each task of a step of `srun`."""
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return None
+    addresses, index = slurm.read_step(environment)
+    return Cluster(workers=tuple(addresses), task_type="worker", task_index=index)
+
+
+def _on_one_machine(size: str, local_size: str, rank: str, job: str):
+    """Returns a function that reads the workers of a launcher on one machine.
 
     Args:
-        environment: Environment variables, such as `os.environ`.
-        num_tasks: Number of processes in the cluster that this one knows, >= 1.
+        size: Variable with the number of processes.
+        local_size: Variable with the number of processes on this machine.
+        rank: Variable with the number of this process.
+        job: Variable that differs between two jobs on this machine, so that their ports
+            do.
     """
-    for table, least in (
-        (_SIZES, _last_number),
-        (_RANKS, lambda text: _last_number(text) + 1),
-        (_LISTS, _count_hosts),
-    ):
-        for launcher, names in table.items():
-            if launcher == "Slurm" and "SLURM_STEP_NUM_TASKS" in environment:
-                continue  # a step may have fewer tasks than its job
-            for name in names:
-                if least(environment.get(name, "")) > num_tasks:
-                    raise ValueError(
-                        "A cluster must be described by `TF_CONFIG` or by a Slurm step. "
-                        f"Received: {name}={environment[name][:80]} of {launcher}, "
-                        "whose processes would train alone, into one folder. Start "
-                        "them with srun or `estimator-accum launch`, set TF_CONFIG in "
-                        f"each of them, or unset {name} to train alone."
-                    )
+
+    def read(environment: Environment) -> Cluster | None:
+        num_workers, num_local = (
+            _last_number(environment.get(name, "")) for name in (size, local_size)
+        )
+        if num_workers != num_local or job not in environment:
+            return None
+        first = slurm.first_port(zlib.crc32(environment[job].encode()))
+        return Cluster(
+            workers=tuple(f"localhost:{first + i}" for i in range(num_workers)),
+            task_type="worker",
+            task_index=_last_number(environment.get(rank, "")),
+        )
+
+    return read
 
 
 def _last_number(text: str) -> int:
@@ -69,13 +105,188 @@ def _last_number(text: str) -> int:
     return int(match[1]) if match else 0
 
 
+def _parsed(text: str):
+    """Returns the value of JSON; None if it is none."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
+
+
 def _count_hosts(text: str) -> int:
     """Returns the number of hosts that JSON lists; 0 if it lists none."""
-    try:
-        value = parse_json(text)
-    except ValueError:
-        return 0
+    value = _parsed(text)
     if isinstance(value, dict):
         value = value.get("hosts") or value.get("cluster", value)
     lists = value.values() if isinstance(value, dict) else [value]
     return sum(len(hosts) for hosts in lists if isinstance(hosts, list))
+
+
+LAUNCHERS = (
+    Launcher("Vertex AI", lists=("CLUSTER_SPEC",), read=read_vertex),
+    Launcher(
+        "SageMaker", lists=("SM_HOSTS", "SM_RESOURCE_CONFIG"), read=read_sagemaker
+    ),
+    Launcher(
+        "Slurm", ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_PROCID",), (), read_slurm
+    ),
+    Launcher(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_RANK",),
+        (),
+        _on_one_machine(
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "OMPI_COMM_WORLD_RANK",
+            "PMIX_NAMESPACE",
+        ),
+    ),
+    Launcher(
+        "torchrun",
+        ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "PET_NNODES"),
+        ("RANK", "GROUP_RANK", "PET_NODE_RANK"),
+        (),
+        _on_one_machine("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "MASTER_PORT"),
+    ),
+    Launcher(
+        "horovodrun",
+        ("HOROVOD_SIZE",),
+        ("HOROVOD_RANK",),
+        (),
+        _on_one_machine(
+            "HOROVOD_SIZE",
+            "HOROVOD_LOCAL_SIZE",
+            "HOROVOD_RANK",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        ),
+    ),
+    Launcher("MPICH or Intel MPI", ("PMI_SIZE", "MPI_LOCALNRANKS"), ("PMI_RANK",)),
+    Launcher("PMIx", (), ("PMIX_RANK",)),
+    Launcher("MVAPICH", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_RANK",)),
+    Launcher("jsrun", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_RANK",)),
+    Launcher("AWS Batch", ("AWS_BATCH_JOB_NUM_NODES",), ("AWS_BATCH_JOB_NODE_INDEX",)),
+    Launcher("Azure ML", ("AZUREML_NODE_COUNT",)),
+    Launcher("a Kubernetes Job", (), ("JOB_COMPLETION_INDEX",)),
+)
+
+
+def read_cluster(environment: Environment) -> Cluster:
+    """Returns the cluster that the environment describes; `TF_CONFIG` precedes all.
+
+    Args:
+        environment: Environment variables, such as `os.environ`.
+
+    Raises:
+        ValueError: If it describes a cluster that cannot train, or a launcher started
+            processes that it does not describe, or two launchers describe different
+            clusters; the message names the field or the variable.
+    """
+    if environment.get("TF_CONFIG"):
+        return tf_config.read_json(environment["TF_CONFIG"])
+    clusters = {}
+    for launcher in LAUNCHERS:
+        cluster = launcher.read and launcher.read(environment)
+        if cluster and (cluster.num_workers > 1 or cluster.servers):
+            clusters[launcher.name] = cluster
+    if len(clusters) > 1:
+        raise ValueError(
+            "One launcher must describe the tasks, or `TF_CONFIG` in each of them. "
+            f"Received: {' and '.join(clusters)}, which describe different clusters. "
+            "Start the tasks with one of them."
+        )
+    cluster = next(iter(clusters.values()), Cluster())
+    _check_known(environment, cluster)
+    return cluster
+
+
+def _check_known(environment: Environment, cluster: Cluster) -> None:
+    """Raises ValueError if variables prove more processes than the cluster has."""
+    for launcher in LAUNCHERS:
+        if launcher.name == "Slurm" and "SLURM_STEP_NUM_TASKS" in environment:
+            continue  # a step may have fewer tasks than its job
+        for names, least in (
+            (launcher.sizes, _last_number),
+            (launcher.ranks, lambda text: _last_number(text) + 1),
+            (launcher.lists, _count_hosts),
+        ):
+            for name in names:
+                text = environment.get(name, "")
+                if least(text) > cluster.num_tasks:
+                    raise ValueError(
+                        "A cluster must be described by `TF_CONFIG` or by a launcher "
+                        "that names the addresses of all tasks. Received: "
+                        f"{name}={text[:80]} of {launcher.name}, whose processes would "
+                        "train alone, into one folder. Start them with srun or "
+                        "`estimator-accum launch`, set TF_CONFIG in each of them, or "
+                        f"unset {name} to train alone."
+                    )
+
+
+def read_cluster_of(strategy: str, environment: Environment) -> Cluster:
+    """Returns the cluster in which this process trains, and evaluates at the end.
+
+    Args:
+        strategy: One of `STRATEGIES`; only "multi_worker" trains in a cluster.
+        environment: Environment variables, such as `os.environ`.
+
+    Raises:
+        ValueError: If the environment describes a cluster that cannot train, this task
+            is an evaluator, or `TF_CONFIG` has several training tasks without
+            "multi_worker".
+    """
+    if strategy == "multi_worker":
+        cluster = read_workers(environment)
+        if cluster.is_evaluator:
+            raise ValueError(
+                'The tasks of `TF_CONFIG["cluster"]` must train here: the first of them '
+                "evaluates when training ends. Received: an evaluator. Leave it out."
+            )
+        return cluster if cluster.num_workers > 1 else Cluster()
+    # Other launchers are not read here: their processes may be independent runs.
+    if environment.get("TF_CONFIG"):
+        cluster = read_workers(environment)
+        if cluster.num_workers > 1 or cluster.is_evaluator:
+            raise ValueError(
+                "`--strategy` must be multi_worker in a cluster, or its tasks would "
+                f"train over one another. Received: {strategy} in a `TF_CONFIG` with "
+                f"{cluster.num_workers} tasks that train. Use --strategy=multi_worker, "
+                "or unset TF_CONFIG."
+            )
+    return Cluster()
+
+
+def read_workers(environment: Environment) -> Cluster:
+    """Returns the cluster, as `read_cluster` does, unless it has parameter servers."""
+    cluster = read_cluster(environment)
+    if cluster.servers:
+        name = "TF_CONFIG" if environment.get("TF_CONFIG") else "CLUSTER_SPEC"
+        raise ValueError(
+            f'`{name}["cluster"]` must be of tasks that train. Received: '
+            f"{len(cluster.servers)} of ps, and this program has no place for parameter "
+            "servers. Make them workers."
+        )
+    return cluster
+
+
+def set_tf_config() -> Cluster:
+    """Sets `TF_CONFIG` for the launcher that started this process.
+
+        cluster = set_tf_config()  # before RunConfig and strategies, which read it
+        config = tf.estimator.RunConfig(model_dir)
+
+    It reads `TF_CONFIG` itself, and the variables of Vertex AI, SageMaker, Slurm, and, on
+    one machine, of `torchrun`, `mpirun` of Open MPI and `horovodrun`. Without any of
+    them this process is alone, and `TF_CONFIG` stays unset.
+
+    Returns:
+        The cluster; `rank` and `num_workers` divide the data among the tasks that train.
+
+    Raises:
+        ValueError: If the environment describes a cluster that cannot train, or proves
+            that there are processes whose addresses it does not name; the message names
+            the variable.
+    """
+    cluster = read_cluster(os.environ)
+    enter(cluster)
+    return cluster

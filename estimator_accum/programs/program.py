@@ -20,15 +20,18 @@ from absl import flags
 
 from estimator_accum import __version__
 from estimator_accum.compat import enable_estimator, prefer_keras_2
-from estimator_accum.programs.cluster import Cluster, read_cluster_of
+from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.flag_values import (
     define_program_flags,
     help_text,
     read_settings_of,
 )
 from estimator_accum.programs.folder import make_run_folder
+from estimator_accum.programs.launchers import read_cluster_of
 from estimator_accum.programs.sentences import sentence
 from estimator_accum.programs.settings import RunSettings, config_text
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 _WANTS_ALL = re.compile(r"\s--?(v|verbosity)[= ]\d")
 
@@ -94,6 +97,8 @@ class Program:
         folder, room = settings.output_dir, self.jobs.partition(".")[0]
         try:
             set_verbosity(values.verbosity, room)
+            if getattr(settings, "strategy", "") == "multi_worker" and cluster.is_alone:
+                _logger.info("no other task is in the environment: training alone")
             inputs = importlib.import_module(self.inputs).read(settings, cluster)
             prefer_keras_2()
             with quiet_import(argv[1:]):  # of TensorFlow: seconds

@@ -90,8 +90,8 @@ SHARED_FLAGS = {
     },
     "strategy": {
         "what": "Devices that train. none: one; mirrored: all of this machine; "
-        "multi_worker: all tasks of the cluster that TF_CONFIG or Slurm describes, each "
-        "started with the same flags.",
+        "multi_worker: all tasks of the cluster that TF_CONFIG or a launcher describes, "
+        "each started with the same flags.",
         "parser": flags.EnumParser(STRATEGIES),
         "group": DEVICES,
     },

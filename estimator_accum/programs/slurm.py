@@ -29,7 +29,9 @@ def read_step(environment: Mapping[str, str]) -> tuple[list[str], int]:
         job, _, local_id, node, size, nodes, tasks = map(
             environment.__getitem__, _NAMES
         )
-        port = _FIRST_PORT + int(job) % _NUM_PORTS
+        if int(environment.get("SLURM_HET_SIZE") or 1) > 1:
+            raise ValueError("SLURM_HET_SIZE of a job with several components")
+        port = first_port(int(job) + 101 * int(environment.get("SLURM_STEP_ID") or 0))
         counts = zip(expand_nodes(nodes), _expand_counts(tasks), strict=True)
         addresses = [f"{n}:{port + i}" for n, c in sorted(counts) for i in range(c)]
         if len(addresses) != int(size):
@@ -40,6 +42,11 @@ def read_step(environment: Mapping[str, str]) -> tuple[list[str], int]:
             f"Slurm must describe the step with {', '.join(_NAMES[:-1])} and "
             f"{_NAMES[-1]}. Received: {error}. Start the tasks with srun."
         ) from error
+
+
+def first_port(job: int) -> int:
+    """Returns the port of a job's first task on a machine, by any number of the job."""
+    return _FIRST_PORT + job % _NUM_PORTS
 
 
 def expand_nodes(text: str) -> list[str]:

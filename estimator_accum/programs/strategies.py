@@ -3,7 +3,7 @@
 none          one replica
 mirrored      a replica on each GPU of this machine (or on each logical CPU)
 multi_worker  a replica on each GPU of each task (or one per task) of the cluster
-              that `TF_CONFIG` or Slurm describes; one process alone without a
+              that `TF_CONFIG` or a launcher describes; one process alone without a
               cluster or with one task
 """
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from distributed import inputs, jobs, main
-from estimator_accum.programs.cluster import read_cluster
 from estimator_accum.programs.inputs import Inputs
+from estimator_accum.programs.launchers import read_cluster
 from tests.helpers.oracles import fuzzing
 
 pytestmark = pytest.mark.once

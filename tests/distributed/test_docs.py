@@ -9,7 +9,7 @@ import yaml
 
 from distributed import launch_local
 from distributed.main import PROGRAM
-from estimator_accum.programs.cluster import read_cluster
+from estimator_accum.programs.launchers import read_cluster
 from estimator_accum.programs.settings import OTHER_NAMES
 from tests.helpers.processes import documents
 from tests.helpers.processes.running import ROOT

@@ -24,7 +24,7 @@ def test_without_tensorflow_the_remedy_is_named():
 
 
 def test_what_needs_no_tensorflow_imports_none(real_starts):
-    modules = ("", ".compat", ".programs.batches", ".programs.cluster")
+    modules = ("", ".compat", ".programs.batches", ".programs.launchers")
     imports = ", ".join(f"estimator_accum{module}" for module in modules)
     program = f"import sys, {imports}; print('tensorflow' in sys.modules)"
     assert running.run("-c", program).output == "False\n"

@@ -1,10 +1,14 @@
 """Every cluster that the environment can describe, and every invalid field."""
 
 import json
+import os
 
 import pytest
 
-from estimator_accum.programs.cluster import Cluster, read_cluster
+from estimator_accum import set_tf_config
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.launchers import read_cluster, read_workers
+from tests.helpers.models.launcher_environments import ALONE, RECORDED
 
 _CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
 
@@ -73,10 +77,11 @@ def test_text_that_is_no_configuration_is_refused(text, sentence):
 @pytest.mark.parametrize(
     "cluster, sentence",
     [
-        ([], r'\["cluster"\]` must be an object of task types\. Received: \[\]\.'),
-        ({"ps": ["a:1"]}, r"only chief, worker and .*Received: ps\. Parameter servers"),
-        ({"master": ["a:1"]}, r"Received: master\. Name the task that saves chief"),
-        ({"worker": []}, r'\["worker"\]` must be a list of addr.*Received: \[\]\.'),
+        ([], r'\["cluster"\]` must be an object of task types .*Received: \[\]\.'),
+        ({"ps": ["a:1"]}, r"a chief or a worker, which.*Received: ps alone\."),
+        ({"leader": ["a:1"]}, r"Received: leader\. Name the task that saves chief"),
+        ({"chief": ["a:1"], "master": ["b:1"]}, r"one chief.*a chief and a master\."),
+        ({"worker": []}, r"an object of task types .*Received: \{\}\."),
         ({"worker": "a:1"}, r'a list of addresses\. Received: "a:1"\.'),
         ({"worker": [7]}, r"a list of host:port\. Received: 7\."),
         ({"worker": ["a"]}, r'a list of host:port\. Received: "a"\.'),
@@ -185,6 +190,55 @@ def test_slurm_with_another_number_of_tasks_is_refused():
         read_cluster(_SLURM | {"SLURM_STEP_NUM_TASKS": "4"})
 
 
+def _described(cluster: Cluster) -> str:
+    """Returns the cluster as `Recorded.expected` has it."""
+    if cluster.is_alone:
+        return ALONE
+    addresses = [*([cluster.chief] if cluster.chief else []), *cluster.workers]
+    servers = ["ps", *cluster.servers] if cluster.servers else []
+    return f"{cluster.name}: {' '.join([*addresses, *servers])}"
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.name)
+def test_a_launchers_environment_is_read_or_refused(recorded):
+    refusal = recorded.expected.partition("refused: ")[2]
+    if refusal:
+        with pytest.raises(ValueError, match=rf"Received: .*{refusal}|`{refusal}\["):
+            read_cluster(recorded.environment)
+    else:
+        assert _described(read_cluster(recorded.environment)) == recorded.expected
+
+
+def test_at_least_30_environments_have_a_source():
+    assert len({recorded.name for recorded in RECORDED}) == len(RECORDED) >= 30
+    assert all(recorded.source for recorded in RECORDED)
+
+
+def test_parameter_servers_are_refused_by_name_where_all_tasks_train():
+    for recorded in RECORDED:
+        if " ps " in recorded.expected:
+            variable = next(
+                iter({"TF_CONFIG", "CLUSTER_SPEC"} & {*recorded.environment})
+            )
+            with pytest.raises(
+                ValueError, match=rf"^`{variable}.* of ps, and this progr"
+            ):
+                read_workers(recorded.environment)
+
+
+def test_a_script_gets_its_tf_config_from_any_launcher_in_one_call(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert set_tf_config().is_alone and "TF_CONFIG" not in os.environ
+    for name, value in {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"}.items():
+        monkeypatch.setenv(name, value)
+    cluster = set_tf_config()
+    assert (cluster.rank, cluster.num_workers) == (1, 2)
+    assert json.loads(os.environ["TF_CONFIG"]) == {
+        "cluster": {"worker": ["a:2222", "b:2222"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
 @pytest.mark.parametrize(
     "name, value, alone",
     [
@@ -193,6 +247,7 @@ def test_slurm_with_another_number_of_tasks_is_refused():
         ("PMI_SIZE", "2", "1"),
         ("MPI_LOCALNRANKS", "2", "1"),
         ("PMIX_RANK", "1", "0"),
+        ("JOB_COMPLETION_INDEX", "1", "0"),
         ("MV2_COMM_WORLD_SIZE", "2", "1"),
         ("JSM_NAMESPACE_SIZE", "2", "1"),
         ("WORLD_SIZE", "2", "1"),
@@ -210,11 +265,6 @@ def test_slurm_with_another_number_of_tasks_is_refused():
             "SM_RESOURCE_CONFIG",
             '{"current_host": "a", "hosts": ["a", "b"]}',
             '{"current_host": "a", "hosts": ["a"], "instance_groups": [1, 2]}',
-        ),
-        (
-            "CLUSTER_SPEC",
-            '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}, "task": {}}',
-            '{"cluster": {"workerpool0": ["a:1"]}, "task": {"index": 0}}',
         ),
         ("CLUSTER_SPEC", '{"worker": ["a:1", "b:1"]}', "of my own"),
     ],

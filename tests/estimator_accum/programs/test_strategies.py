@@ -7,7 +7,8 @@ import os
 import pytest
 import tensorflow as tf
 
-from estimator_accum.programs.cluster import Cluster, read_cluster_of
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.launchers import read_cluster_of
 from estimator_accum.programs.settings import RunSettings
 from estimator_accum.programs.strategies import (
     count_local_replicas,

@@ -16,6 +16,7 @@ from estimator_accum import (
     mixed_precision_config,
     per_example,
     recompute,
+    set_tf_config,
     watch_signals,
     whole_batch_loss,
 )
@@ -34,6 +35,7 @@ from estimator_accum.reports import (
 enable_estimator()
 enable_v1()
 watch_signals()
+rank: int = set_tf_config().rank
 
 
 def model_fn(features: Any, labels: Any, mode: str) -> Any:
