@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from scripts.changed_tests import imported_modules
+
 pytestmark = pytest.mark.once
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -51,14 +53,9 @@ _OF_LIBRARY = pytest.mark.parametrize(
 
 def _imported(path) -> set[str]:
     """Returns the modules of this repository that a file imports, wherever it does."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            found.add(node.module)
-        elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+    modules = {name for name, _ in imported_modules(ast.parse(path.read_text()))}
     rooms = ("estimator_accum", "scripts", "tests", *_PROGRAMS)
-    return {name for name in found if name.split(".")[0] in rooms}
+    return {name for name in modules if name.split(".")[0] in rooms}
 
 
 def _room_of(module: str) -> str:
@@ -139,14 +136,13 @@ def test_a_program_imports_public_modules_of_the_library():
 
 def _private_names(code: str) -> list[str]:
     """Returns what is imported from the library's private rooms, or begins with `_`."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+    imported = [
+        f"{module}.{name}" if name else module
+        for module, names in imported_modules(ast.parse(code))
+        for name in names or [""]
+    ]
     private = r"estimator_accum\.(.*\b_|(core|graph|rows|checks|microbatch|unedited)\.)"
-    return [name for name in found if re.match(private, f"{name}")]
+    return [name for name in imported if re.match(private, name)]
 
 
 def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():

@@ -15,6 +15,7 @@ case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
     "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv {version}" >>"$log" ;;
     "-m pip") echo "pip {version}" >>"$log"; exit "${{PIP_CODE:-0}}" ;;
+    *changed_tests.py*) echo "tests/a.py tests/b.py" ;;
     "-m pytest") echo "pytest {version} $*" >>"$log"; exit "${{PYTEST_CODE:-0}}" ;;
     "-c "* | "-m "*) ;;
     *) echo "$*" >>"$log" ;;
@@ -91,6 +92,8 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
         {}, f"mkdir -p tests; : >tests/a.py; {variable} scripts/test tests/a.py"
     )
     assert "--numprocesses=0" in log
+    *_, log = run({}, f": >tests/b.py; {variable} scripts/test --changed -x")
+    assert re.search(r"--numprocesses=3 .*=10 tests/a.py tests/b.py -x\n", log)
     *_, log = run({}, f"{variable} scripts/quickstart --output_dir=here")
     assert log.endswith("scripts/quickstart_demo.py --output_dir here\n")
 

@@ -1,0 +1,66 @@
+"""changed_tests.py: the test files that depend on a changed file."""
+
+import pytest
+
+from scripts.changed_tests import dependencies, dependent_tests
+
+pytestmark = pytest.mark.once
+
+_SOURCES = {
+    "README.md": "",
+    "Dockerfile": "",
+    "room/__init__.py": "from room._a import one\nfrom room._b import two",
+    "room/_a.py": "one = 1",
+    "room/_b.py": "from room import _below\ntwo = 2",
+    "room/_below.py": "",
+    "room/rules/__init__.py": "from room.rules import rule",
+    "room/rules/rule.py": "import room.rules.table",
+    "room/rules/table.py": "",
+    "room/jobs.py": "PROGRAM, NO_FILE = 'room.main', 'see Dockerfile'",
+    "room/main.py": "",
+    "tests/conftest.py": "def fixture():\n    from room._a import one",
+    "tests/helpers/processes/documents.py": "ROOT.glob('*.md')",
+    "tests/room/conftest.py": "RUNS = 'tests/room/test_one.py'",
+    "tests/room/test_one.py": "from room import one",
+    "tests/room/test_two.py": "from room import two",
+    "tests/room/test_rules.py": "import room.rules.table",
+    "tests/room/test_run.py": "call(\"-c 'import os'\", '-m room.jobs')",
+    "tests/room/test_code.py": "CODE = 'from room._below import x\\nx()'",
+    "tests/room/data/a.json": "",
+    "tests/room/test_data.py": "ROOT / 'tests' / 'room' / 'data' / f'{name}.json'",
+    "tests/test_docs.py": "from tests.helpers.processes import documents",
+    "tests/test_architecture.py": "",
+}
+_ALL = [path for path in _SOURCES if "/test_" in path]
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ([], ""),
+        (["tests/room/test_two.py"], "two"),
+        (["room/_b.py"], "two"),  # no test of `one`, though `room` imports both
+        (["room/_below.py"], "code two"),
+        (["room/rules/rule.py"], "rules"),
+        (["room/main.py"], "run"),  # a module that a string is
+        (["room/rules/rule.py", "room/main.py"], "rules run"),
+        (["tests/room/data/a.json"], "data"),
+    ],
+)
+def test_tests_depend_on_imports_and_on_files_that_strings_name(changed, tests):
+    expected = [f"tests/room/test_{name}.py" for name in tests.split()]
+    if any(path.endswith(".py") for path in changed):
+        expected += ["tests/test_architecture.py", "tests/test_docs.py"]
+    assert dependent_tests(changed, dependencies(_SOURCES)) == expected
+
+
+@pytest.mark.parametrize("changed", ["room/_a.py", "tests/conftest.py"])
+def test_tests_depend_on_the_conftest_above_them(changed):
+    assert dependent_tests([changed], dependencies(_SOURCES)) == sorted(_ALL)
+
+
+def test_pages_have_one_reader_and_other_files_the_tests_of_the_whole_repository():
+    graph = dependencies(_SOURCES)
+    assert "tests/test_docs.py" in dependent_tests(["README.md"], graph)
+    above = [path for path in sorted(_ALL) if path.startswith("tests/test_")]
+    assert dependent_tests(["Dockerfile"], graph) == above
