@@ -1,26 +1,26 @@
 """Fetching published files: download or take from disk, verify, unpack, put in place.
 
-Nothing appears at its destination before it is complete, and what is there already is
-left alone, so that fetching twice is safe. A download that was cut off is kept beside
-the destination, and the next call resumes it.
+Nothing appears at its destination before it is complete, and an existing folder is not
+changed, so that fetching twice is safe. The library `pooch` downloads: it tries again
+after errors, compares checksums, and leaves nothing of a download that fails.
 """
 
 import argparse
 import contextlib
-import hashlib
 import pathlib
 import shutil
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bert_finetune.receiving import receive
-from estimator_accum.programs.command_line import FetchError
+from estimator_accum.programs.command_line import FetchError, OneSentenceParser
 from estimator_accum.programs.lock import locked
 
 _CHUNK_BYTES = 1 << 18
-_UNFINISHED = ".unfinished"  # suffix of a download that is not complete
+_TIMEOUT_SECS = 60
+_RETRIES = 3
 # What zipfile raises for damage, encryption (RuntimeError) and unknown compression.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
@@ -43,17 +43,29 @@ class RemoteFile:
         return self.url.rpartition("/")[2]
 
 
-def add_source_flags(
-    parser: argparse.ArgumentParser, official_url: str, archive_help: str
-) -> None:
-    """Adds the flags of every fetching script: --archive, --base_url and --list.
+def on_mirror(
+    files: Sequence[RemoteFile], official_url: str, base_url: str
+) -> list[RemoteFile]:
+    """Returns the files as `base_url` publishes them, with the same paths."""
+    return [
+        replace(file, url=file.url.replace(official_url, base_url)) for file in files
+    ]
+
+
+def make_parser(
+    description: str, official_url: str, archive_help: str, name: str | None = None
+) -> OneSentenceParser:
+    """Returns a fetching script's parser, with --archive, --base_url and --list.
 
     Args:
-        parser: Parser that gets the flags.
+        description: Docstring of the script.
         official_url: Address of the files unless `--base_url` names a mirror.
         archive_help: Description of what `--archive` takes, one path or several.
+        name: Name with which messages begin; None is the file's name.
     """
-    parser.add_argument(
+    parser = OneSentenceParser(description, prog=name, allow_abbrev=False)
+    source = parser.add_argument_group("source of the files")
+    source.add_argument(
         "--archive",
         type=pathlib.Path,
         nargs="+",
@@ -61,25 +73,27 @@ def add_source_flags(
         metavar="FILE",
         help=f"{archive_help}, downloaded by hand, instead of the network",
     )
-    parser.add_argument(
+    source.add_argument(
         "--base_url",
+        type=_parse_base_url,
         default=official_url,
         help="a mirror with the same paths (default: %(default)s)",
     )
-    parser.add_argument(
+    source.add_argument(
         "--list",
         action="store_true",
         help="show what there is, with addresses and terms, then leave",
     )
+    return parser
 
 
-def check_base_url(base_url: str) -> None:
-    """Raises ValueError unless `--base_url` is an http:// or https:// address."""
+def _parse_base_url(base_url: str) -> str:
     if not base_url.startswith(("http://", "https://")):
-        raise ValueError(
-            "`--base_url` must be an http:// or https:// address. "
-            f"Received: {base_url!r}. Leave it out for the official one."
+        raise argparse.ArgumentTypeError(
+            f"must be an http:// or https:// address. Received: {base_url!r}. Leave it "
+            "out for the official one."
         )
+    return base_url.rstrip("/")
 
 
 def is_complete(destination: pathlib.Path, names: Sequence[str]) -> bool:
@@ -103,9 +117,7 @@ def is_complete(destination: pathlib.Path, names: Sequence[str]) -> bool:
 def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a folder whose empty `content/` becomes `destination` at the end.
 
-    After an error, nothing of it is left, unless it holds the beginning of a download:
-    then the next call for the same destination yields the same folder, with the files
-    that have arrived.
+    After an error, nothing of it is left.
 
     Raises:
         ValueError: If another process is in the same folder.
@@ -117,27 +129,19 @@ def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
     staging.mkdir(parents=True, exist_ok=True)
     try:
         with locked(staging):
-            for left in staging.iterdir():  # by a process that was killed
-                if left.is_dir():
-                    shutil.rmtree(left)
-            content.mkdir()
             try:
+                for left in staging.iterdir():  # by a process that was killed
+                    if left.is_dir():
+                        shutil.rmtree(left)
+                content.mkdir()
                 yield staging
                 content.rename(destination)
             finally:
-                if content.exists() and _has_unfinished(staging):
-                    shutil.rmtree(content)
-                else:
-                    shutil.rmtree(staging)
+                shutil.rmtree(staging)
     finally:
         with contextlib.suppress(OSError):  # not empty: it has been filled
             for each in new_parents:
                 each.rmdir()
-
-
-def _has_unfinished(staging: pathlib.Path) -> bool:
-    parts = staging.glob(f"*{_UNFINISHED}")
-    return any(part.is_file() and part.stat().st_size for part in parts)
 
 
 def obtain(
@@ -153,8 +157,7 @@ def obtain(
         folder: Folder for downloads.
 
     Raises:
-        FetchError: If a download fails or has another checksum. What has arrived of a
-            download that was cut off stays in `folder`.
+        FetchError: If a download fails or has another checksum.
         ValueError: If the archives are not those files.
     """
     if not archives:
@@ -194,26 +197,53 @@ def _check_archive(file: RemoteFile, path: pathlib.Path) -> None:
 
 def sha256_of(path: pathlib.Path) -> str:
     """Returns a file's checksum in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as content:
-        while chunk := content.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    import pooch  # of an extra
+
+    return pooch.file_hash(str(path))
 
 
 def _download(file: RemoteFile, folder: pathlib.Path, by_hand: str) -> pathlib.Path:
-    path = folder / file.name
-    if not path.exists():  # otherwise from an earlier call, which did not get them all
-        unfinished = folder / f"{file.name}{_UNFINISHED}"
-        receive(file.url, unfinished, by_hand)
-        unfinished.rename(path)
-    if file.sha256 and (found := sha256_of(path)) != file.sha256:
-        path.unlink()
+    import pooch
+    import requests  # which pooch needs
+
+    pooch.get_logger().setLevel("ERROR")
+    store = pooch.create(
+        path=folder,
+        base_url="",
+        registry={file.name: file.sha256},
+        urls={file.name: file.url},
+        retry_if_failed=_RETRIES,
+    )
+    receive = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty(),
+        chunk_size=_CHUNK_BYTES,
+        timeout=_TIMEOUT_SECS,
+        # The published bytes: requests would unpack what a server packs for the way.
+        headers={"User-Agent": "estimator-accum", "Accept-Encoding": "identity"},
+    )
+    try:
+        return pathlib.Path(store.fetch(file.name, downloader=receive))
+    except requests.RequestException as error:
         raise FetchError(
-            f"{file.url} must have the SHA-256 {file.sha256}. Received: {found}. "
-            "It was changed or damaged on its way: try again later."
-        )
-    return path
+            f"{file.url} could not be downloaded: {root_cause(error)}. {by_hand}"
+        ) from error
+    except ValueError as error:
+        raise wrong_checksum(file.url, file.sha256) from error
+
+
+def wrong_checksum(name: str, sha256: str | None) -> FetchError:
+    """Returns the error for a download that differs from the published file."""
+    return FetchError(
+        f"{name} must have the SHA-256 {sha256}. Received: another one. "
+        "It was changed or damaged on its way: try again later."
+    )
+
+
+def root_cause(error: BaseException) -> str:
+    """Returns the message of the first of a chain of errors, in one line."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def unpack(

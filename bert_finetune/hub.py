@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from bert_finetune.download import sha256_of
+from bert_finetune.download import root_cause, sha256_of, wrong_checksum
 from bert_finetune.hf_names import CONFIG, FILES, TENSORS, TOKENIZER_CONFIG
 from estimator_accum.programs.command_line import FetchError
 
@@ -105,19 +105,13 @@ def _check_sum(path: pathlib.Path) -> None:
     content = path.resolve()
     if len(content.name) == _SHA256_DIGITS and sha256_of(content) != content.name:
         content.unlink()
-        raise FetchError(
-            f"{path.name} must have the SHA-256 {content.name}. Received: another one. "
-            "It was changed or damaged on its way: try again."
-        )
+        raise wrong_checksum(path.name, content.name)
 
 
 def _out_of_reach(model: str, error: BaseException) -> FetchError:
-    while error.__cause__ or error.__context__:  # the first of them names the reason
-        error = error.__cause__ or error.__context__
-    reason = " ".join(str(error).split()).rstrip(".")
     return FetchError(
         f"{model}, which --list does not show, could not be downloaded from "
-        f"{endpoint()}: {reason}. By hand: download {', '.join(FILES)} from "
+        f"{endpoint()}: {root_cause(error)}. By hand: download {', '.join(FILES)} from "
         f"{endpoint()}/{model} into a folder, and convert that with "
         "`estimator-accum import`."
     )

@@ -3,20 +3,18 @@
     python scripts/fetch_mnist.py --data_dir mnist
 
 creates the folder mnist, ready for `--data_dir=mnist` of distributed/main.py. Downloads
-are resumed and verified, the folder appears only when it is complete, and an existing
-one is not changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for invalid
-flags.
+are verified, the folder appears only when it is complete, and an existing one is not
+changed. Exit codes: 0; 1 if a download fails or is damaged; 2 for invalid flags.
 """
 
 import argparse
 import pathlib
 import shutil
 import sys
-from dataclasses import replace
 
 from bert_finetune import download
 from bert_finetune.download import RemoteFile
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import exit_code_of
 
 # The copy that tensorflow/datasets downloads.
 OFFICIAL_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
@@ -48,19 +46,14 @@ FILES = tuple(
 
 def main(argv: list[str] | None = None) -> int:
     """Fetches the files and returns the exit code."""
-    parser = OneSentenceParser(__doc__, allow_abbrev=False)
+    parser = download.make_parser(__doc__, OFFICIAL_URL, "the four files")
     parser.add_argument("--data_dir", type=pathlib.Path, help="folder of the files")
-    download.add_source_flags(parser, OFFICIAL_URL, "the four files")
     args = parser.parse_args(argv)
     return exit_code_of(lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> None:
-    download.check_base_url(args.base_url)
-    files = [
-        replace(file, url=file.url.replace(OFFICIAL_URL, args.base_url.rstrip("/")))
-        for file in FILES
-    ]
+    files = download.on_mirror(FILES, OFFICIAL_URL, args.base_url)
     if args.list:
         print(TERMS, *(f"    {file.url}" for file in files), sep="\n")
         return
@@ -76,7 +69,7 @@ def _run(args: argparse.Namespace) -> None:
     print(TERMS)
     with download.staging_folder(args.data_dir) as staging:
         for path in download.obtain(files, args.archive, staging):
-            shutil.copy(path, staging / "content")
+            shutil.copyfile(path, staging / "content" / path.name)
     print(f"MNIST: {', '.join(names)} in {args.data_dir}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from estimator_accum import __version__
 from estimator_accum.programs.numerals import parse_integer, parse_number
 from estimator_accum.programs.program import discard_stdout, show
-from estimator_accum.programs.sentences import path_sentence
+from estimator_accum.programs.sentences import missing_package, path_sentence
 
 # argparse's messages, in this project's form.
 _FORMS = [
@@ -125,7 +125,7 @@ def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -
 
     Returns:
         The action's result, 0 for None; 1 if a fetch fails or yields another file; 2
-        for bad flags or files; 130 (128 + SIGINT) after Ctrl-C; 141 (128 + SIGPIPE) if
+        for bad flags or files, or a missing package; 130 (128 + SIGINT) after Ctrl-C; 141 (128 + SIGPIPE) if
         the reader of stdout has left.
     """
     speaker = speaker or os.path.basename(sys.argv[0])
@@ -142,8 +142,11 @@ def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -
     except BrokenPipeError:  # `| head` has read enough
         discard_stdout()
         return 128 + signal.SIGPIPE
-    except (TypeError, ValueError, OSError) as error:
-        print(f"{speaker}: {path_sentence(error) or error}", file=sys.stderr)
+    except (TypeError, ValueError, OSError, ModuleNotFoundError) as error:
+        said = path_sentence(error) or missing_package(error)
+        if said is None and isinstance(error, ModuleNotFoundError):
+            raise
+        print(f"{speaker}: {said or error}", file=sys.stderr)
         return 2
 
 

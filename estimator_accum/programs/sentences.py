@@ -22,6 +22,7 @@ _EXTRAS = {
     "tensorflow": "tf",
     "tf_keras": "tf",
     "huggingface_hub": "bert",
+    "pooch": "bert",
     "tokenizers": "bert",
     "safetensors": "bert",
     "matplotlib": "plot",

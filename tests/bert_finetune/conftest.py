@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from bert_finetune import receiving, report
+from bert_finetune import report
 from bert_finetune.settings import Settings
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes.local_server import running_server
@@ -61,6 +61,6 @@ def trained(trained_settings) -> pathlib.Path:
 def server(monkeypatch):
     """A running LocalServer, which publishes its `files`; nobody waits to try again."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(receiving, "_PAUSES_SECS", (0, 0, 0))
+    monkeypatch.setattr("time.sleep", lambda _: None)
     with running_server() as server:
         yield server

@@ -12,8 +12,8 @@ import zipfile
 class LocalServer(http.server.ThreadingHTTPServer):
     """Serves `files` (path -> content); records the requested paths.
 
-    It answers requests for the rest of a file, unless `is_whole_only`. `headers` go
-    with every answer, beside an ETag, and `errors` are the answers to the next requests.
+    `headers` go with every answer, beside an ETag, and `errors` are the answers to the
+    next requests.
     """
 
     def __init__(self):
@@ -21,9 +21,7 @@ class LocalServer(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files = {}
         self.requests = []
-        self.ranges = []  # of the requests that have one
         self.bytes_withheld = 0  # missing in every answer, but counted in its header
-        self.is_whole_only = False
         self.headers = {}
         self.errors = []
 
@@ -43,17 +41,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         content = server.files.get(self.path)
         if server.errors or content is None:
             return self._end_header(server.errors.pop(0) if server.errors else 404, b"")
-        code, start = 200, 0
         etag = f'"{hashlib.sha256(content).hexdigest()}"'
-        if asked := self.headers["Range"]:
-            server.ranges.append(asked)
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(content):
-                return self._end_header(416, b"")
-            code, start = (200, 0) if server.is_whole_only else (206, start)
-        of = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        more = {"Content-Range": of} if code == 206 else {}
-        return self._end_header(code, content[start:], ETag=etag, **more)
+        return self._end_header(200, content, ETag=etag)
 
     def _end_header(self, code: int, content: bytes, **headers: str) -> bytes:
         self.send_response(code)

@@ -33,7 +33,9 @@ _LONGEST_MESSAGE = 1 << 17  # bytes
 _MADE_UP = {"tensorflow_estimator": "2.15.0", "numpy": "1.26"} | dict.fromkeys(
     ("absl_py", "filelock", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
 )
-_MADE_UP |= dict.fromkeys(("huggingface_hub", "safetensors", "tokenizers"), "9")
+_MADE_UP |= dict.fromkeys(
+    ("huggingface_hub", "pooch", "safetensors", "tokenizers"), "9"
+)
 
 _PYTHON = """#!{python} -IS
 import json, os, socket, sys
