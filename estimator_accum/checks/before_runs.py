@@ -2,18 +2,18 @@
 
 import itertools
 import logging
-import re
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
+from estimator_accum.checks.repeated_writes import changes_once
 from estimator_accum.graph.internals import call_before_runs
+from estimator_accum.graph.names import BRANCHES, READERS
 from estimator_accum.graph.outermost import outermost_graph, value_of_graph
-from estimator_accum.graph.writers import MicroStepWriters
+from estimator_accum.graph.writers import micro_step_writers
 
 # Attributes of a graph.
 _HOOKS, _LOOKS = "_estimator_accum_has_hooks", "_estimator_accum_looks"
-_APPLIES = re.compile("(Resource)?(Sparse)?Apply")
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -38,13 +38,16 @@ def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
     _look_before_runs(outermost_graph(), look)
 
 
-def look_at_train_op(strategy, window, variables: list[tf.Variable]) -> None:
+def look_at_train_op(
+    strategy, window, variables: list[tf.Variable], get_windows: Callable
+) -> None:
     """Checks once how a train op that accumulates over micro-steps is run.
 
     Args:
         strategy: The current strategy.
         window: Its `Window`.
         variables: The variables that it updates.
+        get_windows: Returns the default graph's windows.
     """
     graph, is_done = outermost_graph(), False
     parts = map(strategy.experimental_local_results, variables)
@@ -53,7 +56,7 @@ def look_at_train_op(strategy, window, variables: list[tf.Variable]) -> None:
     def look() -> None:
         nonlocal is_done
         if not is_done:
-            _check_other_updates(graph, window.is_boundary, variables)
+            _check_other_writes(graph, get_windows(), variables)
             is_done = True
             # A session of Estimator's, which runs hooks, has a finalized graph.
             evaluates = graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP)
@@ -85,24 +88,31 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
     call_before_runs(graph, look_if_grown)
 
 
-def _check_other_updates(
-    graph: tf.Graph, is_boundary: tf.Tensor, variables: list[tf.Variable]
+def _check_other_writes(
+    graph: tf.Graph, windows: list, variables: list[tf.Variable]
 ) -> None:
-    """Refuses optimizers that update a window's variables with every micro-step."""
-    users = [user for v in variables for user in v.op.outputs[0].consumers()]
-    applied = [user for user in users if _APPLIES.match(user.type)]
-    if not applied:
+    """Refuses what changes a window's variables again with every micro-step."""
+    written = [v.op for v in variables if not _is_written_in_branch(v)]
+    if not written:
         return
-    writers = MicroStepWriters(graph, [is_boundary])
-    for user in applied:
-        if writers.runs(user) and not writers.is_in_update(user):
+    writers = micro_step_writers(graph, windows)
+    for variable in written:
+        for writer in writers.of(variable):
+            if changes_once(writer):
+                continue
             raise ValueError(
-                "A variable of an accumulating train op must not be updated by another "
-                "optimizer in the same run, which would update it with every "
-                f"micro-step. Received: {user.inputs[0].op.name}, updated by "
-                f"{user.name}. Leave that optimizer out, or wrap it in "
-                "AccumulatingOptimizer."
+                "A variable of an accumulating train op must not be changed by anything "
+                "else in the same run, which would change it with every micro-step. "
+                f"Received: {variable.name}, written by {writer.name}. Wrap another "
+                "optimizer in AccumulatingOptimizer; pass other writes as "
+                "`after_update_ops`, to make them once per update."
             )
+
+
+def _is_written_in_branch(variable: tf.Variable) -> bool:
+    """Returns whether all operations that take a handle read it, or are branches."""
+    users = variable.op.outputs[0].consumers()
+    return all(user.type in READERS | BRANCHES for user in users)
 
 
 def _warn_of_missing_hooks(graph: tf.Graph, name: str) -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.changed_slices import NORM, Slices, add_norms, find_slices
-from estimator_accum.core.factors import REMEDY, micro_step_writers, refuse_writer
+from estimator_accum.core.factors import REMEDY, refuse_writer
 from estimator_accum.core.gradients import Gradient, values_of
 from estimator_accum.core.linear import check_losses, is_linear, parts_of
 from estimator_accum.graph.branches import is_in_branch
@@ -42,6 +42,7 @@ from estimator_accum.graph.walks import (
 from estimator_accum.graph.writers import (
     MicroStepWriters,
     is_reference,
+    micro_step_writers,
     operations_of_updates,
     variable_of,
     varying,

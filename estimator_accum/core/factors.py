@@ -7,7 +7,7 @@ from estimator_accum.core.linear import parts_of, terms_of
 from estimator_accum.graph.internals import original_of
 from estimator_accum.graph.names import VARIABLES
 from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.graph.writers import MicroStepWriters
+from estimator_accum.graph.writers import micro_step_writers
 
 REMEDY = (
     "Pass `clip_norm` if it clips, or leave the optimizer as it is, without "
@@ -45,12 +45,6 @@ class Factors:
         for variable in self._variables:
             for writer in writers.of(variable):
                 refuse_writer(variable, writer, windows, ())
-
-
-def micro_step_writers(graph: tf.Graph, windows: list) -> MicroStepWriters:
-    """Returns the writers of every micro-step of the graph's train ops."""
-    counted = [w.is_boundary for w in windows if w.micro_steps is not None]
-    return MicroStepWriters(graph, counted)
 
 
 def refuse_writer(

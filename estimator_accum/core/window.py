@@ -270,7 +270,7 @@ def _finish(
     if added.change is not None:
         look_at_changes(changes, get_windows)
     if plan.has_several_micro_steps:
-        look_at_train_op(strategy, window, variables)
+        look_at_train_op(strategy, window, variables, get_windows)
     return train_op
 
 

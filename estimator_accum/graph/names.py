@@ -17,7 +17,13 @@ READERS_OF_NO_VALUE = {"IsVariableInitialized", "VarIsInitializedOp", "VariableS
 READERS = READERS_OF_VALUE | READERS_OF_NO_VALUE
 # Operations with state that are the same for all micro-batches of an update.
 SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
-WRITERS = re.compile(r"Assign|Scatter|ResourceApply|ResourceSparseApply")
+WRITERS = re.compile(r"Assign|Scatter|Apply")
+# Writers by which a variable, or a part, gets a value that does not depend on its own.
+SETTERS = {
+    *("Assign", "AssignVariableOp", "ScatterUpdate", "ResourceScatterUpdate"),
+    *("ScatterNdUpdate", "ResourceScatterNdUpdate"),
+    *("StridedSliceAssign", "ResourceStridedSliceAssign"),
+}
 # Operations that pass a handle on, or the memory of a reference variable.
 PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
 LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}  # in tables

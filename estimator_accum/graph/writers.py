@@ -12,6 +12,7 @@ from estimator_accum.graph.names import (
     FED,
     PASSING,
     READERS,
+    SETTERS,
     SETTLED,
     VARIABLES,
     WRITERS,
@@ -114,6 +115,17 @@ def deciding_inputs(operation: tf.Operation) -> list[tf.Tensor]:
     return inputs
 
 
+def micro_step_writers(graph: tf.Graph, windows: list) -> "MicroStepWriters":
+    """Returns the writers of every micro-step of the graph's train ops.
+
+    Args:
+        graph: The graph.
+        windows: Its `Window`s.
+    """
+    counted = [w.is_boundary for w in windows if w.micro_steps is not None]
+    return MicroStepWriters(graph, counted)
+
+
 class MicroStepWriters:
     """Operations that write another value into a variable with every micro-step.
 
@@ -156,7 +168,7 @@ class MicroStepWriters:
 
     def _settles(self, operation: tf.Operation) -> bool:
         """Returns whether an operation writes the same value in a whole window."""
-        if operation.type not in ("Assign", "AssignVariableOp"):
+        if operation.type not in SETTERS:
             return False
         read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
         variables = [each for each in read if each.type in VARIABLES]

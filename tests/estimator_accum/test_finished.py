@@ -5,13 +5,14 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from tests.helpers.models.interfaces import after_each, fed_gradients, sgd
+from tests.helpers.models.script_models import Assigning
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("control_flow")
 
 
-def _train_op(steps):
-    _, (variable,), loss = fed_gradients(0.0)
+def _train_op(steps, value=0.0):
+    _, (variable,), loss = fed_gradients(value)
     return variable, loss, make_accumulating_train_op(loss, sgd(), steps)
 
 
@@ -43,19 +44,58 @@ def test_a_plain_session_needs_no_hooks(fresh_graph, caplog):
     assert not caplog.messages
 
 
-def test_an_update_beside_a_window_is_refused(fresh_graph):
-    variable, loss, train_op = _train_op(2)
-    both = tf.group(
-        train_op, v1.train.AdamOptimizer(0.1).minimize(loss, None, [variable])
-    )
-    with pytest.raises(
-        ValueError, match="by another optimizer.* Received: variable_0, up"
-    ):
+def _adam(variable, loss):
+    return v1.train.AdamOptimizer(0.1).minimize(loss, None, [variable])
+
+
+def _by_bert(variable, loss):
+    return Assigning(0.1).apply_gradients([(tf.gradients(loss, variable)[0], variable)])
+
+
+def _by_hand(variable, loss):
+    return variable.assign_sub(0.1 * tf.gradients(loss, variable)[0])
+
+
+def _of_a_row(variable, loss):
+    return v1.scatter_sub(variable, [0], tf.gradients(loss, variable)[0][:1])
+
+
+def _decayed(variable, loss):
+    return variable.assign(0.9 * variable)
+
+
+def _clipped(variable, loss):
+    return variable.assign(tf.minimum(variable, 1.0))
+
+
+def _normalized(variable, loss):
+    return variable.assign(tf.nn.l2_normalize(variable))
+
+
+def _masked(variable, loss):
+    return variable.assign_sub(variable * [0.0, 1.0])
+
+
+def _padded(variable, loss):
+    return v1.scatter_update(variable, [0], [0.0])
+
+
+_CHANGES = [_adam, _by_bert, _by_hand, _of_a_row, _decayed]
+_SETTLED = [_clipped, _normalized, _masked, _padded]
+
+
+@pytest.mark.parametrize("write", [*_CHANGES, *_SETTLED])
+def test_only_a_write_that_may_be_repeated_is_taken_beside_a_window(write, fresh_graph):
+    variable, loss, train_op = _train_op(2, [0.0, 0.0])
+    both = tf.group(train_op, write(variable, loss))
+    if write in _SETTLED:
+        return after_each(both, [], [])
+    received = "by anything else.* Received: variable_0, written by .*after_update_ops"
+    with pytest.raises(ValueError, match=received):
         after_each(both, [], [])
 
 
 def test_an_update_in_a_run_of_its_own_is_taken(fresh_graph):
     variable, loss, train_op = _train_op(2)
-    sgd().minimize(loss, None, [variable])
-    decayed = tf.group(train_op, v1.assign(variable, tf.minimum(variable, 1.0)))
-    after_each(decayed, [], [])
+    _adam(variable, loss)
+    after_each(train_op, [], [])
