@@ -19,6 +19,7 @@ from estimator_accum.core.options import check_reduction
 from estimator_accum.core.registry import get_windows
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, control_inputs_of, path_to
+from estimator_accum.graph.writers import writers_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import mean_over_batch
 from estimator_accum.microbatch.constants import constant_features
@@ -148,6 +149,7 @@ def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
         spec = _split_declared(batch, spec)
     check_sources(batch)
     _check_micro_ops(batch.works.micro_ops)
+    _check_writes(batch.works.micro_ops)
     hook = TrainingHook(
         _replicas(complete(batch, **parts)),
         count,
@@ -215,6 +217,20 @@ def _check_update(begin: tf.Operation) -> None:
                 "The update, and its learning rate, must not be computed from a "
                 f"micro-batch, of which there are several. Received: {path}. Compute it "
                 "from get_or_create_update_step(), or from a number that you pass in."
+            )
+
+
+def _check_writes(micro_ops: list[tf.Operation]) -> None:
+    """Raises ValueError if they write trained variables, with every micro-batch."""
+    trained = {name for window in get_windows() for name in window.names}
+    written = writers_of(ancestors(micro_ops))
+    for variable in sorted(written, key=lambda each: each.name):
+        if variable.name in trained:
+            raise ValueError(
+                "A trained variable must not be changed by anything computed from a "
+                "micro-batch, which would change it with every micro-batch. Received: "
+                f"{variable.name}, written by {written[variable][0].name}. Put what "
+                "changes it into the loss, or leave it out."
             )
 
 

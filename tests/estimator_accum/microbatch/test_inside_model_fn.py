@@ -242,6 +242,12 @@ def _with_a_rate_of_the_micro_batch(loss):
     return make_accumulating_train_op(loss, optimizer, 1)
 
 
+def _writing_by_hand(loss):
+    (variable,) = v1.trainable_variables()[:1]
+    written = variable.assign_sub(0.1 * loss * variable)
+    return tf.group(by_train_op("sgd")(loss), written)
+
+
 def _communicating(loss):
     sizes = {"group_size": 1, "group_key": 1, "instance_key": 1}
     ops = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
@@ -256,6 +262,7 @@ def _communicating(loss):
         (_in_a_branch, "not be made inside a tf.cond.* Received: a branch.*inside Acc"),
         (_waiting_for_the_update, "not wait for .* Received: mixed, which n.*Group it"),
         (_with_a_rate_of_the_micro_batch, "not be computed from a micro-batch.*rate"),
+        (_writing_by_hand, "not be changed by.*from a micro-batch.* written by Assign"),
         (_communicating, "not communicate.*: synchronize of type CollectiveReduce"),
     ],
 )
