@@ -33,27 +33,14 @@ def variable(
 
     The other arguments are those of `tf.get_variable`.
     """
-    getter, more = tf.get_variable, {}
+    arguments = locals()
+    del arguments["name"], arguments["device"], arguments["custom_getter"]
+    getter = tf.get_variable
     if custom_getter is not None:
-        getter, more = custom_getter, {"reuse": tf.get_variable_scope().reuse}
+        getter, arguments["reuse"] = custom_getter, tf.get_variable_scope().reuse
+    collections = dict.fromkeys(collections or [tf.GraphKeys.GLOBAL_VARIABLES])
     with tf.device(device or ""):
-        return getter(
-            name,
-            shape=shape,
-            dtype=dtype,
-            initializer=initializer,
-            regularizer=regularizer,
-            trainable=trainable,
-            collections=list(
-                dict.fromkeys(collections or [tf.GraphKeys.GLOBAL_VARIABLES])
-            ),
-            caching_device=caching_device,
-            partitioner=partitioner,
-            use_resource=use_resource,
-            synchronization=synchronization,
-            aggregation=aggregation,
-            **more,
-        )
+        return getter(name, **arguments | {"collections": list(collections)})
 
 
 @add_arg_scope

@@ -67,6 +67,7 @@ def fully_connected(
         TypeError: If `num_outputs` is not an integer.
         ValueError: If C is unknown.
     """
+    arguments = locals()
     if not isinstance(num_outputs, int):
         raise TypeError(
             f"`num_outputs` must be an integer. Received: {num_outputs!r}. Use int()."
@@ -80,24 +81,7 @@ def fully_connected(
         outputs.set_shape([*inputs.shape[:-1], num_outputs])
         return outputs
 
-    return _weighted(
-        "fully_connected",
-        inputs,
-        num_outputs,
-        [],
-        multiply,
-        "NHWC",
-        activation_fn,
-        normalizer_fn,
-        normalizer_params,
-        (weights_initializer, weights_regularizer),
-        (biases_initializer, biases_regularizer),
-        reuse,
-        variables_collections,
-        outputs_collections,
-        trainable,
-        scope,
-    )
+    return _weighted("fully_connected", [], multiply, **arguments)
 
 
 @add_arg_scope
@@ -142,7 +126,8 @@ def convolution2d(
     Returns:
         Tensor of images with `num_outputs` channels.
     """
-    data_format = checked_format(data_format or "NHWC")
+    arguments = locals()
+    arguments["data_format"] = data_format = checked_format(data_format or "NHWC")
 
     def convolve(inputs, weights):
         return tf.nn.convolution(
@@ -155,45 +140,35 @@ def convolution2d(
             name="Conv2D",
         )
 
-    return _weighted(
-        "Conv",
-        inputs,
-        num_outputs,
-        _pair(kernel_size),
-        convolve,
-        data_format,
-        activation_fn,
-        normalizer_fn,
-        normalizer_params,
-        (weights_initializer, weights_regularizer),
-        (biases_initializer, biases_regularizer),
-        reuse,
-        variables_collections,
-        outputs_collections,
-        trainable,
-        scope,
-    )
+    return _weighted("Conv", _pair(kernel_size), convolve, **arguments)
 
 
 def _weighted(
     name,
-    inputs,
-    num_outputs,
     window,
     apply_weights,
-    data_format,
+    inputs,
+    num_outputs,
     activation_fn,
     normalizer_fn,
     normalizer_params,
-    weights_arguments,
-    biases_arguments,
+    weights_initializer,
+    weights_regularizer,
+    biases_initializer,
+    biases_regularizer,
     reuse,
     variables_collections,
     outputs_collections,
     trainable,
     scope,
+    data_format="NHWC",
+    **others,
 ):
-    """Returns a layer with weights [*window, C, num_outputs], and with biases."""
+    """Returns a layer with weights [*window, C, num_outputs], and with biases.
+
+    The arguments behind the first three are those of the public layers.
+    """
+    del others  # which `apply_weights` uses
     with tf.variable_scope(
         scope, name, [inputs], reuse=reuse, custom_getter=_get_model_variable
     ) as own:
@@ -206,7 +181,7 @@ def _weighted(
                 f"Received: shape {inputs.shape}. Call `set_shape` first."
             )
 
-        def variable(name, shape, arguments):
+        def variable(name, shape, *arguments):
             found = tf.get_variable(
                 name, shape, inputs.dtype.base_dtype, *arguments, trainable=trainable
             )
@@ -215,12 +190,12 @@ def _weighted(
                     tf.add_to_collection(collection, found)
             return found
 
-        weights = variable(
-            "weights", [*window, channels, num_outputs], weights_arguments
-        )
+        shape = [*window, channels, num_outputs]
+        weights = variable("weights", shape, weights_initializer, weights_regularizer)
         outputs = apply_weights(inputs, weights)
-        if normalizer_fn is None and biases_arguments[0] is not None:
-            biases = variable("biases", [num_outputs], biases_arguments)
+        if normalizer_fn is None and biases_initializer is not None:
+            kinds = biases_initializer, biases_regularizer
+            biases = variable("biases", [num_outputs], *kinds)
             outputs = tf.nn.bias_add(outputs, biases, data_format, name="BiasAdd")
         if normalizer_fn is not None:
             outputs = normalizer_fn(outputs, **normalizer_params or {})

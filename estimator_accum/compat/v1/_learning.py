@@ -37,25 +37,17 @@ def create_train_op(
         gradient_multipliers: Factors by variables or the names of their operations.
         check_numerics: Whether a loss that is NaN or infinite is an error.
     """
+    arguments = locals()
 
-    def transform(pairs: list) -> list:
+    def transform_grads_fn(pairs: list) -> list:
         if gradient_multipliers:
             pairs = multiply_gradients(pairs, gradient_multipliers)
         return clip_gradient_norms(pairs, clip_gradient_norm) if clips else pairs
 
     clips = clip_gradient_norm > 0
+    del arguments["clip_gradient_norm"], arguments["gradient_multipliers"]
     return create_transformed_train_op(
-        total_loss,
-        optimizer,
-        global_step,
-        update_ops,
-        variables_to_train,
-        transform,
-        summarize_gradients,
-        gate_gradients,
-        aggregation_method,
-        colocate_gradients_with_ops,
-        check_numerics,
+        transform_grads_fn=transform_grads_fn, **arguments
     )
 
 

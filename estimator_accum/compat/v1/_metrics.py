@@ -16,14 +16,29 @@ def with_predictions_first(metric):
     return streaming
 
 
-def streaming_covariance(
-    predictions,
-    labels,
-    weights=None,
-    metrics_collections=None,
-    updates_collections=None,
-    name=None,
-):
+def _collected(metric):
+    """Returns a metric whose value and operation are added to collections."""
+
+    def collected(
+        predictions,
+        labels,
+        weights=None,
+        metrics_collections=None,
+        updates_collections=None,
+        name=None,
+    ):
+        value, update = metric(predictions, labels, weights, name)
+        tf.add_to_collections(metrics_collections or [], value)
+        tf.add_to_collections(updates_collections or [], update)
+        return value, update
+
+    collected.__name__ = collected.__qualname__ = metric.__name__
+    collected.__doc__ = metric.__doc__
+    return collected
+
+
+@_collected
+def streaming_covariance(predictions, labels, weights, name):
     """Covariance over all batches, `sum w (x - mean x) (y - mean y) / (sum w - 1)`.
 
     NaN where the sum of weights is not above 1.
@@ -63,20 +78,11 @@ def streaming_covariance(
         with tf.control_dependencies(waits):
             moved = comoment.assign_add(inside + shifts[0] * shifts[1] * between)
         value = _divided(comoment, count, "covariance")
-        update = _divided(moved, new_count, "update_op")
-    tf.add_to_collections(metrics_collections or [], value)
-    tf.add_to_collections(updates_collections or [], update)
-    return value, update
+        return value, _divided(moved, new_count, "update_op")
 
 
-def streaming_pearson_correlation(
-    predictions,
-    labels,
-    weights=None,
-    metrics_collections=None,
-    updates_collections=None,
-    name=None,
-):
+@_collected
+def streaming_pearson_correlation(predictions, labels, weights, name):
     """Pearson's correlation over all batches; arguments as `streaming_covariance`."""
     with tf.variable_scope(name, "pearson_r", (predictions, labels, weights)):
         pairs = {
@@ -88,13 +94,10 @@ def streaming_pearson_correlation(
             streaming_covariance(*pair, weights, name=each)
             for each, pair in pairs.items()
         ]
-        value, update = (
+        return tuple(
             tf.truediv(both, tf.sqrt(x) * tf.sqrt(y))
             for both, x, y in zip(*found, strict=True)
         )
-    tf.add_to_collections(metrics_collections or [], value)
-    tf.add_to_collections(updates_collections or [], update)
-    return value, update
 
 
 def _aligned(predictions, labels, weights):
