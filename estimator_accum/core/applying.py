@@ -25,8 +25,7 @@ def apply(
     variables: list[tf.Variable],
     loss: tf.Tensor,
     update_step: tf.Variable,
-    uses: dict[str, list[tf.Operation]],
-) -> list[tf.Operation]:
+) -> tuple[list[tf.Operation], dict[str, list[tf.Operation]]]:
     """Applies the replicas' gradients, already reduced, in cross-replica context.
 
     Args:
@@ -36,40 +35,39 @@ def apply(
         variables: The variables to update.
         loss: The window's loss; nothing is written before it is computed.
         update_step: Number of updates before this one.
-        uses: Gets the operations that are made, by the names of what makes them.
 
     Returns:
-        The operations of the update, then those of `after_update_ops`.
+        (The operations of the update, then those of `after_update_ops`; all that were
+        made for them, by the names of their makers).
     """
     call = strategy.extended.call_for_each_replica
     optimizer = innermost(options.optimizer)
-    noting = _noting_operations(uses, type(optimizer).__name__)
-    with noting, _finding_variables(optimizer):
+    number = _number_of_operations()
+    with _finding_variables(optimizer):
         applied = call(
             lambda *args: _apply(options.optimizer, update_step, variables, *args),
             args=(gradients, loss),
         )
     done = strategy.experimental_local_results(applied)
+    made = {type(optimizer).__name__: _noted_operations(number)}
     if options.after_update_ops is not None:
-        with (
-            _noting_operations(uses, "after_update_ops"),
-            tf.control_dependencies(done),
-        ):
+        number = _number_of_operations()
+        with tf.control_dependencies(done):
             after = call(_after_update, args=(options.after_update_ops,))
         done = [*done, *strategy.experimental_local_results(after)]
-    return done
+        made["after_update_ops"] = _noted_operations(number)
+    return done, made
 
 
-@contextlib.contextmanager
-def _noting_operations(
-    uses: dict[str, list[tf.Operation]], name: str
-) -> Iterator[None]:
-    """Notes the operations of an update that are made inside."""
-    graph = tf.compat.v1.get_default_graph()
-    number = len(graph.get_operations())
-    yield
-    uses[name] = graph.get_operations()[number:]
-    operations_of_updates(outermost_graph()).update(uses[name])
+def _number_of_operations() -> int:
+    return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def _noted_operations(number: int) -> list[tf.Operation]:
+    """Returns the graph's operations but the first ones, noted as those of an update."""
+    operations = tf.compat.v1.get_default_graph().get_operations()[number:]
+    operations_of_updates(outermost_graph()).update(operations)
+    return operations
 
 
 def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):

@@ -35,12 +35,19 @@ class CheckedValues(NamedTuple):
     scalars: list[tf.Tensor]
 
 
-class Policy:
-    """Leaves NaN and infinity to the optimizer, which lowers its loss scale."""
+class Policy(NamedTuple):
+    """Treatment of NaN and infinity; by default the optimizer's, which lowers its scale.
 
-    names_micro_steps = False  # an error names them
-    may_skip = False  # a window may end without an update
-    _checks_micro_batches = False  # every micro-step, not only the boundary
+    Attributes:
+        checks_micro_batches: Whether every micro-step checks its sums before it writes
+            them, not only the boundary.
+        may_skip: Whether a micro-batch is left out, or a window ends without an update.
+        raises: Whether the micro-step fails, and names the variables.
+    """
+
+    checks_micro_batches: bool = False
+    may_skip: bool = False
+    raises: bool = False
 
     def check_micro_batch(self, values: CheckedValues, has_weight: tf.Tensor | None):
         """Returns (whether the micro-batch counts, None for always; operations before).
@@ -49,8 +56,18 @@ class Policy:
             values: The new sums, and the micro-batch's scalars.
             has_weight: Whether the weight is not 0; None if that is known.
         """
-        del has_weight  # NaN and infinity stay in the window's sum
-        return None, [values_of(value) for value in values.gradients]
+        if not self.checks_micro_batches:  # NaN and infinity stay in the window's sum
+            return None, [values_of(value) for value in values.gradients]
+        dtype = values.scalars[0].dtype
+        scalars = [tf.cast(scalar, dtype) for scalar in values.scalars]
+        halves = half_squared_norms(values.gradients, dtype, has_unique_rows=True)
+        halves = tf.concat([halves, tf.stack(scalars)], 0)
+        if has_weight is not None:
+            halves = tf.where(has_weight, halves, tf.zeros_like(halves))
+        values = values._replace(scalars=scalars)
+        if self.raises:
+            return None, [_raise_unless_finite(values, halves)]
+        return _all_finite(values, halves), []
 
     def check_window(
         self, values: CheckedValues, halves: tf.Tensor, are_sums_checked: bool
@@ -62,14 +79,8 @@ class Policy:
             halves: `half_squared_norms` of the gradients.
             are_sums_checked: Whether `check_micro_batch` has seen these sums.
         """
-        return self._judge(*self._unchecked(values, halves, are_sums_checked))
-
-    def _unchecked(
-        self, values: CheckedValues, halves: tf.Tensor, are_sums_checked: bool
-    ):
-        """Returns the values that no micro-step has checked, with their halves."""
         places = range(len(values.gradients))
-        if are_sums_checked and self._checks_micro_batches:
+        if are_sums_checked and self.checks_micro_batches:
             # The micro-steps have checked the slices of a sparse sum, not its rows.
             is_sparse = [isinstance(g, tf.IndexedSlices) for g in values.gradients]
             places = [i for i in places if is_sparse[i]]
@@ -79,66 +90,20 @@ class Policy:
             names=[values.names[i] for i in places],
             gradients=[values.gradients[i] for i in places],
         )
-        return unchecked, halves
-
-    def _judge(self, values: CheckedValues, halves: tf.Tensor):
-        return _all_finite(values, halves), []
-
-
-class _SkipWindow(Policy):
-    """The window ends without an update."""
-
-    may_skip = True
-
-    def _judge(self, values: CheckedValues, halves: tf.Tensor):
-        # At weight 0 every micro-batch was skipped.
-        return tf.logical_and(_all_finite(values, halves), values.scalars[0] > 0), []
-
-
-class _CheckMicroBatches(Policy):
-    """Every micro-step checks its sums before it writes them."""
-
-    _checks_micro_batches = True
-
-    def check_micro_batch(self, values: CheckedValues, has_weight: tf.Tensor | None):
-        """Returns (whether the micro-batch counts, None for always; operations before)."""
-        dtype = values.scalars[0].dtype
-        scalars = [tf.cast(scalar, dtype) for scalar in values.scalars]
-        halves = half_squared_norms(values.gradients, dtype, has_unique_rows=True)
-        halves = tf.concat([halves, tf.stack(scalars)], 0)
-        if has_weight is not None:
-            halves = tf.where(has_weight, halves, tf.zeros_like(halves))
-        return self._judge_micro_batch(values._replace(scalars=scalars), halves)
-
-    def _judge_micro_batch(self, values: CheckedValues, halves: tf.Tensor):
-        raise NotImplementedError
-
-
-class _SkipMicroBatch(_SkipWindow, _CheckMicroBatches):
-    """The micro-batch is left out; a window of none but these is skipped."""
-
-    def _judge_micro_batch(self, values: CheckedValues, halves: tf.Tensor):
-        return _all_finite(values, halves), []
-
-
-class _Raise(_CheckMicroBatches):
-    """The micro-step fails, and names the variables."""
-
-    names_micro_steps = True
-
-    def _judge_micro_batch(self, values: CheckedValues, halves: tf.Tensor):
-        return None, [_raise_unless_finite(values, halves)]
-
-    def _judge(self, values: CheckedValues, halves: tf.Tensor):
-        raised = _raise_unless_finite(values, halves)
-        return tf.constant(True), [raised]
+        if self.raises:
+            raised = _raise_unless_finite(unchecked, halves)
+            return tf.constant(True), [raised]
+        is_good = _all_finite(unchecked, halves)
+        if self.may_skip:  # at weight 0 every micro-batch was skipped
+            is_good = tf.logical_and(is_good, values.scalars[0] > 0)
+        return is_good, []
 
 
 _POLICIES = {
     None: Policy(),
-    "raise": _Raise(),
-    "skip_micro_batch": _SkipMicroBatch(),
-    "skip_window": _SkipWindow(),
+    "raise": Policy(checks_micro_batches=True, raises=True),
+    "skip_micro_batch": Policy(checks_micro_batches=True, may_skip=True),
+    "skip_window": Policy(may_skip=True),
 }
 
 

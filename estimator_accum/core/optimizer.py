@@ -83,20 +83,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         update_ops: list[tf.Operation] | None = None,
         after_update_ops: Callable[[], list[tf.Operation]] | None = None,
     ):
-        self._options = Options(
-            optimizer=optimizer,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            weight=weight,
-            name=name,
-            reduction=reduction,
-            sparse_norm=sparse_norm,
-            on_nonfinite=on_nonfinite,
-            accumulator_dtype=accumulator_dtype,
-            noise_scale=noise_scale,
-            update_ops=update_ops,
-            after_update_ops=after_update_ops,
-        ).checked()
+        self._options = Options.of(locals())
         super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._optimizer = optimizer

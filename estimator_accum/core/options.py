@@ -40,6 +40,12 @@ class Options:
     update_ops: list[tf.Operation] | None = None
     after_update_ops: Callable[[], list[tf.Operation]] | None = None
 
+    @classmethod
+    def of(cls, arguments: dict) -> "Options":
+        """Returns the options among a call's arguments, by name; see `checked`."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: arguments[name] for name in names}).checked()
+
     def checked(self) -> "Options":
         """Returns these options.
 

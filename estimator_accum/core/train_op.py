@@ -116,21 +116,7 @@ def make_accumulating_train_op(
             variable gets a gradient, a name is taken, or the context does not fit.
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
     """
-    options = Options(
-        optimizer=optimizer,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        clip_norm=clip_norm,
-        weight=weight,
-        name=name,
-        reduction=reduction,
-        sparse_norm=sparse_norm,
-        on_nonfinite=on_nonfinite,
-        accumulator_dtype=accumulator_dtype,
-        noise_scale=noise_scale,
-        update_ops=update_ops,
-        after_update_ops=after_update_ops,
-    )
-    options = options.checked().inside(current_batch())
+    options = Options.of(locals()).inside(current_batch())
     clock = clock_of(options)
     check_replica_context(optimizer)
     loss = check_loss(loss)

@@ -114,13 +114,19 @@ def make_train_op(
         global_step: Variable that increases by 1 every micro-step; None leaves that to
             the caller.
     """
-    updates = {}  # the first replica's merge_call fills it
+    update_ops = update_ops_of(options)
 
     def create(strategy) -> Plan:
         return create_plan(strategy, options, clock, micro_batch, global_step)
 
-    def close_or_go_on(strategy, *added) -> tf.Operation:
-        return _finish(strategy, plan, micro_batch.variables, Added(*added), updates)
+    def close_or_go_on(
+        strategy, *added
+    ) -> tf.Operation:  # the first replica's is called
+        train_op, updates = _finish(
+            strategy, plan, micro_batch.variables, Added(*added)
+        )
+        _warn_of_clocks(plan, micro_batch, steps, updates, update_ops)
+        return train_op
 
     in_cross_replica_context = tf.distribute.get_replica_context().merge_call
     plan = in_cross_replica_context(create)
@@ -130,21 +136,21 @@ def make_train_op(
         sums, counted = None, add(plan, micro_batch)
     else:
         counted, sums = tf.constant(1, tf.int64), _sums_of_one(plan, micro_batch)
-    with tf.control_dependencies(update_ops_of(options)):
+    with tf.control_dependencies(update_ops):
         counted = tf.identity(counted)
     counted = clock.hand_over(counted, plan.state.all_accumulators)
     with clock.at_the_boundary():
         loss = _mean_loss(plan, micro_batch, counted)
         added = Added(sums, counted, loss, steps, micro_batch.change)
-        train_op = in_cross_replica_context(close_or_go_on, args=tuple(added))
-    _warn_of_clocks(plan, micro_batch, steps, updates)
-    return train_op
+        return in_cross_replica_context(close_or_go_on, args=tuple(added))
 
 
-def _warn_of_clocks(plan: Plan, micro_batch: MicroBatch, steps, updates: dict) -> None:
+def _warn_of_clocks(
+    plan: Plan, micro_batch: MicroBatch, steps, updates: dict, update_ops: list
+) -> None:
     """Warns of values that are computed from global_step, if it counts micro-steps."""
     counter = _micro_step_counter(plan)
-    if not updates or counter is None or not plan.has_several_micro_steps:
+    if counter is None or not plan.has_several_micro_steps:
         return
     warn_of_global_step(
         counter,
@@ -154,7 +160,7 @@ def _warn_of_clocks(plan: Plan, micro_batch: MicroBatch, steps, updates: dict) -
         steps,
         type(innermost(plan.options.optimizer)).__name__,
         updates,
-        update_ops_of(plan.options),
+        update_ops,
     )
 
 
@@ -223,8 +229,7 @@ def _finish(
     plan: Plan,
     variables: list[tf.Variable],
     added: Added,
-    updates: dict[str, list[tf.Operation]],
-) -> tf.Operation:
+) -> tuple[tf.Operation, dict[str, list[tf.Operation]]]:
     """Closes the window at the boundary, then counts; in cross-replica context.
 
     Args:
@@ -232,7 +237,9 @@ def _finish(
         plan: The train op's plan.
         variables: The trained variables.
         added: The replicas' `Added`.
-        updates: Gets the operations of the update, by the names of what makes them.
+
+    Returns:
+        (The train op, the operations of the update by the names of their makers).
     """
     steps = first_of(strategy, added.steps)
     counted = flatten(strategy, added.counted)
@@ -242,14 +249,14 @@ def _finish(
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
-        result = _branch(strategy, plan, is_boundary, variables, added, updates)
+        result, updates = _branch(strategy, plan, is_boundary, variables, added)
         # A learning rate of this micro-step must read update_step before it changes.
         with tf.control_dependencies(_reads(strategy, plan.state.update_step)):
             update_step, clipped_share = _count_update(plan, result.has_updated)
         of_partial = _count_update(plan, result.has_updated)
     global_step, train_op = _count_micro_step(plan, [update_step, *counted])
-    changes = strategy.experimental_local_results(added.change)
     if added.change is not None:
+        changes = strategy.experimental_local_results(added.change)
         waits = [operation for change in changes for operation in change.waits]
         train_op = tf.group(train_op, *waits, name=f"{plan.options.name}_train_all")
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
@@ -271,27 +278,33 @@ def _finish(
         look_at_changes(changes, get_windows)
     if plan.has_several_micro_steps:
         look_at_train_op(strategy, window, variables, get_windows)
-    return train_op
+    return train_op, updates
 
 
 def _branch(
-    strategy, plan: Plan, is_boundary: tf.Tensor, variables: list, added: Added, updates
-) -> Result:
+    strategy, plan: Plan, is_boundary: tf.Tensor, variables: list, added: Added
+) -> tuple[Result, dict[str, list[tf.Operation]]]:
     """Makes the `tf.cond` on the boundary; see `_finish`."""
+    updates = {}
     if added.change is not None:
         variables = first_of(strategy, added.change).variables
 
     def apply_mean(mean, loss) -> list[tf.Operation]:
         step = plan.state.update_step
-        return apply(strategy, plan.options, mean, variables, loss, step, updates)
+        done, made = apply(strategy, plan.options, mean, variables, loss, step)
+        updates.update(made)
+        return done
 
     def update() -> Result:
         return close(strategy, plan, apply_mean, added.sums, added.change)
 
-    def skip() -> Result:
-        return _no_result(plan)
+    def skip() -> Result:  # nothing was applied
+        unknown = nan(plan.state.sums["weight"].total.dtype)
+        stop = unknown if plan.stop_request is None else nan()
+        return Result(tf.constant(False), unknown, unknown, unknown, nan(), stop)
 
-    return plan.clock.branch(plan.state.micro_steps, is_boundary, update, skip)
+    counter = plan.state.micro_steps
+    return plan.clock.branch(counter, is_boundary, update, skip), updates
 
 
 def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Operation]:
@@ -458,13 +471,6 @@ def _observe(plan: Plan, result: Result, scalars: dict) -> tf.Tensor:
         )
 
 
-def _no_result(plan: Plan) -> Result:
-    """Returns the result off the boundary: nothing was applied."""
-    unknown = nan(plan.state.sums["weight"].total.dtype)
-    stop = unknown if plan.stop_request is None else nan()
-    return Result(tf.constant(False), unknown, unknown, unknown, nan(), stop)
-
-
 def _count_update(plan: Plan, has_updated) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (updates, share of them that were clipped), this one included."""
     updates = add_to(plan.state.update_step, tf.cast(has_updated, tf.int64))
@@ -496,6 +502,6 @@ def _micro_step_counter(plan: Plan) -> tf.Variable | None:
 
 def _number(plan: Plan) -> tf.Tensor | None:
     """Returns this micro-step's number for an error; None if nobody counts."""
-    is_named = plan.policy.names_micro_steps
+    is_named = plan.policy.raises
     counter = _micro_step_counter(plan) if is_named else None
     return None if counter is None else counter + 1
