@@ -9,6 +9,7 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data_set_of
 from estimator_accum.graph.functions import library_of_functions, producer_of
+from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.sums import (
@@ -19,8 +20,7 @@ from estimator_accum.rows.sums import (
     refuse_sum,
 )
 
-_DEQUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
-_BATCHES = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
+_BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -80,18 +80,16 @@ def _may_be_sum(loss: tf.Tensor) -> bool:
             waiting += inputs
         elif operation.type in SCALING:
             waiting += [each for each in inputs if tf.get_static_value(each) is None]
-        elif any(_is_batch(each) for each in data_ancestors([operation])):
+        elif any(each.type in BATCHES for each in data_ancestors([operation])):
             return False
     return has_sums
 
 
-def _is_batch(operation: tf.Operation) -> bool:
-    return operation.type in ("IteratorGetNext", *_DEQUEUES)
-
-
 def _is_sum(loss: tf.Tensor) -> bool:
-    needed = data_ancestors([loss.op], _inputs_of_model)
-    sources = [each for each in needed if _is_batch(each)]
+    needed = data_ancestors(
+        [loss.op], lambda each: () if each.type in BATCHES else each.inputs
+    )
+    sources = [each for each in needed if each.type in BATCHES]
     sizes = {_batch_size(source) for source in sources}
     if len(sizes) != 1 or None in sizes:
         return False
@@ -102,10 +100,6 @@ def _is_sum(loss: tf.Tensor) -> bool:
         return _is_sum_of(loss, rows, outputs, size)
     rows = [each for each in outputs if each.shape.rank and each.shape[0] == size]
     return bool(rows) and _is_sum_of_any_size(loss, needed, outputs, rows, size)
-
-
-def _inputs_of_model(operation: tf.Operation) -> list[tf.Tensor]:
-    return [] if _is_batch(operation) else list(operation.inputs)
 
 
 def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
@@ -130,7 +124,7 @@ def _is_sum_of_any_size(
     loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
 ) -> bool:
     """Returns `_is_sum_of` for a copy of the loss whose batch has no static size."""
-    definition, _ = define([each for each in needed if not _is_batch(each)])
+    definition, _ = define([each for each in needed if each.type not in BATCHES])
     definition.library.CopyFrom(loss.graph.as_graph_def().library)
     with tf.Graph().as_default():
         copies = {}
@@ -180,22 +174,19 @@ def _may_make_mean(factor: float | None, size: int) -> bool:
     return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
 
 
-def _has_same_examples(node) -> bool:
-    """Returns whether a data set has as many examples in an element as another one."""
-    return bool(SAME_ELEMENTS.match(node.op) or MAPPED_ELEMENTS.match(node.op))
-
-
 def _batch_size(source: tf.Operation) -> int | None:
     """Returns the examples in a batch; 0 if that varies, None without known batches."""
-    if source.type in _DEQUEUES:
+    if source.type in BATCH_QUEUES:
         return int(tf.get_static_value(source.inputs[1]) or 0)
     data_set = data_set_of(source.inputs[0].op, library_of_functions())
     if data_set is None:
         return None
     node = data_set.find(data_set.name)
-    while node is not None and _has_same_examples(node):
+    while node is not None and (
+        SAME_ELEMENTS.match(node.op) or MAPPED_ELEMENTS.match(node.op)
+    ):
         node = data_set.find(producer_of(node.input[0]))
-    if node is None or not _BATCHES.fullmatch(node.op):
+    if node is None or not _BATCHING.fullmatch(node.op):
         return None
     inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
     # Behind what a function of `map_and_batch` captures, or behind the data set.

@@ -77,7 +77,9 @@ def warn_of_global_step(
     uses = {
         "the weight is computed": [weight.op],
         "the loss is computed": [each.op for each in gradients],
-        "a variable is written before the loss": writing(_needed(loss)),
+        "a variable is written before the loss": writing(
+            {} if loss is None else ancestors([loss.op])
+        ),
         "gradient_accumulation_steps is computed": [steps.op],
         **{f"{name} computes": writing(made) for name, made in updates.items()},
         "UPDATE_OPS computes": writing(ancestors(each)),
@@ -121,11 +123,6 @@ def _warn_of_readers(
             line,
             remedy,
         )
-
-
-def _needed(loss: tf.Tensor | None) -> dict:
-    """Returns the ancestors of a loss, with operations that it only waits for."""
-    return {} if loss is None else ancestors([loss.op])
 
 
 def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:

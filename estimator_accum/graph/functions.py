@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from estimator_accum.graph.internals import OWN_GRADIENT
+from estimator_accum.graph.walks import walk
 
 
 def library_of_functions() -> dict:
@@ -35,16 +36,14 @@ def nodes_of(names: Iterable[str], library: dict) -> Iterator:
         names: Names of functions; those that are not in `library` have no nodes.
         library: Definitions by name, as `library_of_functions` returns them.
     """
-    seen, waiting = set(), list(names)
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in library:
-            continue
-        seen.add(name)
-        for node in library[name].node_def:
-            # A function of TensorFlow 1 is called by its name.
-            waiting += [*functions_of(node), node.op]
-            yield node
+
+    def called(name: str) -> list[str]:
+        nodes = library[name].node_def if name in library else ()
+        # A function of TensorFlow 1 is called by its name.
+        return [other for node in nodes for other in (*functions_of(node), node.op)]
+
+    for name in walk(names, called):
+        yield from library[name].node_def if name in library else ()
 
 
 def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:

@@ -8,6 +8,9 @@ import tensorflow as tf
 FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 # Operations that take a micro-batch from an input pipeline or a queue.
 TAKING_A_BATCH = re.compile(r".*IteratorGetNext|.*Dequeue|ReaderRead")
+# Those that result in all tensors of one; a queue's have the size as second input.
+BATCH_QUEUES = {"QueueDequeueManyV2", "QueueDequeueUpToV2"}
+BATCHES = {"IteratorGetNext", *BATCH_QUEUES}
 
 VARIABLES = {"VarHandleOp", "Variable", "VariableV2"}
 # Operations that take a variable's handle and leave the variable as it is: for its

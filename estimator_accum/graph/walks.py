@@ -1,6 +1,7 @@
 """Walks through a graph, from operations to those that they need or feed."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,10 +20,10 @@ def ancestors(
     """
 
     def needed(operation: tf.Operation) -> list[tf.Operation]:
-        found = (*(t.op for t in operation.inputs), *control_inputs_of(operation))
-        return [each for each in found if where(each)]
+        others = (*(t.op for t in operation.inputs), *control_inputs_of(operation))
+        return [other for other in others if where(other)]
 
-    return _walk(list(operations), needed)
+    return walk(operations, needed)
 
 
 def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
@@ -69,7 +70,7 @@ def data_ancestors(
         inputs = [tensor.op for tensor in inputs_of(operation)]
         return inputs if outside is None else [*inputs, outside]
 
-    return _walk(list(operations), needed)
+    return walk(operations, needed)
 
 
 def control_inputs_of(operation: tf.Operation) -> list[tf.Operation]:
@@ -80,41 +81,34 @@ def control_inputs_of(operation: tf.Operation) -> list[tf.Operation]:
     return sorted(operation.control_inputs, key=lambda other: other.name)
 
 
-def _walk(
-    operations: list[tf.Operation],
-    needed: Callable[[tf.Operation], list[tf.Operation]],
-) -> dict[tf.Operation, tf.Operation | None]:
-    found = dict.fromkeys(operations)
-    waiting = list(operations)
+def walk(starts: Iterable, steps: Callable[[Any], Iterable]) -> dict:
+    """Maps `starts` to None, and all that steps lead to, to where the step began.
+
+    Args:
+        starts: Operations, or other keys.
+        steps: Function of a key that returns the keys next to it.
+    """
+    origins = dict.fromkeys(starts)
+    waiting = list(origins)
     while waiting:
-        operation = waiting.pop()
-        for other in needed(operation):
-            if other not in found:
-                found[other] = operation
+        place = waiting.pop()
+        for other in steps(place):
+            if other not in origins:
+                origins[other] = place
                 waiting.append(other)
-    return found
+    return origins
 
 
 def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
     """Returns the operations that compute from tensors or operations, or wait for them."""
-    found, waiting = set(), []
 
-    def add(tensors, operation: tf.Operation) -> None:
-        users = [user for tensor in tensors for user in tensor.consumers()]
-        for user in (*users, *control_outputs(operation)):
-            if user not in found:
-                found.add(user)
-                waiting.append(user)
+    def users(source: tf.Tensor | tf.Operation) -> list[tf.Operation]:
+        operation = getattr(source, "op", source)
+        tensors = source.outputs if operation is source else [source]
+        readers = [user for tensor in tensors for user in tensor.consumers()]
+        return [*readers, *control_outputs(operation)]
 
-    for source in sources:
-        if isinstance(source, tf.Operation):
-            add(source.outputs, source)
-        else:
-            add([source], source.op)
-    while waiting:
-        operation = waiting.pop()
-        add(operation.outputs, operation)
-    return found
+    return set(walk([user for source in sources for user in users(source)], users))
 
 
 def data_descendants(
@@ -127,13 +121,12 @@ def data_descendants(
         tensors: Tensors.
         where: Condition on the operations; the search stops at one that fails it.
     """
-    found, waiting = set(), list(tensors)
-    while waiting:
-        for user in waiting.pop().consumers():
-            if user not in found and where(user):
-                found.add(user)
-                waiting += user.outputs
-    return found
+
+    def users(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
+        readers = [user for tensor in tensors for user in tensor.consumers()]
+        return [user for user in readers if where(user)]
+
+    return set(walk(users(tensors), lambda operation: users(operation.outputs)))
 
 
 def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
@@ -144,8 +137,6 @@ def fetched_operations(graph: tf.Graph, fetches) -> list[tf.Operation]:
         fetches: As `session.run` takes them: tensors, operations, variables, names and
             structures of these.
     """
-    found = []
-    for item in tf.nest.flatten(fetches, expand_composites=True):
-        element = graph.as_graph_element(item)
-        found.append(element if isinstance(element, tf.Operation) else element.op)
-    return found
+    items = tf.nest.flatten(fetches, expand_composites=True)
+    elements = map(graph.as_graph_element, items)
+    return [getattr(element, "op", element) for element in elements]

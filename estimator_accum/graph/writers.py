@@ -37,13 +37,18 @@ def writers_of(
     library = functools.cache(library_of_functions)
     for operation in operations:
         for tensor in operation.inputs:
-            if tensor.dtype == tf.resource or is_reference(tensor):
+            if may_be_variable(tensor):
                 variable = variable_of(tensor)
                 if variable is None or variable in without:
                     continue
                 if _may_write(operation, tensor, library):
                     found.setdefault(variable, []).append(operation)
     return found
+
+
+def may_be_variable(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a handle, or a variable of TensorFlow 1."""
+    return tensor.dtype == tf.resource or is_reference(tensor)
 
 
 def is_reference(tensor: tf.Tensor) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from estimator_accum.core.registry import Window
 from estimator_accum.graph.names import TAKING_A_BATCH
-from estimator_accum.graph.walks import ancestors
+from estimator_accum.graph.walks import ancestors, walk
 
 # Operations that take values from outside of the graph.
 _SOURCES = re.compile(f"{TAKING_A_BATCH.pattern}|Placeholder(V2)?$|.*PyFunc")
@@ -106,11 +106,5 @@ def _waiting_for_a_micro_batch(window: Window, operations, fed: list[tf.Tensor])
         needed = [tensor.op for tensor in operation.inputs if tensor.name not in names]
         for other in (*needed, *operation.control_inputs):
             users.setdefault(other, []).append(operation)
-    found = {each for each in operations if _SOURCES.match(each.type)}
-    waiting = list(found)
-    while waiting:
-        for user in users.get(waiting.pop(), ()):
-            if user not in found:
-                found.add(user)
-                waiting.append(user)
-    return found
+    sources = [each for each in operations if _SOURCES.match(each.type)]
+    return set(walk(sources, lambda operation: users.get(operation, ())))

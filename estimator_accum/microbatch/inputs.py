@@ -13,19 +13,15 @@ from estimator_accum.graph.writers import is_reference
 from estimator_accum.microbatch.repeatable import is_repeatable
 
 
-def _inputs_of(batch: dict) -> dict[tf.Operation, tf.Operation | None]:
-    """Returns the operations from which `batch` is computed."""
-    parts = tf.nest.flatten(batch, expand_composites=True)
-    return ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
-
-
 def is_fed(batch: dict) -> bool:
     """Returns whether `batch` comes from placeholders, as that of an exported model.
 
     Args:
         batch: The features and labels, in any structure.
     """
-    types = {operation.type for operation in _inputs_of(batch)}
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    needed = ancestors([part.op for part in parts if isinstance(part, tf.Tensor)])
+    types = {operation.type for operation in needed}
     is_read = any(map(TAKING_A_BATCH.match, types))
     # One with a default may also be a number that goes with a data set's batches.
     return "Placeholder" in types or "PlaceholderWithDefault" in types and not is_read

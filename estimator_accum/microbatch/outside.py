@@ -22,8 +22,9 @@ from estimator_accum.graph.walks import (
     control_inputs_of,
     data_descendants,
     path_to,
+    walk,
 )
-from estimator_accum.graph.writers import is_reference, variable_of
+from estimator_accum.graph.writers import may_be_variable, variable_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch.repeatable import changes_something
@@ -241,7 +242,9 @@ class Outside:
         if not isinstance(item, tf.Tensor) or not can_be_fed(item):
             return False
         needed, _ = self._walk([item], self._is_known)
-        read = {variable_of(t) for op in needed for t in op.inputs if _is_variable(t)}
+        read = {
+            variable_of(t) for op in needed for t in op.inputs if may_be_variable(t)
+        }
         return not variables.isdisjoint(read)
 
     def _is_known(self, tensor: tf.Tensor) -> bool:
@@ -282,14 +285,10 @@ class Outside:
 
     def _late(self, users: dict) -> set[tf.Operation]:
         """Returns the operations that change something, or run only after a change."""
-        waiting = list(filter(self._changes, users))
-        late = set(waiting)
-        while waiting:
-            for user in users[waiting.pop()]:
-                if user is not None and user not in late:
-                    late.add(user)
-                    waiting.append(user)
-        return late
+        late = walk(
+            filter(self._changes, users), lambda operation: users.get(operation, ())
+        )
+        return late.keys() - {None}
 
     def _changes(self, operation: tf.Operation) -> bool:
         """Returns whether an operation changes a resource that is not of this batch alone."""
@@ -312,10 +311,6 @@ class Outside:
 
 def _firsts(users: dict) -> dict:
     return {operation: first for operation, (first, *_) in users.items()}
-
-
-def _is_variable(tensor: tf.Tensor) -> bool:
-    return tensor.dtype == tf.resource or is_reference(tensor)
 
 
 def _items(graph: tf.Graph, fetches) -> Iterator[tf.Tensor | tf.Operation]:

@@ -24,7 +24,7 @@ from estimator_accum.graph.names import (
     moves_generator,
 )
 from estimator_accum.graph.walks import ancestors, path_to
-from estimator_accum.graph.writers import is_reference, variable_of
+from estimator_accum.graph.writers import is_reference, may_be_variable, variable_of
 from estimator_accum.microbatch.writes import written_by
 from estimator_accum.seed import batch_seed, micro_batch_seed
 
@@ -84,7 +84,7 @@ def check_not_written(outputs: list[tf.Tensor], micro_ops: list[tf.Operation]) -
         variable_of(tensor)
         for operation in ancestors([tensor.op for tensor in outputs])
         for tensor in operation.inputs
-        if tensor.dtype == tf.resource or is_reference(tensor)
+        if may_be_variable(tensor)
     }
     for variable in written_by(ancestors(micro_ops)):
         if variable in read:

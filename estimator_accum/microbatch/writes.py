@@ -24,7 +24,7 @@ def snapshot(
     """
     take, restore = [], []
     for variable in written_by(ancestors(operations), without):
-        dtype, handle = _dtype_of(variable), variable.outputs[0]
+        dtype, handle = tf.as_dtype(variable.get_attr("dtype")), variable.outputs[0]
         with tf.control_dependencies(None), tf.device(variable.device):
             shape = tf.TensorShape(variable.get_attr("shape"))
             slot = Slot("snapshot", dtype, shape)
@@ -39,10 +39,6 @@ def snapshot(
             take.append(slot.write(value))
             restore.append(back)
     return take, restore
-
-
-def _dtype_of(variable: tf.Operation) -> tf.DType:
-    return tf.as_dtype(variable.get_attr("dtype"))
 
 
 def needed_by_updates() -> dict[tf.Operation, tf.Operation | None]:

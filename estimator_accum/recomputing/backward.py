@@ -101,7 +101,9 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
         gradients: Gradients of `kept`; Tensors, IndexedSlices or None.
         kept: What the layer reads.
     """
-    trainable = _trainable_operations()
+    variables = tf.compat.v1.trainable_variables()
+    replicas = tf.distribute.get_strategy()  # each of which has its own
+    trainable = {variable.op for variable in flatten(replicas, variables)}
     is_own = [_source(tensor) in trainable for tensor in kept]
     own = [each for each, yes in zip(gradients, is_own, strict=True) if yes]
     flat = tf.nest.flatten(own, expand_composites=True)
@@ -118,12 +120,6 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
                 tf.nest.map_structure(identity, gradient, expand_composites=True)
             )
     return together
-
-
-def _trainable_operations() -> set[tf.Operation]:
-    """Returns the operations that hold trainable variables, of every replica."""
-    variables = tf.compat.v1.trainable_variables()
-    return {each.op for each in flatten(tf.distribute.get_strategy(), variables)}
 
 
 def _source(tensor: tf.Tensor) -> tf.Operation:

@@ -177,18 +177,10 @@ def _prod(operation, x, axes):
     return [[result] if operation.get_attr("keep_dims") else result]
 
 
-def _split(operation, axis, x):
-    return np.split(x, operation.get_attr("num_split"), int(axis))
-
-
 def _split_v(operation, x, lengths, axis):
     lengths = _ints(lengths)
     lengths[lengths == -1] = x.shape[int(axis)] - lengths.sum() - 1
     return np.split(x, np.cumsum(lengths)[:-1], int(axis))
-
-
-def _unpack(operation, x):
-    return list(np.moveaxis(x, operation.get_attr("axis"), 0))
 
 
 def _stitch(operation, *inputs):
@@ -238,11 +230,11 @@ ARITHMETIC = {
     "Range": lambda op, *xs: [np.arange(*map(int, xs))],
     "Reshape": lambda op, x, shape: [np.reshape(x, _ints(shape))],
     "Slice": _slice,
-    "Split": _split,
+    "Split": lambda op, axis, x: np.split(x, op.get_attr("num_split"), int(axis)),
     "SplitV": _split_v,
     "Squeeze": _squeeze,
     "StopGradient": lambda operation, x: [x],
     "StridedSlice": _strided_slice,
     "Sub": _elementwise(Size.__sub__),
-    "Unpack": _unpack,
+    "Unpack": lambda op, x: list(np.moveaxis(x, op.get_attr("axis"), 0)),
 }

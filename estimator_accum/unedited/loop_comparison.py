@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from estimator_accum import get_windows
 from estimator_accum.graph.internals import RUN, replace_function
+from estimator_accum.graph.names import BATCHES
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.unedited.comparison import (
     Values,
@@ -27,10 +28,7 @@ from estimator_accum.unedited.comparison import (
 )
 from estimator_accum.unedited.session_loops import Runs
 
-_INPUTS = {
-    *("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2"),
-    *("QueueDequeueManyV2", "QueueDequeueUpToV2"),
-}
+_INPUTS = {*BATCHES, "IteratorGetNextSync", "QueueDequeueV2"}
 
 
 def check_instead_of_training(steps: int, updates: int) -> Callable[[], int]:

@@ -27,7 +27,7 @@ from estimator_accum.core.change import remember
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import GRADIENTS, replace_function
 from estimator_accum.graph.names import moves_generator
-from estimator_accum.graph.walks import ancestors
+from estimator_accum.graph.walks import ancestors, walk
 from estimator_accum.graph.writers import writers_of
 from estimator_accum.microbatch.writes import needed_by_updates
 from estimator_accum.unedited.own_loops import watch_fetches
@@ -91,12 +91,7 @@ def _change_methods(base: type, changes: dict[str, Callable]) -> None:
         for name in changes.keys() & vars(kind).keys():
             setattr(kind, name, changes[name](vars(kind)[name]))
 
-    kinds, waiting = {base: None}, [base]
-    while waiting:
-        found = waiting.pop().__subclasses__()
-        waiting += [kind for kind in found if kind not in kinds]
-        kinds |= dict.fromkeys(found)
-    for kind in kinds:
+    for kind in walk([base], type.__subclasses__):
         if not issubclass(kind, AccumulatingOptimizer):
             change(kind)
 

@@ -78,8 +78,10 @@ class Interception:
         ys, xs = request.ys, request.xs
         sources = [source_of(x) for x in xs]
         with contextlib.ExitStack() as stack:
-            if self._is_in_branch():
-                if not any(map(self._is_outside, sources)):
+            graph = tf.compat.v1.get_default_graph()
+            if graph is not self._graph or context_of(graph):
+                outer = [op for op in sources if op.graph is self._graph]
+                if all(map(context_of, outer)):
                     return request.plain()
                 check_outside(self._graph, ys)
                 stack.enter_context(tf.init_scope())
@@ -103,14 +105,6 @@ class Interception:
             for i, total in zip(places, sums.totals, strict=True):
                 gradients[i] = total
             return gradients
-
-    def _is_in_branch(self) -> bool:
-        graph = tf.compat.v1.get_default_graph()
-        return graph is not self._graph or bool(context_of(graph))
-
-    def _is_outside(self, operation: tf.Operation) -> bool:
-        is_in_branch = context_of(operation)
-        return operation.graph is self._graph and not is_in_branch
 
     def _dependencies(
         self, of_micro_batch: set[tf.Operation]

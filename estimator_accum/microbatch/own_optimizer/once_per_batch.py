@@ -18,7 +18,7 @@ from estimator_accum.microbatch.outside import check_sources
 from estimator_accum.microbatch.own_optimizer.activations import report_activations
 from estimator_accum.microbatch.own_optimizer.division import ModelGraph, divide
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
-from estimator_accum.microbatch.own_optimizer.interception import Call, Interception
+from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.slices import add_slices
@@ -65,7 +65,8 @@ def _split(batch: WholeBatch, interception: Interception, spec, train_op):
     clear = [op for slice_sum in slices for op in add_slices(batch, slice_sum)]
     check_sources(batch)
     roots = [train_op, *(operation for call in calls for operation in call.waits)]
-    losses = _losses(spec, calls)
+    losses = [spec.loss, *(loss for call in calls for loss in call.losses)]
+    losses += tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
     with batch.as_current():
         handles, library = batch.works.handles, library_of_functions()
         reads = list(interception.reads)
@@ -107,11 +108,6 @@ def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> No
             "none of them. Put all updates into the train op, or train without "
             "micro-batches."
         )
-
-
-def _losses(spec, calls: list[Call]) -> list[tf.Tensor]:
-    losses = [spec.loss, *(loss for call in calls for loss in call.losses)]
-    return losses + tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
 
 
 def _check_passes(graph: ModelGraph, values: list[tf.Tensor]) -> None:

@@ -21,7 +21,7 @@ from estimator_accum.graph.internals import (
 )
 from estimator_accum.graph.names import CONTROL_FLOW_V1, READERS_OF_NO_VALUE, VARIABLES
 from estimator_accum.graph.outermost import value_of_graph
-from estimator_accum.graph.walks import ancestors, descendants
+from estimator_accum.graph.walks import ancestors, descendants, walk
 from estimator_accum.graph.writers import writers_of
 from estimator_accum.microbatch.own_optimizer.division import BatchPlan
 
@@ -140,21 +140,16 @@ def _readers(
     The value of a reference variable is its memory, which a write changes: it is read
     by those that compute from it.
     """
-    readers, waiting, seen = set(), list(variable.outputs), set(without)
-    while waiting:
-        for user in waiting.pop().consumers():
-            if (
-                user in seen
-                or user not in operations
-                or user.type in READERS_OF_NO_VALUE
-            ):
-                continue
-            seen.add(user)
-            if user.type in _SHARING:
-                waiting += user.outputs
-            else:
-                readers.add(user)
-    return readers
+
+    def users(operation: tf.Operation) -> list[tf.Operation]:
+        if operation.type not in _SHARING and operation is not variable:
+            return []
+        consumers = {user for out in operation.outputs for user in out.consumers()}
+        others = [user for user in consumers - without if user in operations]
+        return [user for user in others if user.type not in READERS_OF_NO_VALUE]
+
+    readers = walk([variable], users).keys() - {variable}
+    return {reader for reader in readers if reader.type not in _SHARING}
 
 
 def _ends(

@@ -144,9 +144,7 @@ def _of_tape(own: Callable) -> Callable:
         if take is None:
             return own(tape, target, sources, *options)
         given = {
-            id(_handle_or_self(x)): x
-            for x in sources_raw or []
-            if isinstance(x, tf.Variable)
+            id(x.handle): x for x in sources_raw or [] if isinstance(x, tf.Variable)
         }
         xs = [given.get(id(source), source) for source in sources]
         targets = {id(y) for y in target}
@@ -201,10 +199,6 @@ _REPLACED = [
     (GRADIENTS_OF_TAPE, _of_tape),
     ((tf.GradientTape, "watch"), _watch),
 ]
-
-
-def _handle_or_self(x):
-    return getattr(x, "handle", x)
 
 
 def _known(tape, tensors: list[tf.Tensor]) -> list[bool]:

@@ -69,7 +69,10 @@ def sum_over_batch(
         after: Operations after which the sums are read.
     """
     direct = _keep(batch, derivation.direct)
-    gradients = [None if g is None else _wide(g) for g in derivation.gradients]
+    gradients = [
+        g if g is None or g.dtype not in _HALVES else cast(g, tf.float32)
+        for g in derivation.gradients
+    ]
     totals, reads, slices = _add(batch, xs, gradients, after)
     with tf.control_dependencies(after):
         for i, gradient in enumerate(direct):
@@ -182,10 +185,6 @@ def _read_rows(
     # `add_slices` may replace the tensors that they read.
     total = tf.identity(values), tf.identity(tf.cast(rows, dtype))
     return tf.IndexedSlices(*total, shape), clear_rows(accumulator, rows, values)
-
-
-def _wide(gradient: Gradient) -> Gradient:
-    return cast(gradient, tf.float32) if gradient.dtype in _HALVES else gradient
 
 
 def _dtype_of(x, total: Gradient) -> tf.DType:
