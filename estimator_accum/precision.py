@@ -69,15 +69,15 @@ def mixed_precision_config(
             "`precision` must be one of 'float32', 'bfloat16' and 'float16'. Received: "
             f"{precision!r}. Use 'float32' for updates that are exact."
         )
-    made = tf.compat.v1.ConfigProto()
-    options = made.graph_options.rewrite_options
+    result = tf.compat.v1.ConfigProto()
+    options = result.graph_options.rewrite_options
     if config is not None:
-        made.CopyFrom(config)
+        result.CopyFrom(config)
     else:
-        made.allow_soft_placement = True
+        result.allow_soft_placement = True
         options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     if precision == FLOAT32:
-        return made
+        return result
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
     option = _OF_FLOAT16 if has_gpu else _OF_FLOAT16_ON_CPU
     if precision == BFLOAT16:
@@ -94,7 +94,7 @@ def mixed_precision_config(
     if is_in_cluster:
         options.remapping = _OFF
     setattr(options, option, _ON)
-    return made
+    return result
 
 
 def has_low_precision(session: tf.compat.v1.Session) -> bool:

@@ -60,10 +60,10 @@ def _micro_batch_number(batch) -> tf.Tensor:
     key = (batch, getattr(number, "name", number))
     if key not in numbers:
         with tf.control_dependencies(None):
-            found = _global_step() * count + tf.cast(number, tf.int64)
+            serial = _global_step() * count + tf.cast(number, tf.int64)
             if batch is not None:
-                found = found * _MOST_EXAMPLES + batch.begin
-        numbers[key] = found
+                serial = serial * _MOST_EXAMPLES + batch.begin
+        numbers[key] = serial
     return numbers[key]
 
 

@@ -81,8 +81,8 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
         nonlocal seen
         if seen != (graph.version, len(looks)):
             with graph.as_default():
-                for each in looks:
-                    each()
+                for check in looks:
+                    check()
             seen = graph.version, len(looks)
 
     call_before_runs(graph, look_if_grown)

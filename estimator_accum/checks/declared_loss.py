@@ -29,7 +29,7 @@ def check_declared_loss(
 ) -> None:
     """Raises ValueError if micro-batches' losses are sums over examples, not means.
 
-    The proof needs a batch of a data set or queue. What is no proof stays as declared.
+    The proof needs a batch of a data set or queue. Without a proof the declaration stays.
     A loss that is divided by K is warned of, if K > 2: half of a loss is a usual loss.
 
     Args:
@@ -79,26 +79,26 @@ def _may_be_sum(loss: tf.Tensor) -> bool:
         elif operation.type in LINEAR:
             waiting += inputs
         elif operation.type in SCALING:
-            waiting += [each for each in inputs if tf.get_static_value(each) is None]
-        elif any(each.type in BATCHES for each in data_ancestors([operation])):
+            waiting += [t for t in inputs if tf.get_static_value(t) is None]
+        elif any(op.type in BATCHES for op in data_ancestors([operation])):
             return False
     return has_sums
 
 
 def _is_sum(loss: tf.Tensor) -> bool:
     needed = data_ancestors(
-        [loss.op], lambda each: () if each.type in BATCHES else each.inputs
+        [loss.op], lambda op: () if op.type in BATCHES else op.inputs
     )
-    sources = [each for each in needed if each.type in BATCHES]
+    sources = [op for op in needed if op.type in BATCHES]
     sizes = {_batch_size(source) for source in sources}
     if len(sizes) != 1 or None in sizes:
         return False
     (size,) = sizes
     outputs = [output for source in sources for output in source.outputs]
-    rows = [each for each in outputs if each.shape.rank and each.shape[0] is None]
+    rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
     if rows:
         return _is_sum_of(loss, rows, outputs, size)
-    rows = [each for each in outputs if each.shape.rank and each.shape[0] == size]
+    rows = [t for t in outputs if t.shape.rank and t.shape[0] == size]
     return bool(rows) and _is_sum_of_any_size(loss, needed, outputs, rows, size)
 
 
@@ -111,28 +111,28 @@ def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
         outputs: All outputs.
         size: Number of examples in a batch; 0 if it is not constant.
     """
-    analysis = Analysis(rows, [each for each in outputs if each not in rows])
+    analysis = Analysis(rows, [output for output in outputs if output not in rows])
     analysis.analyze([loss])
     factors = factors_of_sums(analysis, loss)
-    if not factors or any(_may_make_mean(each, size) for each in factors):
+    if not factors or any(_may_make_mean(factor, size) for factor in factors):
         return False
     # A sum may be divided by the examples and weighted too, inside or outside of it.
-    return not any(_may_make_mean(each, size) for each in _scales(loss))
+    return not any(_may_make_mean(scale, size) for scale in _scales(loss))
 
 
 def _is_sum_of_any_size(
     loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
 ) -> bool:
     """Returns `_is_sum_of` for a copy of the loss whose batch has no static size."""
-    definition, _ = define([each for each in needed if each.type not in BATCHES])
+    definition, _ = define([op for op in needed if op.type not in BATCHES])
     definition.library.CopyFrom(loss.graph.as_graph_def().library)
     with tf.Graph().as_default():
         copies = {}
-        for each in outputs:
-            shape = [None, *each.shape[1:]] if each in rows else each.shape
-            copies[each.name] = tf.compat.v1.placeholder(each.dtype, shape)
+        for output in outputs:
+            shape = [None, *output.shape[1:]] if output in rows else output.shape
+            copies[output.name] = tf.compat.v1.placeholder(output.dtype, shape)
         (copy,) = insert(definition, copies, [loss], "loss")
-        of_rows = [copies[each.name] for each in rows]
+        of_rows = [copies[tensor.name] for tensor in rows]
         return _is_sum_of(copy, of_rows, list(copies.values()), size)
 
 
@@ -143,7 +143,7 @@ def _scales(loss: tf.Tensor) -> Iterator[float | None]:
         operation = waiting.pop().op
         inputs = list(operation.inputs)
         if operation.type in SCALING:
-            values = [tf.get_static_value(each) for each in inputs]
+            values = [tf.get_static_value(tensor) for tensor in inputs]
             for tensor, value in zip(inputs, values, strict=True):
                 if value is None:
                     waiting.append(tensor)

@@ -2,7 +2,7 @@
 
 Whatever is computed from it moves K times per update: a KL weight as a learning rate. The
 search follows values from their results to the variable: into branches, loops and
-functions, and past what only shows a number or draws random numbers from it.
+functions, and past operations that show a number or draw random numbers from it.
 """
 
 import functools
@@ -65,33 +65,33 @@ def warn_of_global_step(
         weight: The micro-batch's weight.
         steps: K [micro-steps per update].
         optimizer: Name of the optimizer's class.
-        updates: Operations of the update, by the names of what made them.
+        updates: Operations of the update, by the names of their makers.
         update_ops: Operations that run with every micro-step.
     """
     parts = tf.distribute.get_strategy().experimental_local_results(counter)
     clocks = {getattr(part, "handle", part).op for part in parts}
-    own = updates[optimizer]
-    if _writes_any(clocks, own):  # then it counts updates
+    optimizer_ops = updates[optimizer]
+    if _writes_any(clocks, optimizer_ops):  # then it counts updates
         return
-    each = [getattr(update, "op", update) for update in update_ops]
+    registered = [getattr(update, "op", update) for update in update_ops]
     uses = {
         "the weight is computed": [weight.op],
-        "the loss is computed": [each.op for each in gradients],
+        "the loss is computed": [gradient.op for gradient in gradients],
         "a variable is written before the loss": writing(
             {} if loss is None else ancestors([loss.op])
         ),
         "gradient_accumulation_steps is computed": [steps.op],
-        **{f"{name} computes": writing(made) for name, made in updates.items()},
-        "UPDATE_OPS computes": writing(ancestors(each)),
+        **{f"{name} computes": writing(ops) for name, ops in updates.items()},
+        "UPDATE_OPS computes": writing(ancestors(registered)),
     }
-    _warn_of_readers(clocks, uses, loss, set(own))
+    _warn_of_readers(clocks, uses, loss, set(optimizer_ops))
 
 
 def _warn_of_readers(
     clocks: set[tf.Operation],
     uses: Mapping[str, list[tf.Operation]],
     loss: tf.Tensor | None,
-    own: set[tf.Operation],
+    optimizer_ops: set[tf.Operation],
 ) -> None:
     """Warns, once for a graph, of the first operation that reads `global_step`.
 
@@ -100,17 +100,17 @@ def _warn_of_readers(
         uses: Operations that decide an update, by their purpose: "the loss is
             computed".
         loss: The loss, whose operations are named before those of its gradients.
-        own: Operations of the optimizer, which are not named.
+        optimizer_ops: Operations of the optimizer, which are not named.
     """
     graph = next(iter(clocks)).graph
     for name, operations in uses.items():
-        found = _ancestors(operations, clocks)
-        if not found or hasattr(graph, _WARNED):
+        needed = _ancestors(operations, clocks)
+        if not needed or hasattr(graph, _WARNED):
             continue
         if name.startswith("the loss") and loss is not None:
-            found = _ancestors([loss.op], clocks) or found
+            needed = _ancestors([loss.op], clocks) or needed
         value_of_graph(graph, _WARNED, True)
-        reader, line = _reader(clocks, found, own)
+        reader, line = _reader(clocks, needed, optimizer_ops)
         if reader is None:
             reader, remedy = name.split()[0], "If it cannot, use"
         else:
@@ -127,19 +127,19 @@ def _warn_of_readers(
 
 def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:
     """Returns whether `operations` write one of the variables `counters`."""
-    written = [each.inputs[0].op for each in operations if "Assign" in each.type]
+    written = [op.inputs[0].op for op in operations if "Assign" in op.type]
     return any(data_ancestors([handle]).keys() & counters for handle in written)
 
 
 def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dict:
     """Returns `data_ancestors` by which a value of a counter decides another value."""
-    found = data_ancestors(operations, _deciding)
-    if clocks.isdisjoint(found):
+    needed = data_ancestors(operations, _deciding)
+    if clocks.isdisjoint(needed):
         return {}
     # Functions are looked into only where that may matter: it takes their definitions.
     bodies = _Bodies(clocks)
-    found = data_ancestors(operations, bodies.deciding)
-    return {} if clocks.isdisjoint(found) else found
+    needed = data_ancestors(operations, bodies.deciding)
+    return {} if clocks.isdisjoint(needed) else needed
 
 
 def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
@@ -147,13 +147,13 @@ def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
     inputs, kind = list(operation.inputs), operation.type
     if kind in _ITERATORS:
         makers = operation.outputs[0].consumers()
-        return [each.inputs[0] for each in makers if each.type == "MakeIterator"]
+        return [maker.inputs[0] for maker in makers if maker.type == "MakeIterator"]
     if kind in _UNDECIDED or kind in READERS_OF_NO_VALUE:
         return []
     if kind == "Print":
         return inputs[:1]
     if _SEEDED.match(kind):
-        return [each for each, name in zip(inputs, _names(operation)) if name != "seed"]
+        return [t for t, name in zip(inputs, _names(operation)) if name != "seed"]
     if kind.startswith("StackPop"):  # a loop of TensorFlow 1 keeps it for its gradient
         return _pushed(inputs[0])
     if WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written
@@ -169,7 +169,7 @@ def _pushed(stack: tf.Tensor) -> list[tf.Tensor]:
         return operation.type in PASSING or operation.type.startswith("StackPush")
 
     users = data_descendants([stack], takes_it)
-    return [t for each in users if each.type not in PASSING for t in each.inputs[1:]]
+    return [t for op in users if op.type not in PASSING for t in op.inputs[1:]]
 
 
 def _names(operation: tf.Operation) -> list[str]:
@@ -199,7 +199,7 @@ class _Bodies:
         inputs = list(operation.inputs)
         return [
             *(inputs[:first] if self._differs(names) else ()),
-            *(each for i, each in enumerate(inputs[first:]) if decide(i)),
+            *(tensor for i, tensor in enumerate(inputs[first:]) if decide(i)),
         ]
 
     def _read_library(self) -> dict:
@@ -210,7 +210,7 @@ class _Bodies:
         functions = [self._library().get(name) for name in names]
 
         def decide(i: int) -> bool:
-            return any(each is None or self._is_used(each, i) for each in functions)
+            return any(f is None or self._is_used(f, i) for f in functions)
 
         return decide
 
@@ -258,7 +258,7 @@ class _Bodies:
             decide = self._deciding_arguments(names)
             is_chosen = first and 0 in depends and self._differs(names)
             depends = is_chosen or any(decide(i - first) for i in (*reads, *depends))
-            if depends and any(_writes(each) for each in self._nodes(names)):
+            if depends and any(_writes(inner) for inner in self._nodes(names)):
                 return True
         elif reads and node.op in PASSING:
             handles.add(node.name)
@@ -274,9 +274,7 @@ class _Bodies:
 
     def _nodes(self, names: list[str]) -> list:
         functions = [self._library().get(name) for name in names]
-        return [
-            node for each in functions if each is not None for node in each.node_def
-        ]
+        return [node for f in functions if f is not None for node in f.node_def]
 
 
 def _writes(node) -> bool:
@@ -286,7 +284,7 @@ def _writes(node) -> bool:
 def _origins(function) -> Iterable[str | None]:
     """Yields the argument or constant that each result is; None if it is computed."""
     nodes = {node.name: node for node in function.node_def}
-    places = {each.name: str(i) for i, each in enumerate(function.signature.input_arg)}
+    places = {a.name: str(i) for i, a in enumerate(function.signature.input_arg)}
     for output in function.signature.output_arg:
         name = producer_of(function.ret[output.name])
         while name in nodes and nodes[name].op in ("Identity", "Print"):
@@ -296,27 +294,27 @@ def _origins(function) -> Iterable[str | None]:
 
 
 def _reader(
-    clocks: set[tf.Operation], found: dict, own: set[tf.Operation]
+    clocks: set[tf.Operation], needed: dict, ends: set[tf.Operation]
 ) -> tuple[str | None, str]:
     """Returns the operation that computes from a variable first, and its line.
 
     Args:
         clocks: The variables.
-        found: The result of `_ancestors`, with one of them.
-        own: Operations that are not named, nor are those that need them.
+        needed: The result of `_ancestors`, with one of them.
+        ends: Operations that are not named, nor are those that need them.
 
     Returns:
         (None, "") if there is none but these.
     """
-    operation, way = next(filter(found.__contains__, clocks)), []
-    while (operation := found[operation]) is not None and operation not in own:
+    operation, way = next(filter(needed.__contains__, clocks)), []
+    while (operation := needed[operation]) is not None and operation not in ends:
         if operation.type not in _TRIVIAL:
             way.append(operation)
     if not way:
         return None, ""
     first = original_of(way[0]) or way[0]  # the one that it is a gradient of
     scope = first.name.rpartition("/")[0]
-    names = [each.name for each in way]
+    names = [op.name for op in way]
     # A function of several operations has the name of their scope.
     return scope if scope in names else first.name, _line_of(first)
 
@@ -328,6 +326,6 @@ def _line_of(operation: tf.Operation) -> str:
         os.path.dirname(os.path.dirname(__file__)),
     ]
     for frame in reversed(operation.traceback or ()):
-        if not any(frame.filename.startswith(each) for each in libraries):
+        if not any(frame.filename.startswith(library) for library in libraries):
             return f" ({os.path.basename(frame.filename)}, line {frame.lineno})"
     return ""

@@ -37,8 +37,8 @@ def changes_once(operation: tf.Operation) -> bool:
         return False
     variable, value = variable_of(operation.inputs[0]), operation.inputs[1]
     needed = data_ancestors([value.op], _computing_inputs)
-    reads = [each for each in needed if _variable_read_by(each) is not None]
-    computed = [each for each in needed if each not in reads]
+    reads = [op for op in needed if _variable_read_by(op) is not None]
+    computed = [op for op in needed if op not in reads]
     variables = {variable, *map(_variable_read_by, reads)}
     is_of_variables = not varying(computed) and not any(map(functions_of, computed))
     if not is_of_variables or not all(map(_can_be_drawn, variables)):
@@ -78,9 +78,8 @@ def _repeats(write, variable: tf.Operation, variables: set, scale: float) -> tf.
         scale: Standard deviation of the values.
     """
     values = {
-        each: scale
-        * tf.random.stateless_normal(_shape(each), [n, 0], dtype=_dtype(each))
-        for n, each in enumerate(sorted(variables, key=lambda each: each.name))
+        op: scale * tf.random.stateless_normal(_shape(op), [n, 0], dtype=_dtype(op))
+        for n, op in enumerate(sorted(variables, key=lambda op: op.name))
     }
     once = write(values)
     twice = write({**values, variable: once})

@@ -1,11 +1,11 @@
 """The accumulation rule.
 
 train_op, optimizer          the two interfaces of `tf.compat.v1`
-options, arguments, trained  checks of what a caller gives
+options, arguments, trained  checks of a caller's arguments
 micro_batch                  the terms of one micro-step
 window                       the rule: add, close, publish
 clock, current_batch         when a window closes
-plan, state, step            records: what micro-steps share, variables, tensors
+plan, state, step            records: common to micro-steps, variables, tensors
 creation, update_step        the variables are made
 registry                     all windows of a graph, for hooks
 accumulators, reduction      sums of a window, over replicas

@@ -49,14 +49,14 @@ def apply(
             args=(gradients, loss),
         )
     done = strategy.experimental_local_results(applied)
-    made = {type(optimizer).__name__: _noted_operations(number)}
+    updates = {type(optimizer).__name__: _noted_operations(number)}
     if options.after_update_ops is not None:
         number = _number_of_operations()
         with tf.control_dependencies(done):
             after = call(_after_update, args=(options.after_update_ops,))
         done = [*done, *strategy.experimental_local_results(after)]
-        made["after_update_ops"] = _noted_operations(number)
-    return done, made
+        updates["after_update_ops"] = _noted_operations(number)
+    return done, updates
 
 
 def _number_of_operations() -> int:
@@ -113,17 +113,17 @@ def _requires_global_step(optimizer: tf.compat.v1.train.Optimizer) -> bool:
 def _after_update(make: Callable) -> tf.Operation:
     """Makes the caller's `after_update_ops` in replica context."""
     graph = tf.compat.v1.get_default_graph()
-    known = set(graph.get_operations())
-    made = [each for each in tf.nest.flatten(make()) if each is not None]
-    for each in made:
-        operation = each if isinstance(each, tf.Operation) else each.op
-        if operation.graph is not graph or operation in known:
+    older = set(graph.get_operations())
+    results = [result for result in tf.nest.flatten(make()) if result is not None]
+    for result in results:
+        operation = result if isinstance(result, tf.Operation) else result.op
+        if operation.graph is not graph or operation in older:
             raise ValueError(
                 "`after_update_ops` must make its operations when it is called: others "
                 f"run with every micro-step. Received: {operation.name}, made before. "
                 "Pass a function, e.g. lambda: [ema.apply(variables)]."
             )
-    return tf.group(*made)
+    return tf.group(*results)
 
 
 @contextlib.contextmanager

@@ -64,8 +64,8 @@ def check_weight(weight) -> tf.Tensor:
         tf.errors.InvalidArgumentError: From the session, if it is negative.
     """
     weight = tf.stop_gradient(check_scalar("weight", weight))
-    known = tf.get_static_value(weight)
-    if known is None:
+    number = tf.get_static_value(weight)
+    if number is None:
         is_allowed = weight >= tf.zeros([], weight.dtype)
         if weight.dtype.is_floating:
             # NaN is for `on_nonfinite`. TensorFlow's optimizer of graphs makes
@@ -77,10 +77,10 @@ def check_weight(weight) -> tf.Tensor:
         )
         with tf.control_dependencies([refused]):
             return tf.identity(weight)
-    if known > 0 or (known == 0 and tf.executing_eagerly()):
+    if number > 0 or (number == 0 and tf.executing_eagerly()):
         return weight
     raise ValueError(
         "`weight` must be > 0; 0 is for a single micro-batch that is not to count. "
-        f"Received: {known} for every micro-batch. Pass the number of its examples or "
+        f"Received: {number} for every micro-batch. Pass the number of its examples or "
         "tokens, or leave `weight` out."
     )

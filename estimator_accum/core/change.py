@@ -3,15 +3,15 @@
     as written    g_i -> change -> apply_gradients
     as run        g_i -> sum | mean over the window -> copy of the change -> optimizer
 
-Clipping, gradient noise or weight decay are meant for the gradient of the batch. So what
-is accumulated are the gradients that `compute_gradients` returned, and the operations
-between these and what `apply_gradients` gets are copied to the window's boundary. There
-they read what they read anyway: variables, constants, other gradients; random numbers
-are drawn once per window. A value of a micro-batch, such as its loss, is refused.
+Clipping, gradient noise or weight decay are meant for the gradient of the batch. So the
+gradients of `compute_gradients` are accumulated, and the operations between these and the
+arguments of `apply_gradients` are copied to the window's boundary. There they read their
+usual inputs: variables, constants, other gradients; random numbers are drawn once per
+window. A value of a micro-batch, such as its loss, is refused.
 
 Sums and constant multiples of gradients stay where they are: the mean of sums is the sum
 of means. For gradients of other origin this is the only proof that nothing was done to
-them per micro-batch that belongs behind the mean, so what is more is refused.
+them per micro-batch that belongs behind the mean, so anything more is refused.
 
 A sparse gradient is the mean over the window's rows, each once, where a batch has a slice
 for each look-up. Code may scale slices, make them dense, and take the norm of all; their
@@ -62,9 +62,9 @@ def remember(pairs: Iterable[tuple], loss: object) -> None:
     """Makes the (gradient, variable) pairs of a loss known to `find_change`."""
     for gradient, variable in pairs:
         if gradient is not None:
-            known = _known(values_of(gradient).graph)
+            results = _known(values_of(gradient).graph)
             for tensor in parts_of(gradient):
-                known[tensor.name] = _Computed(gradient, variable, loss)
+                results[tensor.name] = _Computed(gradient, variable, loss)
 
 
 def are_as_computed(gradients: list[Gradient]) -> bool:
@@ -92,21 +92,21 @@ def find_change(
         ValueError: If a change cannot be made on the mean, or it is unknown whether
             gradients were changed.
     """
-    known = {
+    results = {
         name: computed
         for graph in {values_of(gradient).graph for gradient in gradients}
         for name, computed in _known(graph).items()
     }
-    later = descendants(part for c in known.values() for part in parts_of(c.gradient))
+    later = descendants(part for c in results.values() for part in parts_of(c.gradient))
     kept, changed, foreign = [], [], []
     for gradient, variable in zip(gradients, variables, strict=True):
         parts = parts_of(gradient)
         is_computed = any(part.op in later for part in parts)
         # A schedule is read once per window, but a loss scale with its micro-batch.
         may_vary = not is_computed or is_in_branch()
-        if all(is_linear(part, known, later, may_vary) for part in parts):
+        if all(is_linear(part, results, later, may_vary) for part in parts):
             if not is_computed:  # also one that compute_gradients returned
-                foreign += [part for part in parts if part.name not in known]
+                foreign += [part for part in parts if part.name not in results]
             kept.append((gradient, variable))
         elif is_computed:
             changed.append(gradient)
@@ -118,13 +118,13 @@ def find_change(
     _check_place(values_of(changed[0]))
     # Gradients of other origin are accumulated as they are.
     for gradient, variable in kept:
-        if not any(p.name in known or p.op in later for p in parts_of(gradient)):
-            given = _Computed(gradient, variable, None)
-            known |= {part.name: given for part in parts_of(gradient)}
+        if not any(p.name in results or p.op in later for p in parts_of(gradient)):
+            computed = _Computed(gradient, variable, None)
+            results |= {part.name: computed for part in parts_of(gradient)}
     # A train op that was made before may be waited for, but is no part of the change.
     of_train_ops = descendants(window.update_step_after for window in windows)
     later -= of_train_ops
-    return _plan_change(gradients, variables, known, later)
+    return _plan_change(gradients, variables, results, later)
 
 
 def _check_is_given(gradient: Gradient, variable: tf.Variable) -> None:
@@ -281,7 +281,7 @@ class _Walk(NamedTuple):
 def _plan_change(
     changed: list[Gradient],
     variables: list[tf.Variable],
-    known: dict[str, _Computed],
+    results: dict[str, _Computed],
     later: set[tf.Operation],
 ) -> Change:
     """Returns the change; raises ValueError if it cannot be made on the mean.
@@ -289,11 +289,11 @@ def _plan_change(
     Args:
         changed: Gradients that `apply_gradients` gets.
         variables: Their variables.
-        known: Accumulated gradients, by names of their tensors, in order.
+        results: Accumulated gradients, by names of their tensors, in order.
         later: Operations that compute from these, or wait for them.
     """
-    walk = _walk(changed, known, later)
-    first = {values_of(each.gradient).name: each for each in known.values()}
+    walk = _walk(changed, results, later)
+    first = {values_of(c.gradient).name: c for c in results.values()}
     read = [computed for name, computed in first.items() if name in walk.names]
     gradients = [computed.gradient for computed in read]
     needed = [part.op for gradient in gradients for part in parts_of(gradient)]
@@ -317,15 +317,15 @@ def _plan_change(
     )
 
 
-def _walk(changed: list[Gradient], known: dict, later: set[tf.Operation]) -> _Walk:
+def _walk(changed: list[Gradient], results: dict, later: set[tf.Operation]) -> _Walk:
     """Walks from the changed gradients back to those that are accumulated."""
     names, users, outside, waits = set(), {}, {}, {}
     parts = [part for gradient in changed for part in parts_of(gradient)]
     waiting = [(tensor, tensor.op, None) for tensor in parts]
     while waiting:
         tensor, operation, user = waiting.pop()
-        if tensor is not None and tensor.name in known:
-            names.add(values_of(known[tensor.name].gradient).name)
+        if tensor is not None and tensor.name in results:
+            names.add(values_of(results[tensor.name].gradient).name)
             continue
         if tensor is not None and _stays(operation):
             outside[tensor.name] = tensor
@@ -334,16 +334,16 @@ def _walk(changed: list[Gradient], known: dict, later: set[tf.Operation]) -> _Wa
         users[operation] = user
         if _stays(operation):
             continue
-        waiting += [(each, each.op, operation) for each in operation.inputs]
+        waiting += [(tensor, tensor.op, operation) for tensor in operation.inputs]
         for other in control_inputs_of(operation):
-            if any(each.name in known for each in other.outputs):
+            if any(output.name in results for output in other.outputs):
                 continue
             if other in later or _is_pivot(other):
                 waiting.append((None, other, operation))
             else:
                 waits[other] = None
-    operations = {each for each in users if not _stays(each)}
-    waits = [each for each in waits if each not in operations]
+    operations = {op for op in users if not _stays(op)}
+    waits = [op for op in waits if op not in operations]
     return _Walk(names, users, operations, outside, waits)
 
 
@@ -392,8 +392,8 @@ def _stays(operation: tf.Operation) -> bool:
     tensors = [*operation.outputs, *operation.inputs]
     return (
         operation.type in FED
-        or any(each.dtype == tf.resource for each in operation.outputs)
-        or any(is_reference(each) for each in tensors)
+        or any(output.dtype == tf.resource for output in operation.outputs)
+        or any(is_reference(tensor) for tensor in tensors)
     )
 
 

@@ -102,7 +102,7 @@ def _kind_of(user: tf.Operation, slices: tf.Tensor, is_squared: bool) -> str | N
         "slices", "squares", "norm" or "dense"; None if it is anything else.
     """
     inputs = list(user.inputs)
-    others = [each for each in inputs if each.name != slices.name]
+    others = [tensor for tensor in inputs if tensor.name != slices.name]
     if is_squared:
         if user.type != "Sum":
             return None

@@ -24,8 +24,8 @@ def create_plan(
     global_step: tf.Variable | None,
 ) -> Plan:
     """Creates the variables, in cross-replica context, outside any branch."""
-    known = get_windows()
-    name = _free_name(options.name, [window.name for window in known])
+    windows = get_windows()
+    name = _free_name(options.name, [window.name for window in windows])
     updated = (micro_batch.change or micro_batch).variables
     with tf.init_scope():  # slots then get their usual names
         create_slots(innermost(options.optimizer), updated)
@@ -34,7 +34,7 @@ def create_plan(
     if clock.keeps_sums:
         # Without a counter they are not saved: checkpoints are written between windows.
         kept = {} if clock.has_counter else {"collections": []}
-        taken = {v.op.name for window in known for v in window.state}
+        taken = {v.op.name for window in windows for v in window.state}
         accumulators = _create_accumulators(options, name, micro_batch, taken, kept)
         sums = {
             of: create_accumulator(
@@ -60,7 +60,7 @@ def create_plan(
             accumulators=accumulators,
             sums=sums,
             micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
-            update_step=_counter(name, "update_step") if known else shared_step,
+            update_step=_counter(name, "update_step") if windows else shared_step,
             global_step=global_step,
             clipped_updates=clipped,
             noise=create_noise_scale(name) if options.noise_scale else [],
@@ -81,26 +81,26 @@ def _create_accumulators(
     `taken` has the names of other train ops' variables, `kept` further arguments of
     tf.compat.v1.Variable.
     """
-    made, taken = [], set(taken)
+    sums, taken = [], set(taken)
     pairs = zip(micro_batch.gradients, micro_batch.variables, strict=True)
     for gradient, variable in pairs:
         # `op.name` of a mirrored variable is replica 0's name in every replica.
-        own = f"{variable.op.name}/accumulator"
-        if own in taken:  # a second train op's variable
-            own = f"{variable.op.name}/{name}/accumulator"
-        taken.add(own)
+        path = f"{variable.op.name}/accumulator"
+        if path in taken:  # a second train op's variable
+            path = f"{variable.op.name}/{name}/accumulator"
+        taken.add(path)
         dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
-        made.append(create_accumulator(own, variable.shape, dtype, is_sparse, **kept))
-    return made
+        sums.append(create_accumulator(path, variable.shape, dtype, is_sparse, **kept))
+    return sums
 
 
-def _free_name(name: str | None, known: list[str]) -> str:
+def _free_name(name: str | None, taken: list[str]) -> str:
     """Returns `name`, or the first free one of "accumulation", "accumulation_1", ..."""
     if name is None:
-        further = (f"accumulation_{i}" for i in range(1, 1 + len(known)))
-        return next(each for each in ("accumulation", *further) if each not in known)
-    if name in known:
+        further = (f"accumulation_{i}" for i in range(1, 1 + len(taken)))
+        return next(word for word in ("accumulation", *further) if word not in taken)
+    if name in taken:
         raise ValueError(
             "`name` must be unique among the accumulating train ops of a graph. "
             f"Received: {name!r} a second time. Pass another `name`."

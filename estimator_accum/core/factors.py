@@ -30,12 +30,12 @@ class Factors:
         for part in (part for gradient in gradients for part in parts_of(gradient)):
             terms = terms_of(part, lambda tensor: original_of(tensor.op) is not None)
             computed, factors = terms or ([], [])
-            needed = data_ancestors([each.op for each in factors])
-            variables = [each for each in needed if each.type in VARIABLES]
+            needed = data_ancestors([factor.op for factor in factors])
+            variables = [op for op in needed if op.type in VARIABLES]
             if variables:  # only then: it walks through the whole model
-                own = data_ancestors([each.op for each in computed])
-                found = [each for each in variables if each not in own]
-                self._variables |= dict.fromkeys(found)
+                ancestry = data_ancestors([tensor.op for tensor in computed])
+                others = [op for op in variables if op not in ancestry]
+                self._variables |= dict.fromkeys(others)
 
     def check_variables(self, windows: list) -> None:
         """Refuses a variable that may be written with every micro-batch."""
@@ -59,7 +59,7 @@ def refuse_writer(
 
 
 def _remedy_for(variable: tf.Operation, windows: list, needs_batch) -> str:
-    steps = [each.global_step for each in windows if each.global_step is not None]
+    steps = [window.global_step for window in windows if window.global_step is not None]
     if any(variable.name == step.op.name for step in steps):
         return "Read get_or_create_update_step() in its place."
     if needs_batch:

@@ -23,13 +23,13 @@ def parts_of(gradient: Gradient) -> list[tf.Tensor]:
 
 
 def is_linear(
-    tensor: tf.Tensor, known: dict, later: set[tf.Operation], may_vary: bool
+    tensor: tf.Tensor, results: dict, later: set[tf.Operation], may_vary: bool
 ) -> bool:
     """Returns whether a tensor is a sum of constant multiples of gradients.
 
     Args:
         tensor: The tensor.
-        known: Gradients, by the names of their tensors.
+        results: Gradients, by the names of their tensors.
         later: Operations that compute from these.
         may_vary: Whether factors may be computed from variables.
     """
@@ -37,14 +37,14 @@ def is_linear(
     def is_gradient(tensor: tf.Tensor) -> bool:
         # TensorFlow notes of which operation an operation is the gradient.
         is_derived = original_of(tensor.op) is not None and tensor.op not in later
-        return tensor.name in known or is_derived
+        return tensor.name in results or is_derived
 
-    found = terms_of(tensor, is_gradient)
-    if found is None:
+    terms = terms_of(tensor, is_gradient)
+    if terms is None:
         return False
-    gradients, factors = ([each.op for each in part] for part in found)
+    gradients, factors = ([tensor.op for tensor in part] for part in terms)
     needed = ancestors(factors)
-    if not may_vary and any(each.type in SETTLED for each in needed):
+    if not may_vary and any(op.type in SETTLED for op in needed):
         return False
     of_factors = varying(needed)
     return not of_factors or not of_factors & varying(ancestors(gradients))
@@ -57,9 +57,9 @@ def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
     inputs = list(tensor.op.inputs)
     if tensor.op.type in PRODUCTS:
         for one, other in (inputs, inputs[::-1])[: 2 if tensor.op.type == "Mul" else 1]:
-            found = terms_of(one, is_gradient)
-            if found and other.shape.num_elements() == 1:
-                return found[0], [*found[1], other]
+            terms = terms_of(one, is_gradient)
+            if terms and other.shape.num_elements() == 1:
+                return terms[0], [*terms[1], other]
         return None
     if tensor.op.type == "ConcatV2":  # slices of several look-ups
         inputs.pop()
@@ -70,12 +70,12 @@ def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
     ):
         return None
     gradients, factors = [], []
-    for each in inputs:
-        found = terms_of(each, is_gradient)
-        if found is None:
+    for summand in inputs:
+        terms = terms_of(summand, is_gradient)
+        if terms is None:
             return None
-        gradients += found[0]
-        factors += found[1]
+        gradients += terms[0]
+        factors += terms[1]
     return gradients, factors
 
 
@@ -96,18 +96,18 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
     gradient for each example, whose first axis is unknown, may be in any function.
     """
     needed = data_ancestors([gradient.op for gradient in gradients])
-    sums = {each for each in needed if original_of(each) is not None}
-    own = {*needed, *(original_of(each) for each in sums)}
-    own = {each for each in own if original_of(each) is None}
-    users = {each for each in own if any(tensor.op in sums for tensor in each.inputs)}
+    sums = {op for op in needed if original_of(op) is not None}
+    forward = {*needed, *(original_of(op) for op in sums)}
+    forward = {op for op in forward if original_of(op) is None}
+    users = {op for op in forward if any(tensor.op in sums for tensor in op.inputs)}
     users |= data_descendants(
-        (output for each in users for output in each.outputs), own.__contains__
+        (output for op in users for output in op.outputs), forward.__contains__
     )
     for user in users:
-        of_sums = [each for each in user.inputs if each.op in users or each.op in sums]
+        of_sums = [t for t in user.inputs if t.op in users or t.op in sums]
         is_product = user.type in {"MatMul", "BatchMatMulV2", *PRODUCTS}
         is_curved = user.type in _CURVED or (is_product and len(of_sums) > 1)
-        if is_curved and all(each.shape.is_fully_defined() for each in of_sums):
+        if is_curved and all(tensor.shape.is_fully_defined() for tensor in of_sums):
             raise ValueError(
                 "What tf.gradients differentiates must not be a function of other "
                 "gradients, which are those of a micro-batch. Received: "

@@ -25,8 +25,8 @@ class MicroBatch(NamedTuple):
         loss: Scalar mean over the micro-batch; None if unknown.
         scale: Scalar by which the gradients must still be multiplied; None means 1.
         sums: Scalars to sum, by name: "weight", the weighted "loss" if the window's is
-            known, and others; "scale" if what loss and gradients were multiplied by is
-            not "weight".
+            known, and others; "scale" if the factor of loss and gradients is not
+            "weight".
         divisor: Number by which the gradients were divided, so that their sum over
             replicas is a mean.
         change: Code between the mean and the optimizer; None if there is none.

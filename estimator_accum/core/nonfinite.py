@@ -187,5 +187,5 @@ def what_was_not_finite(error: Exception) -> str | None:
 
     For example "NaN or infinity at micro-step 12 in dense/kernel".
     """
-    found = re.search(r"Gradients must be finite\. Received: (.*?)\. Pass ", str(error))
-    return found and found[1]
+    match = re.search(r"Gradients must be finite\. Received: (.*?)\. Pass ", str(error))
+    return match and match[1]

@@ -98,8 +98,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         check_graph()
         # An optimizer that computes gradients in its own way may take a loss for each
         # example, for privacy say.
-        own = type(innermost(self._optimizer)).compute_gradients
-        if not callable(loss) and own is tf.compat.v1.train.Optimizer.compute_gradients:
+        kind = type(innermost(self._optimizer))
+        usual = tf.compat.v1.train.Optimizer.compute_gradients
+        if not callable(loss) and kind.compute_gradients is usual:
             loss = check_loss(loss)
         with without_interception():
             pairs = self._optimizer.compute_gradients(loss, *args, **kwargs)
@@ -150,9 +151,9 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             _check_sparse_norm(options)
             pairs = zip(change.gradients, change.read, strict=True)
             gradients, variables = check_trained(pairs, loss)
-        given = options.weight() if callable(options.weight) else options.weight
-        weight, scale = weigh(given, options.reduction)
-        is_weighted = given is None and tf.get_static_value(scale) == 1.0
+        value = options.weight() if callable(options.weight) else options.weight
+        weight, scale = weigh(value, options.reduction)
+        is_weighted = value is None and tf.get_static_value(scale) == 1.0
         micro_batch = micro_batch_of(
             options, gradients, variables, loss, weight, scale, is_weighted, change
         )

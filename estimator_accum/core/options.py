@@ -208,10 +208,10 @@ def _check_accumulator_dtype(dtype) -> None:
     if dtype is None:
         return
     try:
-        known = tf.as_dtype(dtype)
+        kind = tf.as_dtype(dtype)
     except TypeError:
-        known = None
-    if known is None or not known.is_floating:
+        kind = None
+    if kind is None or not kind.is_floating:
         raise ValueError(
             "`accumulator_dtype` must be a floating-point dtype or None. "
             f"Received: {dtype!r}. Use tf.float32 for float16 variables."

@@ -17,5 +17,5 @@ def update_ops_of(options: Options) -> list[tf.Operation]:
     if tf.distribute.get_strategy().num_replicas_in_sync == 1:
         return updates
     # The replicas of a process share the collection, and each has its own micro-batch.
-    own = replica_of(f"{graph.get_name_scope()}/")
-    return [update for update in updates if replica_of(update.name) == own]
+    replica = replica_of(f"{graph.get_name_scope()}/")
+    return [update for update in updates if replica_of(update.name) == replica]

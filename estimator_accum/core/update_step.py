@@ -21,8 +21,8 @@ def get_or_create_update_step() -> tf.Variable:
         The default graph's `update_step` [updates].
     """
     with tf.init_scope():  # the caller may be building a branch
-        found = tf.compat.v1.get_collection(_KEY)
-        if found:
-            return found[0]
+        variables = tf.compat.v1.get_collection(_KEY)
+        if variables:
+            return variables[0]
         keys = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, _KEY]
         return create_shared_scalar("update_step", tf.int64, keys)

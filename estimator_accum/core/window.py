@@ -4,7 +4,7 @@
         sums += scale * (gradients, loss), weight         # add, on each replica
         if clock.count() >= K:                 # the boundary
             sums = all_reduce(sums)            # close: the only reduction
-            mean = change(sums / weight)       # what a caller did to gradients, if anything
+            mean = change(sums / weight)       # a caller's change of gradients, if any
             check_finite(mean)                 # add does so with sums
             optimizer.apply(clip(mean))        # unless a policy skips the window
             update_step += 1
@@ -12,13 +12,12 @@
 
     update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
 
-over all micro-batches i of the window and all replicas; what code does to gradients
-before `apply_gradients`, it does to the mean, before it is clipped. Where it does nothing,
-dividing and clipping are one multiplication. Each line waits for the one before, by a
-control or data dependency. `make_accumulating_train_op`,
-`AccumulatingOptimizer`, `microbatch_model_fn` and `keras.accumulate` all train by `close`
-and, if a window may have several micro-batches, by `add`; they differ in the clock, and
-in how the mean is applied.
+over all micro-batches i of the window and all replicas. Changes to the gradients before
+`apply_gradients` apply to the mean, before it is clipped; without any, dividing and
+clipping are one multiplication. Each line waits for the one before, by a control or data
+dependency. `make_accumulating_train_op`, `AccumulatingOptimizer`, `microbatch_model_fn`
+and `keras.accumulate` all train by `close` and, if a window may have several
+micro-batches, by `add`; they differ in the clock and the optimizer's call.
 
 Two counters say where training stands, both global variables that checkpoints hold:
 
@@ -69,11 +68,11 @@ from estimator_accum.graph.variables import add_to, find_global_step, read
 
 
 class WindowSums(NamedTuple):
-    """WindowSums of one replica, or of all after the reduction.
+    """Sums of one replica, or of all after the reduction.
 
     Attributes:
         gradients: One for each trained variable.
-        scalars: WindowSums of scalars, by name.
+        scalars: Sums of scalars, by name.
     """
 
     gradients: list[Gradient]
@@ -291,8 +290,8 @@ def _branch(
 
     def apply_mean(mean, loss) -> list[tf.Operation]:
         step = plan.state.update_step
-        done, made = apply(strategy, plan.options, mean, variables, loss, step)
-        updates.update(made)
+        done, operations = apply(strategy, plan.options, mean, variables, loss, step)
+        updates.update(operations)
         return done
 
     def update() -> Result:
@@ -312,7 +311,7 @@ def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Oper
 
     Args:
         plan: The train op's plan.
-        done: What must be done before; None is returned if the caller counts.
+        done: Operations to run before; None is returned if the caller counts.
     """
     # Hooks such as StepCounterHook read global_step in the same run: before it changes,
     # or two runs may read the same value, of which TensorFlow warns.
@@ -400,8 +399,8 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         halves = half_squared_norms(gradients, weight.dtype, is_summed or has_slices)
         slices = scalars["slices"] if is_summed and has_slices else None
         norm = global_norm(gradients, halves, slices)
-        known = [weight] if loss is None or not plan.is_observed else [weight, loss]
-        values = CheckedValues(names, _number(plan), gradients, known)
+        terms = [weight] if loss is None or not plan.is_observed else [weight, loss]
+        values = CheckedValues(names, _number(plan), gradients, terms)
         are_sums_checked = is_summed and plan.num_replicas == 1
         is_good, checked = plan.policy.check_window(values, halves, are_sums_checked)
     mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
@@ -416,7 +415,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
 def _reduce(
     plan: Plan, sums: WindowSums | None
 ) -> tuple[WindowSums, tf.Tensor | None, list[tf.Operation]]:
-    """WindowSums over replicas, once; returns (sums, stop requests, what clears them)."""
+    """Sums over replicas, once; returns (sums, stop requests, clearing operations)."""
     stop = [] if plan.stop_request is None else [plan.stop_request]
     if sums is None:
         totals, cleared = take_window(plan.state.all_accumulators, stop)

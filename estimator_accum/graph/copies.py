@@ -26,7 +26,7 @@ def define(
 
     Args:
         operations: The operations to copy.
-        in_order: Operations whose copies wait for what the originals wait for; the others
+        in_order: Operations whose copies keep the originals' control inputs; the others
             wait for each other only.
         first: Some of `operations`, for which the copies of `late` wait.
         late: Others.
@@ -36,7 +36,7 @@ def define(
     """
     waits, copied = {}, {operation.name for operation in operations}
     definition = tf.compat.v1.GraphDef()
-    for operation in sorted(operations, key=lambda each: each.name):  # always the same
+    for operation in sorted(operations, key=lambda op: op.name):  # always the same
         definition.versions.CopyFrom(operation.graph.graph_def_versions)
         node = definition.node.add()
         node.CopyFrom(operation.node_def)
@@ -90,4 +90,4 @@ def insert(
         name=name,
     )
     copies = dict(zip(names, copies, strict=True))
-    return [copies.get(each.name, inputs.get(each.name)) for each in wanted]
+    return [copies.get(tensor.name, inputs.get(tensor.name)) for tensor in wanted]

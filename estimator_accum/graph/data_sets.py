@@ -53,13 +53,13 @@ def data_set_of(iterator: tf.Operation, library: dict) -> DataSet | None:
 
         return DataSet(find, producer_of(result), constant)
     users = iterator.outputs[0].consumers()
-    made = [user for user in users if user.type == "MakeIterator"]
-    if len(made) != 1:
+    makers = [user for user in users if user.type == "MakeIterator"]
+    if len(makers) != 1:
         return None
     graph = iterator.graph
     return DataSet(
         lambda name: graph.get_operation_by_name(name).node_def,
-        made[0].inputs[0].op.name,
+        makers[0].inputs[0].op.name,
         lambda name: tf.get_static_value(graph.get_operation_by_name(name).outputs[0]),
     )
 

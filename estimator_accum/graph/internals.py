@@ -43,17 +43,17 @@ def is_in_while_loop(operation: tf.Operation) -> bool:
 
 
 def control_outputs(operation: tf.Operation) -> list[tf.Operation]:
-    """Returns what waits for it. If renamed, hooks and whole batches fail."""
+    """Returns its control successors. If renamed, hooks and whole batches fail."""
     return operation._control_outputs
 
 
 def original_of(operation: tf.Operation) -> tf.Operation | None:
-    """Returns what it is a gradient of. If renamed, changed gradients fail."""
+    """Returns the operation it derives. If renamed, changed gradients fail."""
     return operation._original_op
 
 
 def set_input(operation: tf.Operation, number: int, tensor: tf.Tensor) -> None:
-    """Changes what an operation reads. If renamed, no own optimizer is split."""
+    """Changes one input of an operation. If renamed, no own optimizer is split."""
     operation._update_input(number, tensor)
 
 
@@ -89,7 +89,7 @@ def is_composite(value) -> bool:
 
 
 def current_control_dependencies(graph: tf.Graph) -> Iterable:
-    """Returns what new operations wait for. If renamed, no own optimizer is split."""
+    """Returns those of new operations. If renamed, no own optimizer is split."""
     return graph._current_control_dependencies()
 
 
@@ -168,7 +168,7 @@ def loss_scale_of(loss_scaling: tf.compat.v1.train.Optimizer):
 
 
 def loss_division():
-    """Returns what divides losses by replicas. If renamed, no train op has replicas."""
+    """Returns the division by replicas. If renamed, no train op has replicas."""
     return getattr(tf.compat.v1.train.Optimizer, "_scale_loss", None)
 
 
@@ -189,7 +189,7 @@ def set_initializer(variable: tf.Variable, initializer: tf.Operation) -> None:
 
 
 def saveables_of(saver: tf.compat.v1.train.Saver) -> list | dict | None:
-    """Returns what a Saver was given. If renamed, make_accumulation_hooks fails."""
+    """Returns variables of a Saver. If renamed, make_accumulation_hooks fails."""
     return saver._var_list
 
 
@@ -224,7 +224,7 @@ def record_of(tape: tf.GradientTape):
 
 
 def are_recorded(record, tensors: list[tf.Tensor]) -> list[bool]:
-    """Returns what a record has, by tensor. If renamed, no gradient tape is split.
+    """Returns which ones a record has. If renamed, no gradient tape is split.
 
     To be called in a thread of its own, which has no other tapes.
     """
@@ -309,8 +309,8 @@ def counts_vectorized(operation: tf.Operation) -> bool:
 
 def replica_of(name: str) -> str | None:
     """Returns the replica whose scope a name has. Else each runs others' updates."""
-    found = _REPLICA.search(name)
-    return found and found[1]
+    match = _REPLICA.search(name)
+    return match and match[1]
 
 
 def gradient_scope_of(operation: tf.Operation) -> str:

@@ -46,7 +46,7 @@ def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str
 
 def data_ancestors(
     operations: Iterable[tf.Operation],
-    inputs_of: Callable[[tf.Operation], Iterable[tf.Tensor]] = lambda each: each.inputs,
+    inputs_of: Callable[[tf.Operation], Iterable[tf.Tensor]] = lambda op: op.inputs,
 ) -> dict[tf.Operation, tf.Operation | None]:
     """Returns `operations` and all operations whose values they are computed from.
 

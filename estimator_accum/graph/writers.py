@@ -33,7 +33,7 @@ def writers_of(
         operations: Operations of one graph.
         without: Variables to leave out.
     """
-    found = {}
+    writers = {}
     library = functools.cache(library_of_functions)
     for operation in operations:
         for tensor in operation.inputs:
@@ -42,8 +42,8 @@ def writers_of(
                 if variable is None or variable in without:
                     continue
                 if _may_write(operation, tensor, library):
-                    found.setdefault(variable, []).append(operation)
-    return found
+                    writers.setdefault(variable, []).append(operation)
+    return writers
 
 
 def may_be_variable(tensor: tf.Tensor) -> bool:
@@ -159,9 +159,9 @@ class MicroStepWriters:
             writers = self._writers.get(variable, [])
             self._known[variable] = writers  # for variables that are written in turn
             self._known[variable] = [
-                each
-                for each in writers
-                if not self.is_in_update(each) and not self._settles(each)
+                writer
+                for writer in writers
+                if not self.is_in_update(writer) and not self._settles(writer)
             ]
         return self._known[variable]
 
@@ -176,5 +176,5 @@ class MicroStepWriters:
         if operation.type not in SETTERS:
             return False
         read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
-        variables = [each for each in read if each.type in VARIABLES]
+        variables = [op for op in read if op.type in VARIABLES]
         return not varying(read) and not any(map(self.of, variables))

@@ -137,19 +137,19 @@ def make_accumulation_hooks(
     summary = TrainingSummary(weight_unit, micro_batch_size)
 
     def make_reports(name: str | None) -> list[Report]:
-        made: list[Report] = [ProgressReport(total_updates)] if name is None else []
+        items: list[Report] = [ProgressReport(total_updates)] if name is None else []
         if not tf.distribute.get_strategy().extended.should_save_summary:
-            return made
+            return items
         if metrics_dir is not None:
-            made += [
+            items += [
                 CsvReport(metrics_dir, weight_unit, name),
                 TensorBoardReport(metrics_dir, weight_unit, micro_batch_size, name),
             ]
         if name is not None:
-            return made
+            return items
         # A whole batch has a hook of its own, with the same two lines.
         is_stepwise = isinstance(get_windows()[0].clock, EveryRun | EveryKRuns)
-        return [*made, *[summary] * is_stepwise, *reports]
+        return [*items, *[summary] * is_stepwise, *reports]
 
     signals = SignalStop(save_on_signal == "update") if save_on_signal else None
     hook = AccumulationHook(
@@ -267,7 +267,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         """Returns the feeds that tell the other tasks of a cluster of a signal."""
         if self._signals is None or not self._signals.is_asked:
             return None
-        requests = [each.window.stop_request for each in self._requested]
+        requests = [reported.window.stop_request for reported in self._requested]
         return {request: 1.0 for request in requests if request is not None}
 
     def after_run(self, run_context, run_values) -> None:

@@ -161,14 +161,14 @@ class WindowlessRestore:
         if self._state_names <= names:
             self._window.restore(sess, save_path)
             return
-        known = "update_step" if "update_step" in names else "global_step"
-        if known in names:
-            self._scalars["update_step"](sess, reader.get_tensor(known))
+        counter = "update_step" if "update_step" in names else "global_step"
+        if counter in names:
+            self._scalars["update_step"](sess, reader.get_tensor(counter))
         _logger.info(
             "%s has no accumulators for this graph: its window starts empty, and "
             "update_step continues from the checkpoint's %s.",
             save_path,
-            known,
+            counter,
         )
 
 
@@ -176,7 +176,7 @@ def _assigner(variable: tf.Variable) -> Callable:
     """Returns a function of a session and the value that it gives a scalar variable."""
     value = tf.compat.v1.placeholder(variable.dtype.base_dtype, [])
     assign = tf.compat.v1.assign(variable, value)
-    return lambda session, given: session.run(assign, {value: given})
+    return lambda session, number: session.run(assign, {value: number})
 
 
 def _saver(variables: list | dict, name: str) -> tf.compat.v1.train.Saver:
@@ -201,8 +201,8 @@ def _saved_by(saver: tf.compat.v1.train.Saver) -> list | dict:
 def _without(saveables: list | dict, ours: list[tf.Variable]) -> list | dict:
     ours = set(map(id, ours))  # variables compare elementwise
     if isinstance(saveables, dict):
-        return {name: each for name, each in saveables.items() if id(each) not in ours}
-    return [each for each in saveables if id(each) not in ours]
+        return {name: v for name, v in saveables.items() if id(v) not in ours}
+    return [variable for variable in saveables if id(variable) not in ours]
 
 
 def _warn_of_lost_window(reader, names: set[str], state_names: set[str]) -> None:

@@ -106,5 +106,5 @@ def _waiting_for_a_micro_batch(window: Window, operations, fed: list[tf.Tensor])
         needed = [tensor.op for tensor in operation.inputs if tensor.name not in names]
         for other in (*needed, *operation.control_inputs):
             users.setdefault(other, []).append(operation)
-    sources = [each for each in operations if _SOURCES.match(each.type)]
+    sources = [op for op in operations if _SOURCES.match(op.type)]
     return set(walk(sources, lambda operation: users.get(operation, ())))

@@ -61,7 +61,9 @@ class ReportedWindow:
         Then they include the counters that every micro-step moves and nothing else does.
         """
         counters = [self.window.update_step_after, self.window.global_step_after]
-        return all(each.op in operations for each in counters if each is not None)
+        return all(
+            counter.op in operations for counter in counters if counter is not None
+        )
 
     def open(self, session: tf.compat.v1.Session) -> None:
         """Opens the reports in a new session."""
@@ -105,7 +107,7 @@ class ReportedWindow:
         return int(held), int(steps)
 
     def log_kept(self, session: tf.compat.v1.Session) -> tuple[int, int]:
-        """Logs the partial window that the checkpoint holds; returns what `held` does."""
+        """Logs the partial window that the checkpoint holds; returns `held`."""
         held, steps = self.held(session)
         if held:
             _logger.info(

@@ -65,8 +65,8 @@ class Keras3:
 
     def _apply_reduced(self, pairs):
         if self._parts:  # a MultiOptimizer takes all variables, also without gradient
-            given = {self._key(v) for _, v in pairs}
-            others = (v for v in self._trained_variables if self._key(v) not in given)
+            keys = {self._key(v) for _, v in pairs}
+            others = (v for v in self._trained_variables if self._key(v) not in keys)
             pairs = [*pairs, *((None, v) for v in others)]
         self.inner_optimizer.apply_gradients(pairs)
         return []

@@ -5,8 +5,8 @@
 over all micro-batches i of the window and all replicas: Keras divides the loss by the
 number of replicas and sums gradients. Both sums are those of one replica with the
 joined batch, so that any number of replicas may resume a saved window. One
-implementation for every Keras, for eager execution, tf.function and graphs; what a
-micro-step and a boundary do is in estimator_accum/core/window.py.
+implementation for every Keras, for eager execution, tf.function and graphs, which uses
+the micro-step and the boundary of estimator_accum/core/window.py.
 """
 
 import zlib
@@ -72,9 +72,14 @@ class Variables(tf.Module):
     def add(self, names: list[str], variables: list[tf.Variable]) -> None:
         """Creates the accumulators of more variables."""
         for name, v in zip(names, variables, strict=True):
-            own = (f"{name}/accumulator", v.shape, v.dtype.base_dtype, v.shape.rank > 0)
+            path, dtype, may_be_sparse = (
+                f"{name}/accumulator",
+                v.dtype,
+                v.shape.rank > 0,
+            )
+            total = create_accumulator(path, v.shape, dtype.base_dtype, may_be_sparse)
             self.names.append(name)
-            self.accumulators.append(create_accumulator(*own))
+            self.accumulators.append(total)
 
     def find_trained(self) -> None:
         """Sets `trained` to that of the open window, in eager execution."""
@@ -164,7 +169,7 @@ def close_partial_window(
 
 def _open(variables: Variables, options: Options, is_reduced: bool) -> Plan:
     """Returns the open window; it has touched rows for sparse gradients only."""
-    made = [
+    accumulators = [
         Accumulator(a.total, a.touched if i in variables.sparse else None)
         for i, a in enumerate(variables.accumulators)
     ]
@@ -178,7 +183,7 @@ def _open(variables: Variables, options: Options, is_reduced: bool) -> Plan:
         divisor=1 / replicas if is_reduced else 1,
         is_observed=False,
         state=State(
-            accumulators=[made[i] for i in variables.trained],
+            accumulators=[accumulators[i] for i in variables.trained],
             sums={"weight": variables.weight, "loss": variables.loss},
             micro_steps=variables.micro_steps,
         ),

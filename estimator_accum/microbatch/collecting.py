@@ -1,7 +1,7 @@
 """Values of the whole batch, collected from its micro-batches.
 
     pass      rows of each micro-batch -> slots
-    after     what is computed from all rows, once -> slots
+    after     values of all rows, computed once -> slots
     later     its results, and each micro-batch's rows of them
 
 If one micro-batch is the whole batch, a later pass does the work of this one in its own
@@ -101,8 +101,8 @@ def keep_rows(
     kept = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if axis is not None:
-            each = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
-            begin, end = batch.begin * each, (batch.begin + batch.size) * each
+            span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
+            begin, end = batch.begin * span, (batch.begin + batch.size) * span
             kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
     return kept
 
@@ -164,16 +164,16 @@ def _write_rows(
 ) -> tf.Operation:
     """Stores a micro-batch's rows at their place in the batch."""
     shape = tf.shape(tensor, out_type=tf.int64)
-    each = tf.constant(1, tf.int64) if is_one_row else shape[axis] // batch.size
-    whole = tf.concat([shape[:axis], [batch.rows * each], shape[axis + 1 :]], 0)
+    span = tf.constant(1, tf.int64) if is_one_row else shape[axis] // batch.size
+    whole = tf.concat([shape[:axis], [batch.rows * span], shape[axis + 1 :]], 0)
     begun = run_either(
         batch.is_first, lambda: [slot.write(tf.zeros(whole, tensor.dtype))], list
     )
     with tf.control_dependencies([begun]):
         # The first micro-batch decides: a row of another shape would be broadcast.
         first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
-        each = first[axis] // batch.rows
-        expected = tf.concat([first[:axis], [batch.size * each], first[axis + 1 :]], 0)
+        span = first[axis] // batch.rows
+        expected = tf.concat([first[:axis], [batch.size * span], first[axis + 1 :]], 0)
         fits = tf.raw_ops.Assert(
             condition=tf.reduce_all(tf.equal(shape, expected)),
             data=[
@@ -189,8 +189,8 @@ def _write_rows(
     with tf.control_dependencies([fits]):
         return tf.raw_ops.ResourceStridedSliceAssign(
             ref=slot.handle,
-            begin=[*before, batch.begin * each],
-            end=[*before, (batch.begin + batch.size) * each],
+            begin=[*before, batch.begin * span],
+            end=[*before, (batch.begin + batch.size) * span],
             strides=[tf.constant(1, tf.int64)] * (axis + 1),
             begin_mask=2**axis - 1,
             end_mask=2**axis - 1,

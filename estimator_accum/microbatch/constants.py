@@ -82,7 +82,7 @@ class _Pipeline:
         node = find(name)
         if node is None:
             return True
-        inputs = [producer_of(each) for each in node.input if not each.startswith("^")]
+        inputs = [producer_of(t) for t in node.input if not t.startswith("^")]
         if SAME_ELEMENTS.match(node.op):
             return self._varies(find, inputs[0], i)
         if MAPPED_ELEMENTS.match(node.op):
@@ -98,7 +98,7 @@ class _Pipeline:
     def _map_varies(self, find: Callable, node, source: str, i: int) -> bool:
         definition = self._library[node.attr["f"].func.name]
         signature, find_inside = definition.signature, finder_in(definition)
-        arguments = [each.name for each in signature.input_arg]
+        arguments = [argument.name for argument in signature.input_arg]
         waiting, seen = [definition.ret[signature.output_arg[i].name]], set()
         while waiting:
             name = producer_of(waiting.pop())
@@ -109,7 +109,7 @@ class _Pipeline:
             if inside is not None:
                 if not is_repeatable(inside, self._library):
                     return True
-                waiting += [each for each in inside.input if not each.startswith("^")]
+                waiting += [t for t in inside.input if not t.startswith("^")]
                 continue
             place = arguments.index(name)
             # Those behind the elements are captured from outside.
@@ -132,5 +132,5 @@ def _has_own_length(node, i: int) -> bool:
     """Returns whether component `i` always has as many rows, and others have not."""
     shapes = node.attr["output_shapes"].list.shape
     lengths = [shape.dim[0].size for shape in shapes if len(shape.dim)]
-    own = shapes[i].dim[:1] if i < len(shapes) else ()
-    return bool(own) and own[0].size >= 0 and -1 in lengths
+    length = shapes[i].dim[:1] if i < len(shapes) else ()
+    return bool(length) and length[0].size >= 0 and -1 in lengths

@@ -28,7 +28,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         counted: int64 [replicas, 2], each replica's number and its rows, to fetch.
-        counts: Placeholder for what was fetched.
+        counts: Placeholder for the fetched values.
         begin: Placeholder, the first row of the piece.
         capacity: Placeholder, the capacity [rows].
         operations: Operations that exchange a piece.
@@ -102,7 +102,7 @@ def _number() -> tf.Tensor:
 
 def _concatenate(strategy, tensors: list) -> list[tf.Tensor]:
     """Concatenates the rows of all replicas, in cross-replica context."""
-    return [tf.concat(strategy.experimental_local_results(each), 0) for each in tensors]
+    return [tf.concat(strategy.experimental_local_results(t), 0) for t in tensors]
 
 
 def _exchanged(

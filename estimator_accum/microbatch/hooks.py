@@ -1,11 +1,11 @@
 """Hooks that run a batch's micro-batches before Estimator's own run.
 
-    session.run   what the caller and all hooks fetch is known (Outside)
+    session.run   the fetches of the caller and of all hooks are known (Outside)
                   the micro-batches of the next batch (BatchRunner)
-                  what is fetched of a micro-batch, for the whole batch
+                  fetched values of micro-batches, for the whole batch
                   Estimator's own run:
                   training      the mean gradient, one update, global_step += 1
-                  evaluation    what is done once a batch, such as the mean loss
+                  evaluation    operations of the whole batch, such as the mean loss
                   prediction    the batch's predictions, with which the run is fed
 
 Estimator's own run is never retried.
@@ -100,7 +100,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
 
         Args:
             session: The session.
-            needs: What the batch's own run needs.
+            needs: Tensors that the batch's own run needs.
             feeds: Feeds of that run.
             fetched: Values of `needs.rows`, for each replica and micro-batch.
         """
@@ -241,7 +241,7 @@ class PredictionHook(MicroBatchHook):
     """Joins the predictions of each batch's micro-batches.
 
     A session returns a fetched tensor that is also fed as it is, and computes nothing
-    for it. What is fed are copies of the model's own tensors.
+    for it. So copies of the model's own tensors are fed.
 
     Args:
         replica: The only replica, since Estimator predicts without a strategy.
@@ -283,12 +283,12 @@ class PredictionHook(MicroBatchHook):
     def _run_batch(self, session, needs: Needs) -> dict:
         # Estimator.predict leaves out what `predict_keys` does not name.
         ((*rows,),) = needs.rows
-        wanted = [*(tensor for tensor, _ in rows), self._size, *needs.given]
+        wanted = [*(tensor for tensor, _ in rows), self._size, *needs.fed]
         feeds, (fetched,) = self._runner.run(
             session, self._place, needs.taken, [wanted]
         )
         sizes, *columns = zip(*(values[len(rows) :] for values in fetched), strict=True)
-        for tensor, values in zip(needs.given, columns, strict=True):
+        for tensor, values in zip(needs.fed, columns, strict=True):
             feeds[tensor] = _joined(self._names[tensor.ref()], tensor, values, sizes)
         return feeds | self._values(session, needs, feeds, [fetched])
 

@@ -30,7 +30,7 @@ def is_fed(batch: dict) -> bool:
 def pipeline_of(stages: list[tf.Operation]) -> tuple[dict, set[tf.Operation]]:
     """Returns the ancestors of operations that stage batches, and those that read batches.
 
-    Every run of the latter, or of what draws random numbers there, has other results.
+    Every run of the latter, or of draws of random numbers there, has other results.
     """
     library = library_of_functions()
     staging = ancestors(stages)

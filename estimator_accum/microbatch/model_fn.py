@@ -105,8 +105,8 @@ def microbatch_model_fn(
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def wrapped(features, labels=None, mode=None, params=None, config=None):
-        given = {"labels": labels, "mode": mode, "params": params, "config": config}
-        build = _with_arguments(model_fn, given)
+        arguments = {"labels": labels, "mode": mode, "params": params, "config": config}
+        build = _with_arguments(model_fn, arguments)
         modes = tf.estimator.ModeKeys
         cut = (modes.TRAIN, modes.EVAL, modes.PREDICT) if is_auto else (modes.TRAIN,)
         # Inside another model_fn that is wrapped, the batch is cut already.
@@ -170,8 +170,8 @@ def _split_declared(batch: WholeBatch, spec):
         )
     _check_update(batch.begin.op)
     check_declared(batch, spec.loss)
-    each, once = _split(train_op, batch.begin.op)
-    batch.works.add(Work(each=each))
+    micro_ops, once = _split(train_op, batch.begin.op)
+    batch.works.add(Work(each=micro_ops))
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
     check_not_written(batch.computed_twice, batch.works.micro_ops)
     with tf.control_dependencies(None):
@@ -188,7 +188,7 @@ def _split(
         train_op: Train op of an EstimatorSpec; groups of operations are taken apart.
         begin: The placeholder on which every slice of the batch depends.
     """
-    each, once, seen, waiting = [], [], set(), [train_op]
+    micro_ops, once, seen, waiting = [], [], set(), [train_op]
     while waiting:
         operation = waiting.pop()
         if operation in seen:
@@ -199,8 +199,8 @@ def _split(
         elif operation.type == "NoOp":
             waiting += control_inputs_of(operation)
         else:
-            each.append(operation)
-    return each, once
+            micro_ops.append(operation)
+    return micro_ops, once
 
 
 def _check_update(begin: tf.Operation) -> None:
@@ -224,7 +224,7 @@ def _check_writes(micro_ops: list[tf.Operation]) -> None:
     """Raises ValueError if they write trained variables, with every micro-batch."""
     trained = {name for window in get_windows() for name in window.names}
     written = writers_of(ancestors(micro_ops))
-    for variable in sorted(written, key=lambda each: each.name):
+    for variable in sorted(written, key=lambda op: op.name):
         if variable.name in trained:
             raise ValueError(
                 "A trained variable must not be changed by anything computed from a "
@@ -289,7 +289,7 @@ def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tu
     """Moves metric updates that need the micro-batch from `metrics` to `batch`.
 
     Args:
-        batch: The batch, which gets what runs with each micro-batch.
+        batch: The batch, which gets the operations of each micro-batch.
         metrics: `EstimatorSpec.eval_metric_ops`, (value, update) by name.
 
     Returns:
@@ -308,15 +308,15 @@ def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tu
             )
         with tf.control_dependencies(None):
             whole = tf.group(*_operations(update))
-        each, once = _split(whole, begin)
-        batch.works.add(Work(each=each))
+        micro_ops, once = _split(whole, begin)
+        batch.works.add(Work(each=micro_ops))
         with tf.control_dependencies(None):
             rest[name] = value, tf.group(*once)
     return rest
 
 
 def _operations(structure) -> list[tf.Operation]:
-    return [getattr(each, "op", each) for each in tf.nest.flatten(structure)]
+    return [getattr(element, "op", element) for element in tf.nest.flatten(structure)]
 
 
 def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
@@ -330,9 +330,9 @@ def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
     return replicas
 
 
-def _with_arguments(model_fn: Callable, given: dict) -> Callable:
+def _with_arguments(model_fn: Callable, values: dict) -> Callable:
     """Returns a function of (features, labels) that calls `model_fn` by keywords."""
-    taken = {name: given[name] for name in _arguments(model_fn) if name in given}
+    taken = {name: values[name] for name in _arguments(model_fn) if name in values}
 
     def build(features, labels):
         arguments = {**taken, "labels": labels} if "labels" in taken else taken
@@ -360,7 +360,7 @@ def _count_path(config, of: str) -> str:
 
     Args:
         config: The Estimator's `tf.estimator.RunConfig`.
-        of: Part of the name for what the number is of, such as "-eval".
+        of: Part of the name for the use of the number, such as "-eval".
     """
     task = ""
     if config.num_worker_replicas > 1:

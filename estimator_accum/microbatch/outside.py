@@ -1,9 +1,9 @@
 """Values of a batch that a run fetches outside of the passes.
 
     of the input pipeline    fetched where the batch is staged, and fed from then on
-    of a micro-batch         its rows from the last pass; what combines them is computed
+    of a micro-batch         its rows from the last pass; their combination is computed
                              once, before the update, and fed
-    what changes something   runs once, in the batch's own run, with these values
+    a change of something    runs once, in the batch's own run, with these values
     of a variable alone      read before the run changes it
 
 So a batch is taken once, and nothing outside of the passes sees a micro-batch. The graph
@@ -36,17 +36,17 @@ class Needs(NamedTuple):
     """Tensors of the batch that one set of fetches needs.
 
     Attributes:
-        taken: Those of the input pipeline, and what reads a variable before the update.
+        taken: Those of the input pipeline, and reads of variables before the update.
         values: Those of micro-batches, whose values for the batch are wanted.
         rows: For each replica, tensors from whose rows `values` are computed, and the
             axis of these.
-        given: Those that are fed anyway.
+        fed: Those that are fed anyway.
     """
 
     taken: list[tf.Tensor]
     values: list[tf.Tensor]
     rows: list[list[tuple[tf.Tensor, int]]]
-    given: list[tf.Tensor]
+    fed: list[tf.Tensor]
 
 
 def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
@@ -74,7 +74,7 @@ class Outside:
 
     Args:
         replicas: All replicas of this process.
-        given: Tensors that are fed anyway.
+        feeds: Tensors that are fed anyway.
         find_rows: Function of a replica's batch, tensors of its micro-batch, and tensors
             that belong to no example. Returns rows from which the former are computed
             for the whole batch, and the axis of each.
@@ -83,21 +83,21 @@ class Outside:
     def __init__(
         self,
         replicas: list[ReplicaBatch],
-        given: Iterable[tf.Tensor],
+        feeds: Iterable[tf.Tensor],
         find_rows: Callable,
     ):
         self._graph = tf.compat.v1.get_default_graph()
         self._replicas, self._find_rows = replicas, find_rows
-        fed = [*given]
-        for each in replicas:
-            fed += [*each.reported, *each.total.done]
+        fed = [*feeds]
+        for replica in replicas:
+            fed += [*replica.reported, *replica.total.done]
         self._given = {tensor.ref() for tensor in fed}
         self._library = library_of_functions()
-        self._handles = {op for each in replicas for op in each.batch.works.handles}
-        stages = [op for each in replicas for op in each.batch.stage[1]]
+        self._handles = {op for r in replicas for op in r.batch.works.handles}
+        stages = [op for replica in replicas for op in replica.batch.stage[1]]
         self._staged = {operation.inputs[0].op for operation in stages}
         staging, self._pipeline = pipeline_of(stages)
-        totals = [each.total for each in replicas]
+        totals = [replica.total for replica in replicas]
         self._passes = ancestors(op for t in totals for op in (*t.each, *t.once))
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
@@ -128,7 +128,7 @@ class Outside:
         if names in self._needs:
             return
         needed = ancestors({getattr(item, "op", item) for item in items})
-        slots = {t.op for each in self._replicas for t in each.batch.works.slots}
+        slots = {t.op for replica in self._replicas for t in replica.batch.works.slots}
         for operation in (*self._staged, *slots):
             if operation in needed:
                 raise ValueError(
@@ -154,7 +154,7 @@ class Outside:
         self._feedable |= {item.name for item in new}
 
     def _slices(self) -> list[tf.Tensor]:
-        return [part.sliced for each in self._replicas for part in each.batch.parts]
+        return [part.sliced for r in self._replicas for part in r.batch.parts]
 
     def _of_batch(self) -> set[tf.Operation]:
         """Returns the operations that compute from a micro-batch, or take it."""
@@ -163,7 +163,7 @@ class Outside:
 
     def _check_initializers(self) -> None:
         variables = [*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables()]
-        needed = ancestors({each.initializer for each in variables})
+        needed = ancestors({variable.initializer for variable in variables})
         for tensor in self._slices():
             if tensor.op in needed:
                 raise ValueError(
@@ -189,8 +189,8 @@ class Outside:
 
     def _find(self, items: list) -> Needs:
         """Returns the batch's tensors that `items` need."""
-        known = self._is_known
-        users, _ = self._walk(items, known)
+        is_fed = self._is_known
+        users, _ = self._walk(items, is_fed)
         of_batch, late = self._of_batch(), self._late(users)
         written = set(written_by(late)) - self._handles
 
@@ -200,7 +200,7 @@ class Outside:
             return is_early and can_be_fed(tensor)
 
         def is_end(tensor: tf.Tensor) -> bool:
-            return known(tensor) or is_value(tensor)
+            return is_fed(tensor) or is_value(tensor)
 
         users, ends = self._walk(items, is_end)
         self._check_not_again(users, late)
@@ -210,28 +210,28 @@ class Outside:
             if getattr(item, "op", item) not in of_batch | late
             and self._reads(item, written)
         ]
-        values = [tensor for tensor in ends if not known(tensor)]
-        _, more = self._walk([*values, *before], known)
-        ends = {tensor.ref(): tensor for tensor in [*ends, *more] if known(tensor)}
-        given = [tensor for ref, tensor in ends.items() if ref in self._given]
+        values = [tensor for tensor in ends if not is_fed(tensor)]
+        _, more = self._walk([*values, *before], is_fed)
+        ends = {tensor.ref(): tensor for tensor in [*ends, *more] if is_fed(tensor)}
+        fed = [tensor for ref, tensor in ends.items() if ref in self._given]
         taken = [tensor for ref, tensor in ends.items() if ref not in self._given]
         for tensor in before:
             of_run, ends = self._walk([tensor], is_end)
             slots = self._handles | self._staged
             is_of_batch = ends or not slots.isdisjoint(of_run)
             (values if is_of_batch else taken).append(tensor)
-        return Needs(taken, values, self._rows(values, taken), given)
+        return Needs(taken, values, self._rows(values, taken), fed)
 
     def _rows(self, values: list, taken: list) -> list[list[tuple[tf.Tensor, int]]]:
         """Returns `Needs.rows`."""
         if not values:
             return [[] for _ in self._replicas]
-        found = []
+        rows = []
         for replica in self._replicas:
-            own = {part.sliced.ref() for part in replica.batch.parts}
-            others = [each for each in self._slices() if each.ref() not in own]
-            found.append(self._find_rows(replica.batch, values, [*taken, *others]))
-        return found
+            refs = {part.sliced.ref() for part in replica.batch.parts}
+            others = [tensor for tensor in self._slices() if tensor.ref() not in refs]
+            rows.append(self._find_rows(replica.batch, values, [*taken, *others]))
+        return rows
 
     def _reads(self, item, variables: set[tf.Operation]) -> bool:
         """Returns whether a tensor reads one of some variables.
@@ -279,7 +279,7 @@ class Outside:
                     "tensor of input_fn, not its operation, and wait for none of them."
                 )
             waiting += [
-                (each, item) for each in (*item.inputs, *control_inputs_of(item))
+                (other, item) for other in (*item.inputs, *control_inputs_of(item))
             ]
         return users, list(ends.values())
 
@@ -318,8 +318,8 @@ def _items(graph: tf.Graph, fetches) -> Iterator[tf.Tensor | tf.Operation]:
     if isinstance(fetches, Mapping):
         fetches = list(fetches.values())  # hooks, which cannot be sorted, may be keys
     if isinstance(fetches, list | tuple):
-        for each in fetches:
-            yield from _items(graph, each)
+        for fetch in fetches:
+            yield from _items(graph, fetch)
     elif isinstance(fetches, tf.Variable):
         yield graph.as_graph_element(fetches)
     else:

@@ -4,7 +4,7 @@
     variables, tables    read; an operation that writes to them in between is an error
     others with state    refused
 
-What an operation calls, such as the branches of a tf.cond, is looked into.
+The check includes called functions, such as the branches of a tf.cond.
 """
 
 from collections.abc import Iterator
@@ -130,7 +130,7 @@ def is_repeatable(node, library: dict) -> bool:
         node: Its node.
         library: Definitions of functions by name.
     """
-    return all(_is_repeatable(each, library) for each in _all_nodes(node, library))
+    return all(_is_repeatable(inner, library) for inner in _all_nodes(node, library))
 
 
 def _draw_by(operation: tf.Operation, seed_of) -> None:

@@ -19,7 +19,7 @@ class ReplicaBatch(NamedTuple):
         total: All of it; its `roll_back` undoes the micro-batches so far.
         snapshot: Operations that copy the variables that micro-batches write.
         reported: Tensors of the micro-batch with whose values for the batch the train
-            op is fed, and what computes these after the last pass. If one micro-batch
+            op is fed, and the results of these after the last pass. If one micro-batch
             is the batch, its own are fetched with it.
         refusals: Operations that fail if a batch cannot be cut, and the sentences.
         constants: Names of features that may belong to no example, and must not then be

@@ -2,7 +2,7 @@
 
     stage     take the next batch of input_fn (at the end of the data, its error passes)
     run       each pass, which is all micro-batches one after the other;
-              out of memory: roll back what they wrote, cut finer, retry
+              out of memory: roll back their writes, cut finer, retry
 
 A run that fails may have executed in part, so a run that may be retried contains only
 operations that can be rolled back.
@@ -72,7 +72,7 @@ class BatchRunner:
         """Gathers all passes of the batch, before the session is made."""
         replicas = self._replicas
         switches = [replica.batch.should_recompute for replica in replicas]
-        self._count.can_recompute = any(each is not None for each in switches)
+        self._count.can_recompute = any(switch is not None for switch in switches)
         self._roll_back = [replica.total.roll_back for replica in replicas]
         self._passes = {
             turn: [replica.passes[turn] for replica in replicas]
@@ -148,9 +148,9 @@ class BatchRunner:
         """Raises ValueError if a batch is cut that may have features of no example."""
         if self._count.value == 1:
             return
-        for replica, own, n in zip(self._replicas, shapes, rows, strict=True):
+        for replica, parts, n in zip(self._replicas, shapes, rows, strict=True):
             if n > 1:
-                check_rows(replica.batch.names, own, replica.constants)
+                check_rows(replica.batch.names, parts, replica.constants)
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be cut."""
@@ -166,8 +166,8 @@ class BatchRunner:
         """
         if not self._exchanges:
             return has_failed
-        flags = {each.has_failed: float(has_failed) for each in self._exchanges}
-        return any(session.run([each.failures for each in self._exchanges], flags))
+        flags = {exchange.has_failed: float(has_failed) for exchange in self._exchanges}
+        return any(session.run([e.failures for e in self._exchanges], flags))
 
     def _run_passes(
         self, session, rows: list[int], place: str, fetches: list
@@ -180,22 +180,22 @@ class BatchRunner:
         self._spot_check(session, cuts, place)
         last, done, later, fetched = {}, {}, {}, []
         for turn, works in self._passes.items():
-            own = dict.fromkeys([p for work in works for p in work.done], True)
-            if is_whole and own:
-                later |= own  # the last pass does the work of this one
+            marks = dict.fromkeys([p for work in works for p in work.done], True)
+            if is_whole and marks:
+                later |= marks  # the last pass does the work of this one
                 continue
             is_last = turn is Turn.LAST
             wanted = [[] for _ in works]
             if is_last:
                 reported = [r.reported if is_whole else () for r in self._replicas]
                 pairs = zip(fetches, reported, strict=True)
-                wanted = [[*own, *others] for own, others in pairs]
+                wanted = [[*one, *others] for one, others in pairs]
             if is_last or any(work.each for work in works):
                 feeds, fetched = self._run_micro_batches(
                     session, works, wanted, cuts, done
                 )
                 last |= feeds
-            done |= own
+            done |= marks
             once = [
                 work.once if n or turn is Turn.JOINT else []
                 for work, n in zip(works, rows, strict=True)
@@ -213,9 +213,9 @@ class BatchRunner:
         feeds, recompute = {}, self._count.recompute
         for replica, (rows, size, begins) in zip(self._replicas, cuts, strict=True):
             if i < len(begins):
-                own = min(size, rows - begins[i])
+                length = min(size, rows - begins[i])
                 number = len(begins)
-                feeds |= replica.batch.feeds(begins[i], own, rows, number, recompute)
+                feeds |= replica.batch.feeds(begins[i], length, rows, number, recompute)
         return feeds
 
     def _spot_check(self, session, cuts: list[_Cut], place: str) -> None:
@@ -245,32 +245,32 @@ class BatchRunner:
         Args:
             session: The session.
             rows: Number of examples of each replica.
-            fetched: What each replica has fetched.
+            fetched: Values that each replica has fetched.
             fetches: For each replica, the first of these tensors, not reported.
             feeds: Feeds.
             place: Name of the batch in messages.
         """
         result, waiting = {}, []
         everything = zip(self._replicas, rows, fetched, map(len, fetches), strict=True)
-        for replica, n, values, own in everything:
+        for replica, n, values, number in everything:
             if not n:  # a replica without examples
                 result |= {tensor: _zeros(tensor) for tensor in replica.reported}
-            elif values and len(values[0]) > own:  # one micro-batch was the batch
-                result |= dict(zip(replica.reported, values[0][own:], strict=True))
+            elif values and len(values[0]) > number:  # one micro-batch was the batch
+                result |= dict(zip(replica.reported, values[0][number:], strict=True))
             else:
                 waiting.append(replica.reported)
         wanted = [list(reported.values()) for reported in waiting]
         values = self._run_once(session, (), wanted, rows, feeds, place)
-        for reported, found in zip(waiting, values, strict=True):
-            result |= dict(zip(reported, found, strict=True))
+        for reported, numbers in zip(waiting, values, strict=True):
+            result |= dict(zip(reported, numbers, strict=True))
         return result
 
     def _run_once(self, session, turn: Turn, once: list, rows, feeds, place) -> list:
         """Runs the operations on the whole batch; returns their results."""
         if not any(once):
             return [[] for _ in once]
-        exchanges = [each.batch.works.exchange for each in self._replicas]
-        exchanges = [each for each in exchanges if each and turn is Turn.JOINT]
+        exchanges = [replica.batch.works.exchange for replica in self._replicas]
+        exchanges = [e for e in exchanges if e and turn is Turn.JOINT]
         if not self._count.is_fixed:
             self._exchanges += exchanges
         try:
@@ -287,15 +287,15 @@ class BatchRunner:
             ) from error
 
     def _exchange(self, session, exchanges: list[Exchange], feeds: dict) -> None:
-        counts = session.run([each.counted for each in exchanges], feeds)[0]
+        counts = session.run([exchange.counted for exchange in exchanges], feeds)[0]
         most = int(counts[:, 1].max())
         if self._capacity is None:  # the first batch decides, in all processes alike
             self._capacity = most
         for begin in range(0, most, self._capacity):
-            for each in exchanges:
-                feeds |= {each.counts: counts, each.begin: begin}
-                feeds[each.capacity] = self._capacity
-            session.run([each.operations for each in exchanges], feeds)
+            for exchange in exchanges:
+                feeds |= {exchange.counts: counts, exchange.begin: begin}
+                feeds[exchange.capacity] = self._capacity
+            session.run([exchange.operations for exchange in exchanges], feeds)
 
     def _run_micro_batches(
         self, session, works: list[Work], wanted: list, cuts: list, done: dict

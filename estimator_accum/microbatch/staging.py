@@ -83,9 +83,7 @@ def stage(
         reads = [tf.stop_gradient(s.read()) for s in slots]
         held = tf.nest.pack_sequence_as(without_static_rows(value), reads, True)
         sliced.append(_slice(held, begin, size))
-        pairs = [
-            tf.nest.flatten(each, expand_composites=True) for each in (sliced[-1], held)
-        ]
+        pairs = [tf.nest.flatten(t, expand_composites=True) for t in (sliced[-1], held)]
         if held.shape.rank != 0:
             has_rows = isinstance(held, tf.Tensor)
             parts += [Part(*pair, has_rows) for pair in zip(*pairs, strict=True)]

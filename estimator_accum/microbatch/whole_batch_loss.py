@@ -121,13 +121,13 @@ def whole_batch_loss(
 
     with tf.name_scope("whole_batch_loss"):
         with tf.control_dependencies(None):
-            made = _Loss(batch, tensors, loss_of, across_replicas)
-            value = made.value
+            whole_loss = _Loss(batch, tensors, loss_of, across_replicas)
+            value = whole_loss.value
             if batch.reduction == "sum":
-                value *= made.share(value.dtype)
+                value *= whole_loss.share(value.dtype)
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
-            value, *_ = tf.identity_n([value, *made.sources])
-    setattr(value.op, WHOLE_BATCH_LOSS, made)
+            value, *_ = tf.identity_n([value, *whole_loss.sources])
+    setattr(value.op, WHOLE_BATCH_LOSS, whole_loss)
     batch.computed_twice += tensors
     return value
 
@@ -227,25 +227,25 @@ class _Loss:
                 None if g is None else tf.boolean_mask(g, self._is_own)
                 for g in derived[:number]
             ]
-        known = [i for i, gradient in enumerate(derived) if gradient is not None]
-        axes = [0 if i < number else None for i in known]
-        wanted = [derived[i] for i in known]
+        places = [i for i, gradient in enumerate(derived) if gradient is not None]
+        axes = [0 if i < number else None for i in places]
+        wanted = [derived[i] for i in places]
         kept = keep_rows(self._batch, self._first, "gradient", wanted, axes)
-        for i, gradient in zip(known, kept, strict=True):
+        for i, gradient in zip(places, kept, strict=True):
             derived[i] = gradient
         return derived
 
 
 @tf.RegisterGradient(_GRADIENT)
 def _gradient(operation: tf.Operation, arrived: tf.Tensor, *_):
-    made: _Loss | None = getattr(operation, WHOLE_BATCH_LOSS, None)
-    if made is None:
+    whole_loss: _Loss | None = getattr(operation, WHOLE_BATCH_LOSS, None)
+    if whole_loss is None:
         raise ValueError(
             "The gradient of whole_batch_loss must be taken once. Received: a second "
             f"derivative, or a copy, of {operation.name}. Compute what needs it in "
             "loss_fn."
         )
-    return [None, *made.gradients(arrived)]
+    return [None, *whole_loss.gradients(arrived)]
 
 
 def _computed(
@@ -261,25 +261,25 @@ def _computed(
         set_current_batch(batch)
     after = graph.get_operations()[before:]
     needed = ancestors([loss.op])
-    created = [each for each in after if each in needed]
+    created = [op for op in after if op in needed]
     captured = _captured(loss, created, everything)
     _check_of_no_micro_batch(captured, batch)
     updates = needed_by_updates()
-    registered = [each for each in after if each in updates]
+    registered = [op for op in after if op in updates]
     _check_loss_fn(created, registered, is_joint)
     return loss, [tensor for tensor in captured if _is_trained(tensor)]
 
 
 def _captured(
-    loss: tf.Tensor, created: list[tf.Operation], given: list[tf.Tensor]
+    loss: tf.Tensor, created: list[tf.Operation], everything: list[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns the tensors from outside of loss_fn that it uses beside `given`."""
+    """Returns the tensors from outside of loss_fn that it uses beside `everything`."""
     used = [tensor for operation in created for tensor in operation.inputs]
     # A variable is outside, also if loss_fn creates it.
-    inside = {each for each in created if each.type not in VARIABLES}
-    known = {tensor.name for tensor in given}
-    found = {t.name: t for t in [*used, loss] if t.op not in inside}
-    return [tensor for name, tensor in found.items() if name not in known]
+    inside = {op for op in created if op.type not in VARIABLES}
+    names = {tensor.name for tensor in everything}
+    outside = {t.name: t for t in [*used, loss] if t.op not in inside}
+    return [tensor for name, tensor in outside.items() if name not in names]
 
 
 def _is_trained(tensor: tf.Tensor) -> bool:

@@ -118,4 +118,4 @@ class Works:
 def _sum(works: Iterable[Work]) -> Work:
     """Returns all work, in its order."""
     columns = zip(Work(), *works, strict=True)
-    return Work(*(tuple(x for column in each for x in column) for each in columns))
+    return Work(*(tuple(x for column in field for x in column) for field in columns))

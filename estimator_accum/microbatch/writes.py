@@ -1,6 +1,6 @@
 """Roll back of the variables that operations write.
 
-What runs with every micro-batch may write variables, such as batch normalization's
+Operations of every micro-batch may write variables, such as batch normalization's
 averages. They must be as before, if memory runs out in mid-batch and it is retried.
 """
 
@@ -51,4 +51,4 @@ def written_by(
     operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
 ) -> list[tf.Operation]:
     """Returns the variables that `operations` may write, sorted by name."""
-    return sorted(writers_of(operations, without), key=lambda each: each.name)
+    return sorted(writers_of(operations, without), key=lambda op: op.name)

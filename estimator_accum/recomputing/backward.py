@@ -52,17 +52,17 @@ def needed_inside(
         inside: Operations to stay in.
         with_order: Operations of `inside` of which control inputs are needed too.
     """
-    needed, given, waiting = set(), [], list(operations)
+    needed, sources, waiting = set(), [], list(operations)
     while waiting:
         operation = waiting.pop()
         if operation in needed or operation not in inside:
             continue
         needed.add(operation)
-        given += [tensor for tensor in operation.inputs if tensor.op not in inside]
+        sources += [tensor for tensor in operation.inputs if tensor.op not in inside]
         waiting += [tensor.op for tensor in operation.inputs]
         if operation in with_order:
             waiting += control_inputs_of(operation)
-    return needed, given
+    return needed, sources
 
 
 @tf.RegisterGradient(GRADIENT)
@@ -95,18 +95,20 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
     """Returns `gradients`; those for the layer before wait for those of variables.
 
     A thread goes on to the layer before as soon as it can. The gradients of variables,
-    which nobody waits for, would come last, each of them with what it is computed from.
+    which nobody waits for, would come last, and each would keep its operands until then.
 
     Args:
         gradients: Gradients of `kept`; Tensors, IndexedSlices or None.
-        kept: What the layer reads.
+        kept: Tensors that the layer reads.
     """
     variables = tf.compat.v1.trainable_variables()
     replicas = tf.distribute.get_strategy()  # each of which has its own
     trainable = {variable.op for variable in flatten(replicas, variables)}
     is_own = [_source(tensor) in trainable for tensor in kept]
-    own = [each for each, yes in zip(gradients, is_own, strict=True) if yes]
-    flat = tf.nest.flatten(own, expand_composites=True)
+    of_variables = [
+        gradient for gradient, yes in zip(gradients, is_own, strict=True) if yes
+    ]
+    flat = tf.nest.flatten(of_variables, expand_composites=True)
     waited = [tensor for tensor in flat if tensor is not None]
 
     def identity(gradient):
@@ -152,23 +154,21 @@ def _moved(derived: list, layer: Layer, backward: list[tf.Operation], arrived) -
     """
     flat = tf.nest.flatten(derived, expand_composites=True)
     created = frozenset(backward)
-    order = frozenset(each for each in backward if not _is_of_forward(each, created))
+    order = frozenset(op for op in backward if not _is_of_forward(op, created))
     inside = layer.inside | order
-    wanted = [each for each in flat if each is not None and each.op in inside]
+    wanted = [tensor for tensor in flat if tensor is not None and tensor.op in inside]
     arrived = tf.nest.flatten(list(arrived), expand_composites=True)
     arrived = {tensor.name: tensor for tensor in arrived if tensor is not None}
 
-    needed, given = needed_inside([each.op for each in wanted], inside, order)
-    gates = {
-        each.name: gated(each, arrived, layer.drawn, layer.switch) for each in given
-    }
-    early = _early(needed, [each for each in backward if each in order], arrived)
+    needed, sources = needed_inside([tensor.op for tensor in wanted], inside, order)
+    gates = {t.name: gated(t, arrived, layer.drawn, layer.switch) for t in sources}
+    early = _early(needed, [op for op in backward if op in order], arrived)
     definition, waits = define(needed, order, *early)
     moved = insert(definition, {**gates, **waits}, wanted, "recompute")
     if layer.switch is not None:
-        unmoved, given = needed_inside([each.op for each in wanted], created, created)
-        given += [each for each in wanted if each.op not in created]
-        inputs = {each.name: switched(each, layer.switch)[0] for each in given}
+        unmoved, sources = needed_inside([t.op for t in wanted], created, created)
+        sources += [tensor for tensor in wanted if tensor.op not in created]
+        inputs = {tensor.name: switched(tensor, layer.switch)[0] for tensor in sources}
         definition, waits = define(unmoved, created)
         kept = insert(definition, {**inputs, **waits}, wanted, "recompute")
         moved = [merged(*pair) for pair in zip(moved, kept, strict=True)]
@@ -189,20 +189,20 @@ def _early(
     function, are computed first. They then take the place of what they are computed
     from, instead of standing beside it and the gradients.
     """
-    if any(each.type in CONTROL_FLOW_V1 for each in needed):
+    if any(op.type in CONTROL_FLOW_V1 for op in needed):
         return [], set()  # of a layer inside: one that is not run would stop the rest
     first, late = set(), {tensor.op for tensor in arrived.values()}
     for operation in backward:
         before = [*(t.op for t in operation.inputs), *operation.control_inputs]
-        if any(each in late for each in before):
+        if any(other in late for other in before):
             late.add(operation)
-        elif operation in needed and any(each in needed for each in before):
+        elif operation in needed and any(other in needed for other in before):
             first.add(operation)
     within, _ = needed_inside(list(first), needed, frozenset(backward))
     rest = needed - within
-    waiting = {each for each in rest if not any(t.op in rest for t in each.inputs)}
-    read = {t.op for each in first for t in each.inputs}
-    return sorted(first - read, key=lambda each: each.name), waiting
+    waiting = {op for op in rest if not any(t.op in rest for t in op.inputs)}
+    read = {t.op for op in first for t in op.inputs}
+    return sorted(first - read, key=lambda op: op.name), waiting
 
 
 def _is_of_forward(operation: tf.Operation, backward: frozenset) -> bool:

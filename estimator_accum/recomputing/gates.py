@@ -17,7 +17,7 @@ def gated(
     kept = tensor if switch is None else switched(tensor, switch)[1]
     if tensor.name in arrived:
         return kept
-    waiting = [each.op for each in arrived.values()]
+    waiting = [tensor.op for tensor in arrived.values()]
     if tensor.dtype != tf.bool or tensor.op not in drawn:
         with tf.control_dependencies(waiting):
             return tf.identity(kept)
@@ -32,7 +32,7 @@ def gated(
 def switched(tensor: tf.Tensor, switch: tf.Tensor) -> list[tf.Tensor]:
     """Returns a tensor for the graph where `switch` is False, and one where it is True.
 
-    What computes from the other of the two is not run. A variable's value and a setting
+    Operations that read the other of the two do not run. A variable's value and a setting
     are the same in both: they are in memory anyway, and there they stay what they are
     for the graph's optimizer, which might otherwise choose kernels that round in another
     way.

@@ -123,8 +123,8 @@ def _detached(
         switch: Scalar bool, whether the layer is recomputed; None means always.
     """
     drawn = _drawn(created)
-    inside = {each for each in created if _can_run_again(each)} - drawn
-    needed, given = needed_inside([tensor.op for tensor in outputs], inside)
+    inside = {op for op in created if _can_run_again(op)} - drawn
+    needed, sources = needed_inside([tensor.op for tensor in outputs], inside)
     for operation in needed:
         if operation.type in CONTROL_FLOW_V1:
             raise ValueError(
@@ -132,9 +132,9 @@ def _detached(
                 f"Received: {operation.name} of type {operation.type}. Call "
                 "tf.compat.v1.enable_control_flow_v2() at the program's start."
             )
-    given += [tensor for tensor in outputs if tensor.op not in inside]
-    _check_reads(given, created)
-    kept = list({t.name: t for t in given if is_trainable(t)}.values())
+    sources += [tensor for tensor in outputs if tensor.op not in inside]
+    _check_reads(sources, created)
+    kept = list({t.name: t for t in sources if is_trainable(t)}.values())
     graph = tf.compat.v1.get_default_graph()
     # Until the switch is known, everything that it may drop is in memory.
     decided = [] if switch is None else [switch.op]
@@ -145,16 +145,16 @@ def _detached(
     return detached[: len(outputs)]
 
 
-def _check_reads(given: list[tf.Tensor], created: list[tf.Operation]) -> None:
+def _check_reads(sources: list[tf.Tensor], created: list[tf.Operation]) -> None:
     """Raises ValueError if a value that is kept changes before the backward pass."""
-    known = tf.compat.v1.global_variables() + tf.compat.v1.local_variables()
-    writers = set(created) - {variable.initializer for variable in known}
-    for tensor in given:
+    variables = tf.compat.v1.global_variables() + tf.compat.v1.local_variables()
+    writers = set(created) - {variable.initializer for variable in variables}
+    for tensor in sources:
         if tensor.op.type != "Identity" or not is_reference(tensor.op.inputs[0]):
             continue
         variable = tensor.op.inputs[0]
         for user in variable.consumers():
-            is_write = any(is_reference(each) for each in user.outputs)
+            is_write = any(is_reference(output) for output in user.outputs)
             if is_write and user in writers:
                 raise ValueError(
                     "A recomputed layer must not write a reference variable that it "
@@ -166,8 +166,8 @@ def _check_reads(given: list[tf.Tensor], created: list[tf.Operation]) -> None:
 def _can_run_again(operation: tf.Operation) -> bool:
     """Returns whether an operation is run again, instead of its result being kept.
 
-    It depends on its inputs alone, changes nothing, and its result may be large. What
-    reads or writes a reference variable is not said to have state.
+    It depends on its inputs alone, changes nothing, and its result may be large. An
+    operation on a reference variable has state, which TensorFlow does not say.
     """
     if operation.op_def.is_stateful or operation.type in SMALL | FED:
         return False
@@ -178,18 +178,18 @@ def _can_run_again(operation: tf.Operation) -> bool:
 def _drawn(created: list[tf.Operation]) -> set[tf.Operation]:
     """Returns the operations that compute from random numbers and scalars alone.
 
-    What is kept of dropout is then its mask, and not the numbers that were compared.
+    Of dropout the mask is then kept, and not the numbers that were compared.
     """
-    found = set()
+    random_ops = set()
     for operation in created:
         if operation.op_def.is_stateful:
             if _DRAWS.match(operation.type):
-                found.add(operation)
+                random_ops.add(operation)
             continue
         is_cast_mask = operation.type == "Cast" and operation.inputs[0].dtype == tf.bool
-        are_drawn = [tensor.op in found for tensor in operation.inputs]
+        are_drawn = [tensor.op in random_ops for tensor in operation.inputs]
         if any(are_drawn) and not is_cast_mask:
             pairs = zip(operation.inputs, are_drawn, strict=True)
             if all(is_drawn or tensor.shape.rank == 0 for tensor, is_drawn in pairs):
-                found.add(operation)
-    return found
+                random_ops.add(operation)
+    return random_ops

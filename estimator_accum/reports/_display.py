@@ -27,7 +27,7 @@ class Display:
 
     Args:
         description: First word of the display, such as "training".
-        unit: Unit of what is done, in the singular, such as "update".
+        unit: Unit of progress, in the singular, such as "update".
         total: Units of the whole run; None if unknown.
     """
 

@@ -8,8 +8,8 @@
     mixed    anything else
 
 The states of inputs decide the states of outputs, operation by operation, by the rules
-in `rules/`; the bodies of branches, loops and functions are looked into. What no rule
-knows, and what shapes without numbers cannot decide, is mixed, which is always right.
+in `rules/`; the bodies of branches, loops and functions are looked into. Operations
+without a rule, and cases that need numbers, are mixed, which is always right.
 
 n = number of examples in the micro-batch, which no static shape may contain.
 """
@@ -123,13 +123,13 @@ class Analysis:
         """Returns whether something is known of a shape, of a list's elements too."""
         return tensor.ref() in self._dims
 
-    def complete(self, tensor: tf.Tensor, state: State, known: list) -> list[Size]:
-        """Returns `known` dimensions, where None is one that has a name of its own."""
+    def complete(self, tensor: tf.Tensor, state: State, sizes: list) -> list[Size]:
+        """Returns `sizes` dimensions, where None is one that has a name of its own."""
         dims = []
-        static = known
+        static = sizes
         if state.kind != "list" and tensor.shape.rank is not None:
             static = tensor.shape.as_list()
-        for axis, (size, number) in enumerate(zip(known, static, strict=True)):
+        for axis, (size, number) in enumerate(zip(sizes, static, strict=True)):
             if axis == state.axis:  # of rows, and of a list's elements
                 dims.append(N * state.each)
             elif number is not None and not isinstance(number, Size):
@@ -138,15 +138,15 @@ class Analysis:
                 dims.append(size or Size(symbols=(f"{tensor.name}:{axis}",)))
         return dims
 
-    def set_dims(self, tensor: tf.Tensor, state: State, known: list) -> None:
+    def set_dims(self, tensor: tf.Tensor, state: State, sizes: list) -> None:
         """Takes down the known part of the shape of an operation's output."""
-        if state.kind == "list" or tensor.shape.rank in (None, len(known)):
-            self._dims[tensor.ref()] = self.complete(tensor, state, known)
+        if state.kind == "list" or tensor.shape.rank in (None, len(sizes)):
+            self._dims[tensor.ref()] = self.complete(tensor, state, sizes)
 
     def analyze(self, tensors: Iterable[tf.Tensor]) -> None:
         """Finds the states of `tensors` and of all that they are computed from."""
         order = _in_order([tensor.op for tensor in tensors])
-        has_loop = any(each.type == "NextIteration" for each in order)
+        has_loop = any(op.type == "NextIteration" for op in order)
         for _ in range(MOST_ROUNDS):
             self._has_changed = False
             self._round(order)
@@ -155,7 +155,7 @@ class Analysis:
         for operation in order:
             if context_of(operation) or operation.type == "Exit":
                 self._put(operation, MIXED)
-        self._round([each for each in order if self.state_of_outputs(each) != MIXED])
+        self._round([op for op in order if self.state_of_outputs(op) != MIXED])
 
     def has_seen(self, operation: tf.Operation) -> bool:
         """Returns whether the states of an operation's outputs are found."""
@@ -168,10 +168,10 @@ class Analysis:
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        given = {*self._given, *self._known}
-        for found in (self._values, self._dims):
-            for key in [key for key in found if key not in given]:
-                del found[key]
+        fixed = {*self._given, *self._known}
+        for facts in (self._values, self._dims):
+            for key in [key for key in facts if key not in fixed]:
+                del facts[key]
         for operation in order:
             self._step(operation)
             self._seen.add(operation)
@@ -221,8 +221,8 @@ class Analysis:
     def _is_for_all(self, operation: tf.Operation) -> bool:
         """Returns whether every run has another result, which all examples share.
 
-        Such as random numbers of a fixed shape, in functions, branches and loops; what
-        draws elsewhere is made to draw once for each batch.
+        Such as random numbers of a fixed shape, in functions, branches and loops; draws
+        elsewhere are changed to one for each batch.
         """
         if operation.type in PYTHON or operation.type == "RngReadAndSkip":
             return True
@@ -237,10 +237,10 @@ class Analysis:
         kinds = {node.op for node in nodes_of(functions, self._library)}
         return bool(kinds & {*STATELESS, *PYTHON, "RngReadAndSkip"})
 
-    def _put(self, operation: tf.Operation, found: State | list[State]) -> None:
-        if isinstance(found, State):
-            found = [found] * len(operation.outputs)
-        for output, state in zip(operation.outputs, found, strict=True):
+    def _put(self, operation: tf.Operation, states: State | list[State]) -> None:
+        if isinstance(states, State):
+            states = [states] * len(operation.outputs)
+        for output, state in zip(operation.outputs, states, strict=True):
             has_rows = state.kind == "rows" and output.shape.rank is not None
             # A shape without that axis is that of operands that do not fit.
             if has_rows and output.shape.as_list()[state.axis :][:1] != [None]:

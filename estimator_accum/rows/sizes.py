@@ -86,7 +86,7 @@ ONE, N = Size(), Size(power=1)
 def sizes(value) -> np.ndarray:
     """Returns integers, of any shape, as an array of sizes."""
     value = np.asarray(value, object)
-    flat = [each if isinstance(each, Size) else Size(int(each)) for each in value.flat]
+    flat = [size if isinstance(size, Size) else Size(int(size)) for size in value.flat]
     return _array(flat, value.shape)
 
 
@@ -100,7 +100,7 @@ def product(factors) -> Size:
 
 def has_examples(value: np.ndarray) -> bool:
     """Returns whether a size depends on the number of examples."""
-    return any(each.power for each in value.flat)
+    return any(size.power for size in value.flat)
 
 
 def compute(operation: tf.Operation, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -113,7 +113,7 @@ def compute(operation: tf.Operation, inputs: list[np.ndarray]) -> list[np.ndarra
         results = ARITHMETIC[operation.type](operation, *inputs)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise Unknown from error
-    return [sizes(each) for each in results]
+    return [sizes(result) for result in results]
 
 
 def broadcast_gradient_axes(x: np.ndarray, y: np.ndarray) -> list[list[int]]:
@@ -131,8 +131,8 @@ def broadcast_gradient_axes(x: np.ndarray, y: np.ndarray) -> list[list[int]]:
         )
         if a != b and ONE not in (a, b):
             raise Unknown
-        for own, other, axes, shape in ((a, b, reduced[0], x), (b, a, reduced[1], y)):
-            if axis < rank - len(shape) or own == ONE and other != ONE:
+        for size, other, axes, shape in ((a, b, reduced[0], x), (b, a, reduced[1], y)):
+            if axis < rank - len(shape) or size == ONE and other != ONE:
                 axes.append(axis)
         if a == b == ONE:
             for axes in reduced:

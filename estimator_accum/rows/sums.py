@@ -21,7 +21,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
     """Returns the factor of each sum over examples of which a tensor consists.
 
     Args:
-        analysis: The states of what the tensor is computed from.
+        analysis: The states of the tensors that it is computed from.
         tensor: The tensor.
 
     Returns:
@@ -31,7 +31,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
     operation = tensor.op
     if analysis.state(tensor).kind != "mixed":
         return []
-    kinds = [analysis.state(each).kind for each in operation.inputs]
+    kinds = [analysis.state(tensor).kind for tensor in operation.inputs]
     first = operation.inputs[0] if operation.inputs else None
     if operation.type == "L2Loss" and kinds[0] == "rows":
         return [0.5]
@@ -40,7 +40,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
         rank = first.shape.rank
         if axes is None or rank is None:
             return []
-        is_over = analysis.state(first).axis in {int(each) % rank for each in axes.flat}
+        is_over = analysis.state(first).axis in {int(axis) % rank for axis in axes.flat}
         return [1.0] if is_over else []
     if operation.type in ("Sum", "Mean") and is_one_number(first):
         return factors_of_sums(analysis, first)
@@ -57,11 +57,11 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
         ]
     if operation.type not in LINEAR:
         return []
-    found = []
-    for each, kind in zip(operation.inputs, kinds):
+    factors = []
+    for summand, kind in zip(operation.inputs, kinds):
         if kind != "fixed":
-            found.append(factors_of_sums(analysis, each))
-    return list(itertools.chain(*found)) if all(found) else []
+            factors.append(factors_of_sums(analysis, summand))
+    return list(itertools.chain(*factors)) if all(factors) else []
 
 
 def refuse_sum(loss: tf.Tensor) -> None:

@@ -39,12 +39,12 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
             return _broadcast_value(analysis, operation, tensor)
         inputs = []
         if operation.type in ARITHMETIC:
-            inputs = [analysis.value(each) for each in operation.inputs]
-        if inputs and not any(each is None for each in inputs):
+            inputs = [analysis.value(tensor) for tensor in operation.inputs]
+        if inputs and not any(value is None for value in inputs):
             return compute(operation, inputs)[operation.outputs.index(tensor)]
     except (Mixed, Unknown):
         pass
-    kinds = {analysis.state(each).kind for each in operation.inputs}
+    kinds = {analysis.state(tensor).kind for tensor in operation.inputs}
     if operation.type in OF_SHAPE and kinds != {"fixed"}:
         return None
     if analysis.state(tensor).kind == "fixed" and "sizes" not in kinds:
@@ -54,7 +54,7 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
 
 def _broadcast_value(analysis, operation: tf.Operation, tensor: tf.Tensor):
     """Returns the value of an output of BroadcastGradientArgs or BroadcastArgs."""
-    x, y = (analysis.value(each) for each in operation.inputs)
+    x, y = (analysis.value(tensor) for tensor in operation.inputs)
     if x is None or y is None:
         return None
     if operation.type == "BroadcastArgs":

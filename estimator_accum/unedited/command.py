@@ -108,7 +108,7 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
         replace_function,
     )
 
-    def with_precision(own: Callable) -> Callable:
+    def with_precision(original: Callable) -> Callable:
         def init(session, target="", graph=None, config=None):
             mark_as_closed(session)  # also if the precision is refused
             try:
@@ -118,7 +118,7 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
             except ValueError as refusal:
                 print(f"estimator-accum run: {refusal}", file=sys.stderr)
                 sys.exit(2)
-            own(session, target, graph, config)
+            original(session, target, graph, config)
 
         return init
 

@@ -126,7 +126,7 @@ def check_instead_of_training(
             codes.append(_check(estimator, input_fn, updates, precision, config))
         raise SystemExit(codes[-1])
 
-    replace_function(train_of_estimator(), lambda own: train)
+    replace_function(train_of_estimator(), lambda _: train)
     loops = OwnLoops(refuse_own_loop)
 
     def exit_code() -> int:
@@ -232,13 +232,13 @@ def _train(
         spec = model_fn(features=features, labels=labels, mode=mode)
         if warm_start := warm_start_of(estimator):
             tf.compat.v1.train.warm_start(*warm_start)
-        own = [h for h in spec.training_hooks if isinstance(h, TrainingHook)]
+        hooks = [h for h in spec.training_hooks if isinstance(h, TrainingHook)]
         variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
         drawn = random_operations(ancestors([spec.loss.op]))
         unordered = _without_order(spec.train_op, tf.nest.flatten((features, labels)))
         for _ in range(1 + repeats):
             with tf.compat.v1.train.SingularMonitoredSession(
-                hooks=own,
+                hooks=hooks,
                 scaffold=spec.scaffold,
                 config=config or session_config_of(estimator),
             ) as session:
@@ -255,13 +255,13 @@ def _train(
 
 def random_operations(operations: Iterable[tf.Operation]) -> list[str]:
     """Returns the names of those of the operations that draw random numbers."""
-    return sorted(each.name for each in operations if each.type.startswith("Random"))
+    return sorted(op.name for op in operations if op.type.startswith("Random"))
 
 
 def _without_order(train_op, batch: list) -> list[str]:
     """Returns sentences on reads and writes of one variable that any run may exchange."""
     needed = ancestors([getattr(train_op, "op", train_op)])
-    tensors = [each for each in batch if isinstance(each, tf.Tensor)]
+    tensors = [part for part in batch if isinstance(part, tf.Tensor)]
     late = descendants(tensors)  # the forward pass takes longer than all else
     return [
         f"{variable.name} is read by {readers[0].name} and written by {writer.name} in "
@@ -304,13 +304,13 @@ def _print_without_order(unordered: list[str]) -> None:
 @contextlib.contextmanager
 def without_dropout() -> Iterator[None]:
     """Turns dropout off in graphs that are made inside."""
-    own = replace_function(
+    original = replace_function(
         DROPOUT, lambda _: lambda x, *args, **kwargs: tf.convert_to_tensor(x)
     )
     try:
         yield
     finally:
-        setattr(*DROPOUT, own)
+        setattr(*DROPOUT, original)
 
 
 def _print_effect(precision: str, start: Values, whole: Values, low: Values) -> None:
@@ -409,7 +409,7 @@ def _compared(
     }
     bad = [~np.isfinite(value.astype(wide)) for value in (whole, *cut)]
     if np.any(bad):
-        is_same = all(np.array_equal(bad[0], each) for each in bad)
+        is_same = all(np.array_equal(bad[0], places) for places in bad)
         return math.inf, differences, _NOT_FINITE if is_same else _DIFFERENT
     if whole.dtype.kind in "biu":  # counts are exact
         is_equal = all(np.array_equal(whole, value) for value in cut)

@@ -48,7 +48,8 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         loops.ignore(tf.compat.v1.get_default_graph())
 
     replace_function(
-        call_of_model_fn(), lambda own: _in_micro_batches(own, micro_batches, note)
+        call_of_model_fn(),
+        lambda original: _in_micro_batches(original, micro_batches, note),
     )
 
     def exit_code() -> int:
@@ -62,12 +63,12 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
 
 
 def _in_micro_batches(
-    own: Callable, micro_batches: int | str, note: Callable[[str], None]
+    original: Callable, micro_batches: int | str, note: Callable[[str], None]
 ) -> Callable:
-    """Returns what stands in for `Estimator._call_model_fn`.
+    """Returns the stand-in for `Estimator._call_model_fn`.
 
     Args:
-        own: That function.
+        original: That function.
         micro_batches: As for `microbatch_model_fn`.
         note: Called with the mode of each call.
     """
@@ -76,7 +77,7 @@ def _in_micro_batches(
     @tf.autograph.experimental.do_not_convert
     def call_model_fn(estimator, features, labels, mode, config):
         def model_fn(features, labels, mode, config):
-            return own(estimator, features, labels, mode, config)
+            return original(estimator, features, labels, mode, config)
 
         note(mode)
         # An Estimator made of another one calls that one's model_fn with a micro-batch.

@@ -4,7 +4,7 @@
     at once    from the same values, N * K calls, of which K get the examples of all K:
                the mean of K equal gradients is that of the K-fold batch
 
-What is joined is fed, also in place of what an input pipeline gives.
+Joined examples are fed, also in place of those of an input pipeline.
 """
 
 import contextlib
@@ -54,18 +54,18 @@ class _Before(NamedTuple):
     """State of a script at its first call of session.run that trains.
 
     Attributes:
-        fetches: What that call fetches.
+        fetches: The fetches of that call.
         inputs: Tensors of the input pipeline that it needs.
         variables: All variables by name.
         values: Their values before the call.
-        own: Names of the variables that accumulation has added.
+        added: Names of the variables that accumulation has added.
     """
 
     fetches: object
     inputs: list[tf.Tensor]
     variables: dict[str, tf.Variable]
     values: Values
-    own: set[str]
+    added: set[str]
 
 
 class _LoopCheck:
@@ -77,7 +77,7 @@ class _LoopCheck:
         self._dropout.enter_context(without_dropout())
         self._before, self._fed, self._code = None, [], None
 
-    def running(self, own: Callable) -> Callable:
+    def running(self, original: Callable) -> Callable:
         """Returns the stand-in for `BaseSession.run`."""
 
         def run(session, fetches, feed_dict=None, *args, **kwargs):
@@ -85,18 +85,18 @@ class _LoopCheck:
             is_over = self._code is not None
             operations = () if is_over else fetched_operations(graph, fetches)
             if not self._runs.trains(operations):
-                return own(session, fetches, feed_dict, *args, **kwargs)
-            run_own = functools.partial(own, session)
+                return original(session, fetches, feed_dict, *args, **kwargs)
+            run_own = functools.partial(original, session)
             if self._before is None:
                 self._before = _look(graph, operations, fetches, run_own)
             inputs = self._before.inputs
             wanted = [fetches, inputs]
-            result, given = run_own(wanted, feed_dict, *args, **kwargs)
+            result, inputs_taken = run_own(wanted, feed_dict, *args, **kwargs)
             fed = {
                 graph.as_graph_element(key): np.asarray(value)
                 for key, value in (feed_dict or {}).items()
             }
-            self._fed.append(fed | dict(zip(inputs, given, strict=True)))
+            self._fed.append(fed | dict(zip(inputs, inputs_taken, strict=True)))
             if len(self._fed) == self._wanted:
                 self._code = 1  # calls of the comparison are not looked at
                 self._code = self._compare(session, run_own)
@@ -125,7 +125,7 @@ class _LoopCheck:
         calls = run(before.variables)
         operations = fetched_operations(session.graph, before.fetches)
         inputs = {tensor.op for tensor in before.inputs}
-        needed = ancestors(operations, lambda each: each not in inputs)
+        needed = ancestors(operations, lambda op: op not in inputs)
         drawn = random_operations(needed)
         try:
             windows = [
@@ -136,12 +136,16 @@ class _LoopCheck:
             print(f"verdict: refused. {refusal}")
             return 2
         whole, order = (
-            self._train(session, run, [each[way] for each in windows])
+            self._train(session, run, [window[way] for window in windows])
             for way in ("whole", "reversed")
         )
         values = [
-            {name: value for name, value in each.items() if name not in before.own}
-            for each in (before.values, whole, order, calls)
+            {
+                name: value
+                for name, value in variables.items()
+                if name not in before.added
+            }
+            for variables in (before.values, whole, order, calls)
         ]
         start, whole, order, calls = values
         way = f"{self._steps} calls"
@@ -166,12 +170,12 @@ def _look(graph: tf.Graph, operations, fetches, run: Callable) -> _Before:
     ]
     with graph.as_default():
         variables = {v.op.name: v for v in tf.compat.v1.global_variables()}
-        own = {
+        names = {
             variable.op.name
             for window in get_windows()
             for variable in (*window.state, *window.statistics)
         }
-    return _Before(fetches, inputs, variables, run(variables), own)
+    return _Before(fetches, inputs, variables, run(variables), names)
 
 
 def _joined(calls: list[dict]) -> dict[str, dict]:

@@ -16,9 +16,9 @@ from estimator_accum.graph.writers import writers_of
 def watch_fetches(look: Callable[[tf.Graph, list[tf.Operation]], None]) -> None:
     """Calls `look` with the graph and the fetches, before every run from now on."""
 
-    def looking(own: Callable) -> Callable:
+    def looking(original: Callable) -> Callable:
         def init(self, graph, *args, **kwargs):
-            own(self, graph, *args, **kwargs)
+            original(self, graph, *args, **kwargs)
             look(graph, [*(tensor.op for tensor in self.fetches()), *self.targets()])
 
         return init
@@ -49,14 +49,14 @@ class OwnLoops:
         """Lets all sessions train from now on."""
         self._on_training = lambda: None
 
-    def _noting(self, own: Callable) -> Callable:
+    def _noting(self, original: Callable) -> Callable:
         def gradients(*args, **kwargs):
-            found = own(*args, **kwargs)
-            for tensor in tf.nest.flatten(found, expand_composites=True):
+            results = original(*args, **kwargs)
+            for tensor in tf.nest.flatten(results, expand_composites=True):
                 if tensor is not None:
                     names = self._gradients.setdefault(tensor.graph, set())
                     names.add(tensor.op.name)
-            return found
+            return results
 
         return gradients
 
@@ -75,7 +75,7 @@ class OwnLoops:
         if not names:
             return False
         needed = ancestors(fetched)
-        later = descendants(each for each in needed if each.name in names)
+        later = descendants(op for op in needed if op.name in names)
         with graph.as_default():
             trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
         return any(

@@ -3,8 +3,8 @@
 For training loops without an Estimator, which have no input_fn to cut: the script feeds
 or reads micro-batches by itself, and K of them make one update.
 
-    tf.gradients, compute_gradients     what they return is accumulated
-    what the script does to it          is done to the window's mean
+    tf.gradients, compute_gradients     their results are accumulated
+    the script's changes of these       are made on the window's mean
     apply_gradients                     updates with every K-th call of session.run
     other writes of such a call         would happen K times per update: refused
 
@@ -102,10 +102,10 @@ def _change_methods(base: type, changes: dict[str, Callable]) -> None:
     base.__init_subclass__ = classmethod(init_subclass)
 
 
-def _refusing(own: Callable) -> Callable:
+def _refusing(original: Callable) -> Callable:
     """Returns the stand-in for `apply_gradients` of a Keras optimizer."""
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def apply_gradients(self, *args, **kwargs):
         _refuse(
             "With --gradient_accumulation_steps a script must train by optimizers of "
@@ -130,13 +130,13 @@ def _outermost() -> Iterator[bool]:
         _local.is_computing = not is_outermost
 
 
-def _remembering(own: Callable) -> Callable:
+def _remembering(original: Callable) -> Callable:
     """Returns the stand-in for `compute_gradients` of an optimizer."""
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def compute_gradients(self, loss, *args, **kwargs):
         with _outermost() as is_outermost:
-            pairs = own(self, loss, *args, **kwargs)
+            pairs = original(self, loss, *args, **kwargs)
             if is_outermost:
                 remember(pairs, loss)
         return pairs
@@ -144,17 +144,17 @@ def _remembering(own: Callable) -> Callable:
     return compute_gradients
 
 
-def _differentiating(own: Callable) -> Callable:
+def _differentiating(original: Callable) -> Callable:
     """Returns the stand-in for TensorFlow's gradients."""
 
     def gradients(ys, xs, *args, **kwargs):
         with _outermost() as is_outermost:
-            found = own(ys, xs, *args, **kwargs)
+            results = original(ys, xs, *args, **kwargs)
             if is_outermost:
                 sources = xs if isinstance(xs, list | tuple) else [xs]
-                pairs = zip(found, sources, strict=True)
+                pairs = zip(results, sources, strict=True)
                 remember([p for p in pairs if isinstance(p[1], tf.Variable)], ys)
-        return found
+        return results
 
     return gradients
 
@@ -192,18 +192,18 @@ class Runs:
         """Returns whether a run of operations trains."""
         return any(map(self._is_train_op, ancestors(fetched)))
 
-    def accumulating(self, own: Callable) -> Callable:
+    def accumulating(self, original: Callable) -> Callable:
         """Returns the stand-in for `apply_gradients`."""
 
-        @functools.wraps(own)
+        @functools.wraps(original)
         def apply_gradients(
             optimizer, grads_and_vars, global_step=None, *args, **kwargs
         ):
             if _local.update is not None:  # this is the update
                 global_step = _local.update[0]
-                return own(optimizer, grads_and_vars, global_step, *args, **kwargs)
+                return original(optimizer, grads_and_vars, global_step, *args, **kwargs)
             graph = tf.compat.v1.get_default_graph()
-            known = len(graph.get_operations())
+            number = len(graph.get_operations())
             accumulating = AccumulatingOptimizer(optimizer, self._steps)
             _local.update = (global_step,)
             try:
@@ -212,7 +212,7 @@ class Runs:
                     train_op = accumulating.apply_gradients(grads_and_vars)
             finally:
                 _local.update = None
-            self._made.setdefault(graph, set()).update(graph.get_operations()[known:])
+            self._made.setdefault(graph, set()).update(graph.get_operations()[number:])
             if graph.building_function:
                 self._branches.add(graph.name)
             with tf.init_scope():
@@ -287,12 +287,12 @@ class Runs:
     def _written(self, needed: dict) -> dict[str, tf.Operation]:
         """Returns the writers of the script's variables, by the variables' names."""
         local = {variable.op.name for variable in tf.compat.v1.local_variables()}
-        known = tf.compat.v1.global_variables()
-        initializers = {variable.initializer for variable in known}
+        variables = tf.compat.v1.global_variables()
+        initializers = {variable.initializer for variable in variables}
         written = {}
         for variable, writers in writers_of(needed).items():
             for writer in writers:
-                is_restored = any(each.op.type == "RestoreV2" for each in writer.inputs)
+                is_restored = any(t.op.type == "RestoreV2" for t in writer.inputs)
                 is_known = writer in initializers or is_restored or self._is_own(writer)
                 if not is_known and not moves_generator(writer.type):
                     written[variable.name] = writer
@@ -317,4 +317,4 @@ def _reads(global_step) -> list[tf.Operation]:
     handle = getattr(global_step, "handle", None)
     if handle is None:
         return []
-    return [each for each in handle.consumers() if each.type == "ReadVariableOp"]
+    return [user for user in handle.consumers() if user.type == "ReadVariableOp"]

@@ -191,9 +191,9 @@ def assign_from_values(values: dict):
         ValueError: If a variable is unknown, or has another size than its array.
     """
     assigns, feeds = [], {}
-    known = {v.op.name: v for v in tf.global_variables()}
+    by_name = {v.op.name: v for v in tf.global_variables()}
     for key, value in values.items():
-        variable = known.get(key) if isinstance(key, str) else key
+        variable = by_name.get(key) if isinstance(key, str) else key
         value = np.asarray(value)
         shape = tuple(variable.shape.as_list()) if variable is not None else None
         if shape is None or value.size != np.prod(shape, dtype=int):

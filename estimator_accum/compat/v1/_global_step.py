@@ -12,9 +12,9 @@ def install() -> None:
     TensorFlow looks for the output of that operation, which is the variable's handle,
     and refuses it.
     """
-    own = training_util.get_global_step
+    original = training_util.get_global_step
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def get_global_step(graph=None):
         graph = graph or tf.get_default_graph()
         if not graph.get_collection(tf.GraphKeys.GLOBAL_STEP):
@@ -22,6 +22,6 @@ def install() -> None:
                 if variable.op.name == "global_step":
                     training_util.assert_global_step(variable)
                     return variable
-        return own(graph)
+        return original(graph)
 
     training_util.get_global_step = tf.train.get_global_step = get_global_step

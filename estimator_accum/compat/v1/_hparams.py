@@ -88,7 +88,7 @@ class HParams:
             ValueError: If the text cannot be parsed, or a name is unknown or twice
                 there.
         """
-        found, position = {}, 0
+        overrides, position = {}, 0
         while position < len(values):
             match = _ASSIGNMENT.match(values, position)
             if match is None:
@@ -96,18 +96,18 @@ class HParams:
             name, position = match["name"], match.end()
             if name not in self._kinds:
                 _refuse(values, f"{name} is not one of {', '.join(self._kinds)}")
-            if name in found:
+            if name in overrides:
                 _refuse(values, f"{name} is there twice")
             kind, _ = self._kinds[name]
             try:
                 if match["list"] is None:
-                    found[name] = _parsed(kind, match["value"])
+                    overrides[name] = _parsed(kind, match["value"])
                 else:
                     items = re.split("[ ,]+", match["list"].strip(" ,"))
-                    found[name] = [_parsed(kind, item) for item in items if item]
+                    overrides[name] = [_parsed(kind, item) for item in items if item]
             except (TypeError, ValueError):
                 _refuse(values, f"{name} is of kind {kind.__name__}")
-        return self.override_from_dict(found)
+        return self.override_from_dict(overrides)
 
     def parse_json(self, values_json: str) -> "HParams":
         """Replaces values by those of a JSON object; see `override_from_dict`."""

@@ -182,13 +182,13 @@ def _weighted(
             )
 
         def variable(name, shape, *arguments):
-            found = tf.get_variable(
+            weight = tf.get_variable(
                 name, shape, inputs.dtype.base_dtype, *arguments, trainable=trainable
             )
             for collection in collections_of(variables_collections, name):
-                if all(other is not found for other in tf.get_collection(collection)):
-                    tf.add_to_collection(collection, found)
-            return found
+                if all(other is not weight for other in tf.get_collection(collection)):
+                    tf.add_to_collection(collection, weight)
+            return weight
 
         shape = [*window, channels, num_outputs]
         weights = variable("weights", shape, weights_initializer, weights_regularizer)
@@ -384,10 +384,10 @@ def embed_sequence(
         with tf.name_scope("EmbeddingLookupUnique"):
             ids = tf.convert_to_tensor(ids)
             different, where = tf.unique(tf.reshape(ids, [-1]))
-            found = tf.gather(tf.nn.embedding_lookup(embeddings, different), where)
-            shape = tf.concat([tf.shape(ids), tf.shape(found)[1:]], axis=0)
-            outputs = tf.reshape(found, shape)
-            outputs.set_shape(ids.shape.concatenate(found.shape[1:]))
+            rows = tf.gather(tf.nn.embedding_lookup(embeddings, different), where)
+            shape = tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0)
+            outputs = tf.reshape(rows, shape)
+            outputs.set_shape(ids.shape.concatenate(rows.shape[1:]))
             return outputs
 
 
@@ -420,8 +420,8 @@ def stack(inputs, layer, stack_args, **kwargs):
         raise TypeError(
             f"`stack_args` must be a list. Received: {stack_args!r}. Write [32, 64]."
         )
-    each = [a if isinstance(a, (list, tuple)) else [a] for a in stack_args]
-    return _applied("Stack", "stack", inputs, layer, each, kwargs)
+    arguments = [a if isinstance(a, (list, tuple)) else [a] for a in stack_args]
+    return _applied("Stack", "stack", inputs, layer, arguments, kwargs)
 
 
 def _applied(scope_name, nameless, inputs, layer, arguments, others):
@@ -431,8 +431,8 @@ def _applied(scope_name, nameless, inputs, layer, arguments, others):
         prefix = scope or getattr(layer, "__name__", None)
         prefix = prefix or getattr(function, "__name__", nameless)
         outputs = tf.convert_to_tensor(inputs)
-        for i, own in enumerate(arguments, 1):
-            outputs = layer(outputs, *own, scope=f"{prefix}_{i}", **others)
+        for i, more in enumerate(arguments, 1):
+            outputs = layer(outputs, *more, scope=f"{prefix}_{i}", **others)
         return outputs
 
 

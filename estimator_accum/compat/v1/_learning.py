@@ -121,7 +121,7 @@ def multiply_gradients(grads_and_vars, gradient_multipliers) -> list:
         key.ref() if isinstance(key, tf.Variable) else key: factor
         for key, factor in gradient_multipliers.items()
     }
-    found = []
+    pairs = []
     for gradient, variable in grads_and_vars:
         factor = factors.get(variable.ref(), factors.get(variable.op.name))
         if factor is not None:
@@ -132,8 +132,8 @@ def multiply_gradients(grads_and_vars, gradient_multipliers) -> list:
                 )
             scaled = tf.cast(factor, gradient.dtype)
             gradient = _with_values(gradient, lambda values, by=scaled: values * by)
-        found.append((gradient, variable))
-    return found
+        pairs.append((gradient, variable))
+    return pairs
 
 
 def add_gradients_summaries(grads_and_vars) -> list:

@@ -56,13 +56,13 @@ def streaming_covariance(predictions, labels, weights, name):
         names = ("count", "mean_prediction", "mean_label", "comoment")
         count, mean_x, mean_y, comoment = (
             tf.get_variable(
-                each,
+                part,
                 [],
                 initializer=tf.zeros_initializer(),
                 trainable=False,
                 collections=_COLLECTIONS,
             )
-            for each in names
+            for part in names
         )
         added = tf.reduce_sum(w)
         new_count = count.assign_add(added)
@@ -90,19 +90,19 @@ def streaming_pearson_correlation(predictions, labels, weights, name):
             "variance_predictions": (predictions, predictions),
             "variance_labels": (labels, labels),
         }
-        found = [
-            streaming_covariance(*pair, weights, name=each)
-            for each, pair in pairs.items()
+        metrics = [
+            streaming_covariance(*pair, weights, name=part)
+            for part, pair in pairs.items()
         ]
         return tuple(
             tf.truediv(both, tf.sqrt(x) * tf.sqrt(y))
-            for both, x, y in zip(*found, strict=True)
+            for both, x, y in zip(*metrics, strict=True)
         )
 
 
 def _aligned(predictions, labels, weights):
     """Returns predictions, labels and weights, all float32 and of one shape."""
-    x, y = (tf.cast(each, tf.float32) for each in (predictions, labels))
+    x, y = (tf.cast(tensor, tf.float32) for tensor in (predictions, labels))
     x.shape.assert_is_compatible_with(y.shape)
     ones = tf.ones_like(y)
     return x, y, ones if weights is None else ones * tf.cast(weights, tf.float32)

@@ -2,8 +2,8 @@
 
 A script would meet them one by one, each after it has run for a while. Names are read
 from the syntax tree, in the script and in those modules of its folder that it imports:
-`tf.contrib.crf.crf_decode`, with `tf` bound by an import and by nothing else. What is in
-a `try` that catches an ImportError or AttributeError is left out.
+`tf.contrib.crf.crf_decode`, with `tf` bound by an import and by nothing else. Names in
+a `try` that catches an ImportError or AttributeError are left out.
 """
 
 import ast
@@ -94,12 +94,12 @@ def _aliases(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         for name, alias in _imported(node):
             meanings[alias].add(name)
-    known = {alias: min(names) for alias, names in meanings.items() if len(names) == 1}
+    names = {alias: min(names) for alias, names in meanings.items() if len(names) == 1}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):  # slim = tf.contrib.slim
             for target in node.targets:
                 if isinstance(target, ast.Name):
-                    meanings[target.id].add(_dotted(node.value, known))
+                    meanings[target.id].add(_dotted(node.value, names))
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             meanings[node.name].add(None)
         elif isinstance(node, ast.arg):
@@ -158,13 +158,13 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 def _first_missing(name: str) -> str | None:
     """Returns the beginning of a dotted name up to its first part that does not exist."""
     root, *parts = name.split(".")
-    found, path = tf if root == "tensorflow" else _member(None, root), root
+    member, path = tf if root == "tensorflow" else _member(None, root), root
     for part in parts:
-        if found is _MISSING or not isinstance(found, types.ModuleType):
+        if member is _MISSING or not isinstance(member, types.ModuleType):
             break
         path = f"{path}.{part}"
-        found = _member(found, path)
-    if found is _MISSING:
+        member = _member(member, path)
+    if member is _MISSING:
         return path.replace("tensorflow.", "tf.", 1)
     return None
 

@@ -244,12 +244,12 @@ def batch_norm(
             with tf.control_dependencies(update()):
                 return tf.identity(outputs)
 
-        known = _outputs.constant_value(is_training)
-        if (known is None or known) and updates_collections is None:
+        constant = _outputs.constant_value(is_training)
+        if (constant is None or constant) and updates_collections is None:
             outputs = _outputs.smart_cond(
                 is_training, outputs_after_update, lambda: outputs
             )
-        elif known is None or known:
+        elif constant is None or constant:
             for moved in _outputs.smart_cond(
                 is_training, update, lambda: (moving_mean, moving_variance)
             ):

@@ -159,9 +159,9 @@ def _optimizer(optimizer, rate):
         if optimizer in OPTIMIZER_CLS_NAMES:
             return OPTIMIZER_CLS_NAMES[optimizer](learning_rate=rate)
     elif callable(optimizer):
-        made = optimizer() if rate is None else optimizer(rate)
-        if isinstance(made, kind):
-            return made
+        result = optimizer() if rate is None else optimizer(rate)
+        if isinstance(result, kind):
+            return result
     raise ValueError(
         f"`optimizer` must be one of {', '.join(OPTIMIZER_CLS_NAMES)}, an Optimizer of "
         f"tf.train, its class, or a function that returns one. Received: {optimizer!r}. "

@@ -37,14 +37,14 @@ def convert_collection_to_dict(collection: str, clear_collection: bool = False):
         collection: The collection.
         clear_collection: Whether to empty it afterwards.
     """
-    found = collections.OrderedDict(
+    tensors = collections.OrderedDict(
         (alias, tensor)
         for tensor in tf.get_collection(collection)
         for alias in get_tensor_aliases(tensor)
     )
     if clear_collection:
         tf.get_default_graph().clear_collection(collection)
-    return found
+    return tensors
 
 
 def constant_value(value):
@@ -63,7 +63,7 @@ def smart_cond(pred, fn1, fn2, name=None):
         fn2: Function for a false one.
         name: Name of the `tf.cond`.
     """
-    known = constant_value(pred)
-    if known is None:
+    constant = constant_value(pred)
+    if constant is None:
         return tf.cond(pred, fn1, fn2, name=name)
-    return fn1() if known else fn2()
+    return fn1() if constant else fn2()

@@ -6,7 +6,7 @@
     np.int, np.object, np.float_, np.product ...  until NumPy 1.23, 1.26 or 2.3
     variable of TensorFlow's variable_scope       in copies of tf.metrics
 
-Only what is missing is added. `distutils` comes from setuptools, which TensorFlow needs.
+Only missing names are added. `distutils` comes from setuptools, which TensorFlow needs.
 """
 
 import collections
@@ -87,13 +87,13 @@ def getargspec(function) -> ArgSpec:
     Raises:
         ValueError: If the function has keyword-only arguments.
     """
-    found = inspect.getfullargspec(function)
-    if found.kwonlyargs:
+    spec = inspect.getfullargspec(function)
+    if spec.kwonlyargs:
         raise ValueError(
             "inspect.getargspec must get a function without keyword-only arguments. "
             f"Received: {function}. Use inspect.signature."
         )
-    return ArgSpec(*found[:4])
+    return ArgSpec(*spec[:4])
 
 
 def load_source(name: str, path: str) -> types.ModuleType:

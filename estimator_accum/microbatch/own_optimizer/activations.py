@@ -25,11 +25,11 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     head = Border(view, losses).operations
     needed = data_ancestors([tensor.op for tensor in losses])
     network = _computed_from_variables(set(needed)) & view.of_batch
-    whole = sum(_elements(view, each) for each in network & head.keys())
-    cut = sum(_elements(view, each) for each in network - head.keys())
+    whole = sum(_elements(view, op) for op in network & head.keys())
+    cut = sum(_elements(view, op) for op in network - head.keys())
     if whole <= _MUCH * (whole + cut) or not whole:
         return
-    origins = [each for each in view.analysis.origins if each.operation in head]
+    origins = [origin for origin in view.analysis.origins if origin.operation in head]
     if not origins:
         return
     operation, reason = origins[0]
@@ -44,9 +44,7 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
 
 
 def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]:
-    reads = {
-        each for each in operations if each.type in READERS_OF_VALUE | {"VariableV2"}
-    }
+    reads = {op for op in operations if op.type in READERS_OF_VALUE | {"VariableV2"}}
     values = [output for operation in reads for output in operation.outputs]
     return reads | data_descendants(values, operations.__contains__)
 
@@ -59,9 +57,9 @@ def _elements(view: View, operation: tf.Operation) -> int:
             try:
                 total += _number(view.analysis.dims(output))
             except Mixed:
-                known = output.shape.as_list()
+                dims = output.shape.as_list()
                 total += _number(
-                    [Size(power=1) if n is None else Size(n) for n in known]
+                    [Size(power=1) if n is None else Size(n) for n in dims]
                 )
     return total
 

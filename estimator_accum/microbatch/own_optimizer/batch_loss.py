@@ -11,7 +11,7 @@ def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
     """Returns the loss of the whole batch, after its last micro-batch.
 
     Args:
-        batch: The batch; the operations that collect what the loss needs are added.
+        batch: The batch; the operations that collect rows for the loss are added.
         loss: A tensor of the micro-batch.
     """
     if loss.op not in of_batch(batch):

@@ -1,7 +1,7 @@
 """Division of a model_fn's graph: with every micro-batch, and once per batch.
 
-forward pass    every micro-batch; what changes something is moved out of it
-train op        once; it is fed with what it needs of a micro-batch
+forward pass    every micro-batch; changes of anything are moved out of it
+train op        once; it is fed with the values of micro-batches that it needs
 """
 
 from typing import NamedTuple
@@ -80,10 +80,10 @@ def divide(
     Args:
         graph: The graph.
         roots: The train op, and others that change something.
-        losses: Tensors that are fetched in training, with what they wait for.
+        losses: Tensors that are fetched in training, with their control inputs.
 
     Raises:
-        ValueError: If the forward pass reads what changes within a batch.
+        ValueError: If the forward pass reads a value that changes within a batch.
     """
     forward = ancestors(graph.batch.works.total.each)
     moved = _move_out_of_forward(graph, forward, losses)

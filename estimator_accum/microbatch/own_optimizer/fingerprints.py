@@ -131,8 +131,8 @@ def _of_slices(gradient: tf.IndexedSlices) -> Fingerprint:
     products *= tf.gather(of_places, rows // _PLACES % _BLOCK)
     numbers = tf.fill([tf.shape(rows)[0], 1], width)
     products, numbers = (
-        tf.math.unsorted_segment_sum(each, rows % _PLACES, _PLACES)
-        for each in (products, numbers)
+        tf.math.unsorted_segment_sum(tensor, rows % _PLACES, _PLACES)
+        for tensor in (products, numbers)
     )
     return Fingerprint(products, numbers, *_ends(values))
 
@@ -165,10 +165,10 @@ def _random(size: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
     if not isinstance(size, int):
         return draw()
-    known = value_of_graph(tf.compat.v1.get_default_graph(), _NUMBERS_ATTRIBUTE, {})
-    if (size, dtype) not in known:
-        known[size, dtype] = draw()
-    return known[size, dtype]
+    numbers = value_of_graph(tf.compat.v1.get_default_graph(), _NUMBERS_ATTRIBUTE, {})
+    if (size, dtype) not in numbers:
+        numbers[size, dtype] = draw()
+    return numbers[size, dtype]
 
 
 def rounding_of(dtype: tf.DType) -> float:

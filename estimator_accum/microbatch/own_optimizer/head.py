@@ -86,15 +86,15 @@ class View:
                 self._pure[operation] = any(map(self.is_part, operation.outputs))
                 continue
             new = [
-                each.op
-                for each in operation.inputs
-                if each.op not in self._pure and not self.is_part(each)
+                tensor.op
+                for tensor in operation.inputs
+                if tensor.op not in self._pure and not self.is_part(tensor)
             ]
             waiting += new
             if not new:
                 self._pure[operation] = all(
-                    self.is_part(each) or self._pure[each.op]
-                    for each in operation.inputs
+                    self.is_part(tensor) or self._pure[tensor.op]
+                    for tensor in operation.inputs
                 )
         return self._pure[tensor.op]
 
@@ -108,8 +108,8 @@ class View:
 def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     """Returns the operations that compute from a micro-batch, or take it."""
     slices = [part.sliced for part in batch.parts]
-    found = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
-    return found | {tensor.op for tensor in slices}
+    users = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
+    return users | {tensor.op for tensor in slices}
 
 
 def find_rows(
@@ -133,7 +133,7 @@ class Border:
     Args:
         view: The graph.
         targets: Tensors to copy.
-        made: Operations that were derived from others, and are copied.
+        new_ops: Operations that were derived from others, and are copied.
         values: Replacements of tensors; the search stops at these tensors.
 
     Attributes:
@@ -142,7 +142,7 @@ class Border:
         shapes: Operations of which only the shape of rows is wanted.
     """
 
-    def __init__(self, view: View, targets, made=frozenset(), values=()):
+    def __init__(self, view: View, targets, new_ops=frozenset(), values=()):
         # As keys: a set's order would make another graph in each process.
         self.operations, self.shapes = {}, {}
         frontier, seen, waiting = {}, set(), list(targets)
@@ -152,25 +152,25 @@ class Border:
             if tensor.ref() in seen or tensor.ref() in values:
                 continue
             seen.add(tensor.ref())
-            is_made = operation in made
+            is_new = operation in new_ops
             in_loop = is_in_loop(operation)
-            is_needed = is_made or in_loop or operation in view.of_batch
+            is_needed = is_new or in_loop or operation in view.of_batch
             if view.is_part(tensor) or not is_needed:
                 continue
-            if not (is_made or in_loop) and view.is_shared_draw(tensor):
+            if not (is_new or in_loop) and view.is_shared_draw(tensor):
                 continue
-            if operation.type in _SHAPES and _are_rows(view, operation, made):
+            if operation.type in _SHAPES and _are_rows(view, operation, new_ops):
                 self.shapes[operation] = None
                 continue
-            if not is_made and view.is_frontier(tensor):
+            if not is_new and view.is_frontier(tensor):
                 frontier[tensor.ref()] = tensor
                 continue
             self.operations[operation] = None
             waiting += operation.inputs
-            for other in control_inputs_of(operation) if is_made or in_loop else ():
+            for other in control_inputs_of(operation) if is_new or in_loop else ():
                 # The gradient of a tf.py_function reads what its own run has recorded.
                 is_read = other.type == operation.type == "EagerPyFunc"
-                if is_read or other in made or is_in_loop(other):
+                if is_read or other in new_ops or is_in_loop(other):
                     waiting += other.outputs[:1]
         self.frontier = list(frontier.values())
 
@@ -179,10 +179,10 @@ class Border:
         return any(map(is_draw, self.operations))
 
 
-def _are_rows(view: View, operation: tf.Operation, made) -> bool:
+def _are_rows(view: View, operation: tf.Operation, new_ops) -> bool:
     """Returns whether inputs have rows that micro-batches must compute, or are fixed."""
     inputs = [tensor for tensor in operation.inputs if tensor.op in view.of_batch]
-    are_known = [t.op not in made and view.is_frontier(t) for t in inputs]
+    are_known = [t.op not in new_ops and view.is_frontier(t) for t in inputs]
     return bool(inputs) and all(are_known)
 
 
@@ -221,37 +221,37 @@ class Copies:
 
         They are of the whole batch already.
         """
-        found = []
+        losses = []
         for operation in Border(view, targets).operations:
             loss = getattr(operation, WHOLE_BATCH_LOSS, None)
             if loss is not None:
-                found.append(operation.outputs[0])
+                losses.append(operation.outputs[0])
                 # In the run in which it is computed, or in a later one.
                 is_now = self._is_early and not loss.is_joint
                 value = loss.loss if is_now else loss.value
-                self._found[found[-1].ref()] = value
-        return found
+                self._found[losses[-1].ref()] = value
+        return losses
 
     def make(
-        self, view: View, targets: list[tf.Tensor], made=frozenset()
+        self, view: View, targets: list[tf.Tensor], new_ops=frozenset()
     ) -> list[tf.Tensor]:
         """Returns the values of tensors for the whole batch.
 
         Args:
             view: The graph.
             targets: Tensors of the micro-batch.
-            made: Operations that were derived from others, and are copied.
+            new_ops: Operations that were derived from others, and are copied.
         """
         graph = tf.compat.v1.get_default_graph()
         before = set(graph.get_operations())
-        found = self._make(view, targets, made)
+        copies = self._make(view, targets, new_ops)
         for operation in set(graph.get_operations()) - before:
             setattr(operation, _OF_WHOLE_BATCH, True)
-        return found
+        return copies
 
-    def _make(self, view: View, targets: list[tf.Tensor], made) -> list[tf.Tensor]:
+    def _make(self, view: View, targets: list[tf.Tensor], new_ops) -> list[tf.Tensor]:
         self.take_losses(view, targets)
-        border = Border(view, targets, made, self._found)
+        border = Border(view, targets, new_ops, self._found)
         _check_no_draw_in_a_loop(border.operations)
         axes = [view.state(tensor).axis for tensor in border.frontier]
         if border.frontier:
@@ -272,7 +272,7 @@ class Copies:
                     inputs[tensor.name] = view.whole_part(tensor)
                 elif tensor.op not in border.operations:
                     inputs[tensor.name] = tensor
-        outputs = [tensor for each in border.operations for tensor in each.outputs]
+        outputs = [tensor for op in border.operations for tensor in op.outputs]
         definition, _ = define(border.operations)
         copies = insert(definition, inputs, outputs, "whole_batch")
         self._found |= {
@@ -307,24 +307,24 @@ class Copies:
         """Returns the shape of a tensor's rows for the whole batch, int64 [rank]."""
         if tensor.op not in view.of_batch:
             return tf.shape(tensor, tf.int64)
-        known = {
+        sizes = {
             f"{part.sliced.name}:{axis}": tf.shape(part.whole, tf.int64)[axis]
             for part in self._batch.parts
             if part.has_rows and part.sliced.shape.rank is not None
             for axis in range(1, part.sliced.shape.rank)
         }
         dims = view.analysis.dims(tensor)
-        if not all(symbol in known for size in dims for symbol in size.symbols):
+        if not all(symbol in sizes for size in dims for symbol in size.symbols):
             # The same in all micro-batches, but for the number of examples.
-            own, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
-            rows = own[axis] // self._batch.size * self._batch.rows
-            return tf.concat([own[:axis], [rows], own[axis + 1 :]], 0)
+            shape, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
+            rows = shape[axis] // self._batch.size * self._batch.rows
+            return tf.concat([shape[:axis], [rows], shape[axis + 1 :]], 0)
 
         def number(size: Size) -> tf.Tensor:
             result = tf.constant(size.factor, tf.int64)
             for factor in (
                 *[self._batch.rows] * size.power,
-                *map(known.get, size.symbols),
+                *map(sizes.get, size.symbols),
             ):
                 result *= factor
             return result

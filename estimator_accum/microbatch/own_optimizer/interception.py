@@ -111,6 +111,6 @@ class Interception:
     ) -> tuple[list[tf.Operation], list[tf.Operation]]:
         """Returns the caller's control dependencies: those of a micro-batch, and others."""
         dependencies = current_control_dependencies(self._graph)
-        operations = [getattr(each, "op", each) for each in dependencies]
+        operations = [getattr(other, "op", other) for other in dependencies]
         waits = [op for op in operations if op in of_micro_batch]
         return waits, [op for op in operations if op not in of_micro_batch]

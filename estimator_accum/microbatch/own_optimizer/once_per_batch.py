@@ -77,7 +77,7 @@ def _split(batch: WholeBatch, interception: Interception, spec, train_op):
         _check_passes(graph, values.by_tensor.values())
         _make_draws_repeatable(batch, values.view, early)
         derivations = [call.derivation for call in calls if call.derivation.rows]
-        refusals = _check_places(batch, [each.view for each in derivations])
+        refusals = _check_places(batch, [derivation.view for derivation in derivations])
         spot_check = SpotCheck(batch, derivations, values.collected, list(refusals))
         report_activations(values.view, losses)
         order(plan._replace(fed=[*values.by_tensor, *batch.works.total.done]))
@@ -146,9 +146,9 @@ def _check_places(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, st
     for places, axis, table in guards.values():
         with tf.control_dependencies(None):
             distance = tf.shape(table, tf.int64)[0] // batch.size
-            each = tf.shape(places, tf.int64)[axis] // batch.size
+            span = tf.shape(places, tf.int64)[axis] // batch.size
             shape = [1] * axis + [-1] + [1] * (places.shape.rank - axis - 1)
-            numbers = tf.reshape(tf.range(batch.size * each) // each, shape)
+            numbers = tf.reshape(tf.range(batch.size * span) // span, shape)
             fits = tf.equal(tf.cast(places, tf.int64) // distance, numbers)
             guard = tf.raw_ops.Assert(condition=tf.reduce_all(fits), data=["row"])
             sentence = (

@@ -1,9 +1,9 @@
 """Order of the train op's operations, where the graph has none.
 
-what needs no gradient    before the gradients are read: without micro-batches they
-                          take longest
-a read of a variable      before a write of it: the only order that TensorFlow's own
-                          runs have in common, since a read waits for nothing
+operations without gradients    before the gradients are read: without micro-batches
+                                they take longest
+a read of a variable            before a write of it: the only order that TensorFlow's
+                                own runs have in common, since a read waits for nothing
 """
 
 import collections
@@ -86,11 +86,11 @@ def _update_last(plans: list[BatchPlan]) -> None:
     waiting = {operation for plan in plans for operation in plan.waiting}
     late = waiting | descendants([*waiting, *(t for plan in plans for t in plan.fed)])
     for _, writer, readers in find_unordered(needed, set(before), after):
-        last = [] if writer in late else [each for each in readers if each in late]
+        last = [] if writer in late else [op for op in readers if op in late]
         for reader in last:
             if not is_in_while_loop(reader):
                 add_control_inputs(reader, [writer])
-        first = [each for each in readers if each not in last]
+        first = [reader for reader in readers if reader not in last]
         add_control_inputs(writer, _ends(first, writer, needed))
 
 
@@ -122,7 +122,7 @@ def find_unordered(
             others -= _before(writer, others)
             free = [
                 reader
-                for reader in sorted(others, key=lambda each: each.name)
+                for reader in sorted(others, key=lambda op: op.name)
                 if not any(
                     _before(end, {writer})
                     for end in _ends([reader], writer, operations)
@@ -160,14 +160,14 @@ def _ends(
     In a branch or loop of TensorFlow 1 those are its results, for an operation that
     waits for one of a branch that is not taken is not run either.
     """
-    own = context_of(writer)
+    context = context_of(writer)
     ends, waiting, seen = [], list(readers), set()
     while waiting:
         operation = waiting.pop()
         if operation in seen or operation not in operations:
             continue
         seen.add(operation)
-        if context_of_outputs(operation) in (None, own):
+        if context_of_outputs(operation) in (None, context):
             ends.append(operation)
             continue
         waiting += control_outputs(operation)
@@ -177,13 +177,13 @@ def _ends(
 
 def _before(operation: tf.Operation, others: set[tf.Operation]) -> set[tf.Operation]:
     """Returns those of `others` that `operation` waits for, or is."""
-    found, seen, waiting = set(), {operation}, collections.deque([operation])
-    while waiting and len(found) < len(others):
+    earlier, seen, waiting = set(), {operation}, collections.deque([operation])
+    while waiting and len(earlier) < len(others):
         current = waiting.popleft()
         if current in others:
-            found.add(current)
+            earlier.add(current)
         for other in (*(t.op for t in current.inputs), *current.control_inputs):
             if other not in seen:
                 seen.add(other)
                 waiting.append(other)
-    return found
+    return earlier

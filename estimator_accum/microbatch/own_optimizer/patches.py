@@ -3,7 +3,7 @@
 tf.gradients, optimizers     gradients_util._GradientsHelper
 tf.GradientTape              imperative_grad, watch
 
-A tape's gradients flow through what it recorded, as it answers itself. A tensor that was
+A tape's gradients flow through its record, which the tape can tell. A tensor that was
 computed elsewhere and is watched begins a record: the tape knows it, not its operation.
 """
 
@@ -71,8 +71,8 @@ def intercepting(gradients: Callable) -> Iterator[None]:
     with _lock:
         if not _users:
             for place, make in _REPLACED:
-                own = replace_function(place, make)
-                _own.append((*place, own))
+                original = replace_function(place, make)
+                _own.append((*place, original))
         _users.append(gradients)
     _local.gradients, _local.watched = gradients, []
     try:
@@ -99,26 +99,26 @@ def _compute(ys, xs, grad_ys, stop_gradients, **options):
         )
 
 
-def _helper(own: Callable) -> Callable:
+def _helper(original: Callable) -> Callable:
     """Returns the stand-in for the function behind tf.gradients."""
-    signature = inspect.signature(own)
+    signature = inspect.signature(original)
 
     def gradients(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
-        ys, xs = _as_list(given.pop("ys")), _as_list(given.pop("xs"))
+        arguments = signature.bind(*args, **kwargs).arguments
+        ys, xs = _as_list(arguments.pop("ys")), _as_list(arguments.pop("xs"))
         take = _taker()
         # A source graph is given by TensorFlow itself, inside of functions.
-        is_inner = given.pop("src_graph", None) is not None
+        is_inner = arguments.pop("src_graph", None) is not None
         # Of composite tensors it calls itself, with their parts.
         if take is None or is_inner or _are_composite([*ys, *xs]):
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
         ys = [tf.convert_to_tensor(y) for y in ys]
-        grad_ys = given.pop("grad_ys", None)
+        grad_ys = arguments.pop("grad_ys", None)
         grad_ys = None if grad_ys is None else _as_list(grad_ys)
-        stops = _as_list(given.pop("stop_gradients", None) or [])
+        stops = _as_list(arguments.pop("stop_gradients", None) or [])
 
         def compute(ys, xs, grad_ys, more):
-            return _compute(ys, xs, grad_ys, [*stops, *more], **given)
+            return _compute(ys, xs, grad_ys, [*stops, *more], **arguments)
 
         def plain():
             return compute(ys, xs, grad_ys, [])
@@ -128,7 +128,7 @@ def _helper(own: Callable) -> Callable:
     return gradients
 
 
-def _of_tape(own: Callable) -> Callable:
+def _of_tape(original: Callable) -> Callable:
     """Returns the stand-in for the function behind GradientTape.gradient."""
 
     def gradients(
@@ -142,15 +142,15 @@ def _of_tape(own: Callable) -> Callable:
         options = output_gradients, sources_raw, unconnected_gradients
         take = _taker()
         if take is None:
-            return own(tape, target, sources, *options)
-        given = {
+            return original(tape, target, sources, *options)
+        by_handle = {
             id(x.handle): x for x in sources_raw or [] if isinstance(x, tf.Variable)
         }
-        xs = [given.get(id(source), source) for source in sources]
+        xs = [by_handle.get(id(source), source) for source in sources]
         targets = {id(y) for y in target}
         is_known = [
-            known or id(source) in targets
-            for known, source in zip(_known(tape, sources), sources, strict=True)
+            is_recorded or id(source) in targets
+            for is_recorded, source in zip(_known(tape, sources), sources, strict=True)
         ]
         not_recorded = _not_recorded(tape, target)
 
@@ -159,37 +159,37 @@ def _of_tape(own: Callable) -> Callable:
 
         def plain():
             with without_interception():
-                return own(tape, target, wanted, output_gradients)
+                return original(tape, target, wanted, output_gradients)
 
-        places = [i for i, known in enumerate(is_known) if known]
+        places = [i for i, is_one in enumerate(is_known) if is_one]
         wanted = [sources[i] for i in places]
-        found = [None] * len(sources)
+        results = [None] * len(sources)
         if places:
-            known = [xs[i] for i in places]
-            taken = take(Request(target, known, output_gradients, plain, compute))
+            parts = [xs[i] for i in places]
+            taken = take(Request(target, parts, output_gradients, plain, compute))
             for i, gradient in zip(places, taken, strict=True):
-                found[i] = gradient
+                results[i] = gradient
         if tf.UnconnectedGradients(unconnected_gradients).value == "zero":
-            pairs = zip(found, xs, strict=True)
-            found = [tf.zeros_like(x) if g is None else g for g, x in pairs]
-        return found
+            pairs = zip(results, xs, strict=True)
+            results = [tf.zeros_like(x) if g is None else g for g, x in pairs]
+        return results
 
     return gradients
 
 
-def _watch(own: Callable) -> Callable:
+def _watch(original: Callable) -> Callable:
     def watch(tape, tensor):
         if _taker() is not None:
             parts = tf.nest.flatten(tensor, expand_composites=True)
             parts = [part for part in parts if not hasattr(part, "handle")]
             record = record_of(tape)
-            known = _known(record, parts) if record else [True] * len(parts)
+            are_known = _known(record, parts) if record else [True] * len(parts)
             _local.watched += [
                 (record, part)
-                for part, is_known in zip(parts, known, strict=True)
+                for part, is_known in zip(parts, are_known, strict=True)
                 if not is_known
             ]
-        own(tape, tensor)
+        original(tape, tensor)
 
     return watch
 
@@ -223,13 +223,13 @@ def _not_recorded(tape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
         if not hasattr(operation, PASSES_ON)
         and (output.dtype.is_floating or output.dtype.is_complex)
     ]
-    found = [
+    stops = [
         tensor
         for tensor, is_known in zip(tensors, _known(tape, tensors), strict=True)
         if not is_known or tensor.ref() in watched
     ]
-    calls = [tensor for tensor in found if _is_call(tensor.op)]
-    return [*found, *put_behind(calls, needed).values()]
+    calls = [tensor for tensor in stops if _is_call(tensor.op)]
+    return [*stops, *put_behind(calls, needed).values()]
 
 
 def put_behind(
@@ -247,18 +247,18 @@ def put_behind(
     Returns:
         The results by the names of the tensors.
     """
-    found = {}
+    identities = {}
     for tensor in tensors:
         graph = tensor.graph
         without = graph.control_dependencies(None)
         with graph.as_default(), graph.colocate_with(tensor.op), without:
-            found[tensor.name] = tf.identity(tensor, "rows")
-        setattr(found[tensor.name].op, PASSES_ON, True)
+            identities[tensor.name] = tf.identity(tensor, "rows")
+        setattr(identities[tensor.name].op, PASSES_ON, True)
     for operation in readers:
         for i, tensor in enumerate(operation.inputs):
-            if tensor.name in found and tensor.graph is operation.graph:
-                set_input(operation, i, found[tensor.name])
-    return found
+            if tensor.name in identities and tensor.graph is operation.graph:
+                set_input(operation, i, identities[tensor.name])
+    return identities
 
 
 def _is_call(operation: tf.Operation) -> bool:

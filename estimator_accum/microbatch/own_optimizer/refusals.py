@@ -68,7 +68,7 @@ def check_own_gradients(
 ) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
-    The gradient of what has rows is sums of rows, unless somebody wrote another one.
+    The gradient of rows is sums of rows, unless somebody wrote another one.
 
     Args:
         view: The graph of the forward pass.

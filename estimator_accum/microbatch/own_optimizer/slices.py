@@ -80,7 +80,7 @@ def _replace_norms(
 
 
 def _keep_slices(batch: WholeBatch, slice_sum: SliceSum) -> None:
-    """Makes the sum what it is for the whole batch: the slices of all examples."""
+    """Makes the sum the slices of all examples of the batch."""
     total = slice_sum.total
     gradient = cast(slice_sum.gradient, total.values.dtype)
     writes = []
@@ -159,10 +159,10 @@ def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
         analysis = Analysis(rows, states=states)
         analysis.analyze([output for user in users for output in user.outputs])
         mixing = {origin.operation for origin in analysis.origins}
-        sums = {each for each in mixing if each.type in _IN_ANY_ORDER}
+        sums = {op for op in mixing if op.type in _IN_ANY_ORDER}
         if not sums:
             return not mixing
-        states |= {output.ref(): FIXED for each in sums for output in each.outputs}
+        states |= {output.ref(): FIXED for op in sums for output in op.outputs}
 
 
 def _is_scaled(user: tf.Operation, tensor: tf.Tensor) -> bool:

@@ -4,8 +4,8 @@
     gradients of some examples    = the sum of those of one, of three and of the rest
 
 with random gradients of the rows, and the same random numbers in both. It guards the
-rules of the analysis, and sees what no analysis of the forward pass can: a gradient of
-its own (tf.custom_gradient) that combines examples. The examples are spread over the
+rules of the analysis, and finds gradients of their own (tf.custom_gradient) that combine
+examples, which no analysis of the forward pass can. The examples are spread over the
 batch, and looked at again with noise on all features that are no integers. Fingerprints
 are compared, so no gradient leaves the session. It changes no variable. Where it fails,
 training is refused.
@@ -52,7 +52,7 @@ class _Look(NamedTuple):
 
     Attributes:
         session: The session itself, without hooks.
-        feeds: Feeds of all runs: the examples, and what the caller gives.
+        feeds: Feeds of all runs: the examples, and the caller's.
         number: Number of examples.
         is_noisy: Whether there is noise, with which the model may fail.
     """
@@ -81,13 +81,13 @@ class SpotCheck:
         guards: list[tf.Operation],
     ):
         self._batch, self._guards = batch, guards
-        simple = [each for each in derivations if each.is_simple]
-        gradients = [g for each in simple for g in each.gradients if g is not None]
+        simple = [call for call in derivations if call.is_simple]
+        gradients = [g for call in simple for g in call.gradients if g is not None]
         rows = {tensor.ref(): (tensor, axis) for tensor, axis in collected}
         arriving = []  # (rows, their gradient, axis)
-        for each in simple:
-            for tensor, gradient in zip(each.rows, each.arriving, strict=True):
-                axis = each.view.state(tensor).axis
+        for call in simple:
+            for tensor, gradient in zip(call.rows, call.arriving, strict=True):
+                axis = call.view.state(tensor).axis
                 rows[tensor.ref()] = tensor, axis
                 arriving.append((tensor, gradient, axis))
         parts = tf.nest.flatten(gradients, expand_composites=True)
@@ -100,7 +100,7 @@ class SpotCheck:
             if operation.type in DRAWS and context_of(operation) is None
         ]
         states = View(batch, draws)  # the graph has other draws since the last one
-        draws = [each for each in draws if states.state(each).kind == "rows"]
+        draws = [draw for draw in draws if states.state(draw).kind == "rows"]
         unknown = drawing_inside(needed, DRAWS - SHAPED_DRAWS)
 
         def is_known(tensor: tf.Tensor) -> bool:
@@ -109,7 +109,7 @@ class SpotCheck:
         gradients = [g for g in gradients if all(map(is_known, _parts(g)))]
         rows = [pair for pair in rows.values() if is_known(pair[0])]
         with tf.control_dependencies(None), tf.name_scope("spot_check"):
-            taken = [each for each, _, _ in arriving]
+            taken = [tensor for tensor, _, _ in arriving]
             fed = [gradient for _, gradient, _ in arriving]
             named = [*parts, *(t for t, _ in rows), *draws, *taken, *fed]
             named += [part.whole for part in batch.parts]
@@ -137,8 +137,8 @@ class SpotCheck:
                 copy(whole): example
                 for whole, example in _examples(batch, self._indices).items()
             }
-        dtypes = {output.dtype for each in needed for output in each.outputs}
-        precisions = [rounding_of(each) for each in dtypes if each.is_floating]
+        dtypes = {output.dtype for op in needed for output in op.outputs}
+        precisions = [rounding_of(dtype) for dtype in dtypes if dtype.is_floating]
         self._tolerance = max(precisions, default=0.0)
         self._has_own_gradients = bool(operations_with_own_gradients(needed))
 
@@ -232,20 +232,20 @@ class SpotCheck:
         begins = np.cumsum([0, *groups])
         parts = [slice(*pair) for pair in itertools.pairwise(begins)]
         run = look.session.run
-        given = self._random(look, scale, random)
+        values_of_all = self._random(look, scale, random)
         fetches = [self._rows, self._gradients, self._guards]
         rows, gradients, _, draws = run(
             [*fetches, list(self._draws)],
-            self._feeds(slice(0, number), look, given),
+            self._feeds(slice(0, number), look, values_of_all),
         )
-        given |= {
+        values_of_all |= {
             tensor: (value, axis)
             for (tensor, axis), value in zip(self._draws.items(), draws, strict=True)
         }
-        apart = [run(fetches, self._feeds(part, look, given)) for part in parts]
+        apart = [run(fetches, self._feeds(part, look, values_of_all)) for part in parts]
         for name, together in rows.items():
-            found = [each[name] for each, _, _ in apart]
-            if not _are_joined(together, found, self._tolerance, look.is_noisy):
+            fingerprints = [group[name] for group, _, _ in apart]
+            if not _are_joined(together, fingerprints, self._tolerance, look.is_noisy):
                 raise ValueError(
                     "What micro-batches compute must be the rows that the batch at once "
                     f"computes. Received: {name}, whose rows for {number} examples are "
@@ -253,14 +253,14 @@ class SpotCheck:
                     "no Python function per_example that is not, or train without "
                     "micro-batches."
                 )
-        self._check_sums(gradients, [each for _, each, _ in apart], number)
+        self._check_sums(gradients, [group for _, group, _ in apart], number)
 
     def _random(self, look: _Look, scale: float, random) -> dict:
         """Returns gradients for the rows of all examples, and their axes."""
         if not self._arriving:
             return {}
         one = self._feeds(slice(0, 1), look, {})
-        shapes, found = look.session.run(self._shapes, one), {}
+        shapes, draws = look.session.run(self._shapes, one), {}
         for (tensor, axis), shape in zip(self._arriving.items(), shapes, strict=True):
             shape = [*shape]
             shape[axis] *= look.number
@@ -269,18 +269,18 @@ class SpotCheck:
                 shape, np.float64 if is_double else np.float32
             )
             drawn *= scale
-            found[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
-        return found
+            draws[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
+        return draws
 
     def _check_sums(self, together: dict, apart: list[dict], number: int) -> None:
-        sizes = [each.size for group in apart for each in group.values()]
+        sizes = [fingerprint.size for group in apart for fingerprint in group.values()]
         largest = np.nanmax([0.0, *sizes])
         for name, whole in together.items():
             groups = [group[name] for group in apart]
-            own = sum(each.size for each in groups)
-            bound = self._tolerance * max(own, _SMALLEST * largest)
-            if np.isnan(own) or are_equal(
-                whole, sum(each.products.astype(np.float64) for each in groups), bound
+            size = sum(group.size for group in groups)
+            bound = self._tolerance * max(size, _SMALLEST * largest)
+            if np.isnan(size) or are_equal(
+                whole, sum(group.products.astype(np.float64) for group in groups), bound
             ):
                 continue
             raise ValueError(
@@ -291,23 +291,23 @@ class SpotCheck:
                 "micro-batches."
             )
 
-    def _feeds(self, part: slice, look: _Look, given: dict) -> dict:
+    def _feeds(self, part: slice, look: _Look, values: dict) -> dict:
         """Returns the feeds of a micro-batch of the examples `part`.
 
         Args:
             part: The examples.
             look: The comparison.
-            given: Values for all examples, and the axes of their rows.
+            values: Values for all examples, and the axes of their rows.
         """
         feeds = {
             **look.feeds,
             self._batch.begin: part.start,
             self._batch.size: part.stop - part.start,
         }
-        for tensor, (value, axis) in given.items():
-            each = value.shape[axis] // look.number
-            own = slice(part.start * each, part.stop * each)
-            feeds[tensor] = value[(*[slice(None)] * axis, own)]
+        for tensor, (value, axis) in values.items():
+            span = value.shape[axis] // look.number
+            rows = slice(part.start * span, part.stop * span)
+            feeds[tensor] = value[(*[slice(None)] * axis, rows)]
         return feeds
 
 
@@ -323,16 +323,16 @@ def _examples(batch: WholeBatch, indices: tf.Tensor) -> dict[tf.Tensor, tf.Tenso
         indices: Numbers of the examples, sorted.
     """
     wholes = {part.sliced.ref(): part.whole for part in batch.parts}
-    found = {}
+    examples = {}
     for leaf in tf.nest.flatten(batch.sliced):
         sliced = [] if leaf is None else _parts(leaf)
-        whole = [wholes[each.ref()] for each in sliced if each.ref() in wholes]
+        whole = [wholes[tensor.ref()] for tensor in sliced if tensor.ref() in wholes]
         if not whole:
             continue  # a scalar, which all examples share
         value = tf.nest.pack_sequence_as(leaf, whole, expand_composites=True)
         taken = _take(value, indices)
-        found |= dict(zip(whole, _parts(taken), strict=True))
-    return found
+        examples |= dict(zip(whole, _parts(taken), strict=True))
+    return examples
 
 
 def _take(value, indices: tf.Tensor):
@@ -368,11 +368,11 @@ def _are_joined(
         is_noisy: Whether numbers that are not finite say nothing.
     """
     every = [together, *apart]
-    if is_noisy and not all(each.is_finite for each in every):
+    if is_noisy and not all(fingerprint.is_finite for fingerprint in every):
         return True
-    if len({tuple(each.others) for each in every}) > 1:
+    if len({tuple(fingerprint.others) for fingerprint in every}) > 1:
         return False
-    joined = np.concatenate([each.products for each in apart]).astype(np.float64)
+    joined = np.concatenate([group.products for group in apart]).astype(np.float64)
     if joined.shape != together.products.shape:
         return False
     return are_equal(together, joined, tolerance * together.size)

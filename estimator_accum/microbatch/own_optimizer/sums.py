@@ -28,7 +28,7 @@ _HALVES = (tf.float16, tf.bfloat16)
 
 
 class SliceSum(NamedTuple):
-    """Sum of a sparse gradient; its users, which come later, decide what is added up.
+    """Sum of a sparse gradient; its users, which come later, decide its summands.
 
     Attributes:
         accumulator: Its accumulator.
@@ -60,7 +60,7 @@ class Sums(NamedTuple):
 def sum_over_batch(
     batch: WholeBatch, xs: list, derivation: Derivation, after: list[tf.Operation]
 ) -> Sums:
-    """Returns the sums over micro-batches, with what the head derives itself.
+    """Returns the sums over micro-batches, with the gradients of the head itself.
 
     Args:
         batch: The batch.

@@ -1,6 +1,6 @@
 """Copies that draw no random numbers where these cannot be fed.
 
-What is drawn in a function, a branch or a loop is another number in every run. In the
+Functions, branches and loops draw other numbers in every run. In the
 copies it is the same number everywhere, so that two runs may be compared.
 """
 
@@ -52,7 +52,7 @@ def without_draws(needed, tensors: list[tf.Tensor]) -> dict:
     """
     if not drawing_inside(needed):
         return {}
-    copied = _with_pivots([each for each in needed if not _is_source(each)])
+    copied = _with_pivots([op for op in needed if not _is_source(op)])
     definition, _ = define(copied)
     graph, rewriting = tf.compat.v1.get_default_graph(), _Rewriting()
     for node in list(definition.node):
@@ -71,28 +71,28 @@ def without_draws(needed, tensors: list[tf.Tensor]) -> dict:
         for tensor in operation.inputs
         if tensor.op not in copied
     }
-    wanted = [each for each in tensors if each.op in copied]
+    wanted = [tensor for tensor in tensors if tensor.op in copied]
     copies = insert(definition, inputs, wanted, "without_draws")
     return {tensor.ref(): copy for tensor, copy in zip(wanted, copies, strict=True)}
 
 
 def _is_source(operation: tf.Operation) -> bool:
-    is_resource = any(each.dtype == tf.resource for each in operation.outputs)
+    is_resource = any(output.dtype == tf.resource for output in operation.outputs)
     is_given = is_resource and not operation.inputs  # a table, whose name counts
     return operation.type in VARIABLES | FED or is_given
 
 
 def _with_pivots(operations: list[tf.Operation]) -> dict[tf.Operation, None]:
     """Returns operations with those of loops that they wait for."""
-    found, waiting = dict.fromkeys(operations), list(operations)
+    copied, waiting = dict.fromkeys(operations), list(operations)
     while waiting:
         for other in control_inputs_of(waiting.pop()):
-            if other not in found and is_in_loop(other):
-                new = [e for e in data_ancestors([other]) if e not in found]
-                new = [each for each in new if not _is_source(each)]
-                found |= dict.fromkeys(new)
+            if other not in copied and is_in_loop(other):
+                new = [e for e in data_ancestors([other]) if e not in copied]
+                new = [op for op in new if not _is_source(op)]
+                copied |= dict.fromkeys(new)
                 waiting += new
-    return found
+    return copied
 
 
 def _fill(node) -> list:
@@ -100,21 +100,21 @@ def _fill(node) -> list:
     integers = _LOWEST.get(node.op)
     dtype = node.attr["dtype" if "dtype" in node.attr else "Tout"].type
     shape_dtype = node.attr["T" if "T" in node.attr else "Tshape"].type
-    shape, made = node.input[0], []
-    waits = [each for each in node.input if each.startswith("^")]
+    shape, nodes = node.input[0], []
+    waits = [tensor for tensor in node.input if tensor.startswith("^")]
     if integers is not None:
         number = node.input[integers]
     else:
         value = tf.compat.v1.NodeDef(name=f"{node.name}_drawn", op="Const")
         value.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_DRAWN, dtype))
         value.attr["dtype"].type = dtype
-        number, made = value.name, [value]
+        number, nodes = value.name, [value]
     node.op = "Fill"
     del node.input[:]
     node.input.extend([shape, number, *waits])
     node.attr.clear()
     node.attr["T"].type, node.attr["index_type"].type = dtype, shape_dtype
-    return made
+    return nodes
 
 
 class _Rewriting:
@@ -148,14 +148,14 @@ class _Rewriting:
     def _without(self, name: str) -> str:
         """Returns the name of a function without draws, which is made if there is none."""
         if name not in self.functions:
-            made = self.functions[name] = type(self._library[name])()
-            made.CopyFrom(self._library[name])
-            made.signature.name += _SUFFIX
-            for node in list(made.node_def):
+            function = self.functions[name] = type(self._library[name])()
+            function.CopyFrom(self._library[name])
+            function.signature.name += _SUFFIX
+            for node in list(function.node_def):
                 if node.op in SHAPED_DRAWS:
                     values = _fill(node)
                     for value in values:
                         node.input[1] = f"{value.name}:output:0"
-                    made.node_def.extend(values)
+                    function.node_def.extend(values)
                 self.rename(node)
         return self.functions[name].signature.name

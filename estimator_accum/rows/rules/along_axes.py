@@ -22,8 +22,8 @@ def _reduce(analysis, operation, states):
     if not operation.get_attr("keep_dims"):
         return without_axes(analysis, operation, state, axes)
     dims = analysis.dims(tensor)
-    known = [ONE if axis in axes else size for axis, size in enumerate(dims)]
-    analysis.set_dims(operation.outputs[0], state, known)
+    sizes = [ONE if axis in axes else size for axis, size in enumerate(dims)]
+    analysis.set_dims(operation.outputs[0], state, sizes)
     return state
 
 
@@ -95,8 +95,8 @@ def _cross_entropy(analysis, operation, states):
         raise Mixed(FIXED_BESIDE)
     if any(state.axis for state in states):
         raise Mixed(ALONG)
-    each = {state.each for state in states}
-    if len(each) > 1 and not all(size.symbols for size in each):
+    counts = {state.each for state in states}
+    if len(counts) > 1 and not all(size.symbols for size in counts):
         raise Mixed(UNLIKE)
     return states[0]
 

@@ -12,11 +12,11 @@ from estimator_accum.rows.states import Mixed, State
 
 def broadcast(analysis, tensors: list, states: list[State], output) -> State:
     """Returns the state of an output each element of which stands behind its inputs'."""
-    place, each = _aligned(analysis, tensors, states)
+    place, count = _aligned(analysis, tensors, states)
     rank = max(analysis.rank(tensor) for tensor in tensors)
-    found = State("rows", rank - place, each)
-    analysis.set_dims(output, found, broadcast_dims(analysis, tensors, rank))
-    return found
+    result = State("rows", rank - place, count)
+    analysis.set_dims(output, result, broadcast_dims(analysis, tensors, rank))
+    return result
 
 
 def _aligned(
@@ -26,19 +26,19 @@ def _aligned(
     ranks = [analysis.rank(tensor) for tensor in tensors]
     rows = [(rank - s.axis, s) for rank, s in zip(ranks, states) if s.kind == "rows"]
     (place, state), *others = rows
-    each = state.each
+    count = state.each
     for other, state in others:
         if other != place:
             raise Mixed(UNLIKE)
-        if state.each != each:
+        if state.each != count:
             # Sizes that only numbers tell are equal, or the batch at once fails.
-            if not (state.each.symbols or each.symbols):
+            if not (state.each.symbols or count.symbols):
                 raise Mixed(UNLIKE)
-            each = max(each, state.each, key=lambda size: len(size.symbols))
+            count = max(count, state.each, key=lambda size: len(size.symbols))
     for tensor, rank, state in zip(tensors, ranks, states, strict=True):
         if state.kind == "fixed" and rank >= place:
             check_length_1(analysis.dims(tensor)[rank - place])
-    return place, each
+    return place, count
 
 
 def broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:
@@ -48,11 +48,11 @@ def broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:
     """
     dims = []
     for axis in range(rank):
-        found = set()
+        sizes = set()
         for tensor in tensors:
-            own = axis - rank + analysis.rank(tensor)
-            if own >= 0:
-                found.add(analysis.dims(tensor)[own])
-        found = found - {ONE} or {ONE}
-        dims.append(found.pop() if len(found) == 1 else None)
+            place = axis - rank + analysis.rank(tensor)
+            if place >= 0:
+                sizes.add(analysis.dims(tensor)[place])
+        sizes = sizes - {ONE} or {ONE}
+        dims.append(sizes.pop() if len(sizes) == 1 else None)
     return dims

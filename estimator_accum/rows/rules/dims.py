@@ -20,11 +20,11 @@ def with_axis(analysis, operation, state: State, axis: int, size: Size | None) -
 
     `state` is that of the first input; the `size` of the new axis is None if unknown.
     """
-    found = state._replace(axis=state.axis + (axis <= state.axis), is_first=False)
+    result = state._replace(axis=state.axis + (axis <= state.axis), is_first=False)
     dims = list(analysis.dims(operation.inputs[0]))
     dims.insert(axis, size)
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    analysis.set_dims(operation.outputs[0], result, dims)
+    return result
 
 
 def without_axes(analysis, operation, state: State, axes: set[int]) -> State:
@@ -32,12 +32,12 @@ def without_axes(analysis, operation, state: State, axes: set[int]) -> State:
     if state.axis in axes:
         raise Mixed(ALONG)
     moved = sum(axis < state.axis for axis in axes)
-    found = state._replace(axis=state.axis - moved, is_first=False)
+    result = state._replace(axis=state.axis - moved, is_first=False)
     dims = analysis.dims(operation.inputs[0])
-    known = [size for axis, size in enumerate(dims) if axis not in axes]
+    sizes = [size for axis, size in enumerate(dims) if axis not in axes]
     for output in operation.outputs:
-        analysis.set_dims(output, found, known)
-    return found
+        analysis.set_dims(output, result, sizes)
+    return result
 
 
 def keep_dims(analysis, operation, state: State, changed: set[int]) -> None:

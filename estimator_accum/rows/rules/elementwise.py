@@ -85,14 +85,14 @@ def _arithmetic(analysis, operation, states):
         first, second, tensors = second, first, tensors[::-1]
     if first.distance is None or second.distance is not None:
         raise Mixed(PLACE)
-    found = broadcast(analysis, tensors, [first, second], operation.outputs[0])
+    result = broadcast(analysis, tensors, [first, second], operation.outputs[0])
     if operation.type != "Mul":
-        return found._replace(distance=first.distance)
+        return result._replace(distance=first.distance)
     factor = analysis.value(tensors[1])
     if factor is None or factor.size != 1 or second.kind != "fixed":
         raise Mixed(PLACE)
     distance = first.distance * factor.flat[0]
-    return found._replace(distance=distance, is_number=first.is_number)
+    return result._replace(distance=distance, is_number=first.is_number)
 
 
 @rule("Cast")

@@ -25,9 +25,9 @@ def _made(analysis, output: tf.Tensor, dims) -> State:
     places = [i for i, size in enumerate(dims) if size.power]
     if len(places) != 1 or dims[places[0]].power != 1:
         raise Mixed(UNLIKE)
-    found = State("rows", places[0], dims[places[0]] // N)
-    analysis.set_dims(output, found, list(dims))
-    return found
+    result = State("rows", places[0], dims[places[0]] // N)
+    analysis.set_dims(output, result, list(dims))
+    return result
 
 
 @rule("Fill")
@@ -61,15 +61,15 @@ def _random_state(analysis, operation, states):
 
 @rule("Range")
 def _range(analysis, operation, states):
-    start, limit, delta = (analysis.value(each) for each in operation.inputs)
+    start, limit, delta = (analysis.value(tensor) for tensor in operation.inputs)
     if start is None or limit is None or delta is None or start[()] != Size(0):
         raise Mixed(PLACE)
     number = limit[()] // delta[()]
-    found = State("rows", 0, number // N, distance=delta[()], is_number=True)
-    if found.each != ONE:
+    result = State("rows", 0, number // N, distance=delta[()], is_number=True)
+    if result.each != ONE:
         raise Mixed(PLACE)
-    analysis.set_dims(operation.outputs[0], found, [number])
-    return found
+    analysis.set_dims(operation.outputs[0], result, [number])
+    return result
 
 
 @rule("Tile", "BroadcastTo")
@@ -86,7 +86,7 @@ def _tile(analysis, operation, states):
             raise Mixed("it repeats the examples")
         if not is_tile and (places != [place] or value[place] != N * state.each):
             raise Mixed(UNLIKE)
-        found = state._replace(axis=place, is_first=False)
+        result = state._replace(axis=place, is_first=False)
     else:
         if state.kind != "fixed" or len(places) != 1 or value[places[0]].power != 1:
             raise Mixed(SIZE)
@@ -94,10 +94,10 @@ def _tile(analysis, operation, states):
         source = place - new_axes
         if source >= 0 and analysis.dims(tensor)[source] != ONE:
             raise Mixed(FIXED_BESIDE)
-        found = State("rows", place, value[place] // N)
+        result = State("rows", place, value[place] // N)
     if is_tile:
         dims = [a * b for a, b in zip(analysis.dims(tensor), value, strict=True)]
     else:
         dims = list(value)
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    analysis.set_dims(operation.outputs[0], result, dims)
+    return result

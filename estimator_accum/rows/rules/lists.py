@@ -37,24 +37,24 @@ def _places(operation, states: list[State]) -> tuple[int | None, int | None]:
     return of, item
 
 
-def _element(found: State) -> State:
+def _element(state: State) -> State:
     """Returns the state of a list's elements."""
-    if found.kind == "list" and found.axis is None:
+    if state.kind == "list" and state.axis is None:
         raise Mixed("an element of an empty list")
-    return State("rows", found.axis, found.each) if found.kind == "list" else found
+    return State("rows", state.axis, state.each) if state.kind == "list" else state
 
 
-def _with(found: State, element: State) -> State:
+def _with(state: State, element: State) -> State:
     """Returns the state of a list that `element`, a list's state, joins."""
-    found = join(found, element)
-    if found.kind == "mixed":
+    state = join(state, element)
+    if state.kind == "mixed":
         raise Mixed("a list of elements of several kinds")
-    return found
+    return state
 
 
-def _take(analysis, found: State, of: tf.Tensor, output: tf.Tensor) -> State:
+def _take(analysis, state: State, of: tf.Tensor, output: tf.Tensor) -> State:
     """Returns the state of an element of the list `of`."""
-    element = _element(found)
+    element = _element(state)
     if element.kind == "rows" and analysis.knows_dims(of):
         analysis.set_dims(output, element, analysis.dims(of))
     return element
@@ -89,9 +89,9 @@ def _unstack(analysis, operation, states):
     without_places([state])
     if state.axis == 0:
         raise Mixed("a list of examples")
-    found = state._replace(kind="list", axis=state.axis - 1)
-    analysis.set_dims(operation.outputs[0], found, analysis.dims(tensor)[1:])
-    return found if of is None else _with(states[of], found)
+    result = state._replace(kind="list", axis=state.axis - 1)
+    analysis.set_dims(operation.outputs[0], result, analysis.dims(tensor)[1:])
+    return result if of is None else _with(states[of], result)
 
 
 @rule("TensorListGetItem", "TensorArrayReadV3")

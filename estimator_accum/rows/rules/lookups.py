@@ -64,12 +64,12 @@ def _from_fixed(analysis, operation, places: State, axis: int) -> State:
     indices, output = operation.inputs[1], operation.outputs[0]
     # The rank of a variable's handle is none of its values.
     axis = axis % analysis.rank(operation.inputs[0]) if axis else 0
-    found = places._replace(axis=axis + places.axis)
+    result = places._replace(axis=axis + places.axis)
     if output.shape.rank is not None:
         dims = [None] * output.shape.rank
         dims[axis : axis + analysis.rank(indices)] = analysis.dims(indices)
-        analysis.set_dims(output, found, dims)
-    return found
+        analysis.set_dims(output, result, dims)
+    return result
 
 
 def _from_own(analysis, operation, state: State, table: State) -> State:

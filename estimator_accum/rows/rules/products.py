@@ -12,7 +12,7 @@ def _matrix_product(analysis, operation, states):
     prefix = "transpose" if operation.type == "MatMul" else "adj"
     names = ("_a", "_b") if prefix == "transpose" else ("_x", "_y")
     ranks = [analysis.rank(tensor) for tensor in operation.inputs]
-    found = []
+    pairs = []
     for i, (state, rank) in enumerate(zip(states, ranks, strict=True)):
         if state.kind != "rows":
             continue
@@ -21,15 +21,15 @@ def _matrix_product(analysis, operation, states):
             place = 3 - place if operation.get_attr(prefix + names[i]) else place
             if place != 2 - i:
                 raise Mixed("it sums over the examples")
-        found.append((place, state.each))
-    if len(found) == 2 and (found[0][0] != found[1][0] or found[0][0] <= 2):
+        pairs.append((place, state.each))
+    if len(pairs) == 2 and (pairs[0][0] != pairs[1][0] or pairs[0][0] <= 2):
         raise Mixed("it multiplies examples by examples")
-    place, each = max(found, key=lambda pair: len(pair[1].symbols))
-    if len(found) == 1 and place > 2:
+    place, count = max(pairs, key=lambda pair: len(pair[1].symbols))
+    if len(pairs) == 1 and place > 2:
         i = [state.kind for state in states].index("fixed")
         if ranks[i] >= place:
             check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
-    state = State("rows", max(ranks) - place, each)
+    state = State("rows", max(ranks) - place, count)
     dims = broadcast_dims(analysis, list(operation.inputs), max(ranks))
     analysis.set_dims(operation.outputs[0], state, [*dims[:-2], None, None])
     return state
@@ -44,29 +44,29 @@ def _einsum(analysis, operation, states):
         return _einsum_with_dots(analysis, operation, states, terms, right)
     rows = [(t[s.axis], s.each) for t, s in zip(terms, states) if s.kind == "rows"]
     fixed = [term for term, s in zip(terms, states) if s.kind == "fixed"]
-    label, each = rows[0]
+    label, count = rows[0]
     if len(set(rows)) > 1 or any(term.count(label) > 1 for term in terms):
         raise Mixed("it multiplies examples by examples")
     if label not in right or any(label in term for term in fixed):
         raise Mixed("it sums over the examples")
-    return State("rows", right.index(label), each)
+    return State("rows", right.index(label), count)
 
 
 def _einsum_with_dots(
     analysis, operation, states, terms: list[str], right: str
 ) -> State:
     """The examples are among the axes of three dots in front."""
-    found = set()
+    pairs = set()
     for tensor, state, term in zip(operation.inputs, states, terms, strict=True):
         dots = analysis.rank(tensor) - len(term.replace("...", ""))
         if state.kind == "rows":
             if not term.startswith("...") or state.axis >= dots:
                 raise Mixed("an equation with three dots")
-            found.add((dots - state.axis, state.each))
+            pairs.add((dots - state.axis, state.each))
         elif term.startswith("...") and dots:
             raise Mixed("an equation with three dots")
-    ((place, each),) = found if len(found) == 1 else [(None, None)]
+    ((place, count),) = pairs if len(pairs) == 1 else [(None, None)]
     if place is None or not right.startswith("..."):
         raise Mixed(UNLIKE)
     dots = analysis.rank(operation.outputs[0]) - len(right) + 3
-    return State("rows", dots - place, each)
+    return State("rows", dots - place, count)

@@ -19,7 +19,7 @@ from estimator_accum.rows.states import Mixed, State
 def _reshaped(analysis, tensor: tf.Tensor, state: State, target: np.ndarray):
     """Returns the state and shape of `tensor` in the shape `target`, of sizes.
 
-    A size of -1 is what is left.
+    A size of -1 is the rest.
     """
     source, target = analysis.dims(tensor), list(target)
     if Size(-1) in target:
@@ -64,9 +64,9 @@ def _reshape(analysis, operation, states):
     target = analysis.value(operation.inputs[1])
     if shape.kind not in ("fixed", "sizes") or target is None:
         raise Mixed(NO_SHAPE)
-    found, dims = _reshaped(analysis, operation.inputs[0], state, target)
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    result, dims = _reshaped(analysis, operation.inputs[0], state, target)
+    analysis.set_dims(operation.outputs[0], result, dims)
+    return result
 
 
 @rule("Transpose")
@@ -75,10 +75,10 @@ def _transpose(analysis, operation, states):
     if order is None:
         raise Mixed("its axes are not known")
     order = [int(axis) for axis in order]
-    found = state._replace(axis=order.index(state.axis), is_first=False)
+    result = state._replace(axis=order.index(state.axis), is_first=False)
     dims = analysis.dims(operation.inputs[0])
-    analysis.set_dims(operation.outputs[0], found, [dims[axis] for axis in order])
-    return found
+    analysis.set_dims(operation.outputs[0], result, [dims[axis] for axis in order])
+    return result
 
 
 @rule("ExpandDims")
@@ -126,10 +126,10 @@ def _concat(analysis, operation, states):
     if axis_state.kind != "fixed" or axis == state.axis:
         raise Mixed("it joins examples with examples")
     dims = analysis.dims(tensors[0])
-    found = _with_places(states, axis == rank - 1 and dims[axis] == ONE)
+    result = _with_places(states, axis == rank - 1 and dims[axis] == ONE)
     dims = [None if i == axis else size for i, size in enumerate(dims)]
-    analysis.set_dims(operation.outputs[0], found, dims)
-    return found
+    analysis.set_dims(operation.outputs[0], result, dims)
+    return result
 
 
 @rule("Pack")
@@ -138,8 +138,8 @@ def _pack(analysis, operation, states):
     rank = analysis.rank(operation.inputs[0])
     axis = operation.get_attr("axis") % (rank + 1)
     state = _with_places(states, axis == rank)
-    found = with_axis(analysis, operation, state, axis, Size(len(states)))
-    return found._replace(is_first=state.is_first)
+    result = with_axis(analysis, operation, state, axis, Size(len(states)))
+    return result._replace(is_first=state.is_first)
 
 
 @rule("Unpack")

@@ -41,25 +41,25 @@ def _strided_slice(analysis, operation, states):
     values = map(analysis.value, operation.inputs[1:])
     masks = (operation.get_attr("begin_mask"), operation.get_attr("end_mask"), 0)
     bounds = list(map(_Bounds, values, others, masks))
-    source, axis, known = 0, None, []
+    source, axis, sizes = 0, None, []
     for i, kind in _entries(operation, number, len(dims)):
         if kind == "new_axis":
-            known.append(ONE)
+            sizes.append(ONE)
             continue
         is_whole = kind == "whole"
         is_whole |= kind == "bounds" and _are_whole(bounds, i, dims[source])
         if source == state.axis:
             if not is_whole:
                 raise Mixed("it chooses examples")
-            axis = len(known)
+            axis = len(sizes)
         elif kind != "whole" and _hold_number_of_examples(bounds, i):
             raise Mixed(SIZE)
         if kind != "shrink_axis":
-            known.append(dims[source] if is_whole else None)
+            sizes.append(dims[source] if is_whole else None)
         source += 1
-    found = state._replace(axis=axis, is_first=False)
-    analysis.set_dims(operation.outputs[0], found, known)
-    return found
+    result = state._replace(axis=axis, is_first=False)
+    analysis.set_dims(operation.outputs[0], result, sizes)
+    return result
 
 
 def _entries(operation, number: int, rank: int) -> list[tuple[int | None, str]]:
@@ -135,7 +135,7 @@ def _slice(analysis, operation, states):
     ):
         raise Mixed(BY_VALUES)
     without_places([state])
-    begin, size = (analysis.value(each) for each in operation.inputs[1:])
+    begin, size = (analysis.value(tensor) for tensor in operation.inputs[1:])
     if begin is None or size is None:
         raise Mixed("it may choose examples")
     others = [i for i in range(len(begin)) if i != state.axis]
