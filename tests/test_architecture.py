@@ -32,11 +32,8 @@ _ROOMS = {
     "programs": {"", "compat", "core", "microbatch", "reports"},
     "unedited": {"", "checks", "compat", "core", "graph", "microbatch", "programs"},
 }
-# What of TensorFlow is not public is in the first of these, of Keras in the others.
-_INTERNALS = [
-    _LIBRARY / name
-    for name in ("graph/internals.py", "keras/_keras_2.py", "keras/_keras_3.py")
-]
+# Names of TensorFlow that are not public, and those of Keras.
+_INTERNALS = [_LIBRARY / name for name in ("graph/internals.py", "keras/_internals.py")]
 # Objects of the library that a module reads private attributes of, besides `self`.
 _OWN_OBJECTS = {
     "rows/analysis.py": {"body"},

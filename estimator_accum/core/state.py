@@ -11,6 +11,11 @@ from estimator_accum.core.accumulators import Accumulator, variables_of
 class State(NamedTuple):
     """Variables of one train op.
 
+    A checkpoint after 7 of 8 micro-steps holds `saved` and `statistics`: `micro_steps` is
+    7, and the sums are those of 7 micro-batches. Trained variables, slots and
+    `update_step` are as after the last update. Inside `microbatch_model_fn`, which saves
+    between batches, the sums are in no checkpoint.
+
     Attributes:
         accumulators: Sums of the gradients; empty if every micro-batch is a window.
         sums: Sums of scalars, by name, likewise.

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 import wrapt
 
+import estimator_accum.keras._internals as internals
 from estimator_accum.core.options import (
     AccumulationSteps,
     check_accumulation_steps,
@@ -26,9 +27,9 @@ from estimator_accum.keras._keras_3 import Keras3
 from estimator_accum.keras._optimizer import Accumulating
 
 _ADAPTERS = {
-    "OptimizerV2": Keras2Legacy,
-    "_BaseOptimizer": Keras2,
-    "BaseOptimizer": Keras3,
+    internals.LEGACY: Keras2Legacy,
+    internals.KERAS_2: Keras2,
+    internals.KERAS_3: Keras3,
 }
 
 

@@ -1,9 +1,10 @@
 """Adapters for Keras 2: tf.keras 2.15 and tf_keras."""
 
 import importlib
-import sys
 
 import tensorflow as tf
+
+import estimator_accum.keras._internals as internals
 
 
 class Keras2:
@@ -22,9 +23,7 @@ class Keras2:
     def _new_format(cls):
         # load_model() of h5 files and SavedModels turns all readers to the old format,
         # but nested configs have the new one.
-        saving = f"{cls._ROOT}.src.saving.legacy.saved_model.utils"
-        scope = importlib.import_module(saving).keras_option_scope
-        return scope(save_traces=False, in_tf_saved_model_scope=False)
+        return internals.new_format(cls._ROOT)
 
     @classmethod
     def _deserialize(cls, keras, config, custom_objects):
@@ -61,9 +60,7 @@ class Keras2:
 
     def _without_empty(self, pairs):
         """Returns the pairs that have a gradient; warns of the others, as Keras does."""
-        # AutoGraph would convert an import.
-        utils = sys.modules[f"{self._ROOT}.src.optimizers.utils"]
-        return utils.filter_empty_gradients(pairs)
+        return internals.with_gradients(self._ROOT, pairs)
 
     def _apply_reduced(self, pairs):
         self.inner_optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
@@ -148,8 +145,9 @@ class Keras2Legacy(Keras2):
         return optimizer, keras.mixed_precision.LossScaleOptimizer
 
     def _build_inner(self, variables) -> None:
-        with tf.name_scope(self._innermost._name), tf.init_scope():
-            self.inner_optimizer._create_all_weights(variables)
+        scope = internals.scope_of(self._innermost)
+        with tf.name_scope(scope), tf.init_scope():
+            internals.create_weights(self.inner_optimizer, variables)
 
     def build(self, variables) -> None:
         """Creates the wrapped optimizer's variables and the window's."""
@@ -157,9 +155,7 @@ class Keras2Legacy(Keras2):
         if self._window is not None and _is_in_a_session():
             # Keras initializes only the variables that it tracks.
             for variable in self._window.state:
-                importlib.import_module(self._ROOT).__internal__.backend.track_variable(
-                    variable
-                )
+                internals.track_variable(self._ROOT, variable)
 
     def _inner_variables(self) -> list:
         return list(self.inner_optimizer.variables())
@@ -179,9 +175,8 @@ class Keras2Legacy(Keras2):
             return tf.constant(True)
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
-        pairs = self.inner_optimizer._compute_gradients(
-            loss, var_list, grad_loss, tape=tape
-        )
+        arguments = (loss, var_list, grad_loss, tape)
+        pairs = internals.compute_gradients(self.inner_optimizer, *arguments)
         self._remember_loss(loss)
         return pairs
 
@@ -250,10 +245,10 @@ class Keras2Legacy(Keras2):
         self.build(list(var_list))
 
     def _restore_slot_variable(self, *args, **kwargs):
-        return self.inner_optimizer._restore_slot_variable(*args, **kwargs)
+        return internals.restore_slot(self.inner_optimizer, *args, **kwargs)
 
     def _create_or_restore_slot_variable(self, *args, **kwargs):
-        return self.inner_optimizer._create_or_restore_slot_variable(*args, **kwargs)
+        return internals.create_or_restore_slot(self.inner_optimizer, *args, **kwargs)
 
     def get_weights(self):
         """Returns the values of `weights`."""

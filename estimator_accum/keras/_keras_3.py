@@ -5,6 +5,8 @@ import importlib
 
 import tensorflow as tf
 
+import estimator_accum.keras._internals as internals
+
 
 class Keras3:
     """Adapter for `optimizers.Optimizer` of Keras 3 on TensorFlow."""
@@ -27,7 +29,7 @@ class Keras3:
 
     @staticmethod
     def _tf_variable(variable) -> tf.Variable:
-        return getattr(variable, "_value", variable)
+        return internals.tf_variable_of(variable)
 
     @staticmethod
     def _name_of(variable) -> str:
@@ -36,13 +38,13 @@ class Keras3:
     def _build_inner(self, variables) -> None:
         self.inner_optimizer.build(variables)
         # SwapEMAWeights looks for averages one level below the model's optimizer.
-        for name in ("optimizers", "_model_variables_moving_average"):
+        for name in ("optimizers", internals.AVERAGES):
             if hasattr(self._innermost, name):
                 vars(self._inner)[name] = getattr(self._innermost, name)
         if not self._is_plain:  # apply_gradients() has no argument to skip the sum
             for optimizer in self._parts or [self._innermost]:
                 _check_sum(optimizer)
-                optimizer._all_reduce_sum_gradients = list
+                internals.leave_gradients_unsummed(optimizer)
 
     @property
     def _parts(self) -> list:
@@ -61,7 +63,7 @@ class Keras3:
 
     def _without_empty(self, pairs):
         """Returns the pairs that have a gradient; warns of the others, as Keras does."""
-        return list(zip(*self._innermost._filter_empty_gradients(*zip(*pairs))))
+        return internals.filter_gradients(self._innermost, pairs)
 
     def _apply_reduced(self, pairs):
         if self._parts:  # a MultiOptimizer takes all variables, also without gradient
@@ -115,7 +117,7 @@ class Keras3:
 
 def _check_sum(optimizer) -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1 and not hasattr(optimizer, "_all_reduce_sum_gradients"):
+    if replicas > 1 and not internals.sums_over_replicas(optimizer):
         raise RuntimeError(
             "Gradients must be summed over replicas once per window, by accumulate(). "
             f"Received: {replicas} replicas and a {type(optimizer).__name__} of Keras "
@@ -125,4 +127,4 @@ def _check_sum(optimizer) -> None:
 
 
 def _unpickle(saved):
-    return importlib.import_module("keras").Optimizer._unpickle_model(saved)
+    return internals.unpickled(saved)
