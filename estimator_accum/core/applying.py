@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from estimator_accum.core.gradients import (
-    Gradient,
-    cast,
-    scaled,
-)
+from estimator_accum.core.gradients import Gradient, cast, scaled
 from estimator_accum.core.options import Options
 from estimator_accum.core.v1_optimizers import always_reduces, innermost
 from estimator_accum.graph.internals import change_non_slots, is_in_cluster

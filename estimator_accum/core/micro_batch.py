@@ -8,10 +8,7 @@ from estimator_accum.core.arguments import check_weight
 from estimator_accum.core.change import Change
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.core.gradients import (
-    Gradient,
-    half_squared_norms,
-)
+from estimator_accum.core.gradients import Gradient, half_squared_norms
 from estimator_accum.core.loss_scaling import loss_divisor_of
 from estimator_accum.core.options import Options
 

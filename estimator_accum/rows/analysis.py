@@ -138,10 +138,11 @@ class Analysis:
                 dims.append(size or Size(symbols=(f"{tensor.name}:{axis}",)))
         return dims
 
-    def set_dims(self, tensor: tf.Tensor, state: State, sizes: list) -> None:
-        """Takes down the known part of the shape of an operation's output."""
+    def set_dims(self, tensor: tf.Tensor, state: State, sizes: list) -> State:
+        """Takes down the known part of the shape of an output; returns its state."""
         if state.kind == "list" or tensor.shape.rank in (None, len(sizes)):
             self._dims[tensor.ref()] = self.complete(tensor, state, sizes)
+        return state
 
     def analyze(self, tensors: Iterable[tf.Tensor]) -> None:
         """Finds the states of `tensors` and of all that they are computed from."""

@@ -57,6 +57,19 @@ def test_state_table():
     ]
 
 
+def test_a_window_has_the_attributes_of_its_records():
+    make_accumulating_train_op(_linear_loss()[-1], sgd(), 3)
+    (window,) = get_windows()
+    records = window.plan, window.plan.state, window.step, window.step.result
+    for record in records:
+        for name in set(record._fields) - {"state"}:
+            assert getattr(window, name) is getattr(record, name)
+    assert window.state == window.plan.state.saved
+    assert (window.name, window.has_several_micro_steps) == ("accumulation", True)
+    with pytest.raises(AttributeError, match="A window has no attribute losses"):
+        window.losses  # noqa: B018
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_global_step_changes_after_hooks_have_read_it(steps):
     _, _, loss = _linear_loss()

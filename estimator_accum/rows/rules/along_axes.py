@@ -23,8 +23,7 @@ def _reduce(analysis, operation, states):
         return without_axes(analysis, operation, state, axes)
     dims = analysis.dims(tensor)
     sizes = [ONE if axis in axes else size for axis, size in enumerate(dims)]
-    analysis.set_dims(operation.outputs[0], state, sizes)
-    return state
+    return analysis.set_dims(operation.outputs[0], state, sizes)
 
 
 @rule("ArgMax", "ArgMin")
@@ -39,8 +38,7 @@ def _scan(analysis, operation, states):
     state, axis = only_first(states), operation.inputs[-1]
     if state.axis in axes_of(analysis, axis, analysis.rank(operation.inputs[0])):
         raise Mixed(ALONG)
-    keep_dims(analysis, operation, state, set())
-    return state
+    return keep_dims(analysis, operation, state, set())
 
 
 @rule("Softmax", "LogSoftmax", "TopKV2", "MatrixDiag")

@@ -3,10 +3,7 @@
 import tensorflow as tf
 
 from estimator_accum.rows.rules.refusals import UNLIKE, check_length_1
-from estimator_accum.rows.sizes import (
-    ONE,
-    Size,
-)
+from estimator_accum.rows.sizes import ONE, Size
 from estimator_accum.rows.states import Mixed, State
 
 
@@ -15,8 +12,7 @@ def broadcast(analysis, tensors: list, states: list[State], output) -> State:
     place, count = _aligned(analysis, tensors, states)
     rank = max(analysis.rank(tensor) for tensor in tensors)
     result = State("rows", rank - place, count)
-    analysis.set_dims(output, result, broadcast_dims(analysis, tensors, rank))
-    return result
+    return analysis.set_dims(output, result, broadcast_dims(analysis, tensors, rank))
 
 
 def _aligned(

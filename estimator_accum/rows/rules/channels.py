@@ -65,8 +65,7 @@ def _bias(analysis, operation, states):
     channels = 1 if is_first else analysis.rank(tensor) - 1
     if state.axis == channels:
         raise Mixed(FIXED_BESIDE)
-    analysis.set_dims(operation.outputs[0], state, analysis.dims(tensor))
-    return state
+    return analysis.set_dims(operation.outputs[0], state, analysis.dims(tensor))
 
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")

@@ -20,11 +20,10 @@ def with_axis(analysis, operation, state: State, axis: int, size: Size | None) -
 
     `state` is that of the first input; the `size` of the new axis is None if unknown.
     """
-    result = state._replace(axis=state.axis + (axis <= state.axis), is_first=False)
     dims = list(analysis.dims(operation.inputs[0]))
     dims.insert(axis, size)
-    analysis.set_dims(operation.outputs[0], result, dims)
-    return result
+    state = state._replace(axis=state.axis + (axis <= state.axis), is_first=False)
+    return analysis.set_dims(operation.outputs[0], state, dims)
 
 
 def without_axes(analysis, operation, state: State, axes: set[int]) -> State:
@@ -40,11 +39,12 @@ def without_axes(analysis, operation, state: State, axes: set[int]) -> State:
     return result
 
 
-def keep_dims(analysis, operation, state: State, changed: set[int]) -> None:
-    """Takes down that outputs have the shape of the first rows, but for some axes."""
+def keep_dims(analysis, operation, state: State, changed: set[int]) -> State:
+    """Returns the state of outputs with the shape of the first rows, but for some axes."""
     tensor = next(t for t in operation.inputs if analysis.state(t).kind == "rows")
     dims = list(analysis.dims(tensor))
     for axis in changed:
         dims[axis] = None
     for output in operation.outputs:
         analysis.set_dims(output, state, dims)
+    return state

@@ -26,8 +26,7 @@ def _made(analysis, output: tf.Tensor, dims) -> State:
     if len(places) != 1 or dims[places[0]].power != 1:
         raise Mixed(UNLIKE)
     result = State("rows", places[0], dims[places[0]] // N)
-    analysis.set_dims(output, result, list(dims))
-    return result
+    return analysis.set_dims(output, result, list(dims))
 
 
 @rule("Fill")
@@ -68,8 +67,7 @@ def _range(analysis, operation, states):
     result = State("rows", 0, number // N, distance=delta[()], is_number=True)
     if result.each != ONE:
         raise Mixed(PLACE)
-    analysis.set_dims(operation.outputs[0], result, [number])
-    return result
+    return analysis.set_dims(operation.outputs[0], result, [number])
 
 
 @rule("Tile", "BroadcastTo")
@@ -95,9 +93,7 @@ def _tile(analysis, operation, states):
         if source >= 0 and analysis.dims(tensor)[source] != ONE:
             raise Mixed(FIXED_BESIDE)
         result = State("rows", place, value[place] // N)
+    dims = list(value)
     if is_tile:
         dims = [a * b for a, b in zip(analysis.dims(tensor), value, strict=True)]
-    else:
-        dims = list(value)
-    analysis.set_dims(operation.outputs[0], result, dims)
-    return result
+    return analysis.set_dims(operation.outputs[0], result, dims)

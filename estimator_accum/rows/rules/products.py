@@ -31,8 +31,7 @@ def _matrix_product(analysis, operation, states):
             check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
     state = State("rows", max(ranks) - place, count)
     dims = broadcast_dims(analysis, list(operation.inputs), max(ranks))
-    analysis.set_dims(operation.outputs[0], state, [*dims[:-2], None, None])
-    return state
+    return analysis.set_dims(operation.outputs[0], state, [*dims[:-2], None, None])
 
 
 @rule("Einsum")

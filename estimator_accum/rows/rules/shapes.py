@@ -65,8 +65,7 @@ def _reshape(analysis, operation, states):
     if shape.kind not in ("fixed", "sizes") or target is None:
         raise Mixed(NO_SHAPE)
     result, dims = _reshaped(analysis, operation.inputs[0], state, target)
-    analysis.set_dims(operation.outputs[0], result, dims)
-    return result
+    return analysis.set_dims(operation.outputs[0], result, dims)
 
 
 @rule("Transpose")
@@ -77,8 +76,8 @@ def _transpose(analysis, operation, states):
     order = [int(axis) for axis in order]
     result = state._replace(axis=order.index(state.axis), is_first=False)
     dims = analysis.dims(operation.inputs[0])
-    analysis.set_dims(operation.outputs[0], result, [dims[axis] for axis in order])
-    return result
+    dims = [dims[axis] for axis in order]
+    return analysis.set_dims(operation.outputs[0], result, dims)
 
 
 @rule("ExpandDims")
@@ -128,8 +127,7 @@ def _concat(analysis, operation, states):
     dims = analysis.dims(tensors[0])
     result = _with_places(states, axis == rank - 1 and dims[axis] == ONE)
     dims = [None if i == axis else size for i, size in enumerate(dims)]
-    analysis.set_dims(operation.outputs[0], result, dims)
-    return result
+    return analysis.set_dims(operation.outputs[0], result, dims)
 
 
 @rule("Pack")
@@ -155,13 +153,11 @@ def _split(analysis, operation, states):
         inputs, states = [inputs[1], inputs[0]], [states[1], states[0]]
     state = only_first(states)
     if len(operation.outputs) == 1:  # for one device, say
-        analysis.set_dims(operation.outputs[0], state, analysis.dims(inputs[0]))
-        return state
+        return analysis.set_dims(operation.outputs[0], state, analysis.dims(inputs[0]))
     axes = axes_of(analysis, inputs[-1], analysis.rank(inputs[0]))
     if state.axis in axes:
         raise Mixed("it takes examples apart")
-    keep_dims(analysis, operation, state, axes)
-    return state
+    return keep_dims(analysis, operation, state, axes)
 
 
 @rule("Pad", "PadV2", "MirrorPad")
@@ -170,8 +166,7 @@ def _pad(analysis, operation, states):
     if paddings is None or list(paddings[state.axis]) != [Size(0), Size(0)]:
         raise Mixed("it may add examples")
     axes = {*range(len(paddings))} - {state.axis}
-    keep_dims(analysis, operation, state, axes)
-    return state
+    return keep_dims(analysis, operation, state, axes)
 
 
 @rule("OneHot")

@@ -58,8 +58,7 @@ def _strided_slice(analysis, operation, states):
             sizes.append(dims[source] if is_whole else None)
         source += 1
     result = state._replace(axis=axis, is_first=False)
-    analysis.set_dims(operation.outputs[0], result, sizes)
-    return result
+    return analysis.set_dims(operation.outputs[0], result, sizes)
 
 
 def _entries(operation, number: int, rank: int) -> list[tuple[int | None, str]]:
@@ -123,8 +122,7 @@ def _strided_slice_back(analysis, operation, states):
         raise Mixed(SIZE)
     if any(s.kind != "fixed" for s in bounds[1:]):
         raise Mixed(SIZE)
-    analysis.set_dims(operation.outputs[0], state, list(shape))
-    return state
+    return analysis.set_dims(operation.outputs[0], state, list(shape))
 
 
 @rule("Slice")
