@@ -144,7 +144,9 @@ def _of_tape(original: Callable) -> Callable:
         if take is None:
             return original(tape, target, sources, *options)
         by_handle = {
-            id(x.handle): x for x in sources_raw or [] if isinstance(x, tf.Variable)
+            id(getattr(x, "handle", x)): x
+            for x in sources_raw or []
+            if isinstance(x, tf.Variable)
         }
         xs = [by_handle.get(id(source), source) for source in sources]
         targets = {id(y) for y in target}
