@@ -7,7 +7,8 @@
             mean = change(sums / weight)       # a caller's change of gradients, if any
             check_finite(mean)                 # add does so with sums
             optimizer.apply(clip(mean))        # unless a policy skips the window
-            update_step += 1
+            micro_steps = 0                    # by the clock, which made the branch
+        update_step += has_updated             # outside of the branch: 0 or 1
         global_step += 1
 
     update = optimizer( clip_by_global_norm( sum_i w_i * g_i / sum_i w_i , clip_norm) )
