@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--addresses",
         metavar="HOST:PORT",
-        help="address of each task, with {} for its number (default: TF_CONFIG is there)",
+        help="address of each task, with {} for its number (default: keep TF_CONFIG)",
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="what this task runs, and its flags"

@@ -110,6 +110,7 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
         (_FOREIGN, "scripts/test", "Received: Python 3.9. "),
         (_BOTH, "scripts/older_tensorflow 2.7", "from 2.8 to 2.15. Received: 2.7. "),
         (_BOTH, "scripts/older_tensorflow 2.8", "needs Python 3.10 with its venv"),
+        (_BOTH, "scripts/release_check", "name the folder with cola/.* Received: none"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(run, pythons, line, sentence):

@@ -1,0 +1,127 @@
+"""The promise of stability: names, signatures, flags, files and variables stay."""
+
+import importlib
+import inspect
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import estimator_accum
+from bert_finetune.run_classifier import PROGRAM
+from estimator_accum.__main__ import _COMMANDS
+from estimator_accum.programs.settings import config_text
+from tests.helpers.processes.running import ROOT
+
+pytestmark = pytest.mark.once
+
+_LINES = (ROOT / "tests/helpers/oracles/public_api.txt").read_text().splitlines()[1:]
+_SIGNATURES = [line for line in _LINES if "(" in line]
+_FLAGS = [line for line in _LINES if "(" not in line]
+
+
+@pytest.mark.parametrize("line", _SIGNATURES, ids=lambda line: line.split("(")[0])
+def test_a_signature_gains_optional_arguments_at_most(line):
+    name, _, parameters = line.rstrip(")").partition("(")
+    module, _, name = name.rpartition(".")
+    promised = eval(f"lambda {parameters}: 0", {"nan": math.nan})  # of our file
+    promised = inspect.signature(promised).parameters
+    received = inspect.signature(getattr(importlib.import_module(module), name))
+    received = received.parameters
+    for parameter in promised.values():
+        now = received[parameter.name]
+        assert now.kind == parameter.kind
+        assert repr(now.default) == repr(parameter.default)
+    by_position = [n for n, p in promised.items() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    assert [*received][: len(by_position)] == by_position
+    added = [p for name, p in received.items() if name not in promised]
+    assert all(p.default is not p.empty or p.kind > p.KEYWORD_ONLY for p in added)
+
+
+@pytest.mark.parametrize("line", _FLAGS, ids=lambda line: line.split(" --")[0])
+def test_the_flags_of_a_command_stay(line, capsys):
+    name, *flags = line.split(" --")
+    name = name.removeprefix("estimator-accum ")
+    if name == "train":
+        known = {*PROGRAM.flags()}
+    else:
+        module = _COMMANDS[name][0]
+        module += ".__main__" if name == "compat" else ""
+        with pytest.raises(SystemExit):
+            raise SystemExit(importlib.import_module(module).main(["--help"]))
+        known = set(re.findall(r"--(\w+)", capsys.readouterr().out))
+    assert [flag for flag in flags if flag not in known] == []
+
+
+def _model_fn(features, labels, mode, params):
+    layer = tf.keras.layers.Dense(1, name="dense")
+    loss = tf.reduce_mean((layer(features) - labels) ** 2)
+    optimizer = tf.compat.v1.train.AdamOptimizer(0.01)
+    train_op = estimator_accum.make_accumulating_train_op(loss, optimizer, 2)
+    hooks = estimator_accum.make_accumulation_hooks(metrics_dir=params["metrics_dir"])
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, training_hooks=hooks
+    )
+
+
+def _input_fn():
+    data = np.ones([8, 3], np.float32), np.ones([8, 1], np.float32)
+    return tf.data.Dataset.from_tensor_slices(data).batch(4)
+
+
+_PLAIN = {"beta1_power", "beta2_power", "global_step"}
+_PLAIN |= {
+    f"dense/{name}{slot}"
+    for name in ("bias", "kernel")
+    for slot in ("", "/Adam", "/Adam_1")
+}
+
+
+def test_variables_and_columns_of_a_train_op_stay(tmp_path):
+    folder = str(tmp_path)
+    estimator = tf.estimator.Estimator(
+        _model_fn, folder, params={"metrics_dir": folder}
+    )
+    estimator.train(_input_fn)
+    names = {name for name, _ in tf.train.list_variables(folder)}
+    assert names == _PLAIN | {
+        "dense/bias/accumulator",
+        "dense/kernel/accumulator",
+        "accumulation/loss",
+        "accumulation/micro_steps",
+        "accumulation/weight",
+        "update_step",
+    }
+    columns = (tmp_path / "train_metrics.csv").read_text().splitlines()[0]
+    assert columns == (
+        "update_step,global_step,micro_steps,learning_rate,loss,gradient_norm,"
+        "micro_steps_per_sec"
+    )
+
+
+def test_variables_and_number_of_micro_batches_of_a_whole_batch_stay(tmp_path):
+    def model_fn(features, labels, mode):
+        layer = tf.keras.layers.Dense(1, name="dense")
+        loss = tf.reduce_mean((layer(features) - labels) ** 2)
+        optimizer = tf.compat.v1.train.AdamOptimizer(0.01)
+        step = tf.compat.v1.train.get_global_step()
+        train_op = optimizer.minimize(loss, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    wrapped = estimator_accum.microbatch_model_fn(model_fn, "auto")
+    (tmp_path / "micro_batches.json").write_text('{"micro_batches": 2}')
+    tf.estimator.Estimator(wrapped, str(tmp_path)).train(_input_fn)
+    names = {name for name, _ in tf.train.list_variables(str(tmp_path))}
+    assert names == _PLAIN
+    content = json.loads((tmp_path / "micro_batches.json").read_text())
+    assert content["micro_batches"] == 2
+
+
+def test_the_file_of_a_run_s_flags_stays():
+    required = ("output_dir", "task_name", "data_dir", "vocab_file", "bert_config_file")
+    settings = PROGRAM.settings(**dict.fromkeys(required, "x"))
+    content = json.loads(config_text(settings))
+    assert content["flags"]["task_name"] == "x"
