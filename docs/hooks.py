@@ -1,21 +1,67 @@
-"""The notebook of examples/, with its outputs, as a page of the site."""
+"""Pages of the site from files outside of docs/, with descriptions and unbroken flags."""
 
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 
 from mkdocs.structure.files import File
 
-_NAME = "bert_in_little_memory"
-_NOTEBOOK = pathlib.Path(__file__).parents[1] / "examples" / f"{_NAME}.ipynb"
+_ROOT = pathlib.Path(__file__).parents[1]
+_NOTEBOOK = "examples/bert_in_little_memory.ipynb"
+_PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "LICENSE": "licence.md",
+    _NOTEBOOK: "bert_in_little_memory.md",
+}
+_LENGTH = 155  # of a description, which search engines show
 
 
 def on_files(files, config):
-    """Adds the page; MkDocs calls this when it has listed its files."""
-    cells = json.loads(_NOTEBOOK.read_text())["cells"]
-    content = "\n\n".join(part for cell in cells for part in _parts(cell))
-    files.append(File.generated(config, f"{_NAME}.md", content=content))
+    """Adds the pages; MkDocs calls this when it has listed its files."""
+    for name, page in _PAGES.items():
+        content = (_ROOT / name).read_text()
+        if name == _NOTEBOOK:
+            cells = json.loads(content)["cells"]
+            content = "\n\n".join(part for cell in cells for part in _parts(cell))
+        elif name == "LICENSE":
+            content = f"# Licence\n\n```text\n{content}```\n"
+        files.append(File.generated(config, page, content=content))
     return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links to pages of the site, and describes the page by its first sentences."""
+    for name, other in _PAGES.items():
+        markdown = re.sub(rf"\]\((?:\.\./)?{name}", f"]({other}", markdown)
+    page.meta.setdefault("description", _description(markdown))
+    return re.sub(r"\]\((?:\.\./)?docs/", "](", markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Lets a flag break after its underscores only, and there on narrow screens only."""
+    return re.sub("<code>([^<]*--[^<]*)</code>", _unbroken, html)
+
+
+def _unbroken(code: re.Match) -> str:
+    def in_pieces(flag: re.Match) -> str:
+        pieces = re.findall("[^_]+_*", flag[0])
+        words = "<wbr>".join(f'<span class="piece">{piece}</span>' for piece in pieces)
+        return f'<span class="flag">{words}</span>'
+
+    return re.sub(r"(?<![\w-])--\w+", in_pieces, code[0])
+
+
+def _description(markdown: str) -> str:
+    """Returns the beginning of the first paragraph, without markup."""
+    paragraphs = (part for part in markdown.split("\n\n") if part[:1].isalpha())
+    text = " ".join(next(paragraphs, "").split())
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
+    if len(text) <= _LENGTH:
+        return text.rstrip(":")
+    return text[:_LENGTH].rpartition(" ")[0] + " ..."
 
 
 def _parts(cell: dict) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Code and flags of the README and of docs/ work as printed."""
 
+import html
 import inspect
 import pathlib
 import re
@@ -12,6 +13,7 @@ import estimator_accum
 from bert_finetune.run_classifier import PROGRAM
 from distributed import launch_local
 from estimator_accum import get_or_create_update_step
+from scripts import pictures
 from tests.helpers.processes import documents, legacy_runs
 
 pytestmark = pytest.mark.once
@@ -258,3 +260,44 @@ def test_a_page_is_in_plain_sentences(page):
     assert [each for each in found if not re.search(allowed, each)] == []
     lengths = [len(each.split()) for each in sentences if len(each.split()) > 3]
     assert sum(lengths) <= 20 * max(len(lengths), 1)
+
+
+def test_the_glossary_has_at_most_fifteen_words():
+    words = documents.PAGES["update"].split("## Words")[1].split("##")[0]
+    assert 10 <= len(re.findall("(?m)^\\| ", words)) - 1 <= 15
+
+
+_PRIVATE = r"\b(windows?|micro-steps?|micro-batch(es)?|rows|the patch)\b"
+
+
+@pytest.mark.parametrize("page", _WRITTEN)
+def test_a_page_with_words_of_the_glossary_links_to_it(page):
+    if re.search(_PRIVATE, _prose(page)) and page not in (
+        "update",
+        "first_five_minutes",
+    ):
+        assert "update.md#words" in _WRITTEN[page]
+
+
+@pytest.mark.parametrize("page", _WRITTEN)
+def test_other_private_words_are_not_used(page):
+    found = re.findall(r"(?i)\b(cut|uncut|the article|kept)\b", _prose(page))
+    assert found == []
+
+
+@pytest.mark.parametrize("page", _WRITTEN)
+def test_measured_differences_carry_a_date(page):
+    if re.search(r"\d\.\d+e-0\d", _prose(page)):
+        assert re.search(r"\d+ November\s+2026", _WRITTEN[page])
+
+
+def test_pictures_show_the_numbers_of_their_pages():
+    folder = documents.ROOT / "docs/images"
+    for name, bars in (
+        ("memory", pictures.memory_bars()),
+        ("performance", pictures.performance_panels()),
+    ):
+        assert (
+            html.escape(str(bars), quote=False) in (folder / f"{name}.svg").read_text()
+        )
+        assert f"images/{name}.svg" in documents.TEXT

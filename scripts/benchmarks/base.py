@@ -219,8 +219,8 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, statistics.median(values), high
 
 
-def run_script(arguments: list[str], python: str = sys.executable) -> None:
-    """Runs a Python with `arguments` from the repository's root.
+def run_script(arguments: list[str], python: str = sys.executable) -> str:
+    """Runs a Python with `arguments` from the repository's root; returns its stdout.
 
     Raises:
         RuntimeError: If the program fails; the message ends with its stderr.
@@ -235,6 +235,7 @@ def run_script(arguments: list[str], python: str = sys.executable) -> None:
     if done.returncode:
         command = " ".join(arguments[:2])
         raise RuntimeError(f"{command} failed ({done.returncode}): {done.stderr}")
+    return done.stdout
 
 
 def update_secs(model_dir: pathlib.Path) -> list[tuple[float, float]]:

@@ -1,0 +1,119 @@
+"""Measures the peak memory of whole batches, by their number of micro-batches.
+
+    python scripts/experiments/memory_table.py
+    python scripts/experiments/memory_table.py --models conv --micro_batches 1 16
+
+Trains each model on batches of one size: with the plain Estimator, and unchanged inside
+`microbatch_model_fn`. Each run has its own process. Memory is the process's peak resident
+size minus the size at the start of the session. Prints a Markdown table [MB]. Needs Linux.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+if __name__ == "__main__":  # a clone runs without installation
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+
+from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from scripts.benchmarks.base import run_script
+
+_UPDATES = 3
+_DEFAULT = [1, 2, 4, 8, 16]
+_MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
+    "conv": ("convolutional net, batches of 1,024", 1024, [28, 28, 1]),
+    "dense": ("perceptron of 24 layers, batches of 8,192", 8192, [256]),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Reads the command line; returns the exit code."""
+    parser = OneSentenceParser(__doc__)
+    models = list(_MODELS)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=models, default=models, help="default: all")
+    counts = f"default: {' '.join(map(str, _DEFAULT))}"
+    add("--micro_batches", nargs="+", type=int, default=_DEFAULT, help=counts)
+    add("--child", type=int, help=argparse.SUPPRESS)  # the number of one process
+    flags = parser.parse_args(arguments)
+    if flags.child is not None:
+        print(_measure(flags.models[0], flags.child))
+        return 0
+    return exit_code_of(lambda: _print_table(flags.models, flags.micro_batches))
+
+
+def _print_table(models: list[str], counts: list[int]) -> None:
+    print(f"| | plain Estimator | {' | '.join(map(str, counts))} |")
+    print(f"|{'---|' * (2 + len(counts))}")
+    for model in models:
+        cells = []
+        for count in (0, *counts):
+            own = [f"--models={model}", f"--child={count}"]
+            said = run_script(["-m", "scripts.experiments.memory_table", *own])
+            cells.append(f"{float(said.splitlines()[-1]):,.0f}")
+        print(f"| {_MODELS[model][0]} | {' | '.join(cells)} |", flush=True)
+
+
+def _measure(model: str, micro_batches: int) -> float:
+    """Trains a model in micro-batches, 0 for a plain Estimator; returns its peak [MB]."""
+    import numpy as np
+    import tensorflow as tf
+
+    from estimator_accum import microbatch_model_fn
+    from estimator_accum.compat import enable_estimator
+
+    enable_estimator()
+    _, batch_size, shape = _MODELS[model]
+
+    def model_fn(features, labels, mode):
+        logits = _logits(tf, model, features)
+        loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        optimizer = tf.compat.v1.train.AdamOptimizer(1e-4)
+        step = tf.compat.v1.train.get_global_step()
+        train_op = optimizer.minimize(loss, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    random = np.random.default_rng(0)
+    features = random.normal(size=[batch_size, *shape]).astype(np.float32)
+    labels = np.arange(batch_size) % 2
+
+    def input_fn():
+        dataset = tf.data.Dataset.from_tensors((features, labels)).repeat()
+        return dataset.unbatch().batch(batch_size)  # of any number of examples
+
+    class Start(tf.compat.v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            self.size = _status_mb("VmRSS")
+
+    start = Start()
+    if micro_batches:
+        model_fn = microbatch_model_fn(model_fn, micro_batches)
+    with tempfile.TemporaryDirectory() as folder:
+        config = tf.estimator.RunConfig(folder, save_summary_steps=None)
+        estimator = tf.estimator.Estimator(model_fn, config=config)
+        estimator.train(input_fn, hooks=[start], steps=_UPDATES)
+    return _status_mb("VmHWM") - start.size
+
+
+def _logits(tf, model: str, features):
+    """Returns the logits of a network whose memory is mostly activations."""
+    layers = tf.keras.layers
+    hidden = features
+    for _ in range(8 if model == "conv" else 24):
+        if model == "conv":
+            hidden = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
+        else:
+            hidden = layers.Dense(256, activation="relu")(hidden)
+    if model == "conv":
+        hidden = tf.reduce_mean(hidden, [1, 2])
+    return layers.Dense(10)(hidden)
+
+
+def _status_mb(name: str) -> float:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith(name)) / 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
