@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
+from estimator_accum.checks.micro_step_writes import warn_of_micro_step_writes
 from estimator_accum.checks.repeated_writes import changes_once
 from estimator_accum.graph.internals import call_before_runs
-from estimator_accum.graph.names import BRANCHES, READERS
 from estimator_accum.graph.outermost import outermost_graph, value_of_graph
-from estimator_accum.graph.writers import micro_step_writers
+from estimator_accum.graph.writers import MicroStepWriters, micro_step_writers
 
 # Attributes of a graph.
 _HOOKS, _LOOKS = "_estimator_accum_has_hooks", "_estimator_accum_looks"
@@ -56,11 +56,14 @@ def look_at_train_op(
     def look() -> None:
         nonlocal is_done
         if not is_done:
-            _check_other_writes(graph, get_windows(), variables)
             is_done = True
+            writers = micro_step_writers(graph, get_windows())
+            _check_other_writes(writers, variables)
+            if graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP):
+                return  # an evaluation
+            warn_of_micro_step_writes(graph, writers, get_windows())
             # A session of Estimator's, which runs hooks, has a finalized graph.
-            evaluates = graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP)
-            if graph.finalized and not evaluates and not hasattr(graph, _HOOKS):
+            if graph.finalized and not hasattr(graph, _HOOKS):
                 _warn_of_missing_hooks(graph, window.name)
 
     _look_before_runs(graph, look)
@@ -89,30 +92,20 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
 
 
 def _check_other_writes(
-    graph: tf.Graph, windows: list, variables: list[tf.Variable]
+    writers: MicroStepWriters, variables: list[tf.Variable]
 ) -> None:
     """Refuses what changes a window's variables again with every micro-step."""
-    written = [v.op for v in variables if not _is_written_in_branch(v)]
-    if not written:
-        return
-    writers = micro_step_writers(graph, windows)
-    for variable in written:
-        for writer in writers.of(variable):
+    for variable in variables:
+        for writer in writers.of(variable.op):
             if changes_once(writer):
                 continue
             raise ValueError(
                 "A variable of an accumulating train op must not be changed by anything "
                 "else in the same run, which would change it with every micro-step. "
-                f"Received: {variable.name}, written by {writer.name}. Wrap another "
+                f"Received: {variable.op.name}, written by {writer.name}. Wrap another "
                 "optimizer in AccumulatingOptimizer; pass other writes as "
                 "`after_update_ops`, to make them once per update."
             )
-
-
-def _is_written_in_branch(variable: tf.Variable) -> bool:
-    """Returns whether all operations that take a handle read it, or are branches."""
-    users = variable.op.outputs[0].consumers()
-    return all(user.type in READERS | BRANCHES for user in users)
 
 
 def _warn_of_missing_hooks(graph: tf.Graph, name: str) -> None:

@@ -6,16 +6,19 @@ functions, and past operations that show a number or draw random numbers from it
 """
 
 import functools
+import itertools
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.functions import (
     functions_of,
     library_of_functions,
+    operations_with_own_gradients,
     producer_of,
 )
 from estimator_accum.graph.internals import original_of
@@ -33,7 +36,6 @@ from estimator_accum.graph.writers import deciding_inputs, writing
 _WARNED = "_estimator_accum_warned_of_global_step"  # a graph's attribute
 # Operations whose results do not depend on the values that they get.
 _UNDECIDED = {
-    *SHAPES,
     *("ZerosLike", "OnesLike"),
     "StatelessRandomGetKeyCounter",  # a seed may differ between micro-batches
 }
@@ -43,6 +45,16 @@ _SEEDED = re.compile(
 )
 _TRIVIAL = {*PASSING, "Cast", "ReadVariableOp", "Placeholder"}
 _ITERATORS = {"Iterator", "IteratorV2"}
+_SENTENCE = (
+    "%s reads global_step%s, which counts micro-steps and not updates: it moves K times "
+    "too fast. Read get_or_create_update_step() in its place. %s microbatch_model_fn, "
+    "where global_step counts updates."
+)
+_SENTENCE_IF_DIVIDED = (
+    "%s reads global_step%s, divided by K: this counts updates as long as no partial "
+    "window is applied and no micro-batch is skipped. Read get_or_create_update_step() "
+    "in its place. %s microbatch_model_fn, where global_step counts updates."
+)
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -84,7 +96,7 @@ def warn_of_global_step(
         **{f"{name} computes": writing(ops) for name, ops in updates.items()},
         "UPDATE_OPS computes": writing(ancestors(registered)),
     }
-    _warn_of_readers(clocks, uses, loss, set(optimizer_ops))
+    _warn_of_readers(clocks, uses, loss, set(optimizer_ops), tf.get_static_value(steps))
 
 
 def _warn_of_readers(
@@ -92,6 +104,7 @@ def _warn_of_readers(
     uses: Mapping[str, list[tf.Operation]],
     loss: tf.Tensor | None,
     optimizer_ops: set[tf.Operation],
+    number: int | None,
 ) -> None:
     """Warns, once for a graph, of the first operation that reads `global_step`.
 
@@ -101,6 +114,7 @@ def _warn_of_readers(
             computed".
         loss: The loss, whose operations are named before those of its gradients.
         optimizer_ops: Operations of the optimizer, which are not named.
+        number: K [micro-steps per update]; None if it changes.
     """
     graph = next(iter(clocks)).graph
     for name, operations in uses.items():
@@ -108,21 +122,48 @@ def _warn_of_readers(
         if not needed or hasattr(graph, _WARNED):
             continue
         if name.startswith("the loss") and loss is not None:
-            needed = _ancestors([loss.op], clocks) or needed
+            of_loss = _ancestors([loss.op], clocks)
+            if not of_loss and _is_of_shown_branch(clocks, needed, loss):
+                continue
+            needed = of_loss or needed
         value_of_graph(graph, _WARNED, True)
         reader, line = _reader(clocks, needed, optimizer_ops)
         if reader is None:
             reader, remedy = name.split()[0], "If it cannot, use"
         else:
             reader, remedy = f"{reader}, from which {name},", "Or use"
-        _logger.warning(
-            "%s reads global_step%s, which counts micro-steps and not updates: it moves K "
-            "times too fast. Read get_or_create_update_step() in its place. %s "
-            "microbatch_model_fn, where global_step counts updates.",
-            reader,
-            line,
-            remedy,
-        )
+        is_divided = _is_divided(clocks, needed, number)
+        sentence = _SENTENCE_IF_DIVIDED if is_divided else _SENTENCE
+        _logger.warning(sentence, reader, line, remedy)
+
+
+def _is_divided(clocks: set[tf.Operation], needed: dict, number: int | None) -> bool:
+    """Returns whether a variable is divided by a multiple of K, and rounded down."""
+    way = [op for op in _way(clocks, needed) if op.type not in _TRIVIAL]
+    if not number or not way or way[0].type != "FloorDiv":
+        return False
+    divisor = tf.get_static_value(way[0].inputs[1])
+    return divisor is not None and np.all(divisor % number == 0)
+
+
+def _is_of_shown_branch(
+    clocks: set[tf.Operation], needed: dict, loss: tf.Tensor
+) -> bool:
+    """Returns whether gradients depend on a branch on which their loss does not.
+
+    TensorFlow 1's branches that pass on the same value, one of which shows it, have a
+    gradient each. A gradient that a user wrote may depend on more than its loss.
+    """
+    branches = [op for op in _way(clocks, needed) if op.type == "Switch"]
+    return bool(branches) and not operations_with_own_gradients(ancestors([loss.op]))
+
+
+def _way(clocks: set[tf.Operation], needed: dict) -> list[tf.Operation]:
+    """Returns the operations from a variable on that need each other."""
+    operation, way = next(filter(needed.__contains__, clocks)), []
+    while (operation := needed[operation]) is not None:
+        way.append(operation)
+    return way
 
 
 def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> bool:
@@ -133,7 +174,7 @@ def _writes_any(counters: set[tf.Operation], operations: list[tf.Operation]) -> 
 
 def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dict:
     """Returns `data_ancestors` by which a value of a counter decides another value."""
-    needed = data_ancestors(operations, _deciding)
+    needed = data_ancestors(operations, deciding)
     if clocks.isdisjoint(needed):
         return {}
     # Functions are looked into only where that may matter: it takes their definitions.
@@ -142,7 +183,7 @@ def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dic
     return {} if clocks.isdisjoint(needed) else needed
 
 
-def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
+def deciding(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the inputs whose values decide those of the outputs, or of a write."""
     inputs, kind = list(operation.inputs), operation.type
     if kind in _ITERATORS:
@@ -152,6 +193,13 @@ def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
         return []
     if kind == "Print":
         return inputs[:1]
+    if kind in SHAPES and inputs[0].shape.is_fully_defined():
+        return []
+    if kind == "Merge":  # of branches that show values and have the same result
+        origins = {origin.ref(): origin for origin in map(_origin, inputs)}
+        return (
+            list(origins.values()) if len(origins) == 1 else deciding_inputs(operation)
+        )
     if _SEEDED.match(kind):
         return [t for t, name in zip(inputs, _names(operation)) if name != "seed"]
     if kind.startswith("StackPop"):  # a loop of TensorFlow 1 keeps it for its gradient
@@ -159,6 +207,13 @@ def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
     if WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written
         return inputs[1:]
     return deciding_inputs(operation)
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor that branches of TensorFlow 1 pass on, or show."""
+    while tensor.op.type in ("Identity", "Print", "Switch"):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _pushed(stack: tf.Tensor) -> list[tf.Tensor]:
@@ -193,7 +248,7 @@ class _Bodies:
         names = functions_of(operation)
         # A data set's function takes elements, which are no inputs of the operation.
         if not names or "Dataset" in operation.type:
-            return _deciding(operation)
+            return deciding(operation)
         first = 1 if operation.type in BRANCHES else 0
         decide = self._deciding_arguments(names)
         inputs = list(operation.inputs)
@@ -264,7 +319,9 @@ class _Bodies:
             handles.add(node.name)
         elif reads:
             depends = depends or not (node.op in READERS_OF_NO_VALUE or _writes(node))
-        elif node.op in _UNDECIDED or (node.op == "Print" and 0 not in depends):
+        elif node.op in _UNDECIDED | SHAPES or (
+            node.op == "Print" and 0 not in depends
+        ):
             depends = False
         if depends and _writes(node):
             return True
@@ -306,10 +363,8 @@ def _reader(
     Returns:
         (None, "") if there is none but these.
     """
-    operation, way = next(filter(needed.__contains__, clocks)), []
-    while (operation := needed[operation]) is not None and operation not in ends:
-        if operation.type not in _TRIVIAL:
-            way.append(operation)
+    of_caller = itertools.takewhile(lambda op: op not in ends, _way(clocks, needed))
+    way = [op for op in of_caller if op.type not in _TRIVIAL]
     if not way:
         return None, ""
     first = original_of(way[0]) or way[0]  # the one that it is a gradient of

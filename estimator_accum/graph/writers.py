@@ -153,6 +153,10 @@ class MicroStepWriters:
         """Returns whether an operation runs with a train op."""
         return operation in self._running
 
+    def all_of(self, variables: Iterable[tf.Operation]) -> list[tf.Operation]:
+        """Returns all operations that run with a train op and write the variables."""
+        return [each for v in variables for each in self._writers.get(v, ())]
+
     def of(self, variable: tf.Operation) -> list[tf.Operation]:
         """Returns those of the operations that write a variable."""
         if variable not in self._known:

@@ -232,6 +232,19 @@ def _copied(model):
         return model.loss * copy.read_value()
 
 
+def _reversed(model):
+    @tf.custom_gradient
+    def reverse(loss):
+        return tf.identity(loss), lambda gradient: -model.number * gradient
+
+    return reverse(model.loss)
+
+
+def _shown_in_branch(model):
+    loss = model.loss
+    return tf.cond(model.step > 1, lambda: v1.Print(loss, [loss]), lambda: loss)
+
+
 # Losses, or (loss, options of the train op), and the operation that a warning names.
 READERS = {
     "weight_of_a_term": (
@@ -265,9 +278,19 @@ READERS = {
         lambda m: (m.loss, {"gradient_accumulation_steps": lambda _: m.step + 2}),
         "add, from which gradient_accumulation_steps is computed",
     ),
+    "divided": (
+        lambda m: m.loss * tf.cast(1 + m.step // K, tf.float32),
+        "floordiv, from which the loss is computed, reads .* as long as no partial win",
+    ),
+    "size": (
+        lambda m: m.loss * tf.cast(tf.size(tf.range(m.step)), tf.float32),
+        "range, from which the l",
+    ),
+    "own_gradient": (_reversed, "IdentityN, from which the loss is computed"),
     # What only shows it, draws from it or counts updates is no reader.
     "summary": (lambda m: (v1.summary.scalar("step", m.step), m.loss)[1:], None),
     "print": (lambda m: v1.Print(m.loss, [m.step]), None),
+    "shown_in_branch": (_shown_in_branch, None),
     "shown_in_function": (lambda m: m.in_function(shows=True), None),
     "shown_after_updates": (lambda m: (m.loss, m.logged()), None),
     "seed": (lambda m: _stateless(m, tf.stack([m.step, 1])), None),
@@ -289,7 +312,7 @@ def test_what_reads_global_step_is_named_once(name, caplog, fresh_graph):
     assert len(ours) == (words is not None)
     if words is not None:
         assert re.search(words, ours[0])
-        assert re.search(r"global_step \(test_applying.py, line \d+\), which", ours[0])
+        assert re.search(r"global_step \(test_applying.py, line \d+\), ", ours[0])
 
 
 def test_a_loss_for_each_example_is_shown_the_way():

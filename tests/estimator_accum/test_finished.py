@@ -99,3 +99,61 @@ def test_an_update_in_a_run_of_its_own_is_taken(fresh_graph):
     variable, loss, train_op = _train_op(2)
     _adam(variable, loss)
     after_each(train_op, [], [])
+
+
+def _state(name, value, trainable=False):
+    return v1.get_variable(name, initializer=value, trainable=trainable)
+
+
+def _averaged(variable, loss):
+    average = _state("average", [0.0])
+    return loss, average.assign(0.9 * average + 0.1 * variable)
+
+
+def _counted(variable, loss):
+    clock = _state("clock", 0.0)
+    return loss * tf.minimum(1.0, clock / 9.0), clock.assign_add(1.0)
+
+
+def _annealed(variable, loss):
+    temperature = _state("temperature", 1.0)
+    return loss * temperature, temperature.assign(0.99 * temperature)
+
+
+def _trained_beside(variable, loss):
+    other = _state("other", 1.0, True)
+    return loss * other, sgd().minimize(loss * other, None, [other])
+
+
+def _counted_only(variable, loss):
+    return loss, _state("clock", 0.0).assign_add(1.0)
+
+
+def _copied(variable, loss):
+    return loss, _state("copy", [0.0]).assign(variable)
+
+
+def _of_micro_batch(variable, loss):
+    mean = _state("mean", 0.0)
+    return loss * mean, mean.assign(0.9 * mean + 0.1 * loss)
+
+
+def _drawn(variable, loss):
+    generator = tf.random.Generator.from_seed(1)
+    return loss * generator.uniform([]), tf.no_op()
+
+
+_ONCE_PER_BATCH = [_averaged, _counted, _annealed, _trained_beside]
+_FOR_EACH = [_counted_only, _copied, _of_micro_batch, _drawn]
+
+
+@pytest.mark.parametrize("write", [*_ONCE_PER_BATCH, *_FOR_EACH])
+def test_a_write_that_a_batch_makes_once_is_warned_of(write, fresh_graph, caplog):
+    _, (variable,), loss = fed_gradients([0.0])
+    loss, written = write(variable, loss)
+    train_op = make_accumulating_train_op(loss, sgd(), 2, var_list=[variable])
+    after_each(tf.group(train_op, written), [], [])
+    assert len(caplog.messages) == (write in _ONCE_PER_BATCH)
+    assert all(
+        "every micro-step, where a big batch writes" in m for m in caplog.messages
+    )

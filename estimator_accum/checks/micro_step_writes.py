@@ -1,0 +1,77 @@
+"""Variables that every micro-step writes, where a batch would write them once.
+
+trained     by an optimizer that accumulates nothing
+averaged    from trained variables, such as a moving average of the weights
+counted     without the batch, and read by the loss or the optimizer: a clock
+"""
+
+import functools
+import logging
+import re
+
+import tensorflow as tf
+
+from estimator_accum.checks.global_step import deciding
+from estimator_accum.checks.repeated_writes import changes_once
+from estimator_accum.graph.functions import functions_of
+from estimator_accum.graph.names import moves_generator
+from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.variables import find_global_step
+from estimator_accum.graph.walks import ancestors, data_ancestors
+from estimator_accum.graph.writers import MicroStepWriters, varying
+
+_WARNED = "_estimator_accum_warned_of_writes"  # a graph's attribute
+_APPLIES = re.compile("(Resource)?(Sparse)?Apply")
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def warn_of_micro_step_writes(
+    graph: tf.Graph, writers: MicroStepWriters, windows: list
+) -> None:
+    """Warns, once for a graph, of a variable that is written K times per update.
+
+    Args:
+        graph: The graph.
+        writers: Its writers of every micro-step.
+        windows: Its `Window`s.
+    """
+    keys = tf.compat.v1.GraphKeys
+    trained = {name for window in windows for name in window.names}
+    own = {v.op.name for w in windows for v in (*w.state, *w.statistics)}
+    counter = find_global_step()
+    known = {*trained, *own} | ({counter.op.name} if counter is not None else set())
+    updates = graph.get_collection(keys.UPDATE_OPS)
+    meant = ancestors([getattr(update, "op", update) for update in updates])
+    trainable = {v.op for v in graph.get_collection(keys.TRAINABLE_VARIABLES)}
+
+    @functools.cache
+    def decide_update() -> dict:
+        variables = [graph.get_operation_by_name(name) for name in trained | own]
+        return data_ancestors(writers.all_of(variables), deciding)
+
+    def is_once_per_batch(variable: tf.Operation, writer: tf.Operation) -> bool:
+        if _APPLIES.match(writer.type) or variable in trainable:
+            return True
+        if functions_of(writer) or moves_generator(writer.type):
+            return False
+        needed = data_ancestors([tensor.op for tensor in writer.inputs[1:]])
+        is_averaged = any(each.name in trained for each in needed)
+        is_of_batch = varying(needed)
+        is_used = is_averaged or variable in decide_update()
+        return not is_of_batch and is_used and not changes_once(writer)
+
+    for variable in (each.op for each in graph.get_collection(keys.GLOBAL_VARIABLES)):
+        if variable.name in known or hasattr(graph, _WARNED):
+            continue
+        for writer in writers.of(variable):
+            if writer not in meant and is_once_per_batch(variable, writer):
+                value_of_graph(graph, _WARNED, True)
+                _logger.warning(
+                    "%s is written by %s with every micro-step, where a big batch writes "
+                    "it once: K times per update. Pass the write as "
+                    "`after_update_ops`, wrap its optimizer in AccumulatingOptimizer, or "
+                    "use microbatch_model_fn.",
+                    variable.name,
+                    writer.name,
+                )
+                break
