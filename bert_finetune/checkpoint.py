@@ -136,7 +136,7 @@ def _head_in_checkpoint(path: str, reader, head: Mapping[str, tuple]) -> list[st
     if all(tuple(found[name]) == shape for name, shape in head.items()):
         return sorted(head)
     _logger.info(
-        "the classifier of %s is one of other classes: this one starts untrained", path
+        "the classifier of %s has other classes: a new one starts untrained", path
     )
     return []
 

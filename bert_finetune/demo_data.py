@@ -85,7 +85,7 @@ def _text(words: list[str]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def write_demo_data(folder: pathlib.Path, train: int = 3200, dev: int = 500) -> None:
+def write_demo_data(folder: pathlib.Path, train: int = 4096, dev: int = 500) -> None:
     """Writes train.tsv, dev.tsv, vocab.txt and bert_config.json into a new folder.
 
     Args:

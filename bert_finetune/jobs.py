@@ -88,8 +88,8 @@ def prepare(inputs: Inputs) -> Run:
         description[EARLIER_EPOCHS] = earlier
         if check_same_run(settings.output_dir, description):
             _logger.info(
-                "training on, from %g epochs to %g: from update %s on the learning rate "
-                "is that of a run of %s updates",
+                "training on, from %g epochs to %g: from update %s, the learning rate "
+                "follows the schedule of a run of %s updates",
                 *(earlier[-1], epochs),
                 f"{count(earlier[-1], earlier[:-1]) + 1:,}",
                 f"{windows.num_updates:,}",

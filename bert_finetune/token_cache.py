@@ -55,7 +55,7 @@ def cached_examples(
     try:
         _write(cache, made_of, encoded)
     except OSError as error:
-        _logger.info("tokens are not kept in %s: %s", cache, error.strerror)
+        _logger.info("tokens are not cached in %s: %s", cache, error.strerror)
     return encoded
 
 

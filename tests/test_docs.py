@@ -252,7 +252,7 @@ _WRITTEN = documents.ALL | {
 def test_a_page_is_in_plain_sentences(page):
     sentences = _prose(page).splitlines()
     unclear = r"(?i)\bwhat\b|\b(that|those) of\b|\b(has|have) not\b|\bf0087d5"
-    allowed = r"\?$|is that of a run"  # questions, and a line of a program
+    allowed = r"\?$"  # questions
     allowed += {"architecture": "|Git keeps", "contributing": "|begins with"}.get(
         page, ""
     )

@@ -13,7 +13,7 @@ from estimator_accum.compat.v1 import enable_v1
 _USAGE = "estimator-accum compat [--v1] legacy_script.py --its --flags"
 _HELP = f"""usage: {_USAGE}
 
-Runs the script, or -m and a module, as python does, with tf.estimator.
+Runs a script, or -m and a module, like python, with tf.estimator available.
 
     --v1    gives it TensorFlow 1's names: tensorflow.compat.v1 where it imports
             tensorflow, the names of tf.contrib that have a stand-in, and names that

@@ -124,7 +124,7 @@ class ReportedWindow:
         described, result = self._described(held, steps), self._partial.run(session)
         if result is None:
             _logger.warning(
-                "%s kept: what the update is computed from needs a micro-batch.",
+                "%s kept: the update reads values of a micro-batch.",
                 described,
             )
         elif not result["has_updated"]:

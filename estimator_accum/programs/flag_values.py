@@ -165,7 +165,7 @@ def _read_config(values: flags.FlagValues) -> None:
     if not hasattr(content, "items"):
         raise ValueError(
             "`--config` must hold the flags of a run. Received: "
-            f"{path}, without {FLAGS!r}. Use what --print_config prints."
+            f"{path}, without {FLAGS!r}. Use the output of --print_config."
         )
     for name, value in content.items():
         if name not in values:

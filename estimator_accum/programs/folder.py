@@ -23,8 +23,8 @@ SAME_RUN = (  # rule and remedy
 )
 _LAST_ROW_BYTES = 1000  # at most
 _CHECKSUMS = {
-    EXAMPLES_CHECKSUM: "other examples",
-    VOCABULARY_CHECKSUM: "another vocabulary",
+    EXAMPLES_CHECKSUM: "different examples",
+    VOCABULARY_CHECKSUM: "a different vocabulary",
 }
 
 
@@ -109,7 +109,7 @@ def check_same(
         if before.get(name) != value:
             what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
             raise ValueError(
-                f"{rule} Received: {path.parent}, whose run has {what}. {remedy}"
+                f"{rule} Received: {path.parent}, which holds a run with {what}. {remedy}"
             )
 
 
@@ -151,7 +151,7 @@ def read_settings(path: pathlib.Path, *, flag: str | None = None) -> dict[str, A
     what = f"`{flag}`" if flag else path
     named = f"{path}, a file" if flag else "a file"
     raise ValueError(
-        f"{what} must be what a run has written. Received: {named} that cannot be "
+        f"{what} must be the settings file of a run. Received: {named} that cannot be "
         f"read ({content}). Use another {'file' if flag else 'folder'}."
     )
 

@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         "folder of the run (default: --output_dir or --model_dir of the command)",
     )
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="what each task runs, and its flags"
+        "command", nargs=argparse.REMAINDER, help="command of each task, with its flags"
     )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: run(_launch_of(flags)), parser.prog)

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="address of each task, with {} for its number (default: keep TF_CONFIG)",
     )
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="what this task runs, and its flags"
+        "command", nargs=argparse.REMAINDER, help="command of this task, with its flags"
     )
     flags = parser.parse_args(arguments)
     return exit_code_of(lambda: _run(flags), parser.prog)

@@ -39,7 +39,10 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         if not modes:
             say_once()
             raise SystemExit(1)
-        _logger.warning("micro-batches: a call of session.run trains, and is not cut")
+        _logger.warning(
+            "micro-batches: the script also trains by session.run, without an Estimator; "
+            "these batches are not split"
+        )
 
     loops = OwnLoops(refuse_own_loop)
 
@@ -56,7 +59,10 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         if not modes:
             say_once()
         elif tf.estimator.ModeKeys.TRAIN not in modes:
-            _logger.warning("micro-batches: the script has trained no Estimator")
+            _logger.warning(
+                "micro-batches: the script trained no Estimator, so no batch of a training was "
+                "split"
+            )
         return int(not modes)
 
     return exit_code

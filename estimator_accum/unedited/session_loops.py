@@ -58,11 +58,10 @@ def accumulate_runs(gradient_accumulation_steps: int) -> Callable[[], int]:
     """
     _logger.setLevel(logging.INFO)
     _logger.info(
-        "accumulation: %d calls of session.run make one update; global_step, and what "
-        "is computed from it, counts updates. Each takes the mean of the calls' gradients: "
-        "that of a batch %d times as large, if the loss is a mean over examples. What the "
-        "script does to gradients before apply_gradients, such as clipping, it does to "
-        "their mean.",
+        "accumulation: %d calls of session.run make one update; global_step counts "
+        "updates. An update applies the mean of the calls' gradients: the gradient of a "
+        "batch %d times as large, if the loss is a mean over examples. Changes to the "
+        "gradients before apply_gradients, such as clipping, apply to the mean.",
         gradient_accumulation_steps,
         gradient_accumulation_steps,
     )

@@ -236,7 +236,7 @@ def test_mnli_from_a_head_of_other_classes_says_so_and_has_two_dev_and_test_sets
     done = {"do_train": True, "do_eval": True, "do_predict": True}
     checkpoint = tf.train.latest_checkpoint(str(trained))
     folder = run(settings, init_checkpoint=checkpoint, **task, **done)
-    assert "is one of other classes: this one starts untrained" in caplog.text
+    assert "has other classes: a new one starts untrained" in caplog.text
     assert f"trained {folder}/model.ckpt-5" in caplog.text
     assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results(folder))
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
@@ -320,8 +320,8 @@ def test_at_a_constant_rate_one_epoch_and_another_are_two(settings, tmp_path, ca
     changes |= {"warmup_proportion": 0.0, "data_dir": str(tmp_path / "cola")}
     run(settings, **changes)
     ours = all_variables(run(settings, **changes, num_train_epochs=2.0))
-    sentence = "training on, from 1 epochs to 2: from update 7 on the learning rate is "
-    assert f"{sentence}that of a run of 12 updates" in caplog.text
+    sentence = "training on, from 1 epochs to 2: from update 7, the learning rate "
+    assert f"{sentence}follows the schedule of a run of 12 updates" in caplog.text
     changes["output_dir"] = str(tmp_path / "at_once")
     expected = all_variables(run(settings, **changes, num_train_epochs=2.0))
     assert ours.keys() == expected.keys() and ours["update_step"] == 12

@@ -90,13 +90,19 @@ def test_another_bert_config_is_refused(copy, tmp_path, mode, key, value, expect
     """Another hidden_act or number of heads has the same shapes."""
     changes = _other_config(copy, tmp_path, **{key: value})
     sentence = _refusal(copy, **mode, **changes)
-    assert f"Received: {copy.output_dir}, whose run has {expected}. Use" in sentence
+    assert (
+        f"Received: {copy.output_dir}, which holds a run with {expected}. Use"
+        in sentence
+    )
 
 
 @_MODES
 def test_hidden_act_is_used_in_place_of_the_one_in_the_file(copy, tmp_path, mode):
     sentence = _refusal(copy, **mode, hidden_act="gelu_new")
-    assert "whose run has bert_config.hidden_act=gelu, not gelu_new. Use" in sentence
+    assert (
+        "which holds a run with bert_config.hidden_act=gelu, not gelu_new. Use"
+        in sentence
+    )
     other = _other_config(copy, tmp_path, hidden_act="gelu_new")
     run = jobs.prepare(
         inputs.read(dataclasses.replace(copy, **mode, **other, hidden_act="gelu"))
@@ -122,7 +128,7 @@ def test_a_checkpoint_of_another_shape_is_refused_without_run_settings(
 @_MODES
 def test_text_of_another_case_is_refused(copy, mode):
     sentence = _refusal(copy, **mode, do_lower_case=False)
-    assert "whose run has --do_lower_case=True, not False. Use" in sentence
+    assert "which holds a run with --do_lower_case=True, not False. Use" in sentence
 
 
 def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_path):
@@ -133,7 +139,7 @@ def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_pa
     other = {"task_name": "SST-2", "data_dir": str(tmp_path)}
     sentence = _refusal(copy, **_EVAL, **changes, **other)
     assert sentence.startswith("A trained classifier must be used for what it was tr")
-    assert "whose run has --task_name=cola, not sst2. Use the same" in sentence
+    assert "which holds a run with --task_name=cola, not sst2. Use the same" in sentence
     jobs.prepare(inputs.read(dataclasses.replace(copy, **_EVAL, **changes)))
 
 
@@ -143,7 +149,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(copy, tmp_path, mode):
     lines = pathlib.Path(copy.vocab_file).read_text().split()
     path.write_text("\n".join([*lines[:5], *reversed(lines[5:])]))
     sentence = _refusal(copy, **mode, vocab_file=str(path))
-    assert "whose run has another vocabulary. Use " in sentence
+    assert "which holds a run with a different vocabulary. Use " in sentence
 
 
 @pytest.mark.parametrize(("mode", "content"), [({}, "{"), (_EVAL, "[]"), ({}, None)])
@@ -152,7 +158,7 @@ def test_a_settings_file_of_another_origin_is_refused(copy, mode, content):
     path.unlink()
     path.write_text(content) if content else path.mkdir()
     sentence = _refusal(copy, **mode)
-    expected = "must be what a run has written" if content else " is a folder. Use"
+    expected = "must be the settings file of a run" if content else " is a folder. Use"
     assert f"{path}" in sentence and expected in sentence
 
 

@@ -140,12 +140,14 @@ def test_an_output_folder_of_other_settings_or_examples_is_refused(
 ):
     trained = vars(trained_settings)
     sentence = _refused(trained | {"learning_rate": 1.0}, capsys)
-    assert re.search(r"whose run has --learning_rate=\S+, not 1\.0\. Use", sentence)
+    assert re.search(
+        r"which holds a run with --learning_rate=\S+, not 1\.0\. Use", sentence
+    )
     text = pathlib.Path(trained["data_dir"], "train.tsv").read_text()
     first, second, rest = text.split("\n", 2)
     (tmp_path / "train.tsv").write_text(f"{second}\n{first}\n{rest}")
     sentence = _refused(trained | {"data_dir": tmp_path}, capsys)
-    assert "whose run has other examples" in sentence
+    assert "which holds a run with different examples" in sentence
 
 
 def test_a_folder_with_checkpoints_of_another_program_is_refused(flags, capsys):

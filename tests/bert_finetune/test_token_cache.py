@@ -179,7 +179,7 @@ def test_folder_that_cannot_be_written_to_goes_without(
     monkeypatch.setattr(token_cache, "whole_file", refuse)
     rows, found = _read(text, tokenizer)
     _assert_same(found, encode_examples(rows, tokenizer, 16))
-    message = f"tokens are not kept in {text}.tokens.npz: Permission denied"
+    message = f"tokens are not cached in {text}.tokens.npz: Permission denied"
     assert message in caplog.text
     assert os.listdir(text.parent) == ["train.tsv"]
 

@@ -147,12 +147,17 @@ def test_output_folder_of_other_settings_is_refused(trained, run_main, tmp_path)
     folder = pathlib.Path(shutil.copytree(flags["output_dir"], tmp_path / "output"))
     flags = flags | {"output_dir": folder}
     sentence = _refused(run_main, flags | {"seed": 1}, tmp_path)
-    assert "whose run has --seed=0, not 1. Use another --output_dir" in sentence
+    assert (
+        "which holds a run with --seed=0, not 1. Use another --output_dir" in sentence
+    )
     lines = flags["train_csv"].read_text().splitlines()
     fewer = tmp_path / "fewer.csv"
     fewer.write_text("\n".join(lines[:-1]) + "\n")
     sentence = _refused(run_main, flags | {"train_csv": fewer}, tmp_path)
-    assert "whose run has other examples. Use another --output_dir" in sentence
+    assert (
+        "which holds a run with different examples. Use another --output_dir"
+        in sentence
+    )
 
 
 @pytest.mark.once

@@ -182,8 +182,8 @@ class SpotCheck:
                     raise
                 if number == 2:
                     _logger.warning(
-                        "micro-batches: two examples do not fit in memory at once, so it "
-                        "was not looked at whether their gradients add up"
+                        "micro-batches: two examples do not fit in memory at once, so "
+                        "their gradients were not compared with each example's alone"
                     )
                     return
                 number = max(2, number // 2)

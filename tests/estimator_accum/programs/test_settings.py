@@ -250,8 +250,11 @@ def test_the_command_line_wins(tmp_path, arguments, expected):
 @pytest.mark.parametrize(
     "content, expected",
     [
-        ("{", r"`--config` must be what a run has written. Received: .*config.json, a"),
-        ("[]", r"`--config` must be what a run has written"),
+        (
+            "{",
+            r"`--config` must be the settings file of a run. Received: .*config.json, a",
+        ),
+        ("[]", r"`--config` must be the settings file of a run"),
         ("{}", r"must hold the flags of a run. Received: .*, without 'flags'"),
         ('{"flags": 1}', r"`--config` must hold the flags of a run"),
         (
@@ -305,10 +308,16 @@ def _job(folder, batches=None, checksum="sum", **changes) -> Job:
         ({"gradient_accumulation_steps": 4}, None),
         ({"micro_batch_size": AUTO}, None),
         ({"watchdog_secs": 9, "batches": Batches(200, 7, 3)}, None),
-        ({"checksum": "another"}, r"whose run has other examples\. Use another"),
-        ({"learning_rate": 0.2}, r"has --learning_rate=0\.1, not 0\.2\. "),
-        ({"hidden_units": 65}, r"has --hidden_units=64, not 65\. "),
-        ({"effective_batch_size": 100}, r"has --effective_batch_size=200, not 100\. "),
+        (
+            {"checksum": "another"},
+            r"which holds a run with different examples\. Use another",
+        ),
+        ({"learning_rate": 0.2}, r"holds a run with --learning_rate=0\.1, not 0\.2\. "),
+        ({"hidden_units": 65}, r"holds a run with --hidden_units=64, not 65\. "),
+        (
+            {"effective_batch_size": 100},
+            r"holds a run with --effective_batch_size=200, not 100\. ",
+        ),
     ],
 )
 def test_a_run_resumes_with_other_shares_of_the_same_updates_only(
@@ -328,7 +337,7 @@ def test_a_folder_of_another_program_is_refused(tmp_path):
         check_free(tmp_path, "*.ckpt*")
     (tmp_path / "run_settings.json").write_text("{")
     check_free(tmp_path, "*.ckpt*")
-    with pytest.raises(ValueError, match=r"must be what a run has written"):
+    with pytest.raises(ValueError, match=r"must be the settings file of a run"):
         _job(tmp_path).check_folder()
 
 
