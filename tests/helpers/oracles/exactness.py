@@ -9,10 +9,11 @@ makes of the model_fn; no files are written.
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
@@ -28,6 +29,16 @@ _AS_IT_IS = v1.ConfigProto()
 _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 # A variable whose own gradient cancels to nothing may change by rounding.
 _CANCELS = 1e-4
+
+
+def every_third_on_both(names: Iterable[str]) -> list:
+    """Returns names as parameters, of which two in three are marked `once`.
+
+    The rule of each type of operation is tested on both Pythons, by `test_rows.py` and
+    `test_attacked_rules.py`. A third of a table of models uses most of them.
+    """
+    marks = [[], [pytest.mark.once], [pytest.mark.once]]
+    return [pytest.param(name, marks=marks[i % 3]) for i, name in enumerate(names)]
 
 
 class Refused(ValueError):
