@@ -122,6 +122,7 @@ def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, a
     assert steps == [7, 6 * 6 + 2, 7]
 
 
+@pytest.mark.once
 def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
     found, folder = [], pathlib.Path(settings.output_dir)
     for rows, size in ((16, 16), (3, AUTO)):
@@ -147,11 +148,13 @@ def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
         assert json.loads(path.read_text()) == {"micro_batches": 4}  # 12, 6, 3 at once
 
 
+@pytest.mark.once
 def test_windows_of_so_many_tokens_have_the_same_weights(tokens, whole):
     _assert_close(tokens[0], whole)
     assert variables(tokens[0])["global_step"] == 18
 
 
+@pytest.mark.once
 def test_a_micro_step_is_one_session_run(in_threes, tokens):
     assert in_threes[1] - tokens[1] == 38 - 18  # both save equally often
 
@@ -180,7 +183,6 @@ def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
         run(settings, **changes)
 
 
-@pytest.mark.once
 @pytest.mark.once
 def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
     _assert_close(mirrored, whole)

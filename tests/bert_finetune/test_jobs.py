@@ -127,6 +127,7 @@ def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypat
     assert not list(pathlib.Path(settings.output_dir).iterdir())
 
 
+@pytest.mark.once
 def test_a_trained_folder_gives_the_same_later_padded_and_in_batches_of_any_size(
     settings, learned
 ):
@@ -152,6 +153,7 @@ def test_speed_of_an_evaluation_leaves_its_first_batches_out():
     assert speed.examples_per_sec == 3.0
 
 
+@pytest.mark.once
 def test_a_fine_tuned_checkpoint_predicts_from_another_folder(settings, learned):
     """As google-research/bert's README shows: --init_checkpoint is the classifier."""
     checkpoint = tf.train.latest_checkpoint(str(learned))

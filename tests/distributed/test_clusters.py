@@ -78,6 +78,7 @@ def _assert_same(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
     assert examples_seen(folder) == examples_seen(undisturbed)
 
 
+@pytest.mark.once
 def test_a_signal_to_one_task_stops_all_after_the_same_update(tmp_path, two_workers):
     folder = tmp_path / "output"
     command, flags = (_PROGRAM, "--rows_in_memory=1000"), _flags(folder)
