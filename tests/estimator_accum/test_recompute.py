@@ -325,6 +325,7 @@ def test_layers_keep_their_inputs_and_a_bit_for_each_random_decision():
     assert ours < 0.3 * plain
 
 
+@pytest.mark.once
 def test_a_switch_keeps_all_or_inputs_alone():
     plain = _peak_bytes(_as_it_is, _deep)
     assert _peak_bytes(_always, _deep) < 0.3 * plain

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from estimator_accum.keras import AccumulationCallback, accumulate
 from tests.helpers.models.keras_kinds import (
+    KINDS,
     apply_each,
     dense_data,
     difference,
@@ -18,6 +19,7 @@ from tests.helpers.models.keras_kinds import (
 from tests.helpers.processes import running
 
 
+@pytest.mark.parametrize("kind", KINDS, ids="-".join, indirect=True)
 @pytest.mark.parametrize(("name", "is_sparse"), [("SGD", False), ("Adam", True)])
 def test_a_window_gives_the_weights_of_the_big_batch(kind, name, is_sparse):
     make = kind.sparse_model if is_sparse else kind.dense_model

@@ -17,6 +17,7 @@ from tests.helpers.models.keras_kinds import (
     dense_data,
     difference,
     fit,
+    marks_of,
     sparse_data,
 )
 from tests.helpers.processes import running
@@ -107,16 +108,11 @@ def _check_that_training_resumes(kind, optimizer, path, **options):
     return loaded.optimizer
 
 
-def _marks_of(pair) -> list:
-    """Returns `once` for optimizers that the first Python has as `keras`."""
-    return [pytest.mark.once] if pair[0] == "tf_keras" else []
-
-
 @pytest.mark.parametrize("file", ["model.keras", "model.h5"])
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        pytest.param(pair, name, id="-".join([*pair, name]), marks=_marks_of(pair))
+        pytest.param(pair, name, id="-".join([*pair, name]), marks=marks_of(pair))
         for pair, name in _EVERY_OPTIMIZER
     ],
     indirect=["kind"],

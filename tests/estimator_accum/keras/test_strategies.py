@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.helpers.models.keras_kinds import KINDS, sparse_data
+from tests.helpers.models.keras_kinds import sparse_data
 from tests.helpers.processes import running, strategy_program
 
 pytestmark = pytest.mark.slow
@@ -39,19 +39,6 @@ def _assert_like_one_replica(kind, weights) -> float:
     return float(loss)
 
 
-# A tf_keras beside Keras 3 has the optimizers that the first Python has as `keras`.
-_each_optimizer_once = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.once] * (kind[0] == "tf_keras"))
-        for kind in KINDS
-    ],
-    ids="-".join,
-    indirect=True,
-)
-
-
-@_each_optimizer_once
 @pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
 def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strategy):
     if kind.is_legacy and strategy == "multi_worker":
@@ -69,7 +56,6 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
 
 
-@_each_optimizer_once
 def test_a_saved_window_goes_on_with_another_number_of_replicas(tmp_path, kind):
     report, weights = _run(tmp_path, kind, "mirrored", "resume")
     _assert_like_one_replica(kind, weights)

@@ -18,8 +18,8 @@ if importlib.util.find_spec("tf_keras"):
 
 
 def marks_of(kind: tuple[str, str]) -> list[pytest.MarkDecorator]:
-    """Returns `once` for a tf_keras whose optimizers the first Python has as `keras`."""
-    return [pytest.mark.once] if kind == ("tf_keras", "legacy") else []
+    """Returns `once` for a tf_keras, whose optimizers the first Python has as `keras`."""
+    return [pytest.mark.once] if kind[0] == "tf_keras" else []
 
 
 class Kind:

@@ -113,7 +113,7 @@ def train(
 def assert_exact(
     model_fn: Callable,
     input_fn: Callable,
-    micro_batches: int = MICRO_BATCHES,
+    micro_batches: int | tuple[int, ...] = MICRO_BATCHES,
     tolerance: float | None = None,
     updates: int = UPDATES,
     but: tuple[str, ...] = (),
@@ -123,15 +123,22 @@ def assert_exact(
     Args:
         model_fn: Function of features, labels and mode, with an optimizer of its own.
         input_fn: Returns a dataset of batches.
-        micro_batches: Number of micro-batches per batch.
+        micro_batches: Number of micro-batches per batch, or several such numbers.
         tolerance: Largest difference of a variable or loss; None is `DOUBLE` or
             `SINGLE`, by its type.
         updates: Number of batches.
         but: Ends of the names of variables that are not compared.
     """
     whole = assert_trains(train(model_fn, input_fn, updates))
-    cut_model_fn = microbatch_model_fn(model_fn, micro_batches)
-    cut = train(cut_model_fn, input_fn, updates, whole.start)
+    for number in [micro_batches] if isinstance(micro_batches, int) else micro_batches:
+        cut_model_fn = microbatch_model_fn(model_fn, number)
+        cut = train(cut_model_fn, input_fn, updates, whole.start)
+        _assert_equal(cut, whole, tolerance, updates, but)
+
+
+def _assert_equal(
+    cut: Trained, whole: Trained, tolerance: float | None, updates: int, but
+) -> None:
     changes = whole.changes()
     floor = _CANCELS * max(changes[name] for name in whole.trainable)
     for name, value in whole.values.items():
