@@ -33,8 +33,8 @@ def collect(
     turn: Turn,
     tensors: list[tf.Tensor],
     axes: list[int] | None = None,
-) -> list[tf.Tensor]:
-    """Stores rows of each micro-batch; returns those of all, in a later run.
+) -> tuple[list[tf.Tensor], Work]:
+    """Returns rows of all micro-batches, for a later run, and the work that stores them.
 
     Args:
         batch: The batch.
@@ -56,15 +56,16 @@ def collect(
             writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
-        batch.works.add(Work(each=writes, empty=empty), turn)
-        with _when_done(batch, turn, writes):
-            return [slot.read() for slot in slots]
+        done, waits = _when_done(batch, turn, writes)
+        with tf.control_dependencies(waits):
+            rows = [slot.read() for slot in slots]
+    return rows, Work(each=writes, empty=empty, done=done)
 
 
 def keep(
     batch: WholeBatch, turn: Turn, name: str, values: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Stores values after a pass; returns them, for a later run."""
+) -> tuple[list[tf.Tensor], Work]:
+    """Returns values, for a later run, and the work that stores them after a pass."""
     with tf.device("/cpu:0"):
         slots = [batch.works.slot(name, value.dtype, value.shape) for value in values]
         writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
@@ -74,12 +75,12 @@ def keep(
             for slot, value in zip(slots, values, strict=True)
             if value.shape.rank == 0
         ]
-        batch.works.add(Work(once=writes, initialize=zeros), turn)
-        with _when_done(batch, turn, writes):
+        done, waits = _when_done(batch, turn, writes)
+        with tf.control_dependencies(waits):
             kept = [slot.read() for slot in slots]
     for read, value in zip(kept, values, strict=True):
         read.set_shape(value.shape)
-    return kept
+    return kept, Work(once=writes, initialize=zeros, done=done)
 
 
 def keep_rows(
@@ -88,23 +89,23 @@ def keep_rows(
     name: str,
     values: list[tf.Tensor],
     axes: list[int | None],
-) -> list[tf.Tensor]:
-    """Stores values of the whole batch; returns the micro-batch's rows, in a later run.
+) -> tuple[list[tf.Tensor], Work]:
+    """Returns the micro-batch's rows of values, for a later run, and `keep`'s work.
 
     Args:
         batch: The batch.
         turn: The pass after which they are stored.
         name: Name of the variables.
-        values: The values.
+        values: Values of the whole batch.
         axes: The axis of each value that has the rows; None for no rows, the value itself.
     """
-    kept = keep(batch, turn, name, values)
+    kept, work = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if axis is not None:
             span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
             begin, end = batch.begin * span, (batch.begin + batch.size) * span
             kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
-    return kept
+    return kept, work
 
 
 def batch_mean(
@@ -198,15 +199,16 @@ def _write_rows(
         )
 
 
-def _when_done(batch: WholeBatch, turn: Turn, operations: list[tf.Operation]):
-    """Returns the context of successors of `operations`, in a later run or in theirs."""
+def _when_done(
+    batch: WholeBatch, turn: Turn, operations: list[tf.Operation]
+) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Returns `Work.done`, and waits of their successors in a later run or in theirs."""
     if turn is not Turn.COLLECT:
-        return tf.control_dependencies([])
+        return [], []
     with tf.control_dependencies(operations):
         default = tf.constant(True)
     done = tf.compat.v1.placeholder_with_default(default, [], "done")
     # A feed takes the place of a tensor, not of its operation: to wait for that, or for
     # what the graph's optimizer makes a part of it, would run `operations` again.
     with tf.device("/cpu:0"):
-        batch.works.add(Work(done=[done]), turn)
-        return tf.control_dependencies([batch.works.slot("done", tf.bool).write(done)])
+        return [done], [batch.works.slot("done", tf.bool).write(done)]

@@ -160,7 +160,9 @@ def _arriving(
     axes = [
         None if _is_loss_of_all(tensor) else view.state(tensor).axis for tensor in rows
     ]
-    arriving = keep_rows(batch, batch.works.first_turn(), "arriving", gradients, axes)
+    turn = batch.works.first_turn()
+    arriving, work = keep_rows(batch, turn, "arriving", gradients, axes)
+    batch.works.add(work, turn)
     for i, tensor in enumerate(rows):
         if axes[i] is None:
             arriving[i] = getattr(tensor.op, WHOLE_BATCH_LOSS).part(arriving[i])

@@ -257,7 +257,8 @@ class Copies:
         if border.frontier:
             batch = self._batch
             turn = batch.works.first_turn() if self._is_early else Turn.LAST
-            rows = collect(batch, turn, border.frontier, axes)
+            rows, work = collect(batch, turn, border.frontier, axes)
+            batch.works.add(work, turn)
             self.collected += zip(border.frontier, axes, strict=True)
             for tensor, whole in zip(border.frontier, rows, strict=True):
                 self._found[tensor.ref()] = whole

@@ -111,7 +111,9 @@ def _keep(batch: WholeBatch, direct: list) -> list:
     values = [part for part in parts if part is not None]
     if not values:
         return direct
-    kept = keep(batch, batch.works.first_turn(), "direct", values)
+    turn = batch.works.first_turn()
+    kept, work = keep(batch, turn, "direct", values)
+    batch.works.add(work, turn)
     # With the micro-batch that is the whole batch.
     batch.works.add(Work(each=[tf.group(*kept)]))
     kept = iter(kept)

@@ -51,7 +51,9 @@ def whole_batch_values(
     with tf.control_dependencies(None):
         values = copies.make(view, tensors)
         if is_twice:
-            values = keep(batch, batch.works.first_turn(), "reported", values)
+            turn = batch.works.first_turn()
+            values, work = keep(batch, turn, "reported", values)
+            batch.works.add(work, turn)
     by_tensor = dict(zip(tensors, values, strict=True))
     return Values(by_tensor, copies.collected, view)
 
