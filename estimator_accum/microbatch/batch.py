@@ -44,7 +44,6 @@ class WholeBatch(Clock):
         should_recompute: Scalar bool placeholder, whether layers are recomputed; None
             if the model has none, or always recomputes.
         reduction, weight: As given for the first train op; before, `weight` is None.
-        computed_twice: Outputs of whole_batch_loss, which an earlier pass computes too.
         is_auto: As given, in training.
         works: The work that runs beside the train op.
     """
@@ -69,7 +68,6 @@ class WholeBatch(Clock):
         self.reduction, self.weight = reduction, None
         self.should_recompute = None
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
-        self.computed_twice = []
         self.works = Works(self.rows)
 
     @contextlib.contextmanager
@@ -125,7 +123,9 @@ class WholeBatch(Clock):
             ValueError: If a whole_batch_loss, which is the batch's already, would be
                 weighted in another way.
         """
-        if self.computed_twice and (weight is not None or reduction != self.reduction):
+        if self.works.total.twice and (
+            weight is not None or reduction != self.reduction
+        ):
             raise ValueError(
                 "The loss of a whole batch must not be weighted by micro-batch. "
                 f"Received: {'a `weight`' if weight is not None else repr(reduction)} "

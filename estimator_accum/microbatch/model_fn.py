@@ -173,7 +173,7 @@ def _split_declared(batch: WholeBatch, spec):
     micro_ops, once = _split(train_op, batch.begin.op)
     batch.works.add(Work(each=micro_ops))
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
-    check_not_written(batch.computed_twice, batch.works.micro_ops)
+    check_not_written(batch.works.total.twice, batch.works.micro_ops)
     with tf.control_dependencies(None):
         train_op = tf.group(*once, name="train_batch")
     return spec._replace(loss=loss, train_op=train_op)

@@ -7,7 +7,7 @@
 The check includes called functions, such as the branches of a tf.cond.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -45,7 +45,7 @@ OUTPUTS = "`outputs` of whole_batch_loss"
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
-def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
+def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
     """Makes `tensors` the same whenever they are computed from one micro-batch.
 
     Every consumer of a random number that they need gets one of a stateless operation
@@ -76,7 +76,9 @@ def make_repeatable(tensors: list[tf.Tensor], name: str = OUTPUTS) -> None:
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
-def check_not_written(outputs: list[tf.Tensor], micro_ops: list[tf.Operation]) -> None:
+def check_not_written(
+    outputs: Sequence[tf.Tensor], micro_ops: list[tf.Operation]
+) -> None:
     """Raises ValueError if `micro_ops` write to variables that `outputs` need."""
     if not outputs:
         return

@@ -128,7 +128,6 @@ def whole_batch_loss(
         with graph.gradient_override_map({"IdentityN": _GRADIENT}):
             value, *_ = tf.identity_n([value, *whole_loss.sources])
     setattr(value.op, WHOLE_BATCH_LOSS, whole_loss)
-    batch.computed_twice += tensors
     return value
 
 
@@ -159,7 +158,7 @@ class _Loss:
         self.is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._batch, self._first = batch, batch.works.first_turn(self.is_joint)
         everything, work = collect(batch, self._first, outputs)
-        batch.works.add(work, self._first)
+        batch.works.add(work._replace(twice=outputs), self._first)
         self._is_own = None
         if self.is_joint:  # the rows of this replica are those where `_is_own`
             exchange, slot = batch.works.exchange, batch.works.slot

@@ -36,6 +36,8 @@ class Work(NamedTuple):
         roll_back: Before a retry, to undo the micro-batches so far.
         release: After the batch, and before a retry, to free the memory of its sums.
         handles: Handles of variables that micro-batches write, and no retry restores.
+        twice: Tensors of a micro-batch that the last pass computes as well: outputs of
+            whole_batch_loss.
     """
 
     each: Sequence[tf.Operation] = ()
@@ -46,6 +48,7 @@ class Work(NamedTuple):
     roll_back: Sequence[tf.Operation] = ()
     release: Sequence[tf.Operation] = ()
     handles: Sequence[tf.Tensor] = ()
+    twice: Sequence[tf.Tensor] = ()
 
 
 class Works:

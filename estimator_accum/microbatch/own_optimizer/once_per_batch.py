@@ -50,7 +50,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
         spec = build()
     if batch.weight is not None and not interception.is_used:
         with batch.as_current():
-            make_repeatable(batch.computed_twice)
+            make_repeatable(batch.works.total.twice)
         return spec, None
     train_op = getattr(spec.train_op, "op", spec.train_op)
     _check_trains(batch, interception, train_op)
@@ -131,7 +131,7 @@ def _make_draws_repeatable(batch: WholeBatch, view: View, early: Copies) -> None
     draw_once_per_batch(
         [draw for draw in draws if view.state(draw.outputs[0]).kind == "fixed"]
     )
-    make_repeatable(batch.computed_twice)
+    make_repeatable(batch.works.total.twice)
     rows = [tensor for tensor, _ in early.collected]
     make_repeatable(rows, "Rows of examples that the loss combines")
 
