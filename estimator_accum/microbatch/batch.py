@@ -187,7 +187,7 @@ def work_of_sums(
     sparse = variables_of([a for a in accumulators if a.touched is not None])
     return Work(
         release=release_sums(accumulators),
-        each=list(commits),
+        micro_ops=list(commits),
         empty=assign_zeros(accumulators),
         initialize=[variable.initializer for variable in sparse],
         handles=[variable.handle for variable in variables],

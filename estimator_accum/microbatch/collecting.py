@@ -59,7 +59,7 @@ def collect(
         done, waits = _when_done(batch, turn, writes)
         with tf.control_dependencies(waits):
             rows = [slot.read() for slot in slots]
-    return rows, Work(each=writes, empty=empty, done=done)
+    return rows, Work(micro_ops=writes, empty=empty, done=done)
 
 
 def keep(
@@ -151,7 +151,7 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
         with tf.control_dependencies(None):
             initialize = total.write(tf.zeros([], value.dtype))
             sums.append(total.read())
-        batch.works.add(Work(each=[add], initialize=[initialize]))
+        batch.works.add(Work(micro_ops=[add], initialize=[initialize]))
     with tf.control_dependencies(None):
         total, weight = sums
         if reduction == "sum":

@@ -171,7 +171,7 @@ def _split_declared(batch: WholeBatch, spec):
     _check_update(batch.begin.op)
     check_declared(batch, spec.loss)
     micro_ops, once = _split(train_op, batch.begin.op)
-    batch.works.add(Work(each=micro_ops))
+    batch.works.add(Work(micro_ops=micro_ops))
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
     check_not_written(batch.works.total.twice, batch.works.micro_ops)
     with tf.control_dependencies(None):
@@ -309,7 +309,7 @@ def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tu
         with tf.control_dependencies(None):
             whole = tf.group(*_operations(update))
         micro_ops, once = _split(whole, begin)
-        batch.works.add(Work(each=micro_ops))
+        batch.works.add(Work(micro_ops=micro_ops))
         with tf.control_dependencies(None):
             rest[name] = value, tf.group(*once)
     return rest

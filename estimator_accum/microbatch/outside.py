@@ -58,7 +58,9 @@ def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
     """
     _, pipeline = pipeline_of(batch.stage[1])
     work = batch.works.total
-    needed = ancestors([*work.each, *work.once, *(tensor.op for tensor in fetched)])
+    needed = ancestors(
+        [*work.micro_ops, *work.once, *(tensor.op for tensor in fetched)]
+    )
     for operation in needed:
         if operation in pipeline:
             raise ValueError(
@@ -98,7 +100,7 @@ class Outside:
         self._staged = {operation.inputs[0].op for operation in stages}
         staging, self._pipeline = pipeline_of(stages)
         totals = [replica.total for replica in replicas]
-        self._passes = ancestors(op for t in totals for op in (*t.each, *t.once))
+        self._passes = ancestors(op for t in totals for op in (*t.micro_ops, *t.once))
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()

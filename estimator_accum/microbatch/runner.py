@@ -190,7 +190,7 @@ class BatchRunner:
                 reported = [r.reported if is_whole else () for r in self._replicas]
                 pairs = zip(fetches, reported, strict=True)
                 wanted = [[*one, *others] for one, others in pairs]
-            if is_last or any(work.each for work in works):
+            if is_last or any(work.micro_ops for work in works):
                 feeds, fetched = self._run_micro_batches(
                     session, works, wanted, cuts, done
                 )
@@ -319,7 +319,9 @@ class BatchRunner:
             # A replica may have fewer examples than the others.
             running = [k for k, cut in enumerate(cuts) if i < len(cut.begins)]
             operations = [
-                (works[k].each, wanted[k]) if cuts[k].rows else (works[k].empty, [])
+                (works[k].micro_ops, wanted[k])
+                if cuts[k].rows
+                else (works[k].empty, [])
                 for k in running
             ]
             results = session.run(operations, feeds | done)

@@ -26,7 +26,7 @@ class Work(NamedTuple):
     """Operations, by when they run.
 
     Attributes:
-        each: With every micro-batch.
+        micro_ops: With every micro-batch.
         empty: In their place, on a replica without examples.
         once: Once, after the last micro-batch of every replica that has examples. Those
             of `Turn.JOINT` run on replicas without examples, too.
@@ -40,7 +40,7 @@ class Work(NamedTuple):
             whole_batch_loss.
     """
 
-    each: Sequence[tf.Operation] = ()
+    micro_ops: Sequence[tf.Operation] = ()
     empty: Sequence[tf.Operation] = ()
     once: Sequence[tf.Operation] = ()
     done: Sequence[tf.Tensor] = ()
@@ -81,7 +81,7 @@ class Works:
     @property
     def micro_ops(self) -> Sequence[tf.Operation]:
         """The operations of the last pass that run with every micro-batch."""
-        return self.passes[Turn.LAST].each
+        return self.passes[Turn.LAST].micro_ops
 
     @property
     def handles(self) -> set[tf.Operation]:

@@ -85,7 +85,7 @@ def divide(
     Raises:
         ValueError: If the forward pass reads a value that changes within a batch.
     """
-    forward = ancestors(graph.batch.works.total.each)
+    forward = ancestors(graph.batch.works.total.micro_ops)
     moved = _move_out_of_forward(graph, forward, losses)
     roots = [*roots, *moved]
     late = _changes_and_what_waits(graph, roots, moved, forward)

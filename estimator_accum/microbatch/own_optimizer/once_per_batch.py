@@ -113,7 +113,7 @@ def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> No
 def _check_passes(graph: ModelGraph, values: list[tf.Tensor]) -> None:
     """Raises ValueError if something changes before the train op runs."""
     works = graph.batch.works
-    needed = ancestors([*works.total.each, *(value.op for value in values)])
+    needed = ancestors([*works.total.micro_ops, *(value.op for value in values)])
     graph = graph._replace(handles=works.handles)  # those of the copies, too
     for operation in needed:
         if graph.changes(operation):
@@ -155,6 +155,6 @@ def _check_places(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, st
                 "A row must be looked up in its own example, for its batch to be cut. "
                 f"Received: {places.name}, which are places of others."
             )
-            batch.works.add(Work(each=[guard]))
+            batch.works.add(Work(micro_ops=[guard]))
             refusals[guard] = sentence
     return refusals

@@ -74,7 +74,7 @@ def _replace_norms(
     batch.works.add(_zero_work(half, zero))
     before = tf.where(batch.is_first, zero, half.read())
     add = half.write(before + tf.nn.l2_loss(values))
-    batch.works.add(Work(each=[add]))
+    batch.works.add(Work(micro_ops=[add]))
     for norm in norms:
         replace(norm.outputs[0], total)
 
@@ -95,7 +95,7 @@ def _keep_slices(batch: WholeBatch, slice_sum: SliceSum) -> None:
         before = slot.read()
         size = tf.where(batch.is_first, 0, tf.shape(before)[0])
         writes.append(slot.write(tf.concat([before[:size], part], 0)))
-    batch.works.add(Work(each=writes))
+    batch.works.add(Work(micro_ops=writes))
 
 
 def _zero_work(slot: Slot, zero: tf.Tensor) -> Work:

@@ -115,7 +115,7 @@ def _keep(batch: WholeBatch, direct: list) -> list:
     kept, work = keep(batch, turn, "direct", values)
     batch.works.add(work, turn)
     # With the micro-batch that is the whole batch.
-    batch.works.add(Work(each=[tf.group(*kept)]))
+    batch.works.add(Work(micro_ops=[tf.group(*kept)]))
     kept = iter(kept)
     parts = [part if part is None else next(kept) for part in parts]
     return tf.nest.pack_sequence_as(direct, parts, expand_composites=True)

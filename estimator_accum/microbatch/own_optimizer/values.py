@@ -60,7 +60,7 @@ def whole_batch_values(
 
 def draws_of_passes(batch: WholeBatch, *tensors: tf.Tensor) -> list[tf.Operation]:
     """Returns the operations that draw random numbers with every micro-batch."""
-    operations = [*batch.works.total.each, *(tensor.op for tensor in tensors)]
+    operations = [*batch.works.total.micro_ops, *(tensor.op for tensor in tensors)]
     draws = filter(is_draw, ancestors(operations))
     return [operation for operation in draws if not is_in_loop(operation)]
 
