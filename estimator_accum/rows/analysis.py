@@ -131,7 +131,7 @@ class Analysis:
             static = tensor.shape.as_list()
         for axis, (size, number) in enumerate(zip(sizes, static, strict=True)):
             if axis == state.axis:  # of rows, and of a list's elements
-                dims.append(N * state.each)
+                dims.append(N * state.span)
             elif number is not None and not isinstance(number, Size):
                 dims.append(Size(number))
             else:

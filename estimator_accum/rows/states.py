@@ -12,7 +12,7 @@ class State(NamedTuple):
         kind: "fixed", "rows", "sizes", "list" or "mixed".
         axis: Axis of the examples, of rows; for a list, that of its elements, and None
             while it is empty.
-        each: Number of rows for each example.
+        span: Number of rows for each example.
         distance: For places in a tensor with rows: a row holds the number of its example
             times this, and a value of its own example. Else None.
         is_number: Whether that value of its own is 0.
@@ -22,7 +22,7 @@ class State(NamedTuple):
 
     kind: str
     axis: int | None = None
-    each: Size = ONE
+    span: Size = ONE
     distance: Size | None = None
     is_number: bool = False
     is_first: bool = False

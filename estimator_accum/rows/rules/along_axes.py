@@ -93,8 +93,8 @@ def _cross_entropy(analysis, operation, states):
         raise Mixed(FIXED_BESIDE)
     if any(state.axis for state in states):
         raise Mixed(ALONG)
-    counts = {state.each for state in states}
-    if len(counts) > 1 and not all(size.symbols for size in counts):
+    spans = {state.span for state in states}
+    if len(spans) > 1 and not all(size.symbols for size in spans):
         raise Mixed(UNLIKE)
     return states[0]
 
@@ -105,7 +105,7 @@ def _reverse_sequence(analysis, operation, states):
     state, lengths = states
     if state.kind != lengths.kind or operation.get_attr("batch_dim") != state.axis:
         raise Mixed(ALONG)
-    if lengths.axis or lengths.each != state.each:
+    if lengths.axis or lengths.span != state.span:
         raise Mixed(UNLIKE)
     return state
 

@@ -9,9 +9,9 @@ from estimator_accum.rows.states import Mixed, State
 
 def broadcast(analysis, tensors: list, states: list[State], output) -> State:
     """Returns the state of an output each element of which stands behind its inputs'."""
-    place, count = _aligned(analysis, tensors, states)
+    place, span = _aligned(analysis, tensors, states)
     rank = max(analysis.rank(tensor) for tensor in tensors)
-    result = State("rows", rank - place, count)
+    result = State("rows", rank - place, span)
     return analysis.set_dims(output, result, broadcast_dims(analysis, tensors, rank))
 
 
@@ -22,19 +22,19 @@ def _aligned(
     ranks = [analysis.rank(tensor) for tensor in tensors]
     rows = [(rank - s.axis, s) for rank, s in zip(ranks, states) if s.kind == "rows"]
     (place, state), *others = rows
-    count = state.each
+    span = state.span
     for other, state in others:
         if other != place:
             raise Mixed(UNLIKE)
-        if state.each != count:
+        if state.span != span:
             # Sizes that only numbers tell are equal, or the batch at once fails.
-            if not (state.each.symbols or count.symbols):
+            if not (state.span.symbols or span.symbols):
                 raise Mixed(UNLIKE)
-            count = max(count, state.each, key=lambda size: len(size.symbols))
+            span = max(span, state.span, key=lambda size: len(size.symbols))
     for tensor, rank, state in zip(tensors, ranks, states, strict=True):
         if state.kind == "fixed" and rank >= place:
             check_length_1(analysis.dims(tensor)[rank - place])
-    return place, count
+    return place, span
 
 
 def broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:

@@ -52,7 +52,7 @@ def _transposed_convolution(analysis, operation, states):
 
 def _first_size_is_n(analysis, shape: tf.Tensor, state: State) -> State:
     value = analysis.value(shape)
-    if value is None or value[0] != N * state.each:
+    if value is None or value[0] != N * state.span:
         raise Mixed(SIZE)
     return state
 
@@ -76,7 +76,7 @@ def _normalization(analysis, operation, states):
         raise Mixed(ALONG)
     if state.axis == channels % analysis.rank(operation.inputs[0]):
         # Keras's layer normalization: every row is a channel.
-        of_channel = State("rows", 0, state.each)
+        of_channel = State("rows", 0, state.span)
         if any(s not in (of_channel, FIXED) for s in others) or FIXED in others[:2]:
             raise Mixed(UNLIKE)
         return [state, *[of_channel] * (len(operation.outputs) - 1)]

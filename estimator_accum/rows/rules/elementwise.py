@@ -113,7 +113,7 @@ def _select(analysis, operation, states):
         return broadcast(analysis, list(operation.inputs), states, operation.outputs[0])
     if any(state.kind != "rows" or state.axis for state in states):  # a vector of rows
         raise Mixed(UNLIKE)
-    if len({state.each for state in states}) > 1:
+    if len({state.span for state in states}) > 1:
         raise Mixed(UNLIKE)
     return states[1]
 

@@ -65,7 +65,7 @@ def _range(analysis, operation, states):
         raise Mixed(PLACE)
     number = limit[()] // delta[()]
     result = State("rows", 0, number // N, distance=delta[()], is_number=True)
-    if result.each != ONE:
+    if result.span != ONE:
         raise Mixed(PLACE)
     return analysis.set_dims(operation.outputs[0], result, [number])
 
@@ -82,7 +82,7 @@ def _tile(analysis, operation, states):
         place = state.axis + new_axes
         if is_tile and (places or value[place] != ONE):
             raise Mixed("it repeats the examples")
-        if not is_tile and (places != [place] or value[place] != N * state.each):
+        if not is_tile and (places != [place] or value[place] != N * state.span):
             raise Mixed(UNLIKE)
         result = state._replace(axis=place, is_first=False)
     else:

@@ -41,7 +41,7 @@ def _element(state: State) -> State:
     """Returns the state of a list's elements."""
     if state.kind == "list" and state.axis is None:
         raise Mixed("an element of an empty list")
-    return State("rows", state.axis, state.each) if state.kind == "list" else state
+    return State("rows", state.axis, state.span) if state.kind == "list" else state
 
 
 def _with(state: State, element: State) -> State:

@@ -40,7 +40,7 @@ def _gather(analysis, operation, states):
         raise Mixed(BY_VALUES)
     if batch_dims > table.axis and axis >= batch_dims:
         without_places([places])
-        if (places.axis, places.each) == (table.axis, table.each):
+        if (places.axis, places.span) == (table.axis, table.span):
             return table
     if not batch_dims and axis == table.axis == 0 and places.distance is not None:
         return _from_own(analysis, operation, places, table)
@@ -74,7 +74,7 @@ def _from_fixed(analysis, operation, places: State, axis: int) -> State:
 
 def _from_own(analysis, operation, state: State, table: State) -> State:
     """Returns the state of rows that are looked up by the number of their example."""
-    if state.distance != table.each:
+    if state.distance != table.span:
         raise Mixed(BY_VALUES)
     if not state.is_number:
         tensor, places = operation.inputs[:2]
@@ -94,7 +94,7 @@ def _gather_nd(analysis, operation, states):
         return places
     # Of a place that is the number again and again only the first is an example's.
     is_number = places.is_number and length == ONE
-    is_own = places.distance == table.each and (is_number or places.is_first)
+    is_own = places.distance == table.span and (is_number or places.is_first)
     if table.kind == "rows" and table.axis == 0 and is_own:
         return places._replace(distance=None, is_number=False, is_first=False)
     raise Mixed(BY_VALUES)

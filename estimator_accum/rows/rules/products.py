@@ -21,15 +21,15 @@ def _matrix_product(analysis, operation, states):
             place = 3 - place if operation.get_attr(prefix + names[i]) else place
             if place != 2 - i:
                 raise Mixed("it sums over the examples")
-        pairs.append((place, state.each))
+        pairs.append((place, state.span))
     if len(pairs) == 2 and (pairs[0][0] != pairs[1][0] or pairs[0][0] <= 2):
         raise Mixed("it multiplies examples by examples")
-    place, count = max(pairs, key=lambda pair: len(pair[1].symbols))
+    place, span = max(pairs, key=lambda pair: len(pair[1].symbols))
     if len(pairs) == 1 and place > 2:
         i = [state.kind for state in states].index("fixed")
         if ranks[i] >= place:
             check_length_1(analysis.dims(operation.inputs[i])[ranks[i] - place])
-    state = State("rows", max(ranks) - place, count)
+    state = State("rows", max(ranks) - place, span)
     dims = broadcast_dims(analysis, list(operation.inputs), max(ranks))
     return analysis.set_dims(operation.outputs[0], state, [*dims[:-2], None, None])
 
@@ -41,14 +41,14 @@ def _einsum(analysis, operation, states):
     terms = left.split(",")
     if "." in left:
         return _einsum_with_dots(analysis, operation, states, terms, right)
-    rows = [(t[s.axis], s.each) for t, s in zip(terms, states) if s.kind == "rows"]
+    rows = [(t[s.axis], s.span) for t, s in zip(terms, states) if s.kind == "rows"]
     fixed = [term for term, s in zip(terms, states) if s.kind == "fixed"]
-    label, count = rows[0]
+    label, span = rows[0]
     if len(set(rows)) > 1 or any(term.count(label) > 1 for term in terms):
         raise Mixed("it multiplies examples by examples")
     if label not in right or any(label in term for term in fixed):
         raise Mixed("it sums over the examples")
-    return State("rows", right.index(label), count)
+    return State("rows", right.index(label), span)
 
 
 def _einsum_with_dots(
@@ -61,11 +61,11 @@ def _einsum_with_dots(
         if state.kind == "rows":
             if not term.startswith("...") or state.axis >= dots:
                 raise Mixed("an equation with three dots")
-            pairs.add((dots - state.axis, state.each))
+            pairs.add((dots - state.axis, state.span))
         elif term.startswith("...") and dots:
             raise Mixed("an equation with three dots")
-    ((place, count),) = pairs if len(pairs) == 1 else [(None, None)]
+    ((place, span),) = pairs if len(pairs) == 1 else [(None, None)]
     if place is None or not right.startswith("..."):
         raise Mixed(UNLIKE)
     dots = analysis.rank(operation.outputs[0]) - len(right) + 3
-    return State("rows", dots - place, count)
+    return State("rows", dots - place, span)

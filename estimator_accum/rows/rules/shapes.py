@@ -53,7 +53,7 @@ def _apart(state: State, target: list):
 
 
 def _cut_to(state: State, place: int, target: list) -> State:
-    return state._replace(axis=place, each=target[place] // N, is_first=False)
+    return state._replace(axis=place, span=target[place] // N, is_first=False)
 
 
 @rule("Reshape")
@@ -100,7 +100,7 @@ def _all_alike(states: list[State]) -> State:
     """Returns the state that all inputs have, places and values aside."""
     if any(state.kind != "rows" for state in states):
         raise Mixed(FIXED_BESIDE)
-    if len({(state.axis, state.each) for state in states}) > 1:
+    if len({(state.axis, state.span) for state in states}) > 1:
         raise Mixed(UNLIKE)
     return states[0]
 

@@ -118,7 +118,7 @@ def _strided_slice_back(analysis, operation, states):
     ):
         raise Mixed("it chooses examples")
     without_places([state])
-    if shape[0] != N * state.each or any(size.power for size in shape[1:]):
+    if shape[0] != N * state.span or any(size.power for size in shape[1:]):
         raise Mixed(SIZE)
     if any(s.kind != "fixed" for s in bounds[1:]):
         raise Mixed(SIZE)
@@ -139,7 +139,7 @@ def _slice(analysis, operation, states):
     others = [i for i in range(len(begin)) if i != state.axis]
     if any(value[i].power for value in (begin, size) for i in others):
         raise Mixed(SIZE)
-    whole = (Size(-1), N * state.each)
+    whole = (Size(-1), N * state.span)
     if begin[state.axis] != Size(0) or size[state.axis] not in whole:
         raise Mixed("it chooses examples")
     keep_dims(analysis, operation, state, set(others))

@@ -65,7 +65,7 @@ def _assert_rows(make, axis, each=1, is_random=False, **options):
     for i, state in enumerate(states):
         assert (state.kind, state.axis) == ("rows", axis), state
         if not options:
-            assert int(state.each) == each
+            assert int(state.span) == each
         if is_random or not values:
             continue
         together, *apart = (found[i] for found in values)
