@@ -37,16 +37,16 @@ def warn_of_micro_step_writes(
     """
     keys = tf.compat.v1.GraphKeys
     trained = {name for window in windows for name in window.names}
-    own = {v.op.name for w in windows for v in (*w.state, *w.statistics)}
+    state = {v.op.name for w in windows for v in (*w.state, *w.statistics)}
     counter = find_global_step()
-    known = {*trained, *own} | ({counter.op.name} if counter is not None else set())
+    names = {*trained, *state} | ({counter.op.name} if counter is not None else set())
     updates = graph.get_collection(keys.UPDATE_OPS)
     meant = ancestors([getattr(update, "op", update) for update in updates])
     trainable = {v.op for v in graph.get_collection(keys.TRAINABLE_VARIABLES)}
 
     @functools.cache
     def decide_update() -> dict:
-        variables = [graph.get_operation_by_name(name) for name in trained | own]
+        variables = [graph.get_operation_by_name(name) for name in trained | state]
         return data_ancestors(writers.all_of(variables), deciding)
 
     def is_once_per_batch(variable: tf.Operation, writer: tf.Operation) -> bool:
@@ -55,13 +55,13 @@ def warn_of_micro_step_writes(
         if functions_of(writer) or moves_generator(writer.type):
             return False
         needed = data_ancestors([tensor.op for tensor in writer.inputs[1:]])
-        is_averaged = any(each.name in trained for each in needed)
+        is_averaged = any(op.name in trained for op in needed)
         is_of_batch = varying(needed)
         is_used = is_averaged or variable in decide_update()
         return not is_of_batch and is_used and not changes_once(writer)
 
-    for variable in (each.op for each in graph.get_collection(keys.GLOBAL_VARIABLES)):
-        if variable.name in known or hasattr(graph, _WARNED):
+    for variable in (v.op for v in graph.get_collection(keys.GLOBAL_VARIABLES)):
+        if variable.name in names or hasattr(graph, _WARNED):
             continue
         for writer in writers.of(variable):
             if writer not in meant and is_once_per_batch(variable, writer):

@@ -155,7 +155,7 @@ class MicroStepWriters:
 
     def all_of(self, variables: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Returns all operations that run with a train op and write the variables."""
-        return [each for v in variables for each in self._writers.get(v, ())]
+        return [writer for v in variables for writer in self._writers.get(v, ())]
 
     def of(self, variable: tf.Operation) -> list[tf.Operation]:
         """Returns those of the operations that write a variable."""
