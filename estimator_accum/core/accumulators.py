@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient, cast
 from estimator_accum.core.reduction import sum_over_replicas
+from estimator_accum.core.slice_list import SliceList, append, take
 from estimator_accum.graph.branches import either, is_in_function, run_either
 from estimator_accum.graph.variables import create_variable, read, zeros
 
@@ -73,7 +74,7 @@ def create_accumulator(
 
 def variables_of(accumulators: list[Accumulator]) -> list[tf.Variable]:
     """Returns all variables of the accumulators."""
-    return [v for accumulator in accumulators for v in accumulator if v is not None]
+    return [v for a in accumulators for v in (a.total, a.touched) if v is not None]
 
 
 def add_up(
@@ -90,7 +91,7 @@ def add_up(
         For each dense gradient the new sum, for each sparse one the gradient itself. A
         value is not finite if its gradient is not.
     """
-    dense = [a.total for a in accumulators if a.touched is None]
+    dense = [a.total for a in _dense(accumulators)]
 
     def nothing():
         if is_in_function():  # XLA requires the same shapes of both branches
@@ -142,6 +143,8 @@ def commit(
 
 
 def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
+    if isinstance(accumulator, SliceList):
+        return append(accumulator, value)
     # `.handle` is this replica's copy.
     handle = accumulator.total.handle
     if accumulator.touched is None:
@@ -175,6 +178,8 @@ def take_window(
     is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
     local = []
     for accumulator in accumulators:
+        if isinstance(accumulator, SliceList):
+            continue
         if accumulator.touched is None or not is_alone:
             local.append(read(accumulator.total))
         if accumulator.touched is not None:
@@ -183,6 +188,11 @@ def take_window(
     sums, cleared = [], []
     for accumulator in accumulators:
         total = accumulator.total
+        if isinstance(accumulator, SliceList):
+            summed, written = take(accumulator)
+            sums.append(summed)
+            cleared.extend(written)
+            continue
         if accumulator.touched is None:
             sums.append(next(reduced))
             continue
@@ -206,17 +216,19 @@ def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
         tf.raw_ops.AssignVariableOp(
             resource=total.handle, value=zeros(total.shape, total.dtype)
         )
-        for total, touched in accumulators
-        if touched is None
+        for total, _ in _dense(accumulators)
     ]
+
+
+def _dense(accumulators: list) -> list[Accumulator]:
+    return [a for a in accumulators if a.touched is None]
 
 
 def release_sums(accumulators: list[Accumulator]) -> list[tf.Operation]:
     """Frees the memory of this replica's dense sums, until they are assigned again."""
     return [
         tf.raw_ops.DestroyResourceOp(resource=total.handle)
-        for total, touched in accumulators
-        if touched is None
+        for total, _ in _dense(accumulators)
     ]
 
 

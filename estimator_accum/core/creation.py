@@ -9,7 +9,8 @@ from estimator_accum.core.noise_scale import create_noise_scale
 from estimator_accum.core.options import Options
 from estimator_accum.core.plan import Plan
 from estimator_accum.core.registry import get_windows
-from estimator_accum.core.state import State
+from estimator_accum.core.slice_list import create_slice_list
+from estimator_accum.core.state import Place, State, place_of_window
 from estimator_accum.core.update_step import get_or_create_update_step
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.internals import create_slots, is_in_cluster
@@ -31,14 +32,14 @@ def create_plan(
         create_slots(innermost(options.optimizer), updated)
     shared_step = get_or_create_update_step()
     accumulators, sums = [], {}
+    here = micro_batch.sums["weight"].device
+    place = place_of_window(micro_batch.variables, here, clock.has_counter)
     if clock.keeps_sums:
-        # Without a counter they are not saved: checkpoints are written between windows.
-        kept = {} if clock.has_counter else {"collections": []}
         taken = {v.op.name for window in windows for v in window.state}
-        accumulators = _create_accumulators(options, name, micro_batch, taken, kept)
+        accumulators = _create_accumulators(options, name, micro_batch, taken, place)
         sums = {
             of: create_accumulator(
-                f"{name}/{of}", tf.TensorShape([]), value.dtype, **kept
+                f"{name}/{of}", tf.TensorShape([]), value.dtype, **place.options
             )
             for of, value in micro_batch.sums.items()
         }
@@ -59,27 +60,30 @@ def create_plan(
         state=State(
             accumulators=accumulators,
             sums=sums,
-            micro_steps=_counter(name, "micro_steps") if clock.has_counter else None,
+            micro_steps=_counter(name, "micro_steps", place)
+            if clock.has_counter
+            else None,
             update_step=_counter(name, "update_step") if windows else shared_step,
             global_step=global_step,
             clipped_updates=clipped,
             noise=create_noise_scale(name) if options.noise_scale else [],
+            place=place,
         ),
         stop_request=stop_request,
     )
 
 
-def _counter(name: str, what: str) -> tf.Variable:
-    return create_shared_scalar(f"{name}/{what}")
+def _counter(name: str, what: str, place: Place | None = None) -> tf.Variable:
+    options = {} if place is None else place.options
+    return create_shared_scalar(f"{name}/{what}", **options)
 
 
 def _create_accumulators(
-    options: Options, name: str, micro_batch: MicroBatch, taken: set[str], kept: dict
+    options: Options, name: str, micro_batch: MicroBatch, taken: set[str], place: Place
 ) -> list[Accumulator]:
     """Creates an accumulator for each trained variable.
 
-    `taken` has the names of other train ops' variables, `kept` further arguments of
-    tf.compat.v1.Variable.
+    `taken` has the names of other train ops' variables.
     """
     sums, taken = [], set(taken)
     pairs = zip(micro_batch.gradients, micro_batch.variables, strict=True)
@@ -91,7 +95,11 @@ def _create_accumulators(
         taken.add(path)
         dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
-        sums.append(create_accumulator(path, variable.shape, dtype, is_sparse, **kept))
+        arguments = path, variable.shape, dtype
+        if is_sparse and place.is_on_worker:
+            sums.append(create_slice_list(*arguments, **place.options))
+        else:
+            sums.append(create_accumulator(*arguments, is_sparse, **place.options))
     return sums
 
 

@@ -1,4 +1,13 @@
-"""State of one accumulating train op: its variables."""
+"""State of one accumulating train op: its variables.
+
+The variables of an open window, its sums and its counter, live
+
+    with the replica, in checkpoints        where several runs are a window
+    with the replica, in no checkpoint      where a whole batch is one
+    on the worker, in no checkpoint         where parameter servers hold the weights
+
+In the last case all other variables are shared by the workers and live on the servers.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,6 +15,56 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.accumulators import Accumulator, variables_of
+
+_CHIEFS = (None, "chief", "master")  # names of the job that saves
+
+
+class Place(NamedTuple):
+    """Place of the variables of an open window.
+
+    Attributes:
+        worker: Device of this worker, if parameter servers hold the weights; else None.
+        is_saved: Whether checkpoints hold the window.
+    """
+
+    worker: str | None = None
+    is_saved: bool = True
+
+    @property
+    def is_on_worker(self) -> bool:
+        """Returns whether workers share the weights, and each has a window."""
+        return self.worker is not None
+
+    @property
+    def is_of_chief(self) -> bool:
+        """Returns whether the task that saves checkpoints has this window."""
+        return tf.DeviceSpec.from_string(self.worker or "").job in _CHIEFS
+
+    @property
+    def options(self) -> dict:
+        """Arguments of `create_variable` for a variable of the window."""
+        if self.is_on_worker:
+            local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+            return {"device": self.worker, "collections": local}
+        return {} if self.is_saved else {"collections": []}
+
+
+def place_of_window(
+    variables: list[tf.Variable], here: str, has_counter: bool
+) -> Place:
+    """Returns the place of a window's variables.
+
+    Args:
+        variables: The trained variables.
+        here: Device of the micro-batch.
+        has_counter: Whether several runs of the train op are a window.
+    """
+    own, servers = tf.DeviceSpec.from_string(here), False
+    for variable in variables:
+        its = tf.DeviceSpec.from_string(variable.device)
+        is_elsewhere = (its.job, its.task) != (own.job, own.task)
+        servers |= bool(own.job and its.job and is_elsewhere)
+    return Place(here if servers else None, has_counter and not servers)
 
 
 class State(NamedTuple):
@@ -25,6 +84,7 @@ class State(NamedTuple):
         global_step: The number of micro-steps; None if the caller counts.
         clipped_updates: The number of clipped updates; None without clipping.
         noise: Running means of the noise scale; empty if it is not estimated.
+        place: Place of accumulators, sums and micro_steps.
     """
 
     accumulators: list[Accumulator]
@@ -34,6 +94,7 @@ class State(NamedTuple):
     global_step: tf.Variable | None = None
     clipped_updates: tf.Variable | None = None
     noise: Sequence[tf.Variable] = ()
+    place: Place = Place()
 
     @property
     def all_accumulators(self) -> list[Accumulator]:
@@ -43,7 +104,7 @@ class State(NamedTuple):
     @property
     def saved(self) -> list[tf.Variable]:
         """Variables that a graph without accumulation does not have."""
-        if self.micro_steps is None:
+        if self.micro_steps is None or not self.place.is_saved:
             return [self.update_step]
         summed = variables_of(self.all_accumulators)
         return [self.update_step, self.micro_steps, *summed]

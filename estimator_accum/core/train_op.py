@@ -105,6 +105,8 @@ def make_accumulating_train_op(
         with "slices" `<name>/slices`, for the noise scale four scalars. A further train
         op has `<name>/update_step`. Checkpoints hold all of them but the sums inside
         `microbatch_model_fn`. K = 1 creates no sums, nor a counter of micro-steps.
+        With parameter servers the sums and the counter of micro-steps are local to the
+        worker, with `<variable>/copy` for each dense gradient, and in no checkpoint.
 
     Returns:
         The train op.

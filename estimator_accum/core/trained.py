@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.gradients import Gradient
 
 
@@ -23,17 +24,19 @@ def check_own_copies(variables: list[tf.Variable]) -> None:
 
 
 def check_own_job(variables: list[tf.Variable]) -> None:
-    """Raises ValueError for variables on parameter servers, which workers share."""
+    """Raises ValueError if parameter servers hold the variables of a whole batch."""
+    is_batch = current_batch() is not None
     with tf.control_dependencies(None):
         here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)
     for variable in variables:
         there = tf.DeviceSpec.from_string(variable.device)
-        if there.job and here.job and there.job != here.job:
+        if is_batch and there.job and here.job and there.job != here.job:
             raise ValueError(
-                "Trained variables must be of the task that trains: workers would add "
-                f"to the same accumulators. Received: {variable.name} on "
-                f"/job:{there.job}, gradients on /job:{here.job}. Train on one worker "
-                "without parameter servers, or under a MultiWorkerMirroredStrategy."
+                "Inside `microbatch_model_fn` trained variables must be of the task that "
+                "trains: workers would add to the same accumulators. Received: "
+                f"{variable.name} on /job:{there.job}, gradients on /job:{here.job}. "
+                "Accumulate over runs of the train op instead, or train without "
+                "parameter servers."
             )
 
 

@@ -57,6 +57,7 @@ from estimator_accum.core.noise_scale import update_noise_scale
 from estimator_accum.core.nonfinite import CheckedValues
 from estimator_accum.core.options import Options
 from estimator_accum.core.plan import Plan
+from estimator_accum.core.pulling import pull_once
 from estimator_accum.core.reduction import sum_over_replicas
 from estimator_accum.core.registry import Window, get_windows, register
 from estimator_accum.core.step import Result, Step
@@ -130,6 +131,8 @@ def make_train_op(
 
     in_cross_replica_context = tf.distribute.get_replica_context().merge_call
     plan = in_cross_replica_context(create)
+    if plan.state.place.is_on_worker and plan.state.micro_steps is not None:
+        pull_once(plan, micro_batch)
     with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
         steps = clock.steps(plan.state.update_step)
     if clock.keeps_sums:

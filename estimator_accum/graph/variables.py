@@ -1,5 +1,7 @@
 """Operations on the library's own variables."""
 
+import contextlib
+
 import tensorflow as tf
 
 from estimator_accum.graph.branches import either
@@ -23,7 +25,10 @@ def find_global_step() -> tf.Variable | tf.Tensor | None:
 
 
 def create_shared_scalar(
-    name: str, dtype: tf.DType = tf.int64, collections: list[str] | None = None
+    name: str,
+    dtype: tf.DType = tf.int64,
+    collections: list[str] | None = None,
+    device: str | None = None,
 ) -> tf.Variable:
     """Creates a scalar 0 with the same value in every replica.
 
@@ -31,34 +36,44 @@ def create_shared_scalar(
         name: Its name from the graph's root, whatever scope is open.
         dtype: Its dtype.
         collections: Graph collections; None is GLOBAL_VARIABLES.
+        device: Its device; None is the caller's.
     """
     return create_variable(
         name,
         [],
         dtype,
         collections=collections,
+        device=device,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
 
 def create_variable(
-    name: str, shape, dtype: tf.DType, has_idle_rows: bool = False, **options
+    name: str,
+    shape,
+    dtype: tf.DType,
+    has_idle_rows: bool = False,
+    device: str | None = None,
+    **options,
 ) -> tf.Variable:
     """Creates a variable of zeros that is saved and not trained.
 
     Args:
         name: Its name from the graph's root, whatever scope is open.
-        shape: Its static shape.
+        shape: Its static shape; an unknown dimension begins as 0.
         dtype: Its dtype.
         has_idle_rows: Whether rows that are never written to should take no memory.
+        device: Its device; None is the caller's.
         **options: Further arguments of tf.compat.v1.Variable.
     """
     # Not by get_variable: partitioners and init_from_checkpoint, set by users for all
     # variables of a scope, must not change these.
     make_zeros = idle_zeros if has_idle_rows else zeros
-    with tf.init_scope(), tf.compat.v1.name_scope(None):
+    first = [size or 0 for size in tf.TensorShape(shape).as_list()]
+    place = contextlib.nullcontext() if device is None else tf.device(device)
+    with tf.init_scope(), tf.compat.v1.name_scope(None), place:
         variable = tf.compat.v1.Variable(
-            lambda: make_zeros(shape, dtype),
+            lambda: make_zeros(first, dtype),
             name=name,
             shape=shape,
             trainable=False,

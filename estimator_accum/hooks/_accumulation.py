@@ -140,6 +140,8 @@ def make_accumulation_hooks(
         items: list[Report] = [ProgressReport(total_updates)] if name is None else []
         if not tf.distribute.get_strategy().extended.should_save_summary:
             return items
+        if not get_windows()[0].place.is_of_chief:
+            return [*items, *[summary] * (name is None)]
         if metrics_dir is not None:
             items += [
                 CsvReport(metrics_dir, weight_unit, name),
@@ -220,6 +222,14 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 "make_accumulation_hooks needs a global step. Received: a graph without "
                 "one. Pass tf.compat.v1.train.get_or_create_global_step() to minimize()."
             )
+        self._place = windows[0].place
+        holds_some = windows[0].micro_steps is not None and self._place.is_on_worker
+        if holds_some and self._partial_window == "keep":
+            raise ValueError(
+                "`partial_window` must be 'auto' or 'apply' with parameter servers, where "
+                "no checkpoint holds a worker's window. Received: 'keep'. Use 'apply' to "
+                "lose no micro-step of a training that ends."
+            )
         keep_initial_values(windows)
         saver = self._saver or get_or_add_saver()
         WindowlessRestore(saver, windows)
@@ -242,7 +252,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._session, self._coordinator = session, coord
         self._run_context = None
         self._running, self._has_data_ended = None, False
-        self._last_global_step = session.run(self._global_step)
+        self._last_global_step, self._last_held = session.run(self._global_step), 0
         if self._signals is not None:
             self._signals.open(coord)
         for window in self._windows:
@@ -281,6 +291,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 self._last_global_step = run_context.session.run(self._global_step)
             if values["has_updated"]:
                 window.report(values, self._last_global_step)
+            if window is self._windows[0]:
+                is_open = math.isnan(values["weight"])
+                self._last_held = int(values["micro_batches"]) if is_open else 0
             if window is self._windows[0] and self._signals is not None:
                 self._is_stopped |= self._stops_after(values)
         if self._is_stopped:
@@ -292,7 +305,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if window.stop_request is not None:
             return values["stop_requests"] > 0
         is_inside = math.isnan(values["weight"])
-        if is_inside and (self._signals.stops_at_update or window.num_replicas > 1):
+        is_saved = window.num_replicas == 1 and not self._place.is_on_worker
+        if is_inside and (self._signals.stops_at_update or not is_saved):
             return False
         return self._signals.is_asked
 
@@ -331,7 +345,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def _end_for_signal(self, session) -> None:
         """Logs the saved position and ends training, after the save."""
         if not self._watch.has_saved:
-            _logger.warning("not saved: this run writes no checkpoints.")
+            who = "this run" if self._place.is_of_chief else "this task, not the chief,"
+            _logger.warning("not saved: %s writes no checkpoints.", who)
             self._signals.stop()
             return
         first = self._windows[0]
@@ -370,6 +385,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if self._running == _TRAIN_OP:
             # Either the data has ended, or an earlier hook saves right after this
             # micro-step.
+            if self._place.is_on_worker:  # others move global_step
+                return self._windows[0].held(session)[0] == self._last_held
             return session.run(self._global_step) == self._last_global_step
         return self._run_context.stop_requested or self._coordinator.should_stop()
 

@@ -107,13 +107,13 @@ class ReportedWindow:
         return int(held), int(steps)
 
     def log_kept(self, session: tf.compat.v1.Session) -> tuple[int, int]:
-        """Logs the partial window that the checkpoint holds; returns `held`."""
+        """Logs where the partial window stays; returns `held`."""
         held, steps = self.held(session)
+        how = "kept in the checkpoint; the next train() resumes in mid-window."
+        if self.window.place.is_on_worker:
+            how = "lost: this worker has them, and no checkpoint."
         if held:
-            _logger.info(
-                "%s kept in the checkpoint; the next train() resumes in mid-window.",
-                self._described(held, steps),
-            )
+            _logger.info("%s %s", self._described(held, steps), how)
         return held, steps
 
     def apply_partial(self, session: tf.compat.v1.Session, global_step: int) -> bool:

@@ -38,7 +38,8 @@ class TrainingSummary(Report):
     def check(self) -> None:
         """Begins a training."""
         self._first, self._is_described, self._rates = None, False, []
-        self._held = self._steps = 0
+        self._held = self._steps = self._updates = 0
+        self._is_shared = False
 
     def open(self, update_step: int) -> None:
         """Begins to count, in the first session."""
@@ -66,6 +67,9 @@ class TrainingSummary(Report):
         if size is not None:
             whole = size * steps * window.num_replicas
             batch = f"effective batch {whole:,} = {size:,} examples x {sizes}"
+        self._is_shared = window.place.is_on_worker
+        if self._is_shared:
+            batch += " of one worker"
         if held:
             left = max(steps - held, 1)
             batch += f"; the open window has {_counted(held, 'micro-step')} and closes "
@@ -83,7 +87,7 @@ class TrainingSummary(Report):
 
     def write(self, update: Update) -> None:
         """Counts one update."""
-        self._last = update.update_step
+        self._last, self._updates = update.update_step, self._updates + 1
         amount = update.weight
         if self._micro_batch_size is not None:
             amount = self._micro_batch_size * update.micro_batches
@@ -101,6 +105,11 @@ class TrainingSummary(Report):
             division: Description of the batches' micro-batches; None for micro-steps.
         """
         parts = [f"trained {_counted(self._last - self._first, 'update')}"]
+        if self._is_shared:
+            own = _counted(self._updates, "update")
+            parts = [
+                f"trained {own} of this worker, the last of which was {self._last:,}"
+            ]
         if self._rates:  # the median, since the first update waits for the graph
             rate, unit = statistics.median(self._rates), self._unit.replace("_", "-")
             parts.append(f"{rate:,.1f} {unit} per second")
@@ -114,6 +123,7 @@ class TrainingSummary(Report):
         if self._held:
             open_window = f"{self._held:,} of {self._steps:,} micro-steps"
             line += f"; the open window has {open_window}"
+            line += ", which no checkpoint holds" * self._is_shared
         write_line(line, _logger)
         if self._held and self._last == 0:
             _warnings.warning(

@@ -179,17 +179,6 @@ def test_a_variable_that_replicas_share_is_refused_with_keras(kind):
             optimizer.build([variable])
 
 
-def test_a_variable_on_a_parameter_server_is_refused():
-    """Each worker would add to the shared accumulators."""
-    worker = "/job:worker/task:1"
-    device = v1.train.replica_device_setter(ps_tasks=1, worker_device=worker)
-    with tf.Graph().as_default(), v1.device(device):
-        x = v1.get_variable("x", initializer=0.0)
-        sentence = "Received: x:0 on /job:ps, gradients on /job:worker. Train"
-        with pytest.raises(ValueError, match=sentence):
-            _train_op(2)(1.0 * x)
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("steps", [1, 2])
 def test_sums_add_up_over_replicas(steps):

@@ -1,0 +1,269 @@
+"""Parameter servers: a worker's window is its own, everything else is shared.
+
+A cluster's servers run in this process, and its tasks in threads: sessions, devices and
+the network are those of a cluster of processes.
+"""
+
+import concurrent.futures
+import json
+import logging
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import (
+    AccumulatingOptimizer,
+    get_or_create_update_step,
+    get_windows,
+    make_accumulating_train_op,
+    make_accumulation_hooks,
+    microbatch_model_fn,
+)
+from tests.helpers.processes import running
+
+v1 = tf.compat.v1
+_ROWS, _STEPS = 40, 4
+_CLUSTER = ("chief", "worker", "ps", "ps")
+_WORKER = "/job:worker/task:0"
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    """`TF_CONFIG` of each task of a cluster, whose servers run."""
+    configs = running.tf_configs(*_CLUSTER)
+    servers = [
+        v1.train.Server(
+            config["cluster"], config["task"]["type"], config["task"]["index"]
+        )
+        for config in configs
+    ]
+    yield {
+        f"{config['task']['type']} {config['task']['index']}": (server, config)
+        for server, config in zip(servers, configs, strict=True)
+    }
+
+
+def _input_fn(seed: int):
+    def input_fn():
+        random = np.random.RandomState(seed)
+        x = random.normal(size=[96, 3]).astype(np.float32)
+        rows = random.randint(0, _ROWS, [96, 2])
+        data = tf.data.Dataset.from_tensor_slices(({"x": x, "rows": rows}, x[:, :1]))
+        return data.batch(4, drop_remainder=True).repeat()
+
+    return input_fn
+
+
+def _loss(features, labels) -> tf.Tensor:
+    """Loss of an embedding in two parts, of which rows repeat, and a layer."""
+    table = v1.get_variable(
+        "table",
+        [_ROWS, 2],
+        initializer=tf.keras.initializers.GlorotUniform(1),
+        partitioner=v1.fixed_size_partitioner(2),
+    )
+    looked_up = v1.nn.embedding_lookup(
+        table, features["rows"], partition_strategy="div"
+    )
+    inputs = tf.concat([features["x"], tf.reduce_sum(looked_up, 1)], 1)
+    kernel = v1.get_variable(
+        "kernel", [5, 1], initializer=tf.keras.initializers.GlorotUniform(2)
+    )
+    return tf.reduce_mean((tf.tanh(inputs @ kernel) - labels) ** 2)
+
+
+def _model_fn(features, labels, mode, params):
+    loss = _loss(features, labels)
+    rate = 0.5 * 0.9 ** tf.cast(get_or_create_update_step(), tf.float32)
+    optimizer = v1.train.AdagradOptimizer(rate)
+    if params["interface"] == "train op":
+        train_op = make_accumulating_train_op(loss, optimizer, _STEPS, clip_norm=0.1)
+    else:
+        optimizer = AccumulatingOptimizer(optimizer, _STEPS, clip_norm=0.1)
+        train_op = optimizer.minimize(loss, v1.train.get_global_step())
+    hooks = make_accumulation_hooks(params.get("partial_window", "auto"))
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, training_hooks=hooks
+    )
+
+
+def _estimator(folder, monkeypatch, config=None, interface="train op", **params):
+    """Returns the Estimator of one task; without `config` of one process alone."""
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config or {}))
+    config = tf.estimator.RunConfig(str(folder), save_checkpoints_steps=10**6)
+    monkeypatch.setenv("TF_CONFIG", "")
+    params["interface"] = interface
+    return tf.estimator.Estimator(_model_fn, config=config, params=params)
+
+
+def _values(folder) -> dict[str, np.ndarray]:
+    """Returns the variables of the last checkpoint, without open windows."""
+    reader = tf.train.load_checkpoint(str(folder))
+    names = reader.get_variable_to_shape_map()
+    window = r"accumulator(_rows)?$|accumulation/(micro_steps|loss|weight)$"
+    return {n: reader.get_tensor(n) for n in names if not re.search(window, n)}
+
+
+@pytest.mark.parametrize("interface", ["train op", "optimizer"])
+def test_a_chief_with_servers_trains_as_one_process_does(
+    tmp_path, monkeypatch, tasks, interface, caplog
+):
+    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
+    folder, max_steps = tmp_path / "chief", 3 * _STEPS + 2
+    chief = _estimator(folder, monkeypatch, tasks["chief 0"][1], interface)
+    chief.train(_input_fn(0), max_steps=max_steps)
+    assert "2 of 4 micro-steps lost: this worker has them, and no check" in caplog.text
+    assert "trained 3 updates of this worker, the last of which was 3," in caplog.text
+    names = set(tf.train.load_checkpoint(str(folder)).get_variable_to_shape_map())
+    alone = _estimator(tmp_path / "alone", monkeypatch, None, interface)
+    alone.train(_input_fn(0), max_steps=max_steps)
+    expected = _values(tmp_path / "alone")
+    assert names == set(expected)  # no window is in the chief's checkpoint
+    assert {n: v.tobytes() for n, v in _values(folder).items()} == {
+        n: v.tobytes() for n, v in expected.items()
+    }
+    resumed = _estimator(folder, monkeypatch, None, interface)
+    resumed.train(_input_fn(0), steps=_STEPS)
+    assert resumed.get_variable_value("update_step") == 4
+
+
+def test_every_micro_step_is_in_an_update_or_in_an_open_window(
+    tmp_path, monkeypatch, tasks, caplog
+):
+    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
+    chief, worker = (
+        _estimator(tmp_path, monkeypatch, tasks[name][1])
+        for name in ("chief 0", "worker 0")
+    )
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(estimator.train, _input_fn(seed), max_steps=400)
+            for seed, estimator in enumerate((chief, worker))
+        ]
+        for run in runs:
+            run.result()
+    held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", caplog.text)))
+    own = re.findall(r"trained (\d+) updates of this worker", caplog.text)
+    with tf.Graph().as_default(), v1.Session(tasks["chief 0"][0].target) as session:
+        with tf.device("/job:ps/task:0"):
+            counters = [
+                tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
+                for name in ("global_step", "update_step")
+            ]
+        reads = [
+            tf.raw_ops.ReadVariableOp(resource=c, dtype=tf.int64) for c in counters
+        ]
+        global_step, update_step = session.run(reads)
+    assert len(own) == 2 and sum(map(int, own)) == update_step
+    assert global_step == update_step * _STEPS + held >= 400
+
+
+def _build(loss_fn, **options) -> tuple[tf.Operation, list[tf.Variable]]:
+    """Makes a worker's train op; returns it and its local variables."""
+    setter = v1.train.replica_device_setter(ps_tasks=2, worker_device=_WORKER)
+    with v1.device(setter):
+        v1.train.get_or_create_global_step()
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_op = make_accumulating_train_op(loss_fn(), optimizer, 2, **options)
+    return train_op, v1.local_variables()
+
+
+def test_a_window_is_on_the_worker_and_the_rest_on_the_servers():
+    def loss_fn():
+        table = v1.get_variable("table", [10**6, 8])
+        bias = v1.get_variable("bias", [8], initializer=v1.zeros_initializer())
+        return tf.reduce_sum(tf.gather(table, [1, 1, 7]) + bias)
+
+    with tf.Graph().as_default():
+        _, window = _build(loss_fn, clip_norm=1.0, noise_scale=True)
+        assert {v.op.name: v.shape.as_list() for v in window} == {
+            "accumulation/loss": [],
+            "accumulation/weight": [],
+            "accumulation/squares": [],
+            "accumulation/count": [],
+            "accumulation/micro_steps": [],
+            "bias/accumulator": [8],
+            "bias/copy": [8],
+            "table/accumulator": [None, 8],  # of the slices alone
+            "table/accumulator_rows": [None],
+        }
+        assert {v.device for v in window} == {_WORKER}
+        shared = {v.op.name: v.device for v in v1.global_variables()}
+        assert {"update_step", "accumulation/clipped_updates"} <= set(shared)
+        assert {device.rpartition("/")[0] for device in shared.values()} == {"/job:ps"}
+        assert get_windows()[0].state == [get_windows()[0].update_step]
+
+
+def test_a_window_reads_the_weights_that_it_pulled(tasks):
+    """Others write to the servers in mid-window."""
+    with tf.Graph().as_default():
+        x = []
+
+        def loss_fn():
+            x.append(v1.get_variable("x", initializer=3.0))
+            return 0.5 * x[0] ** 2  # its gradient is x
+
+        train_op, _ = _build(loss_fn)
+        of_others, value = x[0].assign(10.0), x[0].read_value()
+        with v1.Session(tasks["worker 0"][0].target) as session:
+            session.run([v1.global_variables_initializer()])
+            session.run([v1.local_variables_initializer()])
+            session.run(train_op)
+            session.run(of_others)
+            session.run(train_op)
+            assert session.run(value) == 10.0 - 3.0
+            session.run([train_op])
+            session.run([train_op])
+            assert session.run(value) == 7.0 - 7.0
+
+
+def test_rows_of_a_window_are_those_of_a_table(tasks):
+    """A list of slices gives the sum of a table's rows, bit for bit, and is emptied."""
+    random = np.random.RandomState(0)
+    rows = [[3, 1, 3, 0], [1, 5, 5, 5], [2, 2, 2, 2], [4, 0, 1, 3]]
+    values = random.normal(size=[4, 4, 2]).astype(np.float32)
+
+    def train(target, device) -> np.ndarray:
+        with tf.Graph().as_default(), v1.device(device):
+            fed = v1.placeholder(tf.int64, [4]), v1.placeholder(tf.float32, [4, 2])
+            table = v1.get_variable("rows", [6, 2], initializer=v1.ones_initializer())
+            loss = tf.reduce_sum(tf.gather(table, fed[0]) * fed[1])
+            v1.train.get_or_create_global_step()
+            optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+            train_op = make_accumulating_train_op(loss, optimizer, 2, clip_norm=0.5)
+            with v1.Session(target) as session:
+                session.run([v1.global_variables_initializer()])
+                session.run([v1.local_variables_initializer()])
+                for micro_batch in zip(rows, values, strict=True):
+                    session.run(train_op, dict(zip(fed, micro_batch, strict=True)))
+                return session.run(table)
+
+    setter = v1.train.replica_device_setter(ps_tasks=2, worker_device=_WORKER)
+    own = train(tasks["worker 0"][0].target, setter)
+    np.testing.assert_array_equal(own, train("", None))
+
+
+def test_a_window_on_a_worker_cannot_be_kept(tmp_path, monkeypatch, tasks):
+    estimator = _estimator(
+        tmp_path, monkeypatch, tasks["chief 0"][1], partial_window="keep"
+    )
+    with pytest.raises(ValueError, match="'auto' or 'apply' with parameter servers"):
+        estimator.train(_input_fn(0), steps=1)
+
+
+def test_a_whole_batch_on_servers_is_refused():
+    def model_fn(features, labels, mode):
+        del labels
+        loss = tf.reduce_mean(features * v1.get_variable("x", initializer=1.0))
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_op = make_accumulating_train_op(loss, optimizer, 1)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    setter = v1.train.replica_device_setter(ps_tasks=1, worker_device=_WORKER)
+    with tf.Graph().as_default(), v1.device(setter):
+        v1.train.get_or_create_global_step()
+        sentence = "Received: x:0 on /job:ps, gradients on /job:worker. Accumulate over"
+        with pytest.raises(ValueError, match=sentence):
+            microbatch_model_fn(model_fn, 2)(tf.ones([4]), None, "train")
