@@ -56,14 +56,13 @@ def look_at_train_op(
     def look() -> None:
         nonlocal is_done
         if not is_done:
-            is_done = True
             writers = micro_step_writers(graph, get_windows())
             _check_other_writes(writers, variables)
+            is_done = True
             if graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP):
                 return  # an evaluation
             warn_of_micro_step_writes(graph, writers, get_windows())
-            # A session of Estimator's, which runs hooks, has a finalized graph.
-            if graph.finalized and not hasattr(graph, _HOOKS):
+            if _takes_hooks(graph) and not hasattr(graph, _HOOKS):
                 _warn_of_missing_hooks(graph, window.name)
 
     _look_before_runs(graph, look)
@@ -106,6 +105,15 @@ def _check_other_writes(
                 "optimizer in AccumulatingOptimizer; pass other writes as "
                 "`after_update_ops`, to make them once per update."
             )
+
+
+def _takes_hooks(graph: tf.Graph) -> bool:
+    """Returns whether a session with hooks runs a graph, as Estimator's does.
+
+    It finalizes the graph, as a Supervisor does too, and fills this collection.
+    """
+    ready = tf.compat.v1.GraphKeys.READY_FOR_LOCAL_INIT_OP
+    return graph.finalized and bool(graph.get_collection(ready))
 
 
 def _warn_of_missing_hooks(graph: tf.Graph, name: str) -> None:

@@ -39,9 +39,14 @@ def test_missing_hooks_are_warned_of_once(
     assert len(warned) == is_warned_of
 
 
-def test_a_plain_session_needs_no_hooks(fresh_graph, caplog):
-    after_each(_train_op(2)[2], [], [])
-    assert not caplog.messages
+@pytest.mark.parametrize("is_supervised", [False, True])
+def test_a_loop_of_its_own_needs_no_hooks(is_supervised, fresh_graph, caplog):
+    train_op = _train_op(2)[2]
+    if is_supervised:
+        v1.train.Supervisor().prepare_or_wait_for_session().close()
+    else:
+        after_each(train_op, [], [])
+    assert not [m for m in caplog.messages if "make_accumulation_hooks()" in m]
 
 
 def _adam(variable, loss):
