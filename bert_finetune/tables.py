@@ -1,8 +1,8 @@
 """Rows of text files: tab-separated, comma-separated, or one JSON object a line.
 
-The end of the name says which: `.csv`, `.jsonl` (or `.json`), and anything else is
-tab-separated. All are UTF-8; a byte order mark and CRLF line ends are accepted, and empty
-lines are skipped. In a tab-separated file a quotation mark is a character like any other,
+The end of the name says which: `.csv`, `.jsonl` (or `.json`), also in capitals; anything
+else is tab-separated. All are UTF-8; a byte order mark and CRLF line ends are accepted, and
+empty lines are skipped. In a tab-separated file a quotation mark is a character like any other,
 as in GLUE's own loaders; in a comma-separated one it encloses commas, line breaks and
 doubled quotation marks (RFC 4180), and spaces after a comma are ignored. In JSON lines a
 text is a string; a label that is a number, true or false stands for its own spelling.
@@ -34,16 +34,16 @@ def read_rows(path: pathlib.Path, columns: Sequence[str], label: str) -> Iterato
             or if an object lacks a key, or has another value there than a text.
     """
     lines = _lines(path)
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return _comma_separated(path, lines)
-    if path.suffix in (".jsonl", ".json"):
+    if path.suffix.lower() in (".jsonl", ".json"):
         return _objects(path, lines, columns, label)
     return ((number, line.split("\t")) for number, line in lines if line)
 
 
 def separator_of(path: pathlib.Path) -> str:
     """Returns the word for what separates a file's columns."""
-    return "comma" if path.suffix == ".csv" else "tab"
+    return "comma" if path.suffix.lower() == ".csv" else "tab"
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:

@@ -389,7 +389,7 @@ def _other_width(
 ) -> str:
     """Returns the sentence about a row of more or fewer columns than the others."""
     remedy = "Correct or remove the line"
-    if len(row) > width.columns and path.suffix == ".csv":
+    if len(row) > width.columns and path.suffix.lower() == ".csv":
         remedy = 'Put a text that contains commas in quotation marks: "a, b"'
     elif len(row) > width.columns:
         remedy = (

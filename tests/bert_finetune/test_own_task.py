@@ -54,7 +54,7 @@ def test_a_csv_without_header_has_numbered_columns_and_the_label_first(tmp_path)
     ("file", "text"),
     [
         ("a.tsv", 'score\tsecond\tfirst\n0.5\tB, "b\tA\n-2\tD\tC\n'),
-        ("a.csv", 'score,second,first\n0.5,"B, ""b",A\n-2,D,C\n'),
+        ("a.CSV", 'score,second,first\n0.5,"B, ""b",A\n-2,D,C\n'),
         (
             "a.jsonl",
             """{"first": "A", "second": "B, \\"b", "score": 0.5, "more": null}
