@@ -22,6 +22,7 @@ from estimator_accum.compat.v1 import (
     _hparams,
     _layers,
     _learning,
+    _losses,
     _metrics,
     _normalization,
     _optimize_loss,
@@ -117,6 +118,9 @@ _TRAINING = "add_gradients_summaries clip_gradient_norms multiply_gradients"
 _LAYERS = "avg_pool2d conv2d convolution2d dropout elu embed_sequence flatten"
 _LAYERS += " fully_connected linear max_pool2d one_hot_encoding relu relu6 repeat"
 _LAYERS += " softmax stack"
+_LOSSES = "absolute_difference add_loss compute_weighted_loss get_losses"
+_LOSSES += " get_regularization_losses get_total_loss log_loss mean_squared_error"
+_LOSSES += " sigmoid_cross_entropy softmax_cross_entropy sparse_softmax_cross_entropy"
 _WEIGHTS = "apply_regularization l1_l2_regularizer l1_regularizer l2_regularizer"
 _WEIGHTS += " sum_regularizer variance_scaling_initializer xavier_initializer"
 
@@ -167,6 +171,7 @@ def _stand_ins() -> dict[str, dict]:
             "index_table_from_file index_table_from_tensor "
             "index_to_string_table_from_file index_to_string_table_from_tensor",
         ),
+        "losses": _pick(_losses, _LOSSES),
         "metrics": {
             f"streaming_{name}": _metrics.with_predictions_first(
                 getattr(v1.metrics, name)
@@ -177,7 +182,9 @@ def _stand_ins() -> dict[str, dict]:
         | {"streaming_mean": v1.metrics.mean},
         "rnn": _public(v1.nn.rnn_cell)
         | _pick(v1.nn, "static_bidirectional_rnn static_rnn"),
-        "slim": framework | layers | {"utils": _outputs, "learning": _learning},
+        "slim": framework
+        | layers
+        | {"utils": _outputs, "learning": _learning, "losses": _losses},
         "tpu": _public(v1.tpu)
         | _pick(tpu, "InputPipelineConfig RunConfig TPUConfig TPUEstimator")
         | _pick(tpu, "TPUEstimatorSpec")

@@ -8,6 +8,7 @@ from estimator_accum.compat.v1 import (
     _arg_scope,
     _contrib,
     _framework,
+    _losses,
     _normalization,
     _optimize_loss,
     _weights,
@@ -191,6 +192,30 @@ def test_streaming_metrics_take_predictions_first():
         session.run(v1.local_variables_initializer())
         session.run(update)
         assert session.run(found) == 0.5
+
+
+def _softmax(x, labels):
+    chosen = x[range(len(x)), labels]
+    return np.log(np.exp(x).sum(-1)) - chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("softmax_cross_entropy", np.eye(2), _softmax),
+        ("sparse_softmax_cross_entropy", np.arange(2), _softmax),
+        ("mean_squared_error", np.eye(2), lambda x, _: (x - np.eye(2)) ** 2),
+    ],
+)
+def test_losses_of_contrib_take_logits_first(name, labels, expected):
+    x = np.array([[0.5, 2.0], [-1.0, 3.0]], np.float32)
+    loss = getattr(_losses, name)(x, labels, weights=2.0)
+    v1.losses.add_loss(tf.constant(1.0))
+    with v1.Session() as session:
+        total = session.run(_losses.get_total_loss())
+    by_example = expected(x, np.arange(2))
+    assert total == pytest.approx(1.0 + 2.0 * np.mean(by_example), rel=1e-6)
+    assert _losses.get_losses()[0] is loss
 
 
 @pytest.mark.parametrize("weight", [None, [2.0, 0.0, 1.0, 3.0]])
