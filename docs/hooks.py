@@ -37,6 +37,9 @@ def on_page_markdown(markdown, page, config, files):
     for name, other in _PAGES.items():
         markdown = re.sub(rf"\]\((?:\.\./)?{name}", f"]({other}", markdown)
     page.meta.setdefault("description", _description(markdown))
+    markdown = re.sub(
+        r"\[([^\]]*)\]\(\.\./(?:distributed|examples)/[^)]*\)", r"`\1`", markdown
+    )
     return re.sub(r"\]\((?:\.\./)?docs/", "](", markdown)
 
 

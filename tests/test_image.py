@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from estimator_accum.__main__ import main as command
 from tests.helpers.processes import documents, pages, running
@@ -24,8 +23,7 @@ _COPIED = [
 
 def _containers() -> list[dict]:
     """Returns the containers of the manifests, those of the TFJob last."""
-    blocks = documents.blocks(documents.PAGES["clusters"], "yaml")
-    runtime, job, tf_job = (m for b in blocks for m in yaml.safe_load_all(b))
+    runtime, job, tf_job = documents.manifests()
     [node] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     [container] = node["template"]["spec"]["template"]["spec"]["containers"]
     replicas = tf_job["spec"]["tfReplicaSpecs"].values()

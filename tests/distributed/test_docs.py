@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from distributed import launch_local
 from distributed.main import PROGRAM
@@ -20,9 +19,7 @@ _FLAGS = PROGRAM.flags()
 _README = (ROOT / "distributed" / "README.md").read_text()
 
 
-def _block(language: str) -> str:
-    [block] = documents.blocks(documents.PAGES["clusters"], language)
-    return block
+_SLURM = (ROOT / "distributed" / "slurm.sh").read_text()
 
 
 def test_table_has_every_flag_with_its_default():
@@ -58,8 +55,7 @@ _GPU = {
 
 
 def _manifests() -> list[dict]:
-    blocks = documents.blocks(documents.PAGES["clusters"], "yaml")
-    return [each for block in blocks for each in yaml.safe_load_all(block)]
+    return documents.manifests()
 
 
 def _task_of(container: dict, folder, program: str, **variables: str):
@@ -202,7 +198,7 @@ def test_pods_run_as_the_image_s_user_who_may_write():
 
 
 def test_sbatch_script_is_bash_and_starts_the_tasks_with_srun():
-    script = _block("bash")
+    script = _SLURM
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.startswith("#!/bin/bash\n#SBATCH --")
     flags = ("--gres=gpu:1", "--signal=TERM@60", "--requeue", "--open-mode=append")
@@ -224,7 +220,7 @@ def test_sbatch_script_starts_again_until_the_tasks_are_done(tmp_path):
         (tmp_path / "starts").unlink(missing_ok=True)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LAST": last}
         environment["SLURM_SUBMIT_DIR"] = str(tmp_path)
-        command = ["bash", "-c", _block("bash")]
+        command = ["bash", "-c", _SLURM]
         done = subprocess.run(command, env=environment, check=False)
         assert done.returncode == int(last)
         assert (tmp_path / "starts").read_text().count("\n") == 3

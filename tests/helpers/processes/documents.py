@@ -4,6 +4,8 @@ import re
 import shlex
 import string
 
+import yaml
+
 from tests.helpers.processes.running import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -17,6 +19,12 @@ ALL |= {path.parent.name: path.read_text() for path in ROOT.glob("[!.]*/README.m
 def blocks(text: str, language: str) -> list[str]:
     """Returns the fenced blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def manifests() -> list[dict]:
+    """Returns the manifests for Kubernetes: runtime, TrainJob, TFJob."""
+    files = (ROOT / "distributed" / f"{name}.yaml" for name in ("train_job", "tf_job"))
+    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
 
 
 def all_blocks(text: str) -> list[tuple[str, str]]:

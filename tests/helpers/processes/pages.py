@@ -5,8 +5,8 @@
 
 The folder has the repository's files and an environment `.venv`, first on the path. Its
 `python` asks this process to fork each program (see `programs`), which spares it the
-import of TensorFlow; its pip finds made-up wheels only; `srun` and `docker` are
-stand-ins.
+import of TensorFlow; its pip finds made-up wheels only; `sbatch`, `srun` and
+`docker` are stand-ins.
 """
 
 import contextlib
@@ -77,6 +77,9 @@ export SLURM_JOB_ID=$$ SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2
 export SLURM_STEP_NODELIST=localhost SLURMD_NODENAME=localhost
 SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
 SLURM_PROCID=0 SLURM_LOCALID=0 "$@" && wait $!
+""",
+    "sbatch": """#!/bin/sh
+SLURM_SUBMIT_DIR=$PWD exec bash "$1"
 """,
     # The clone is the folder itself.
     "git": """#!/bin/sh
