@@ -150,6 +150,13 @@ def refusal(call, tmp_path) -> Callable[..., str]:
 
 
 @pytest.fixture
+def every_line(monkeypatch):
+    """Lets the progress display print each line, however soon after the last one."""
+    name = "estimator_accum.reports._display._SECS_BETWEEN_LINES"
+    monkeypatch.setattr(name, 0)
+
+
+@pytest.fixture
 def real_starts():
     """Starts the programs of the test as a user does, without forking."""
     with programs.real_starts():

@@ -142,6 +142,20 @@ def _private_names(code: str) -> list[str]:
     return [name for name in imported if re.match(private, name)]
 
 
+def test_the_index_of_tables_names_their_readers():
+    page = (_REPOSITORY / "docs" / "development.md").read_text()
+    row = r"^\| `(\w+)` \| .* \| (`test_\w+`(?:, `test_\w+`)*) \|$"
+    index = dict(re.findall(row, page, re.MULTILINE))
+    assert len(index) == 6
+    readers = {name: set() for name in index}
+    for path in _REPOSITORY.glob("tests/estimator_accum/unedited/test_*.py"):
+        for module, names in imported_modules(ast.parse(path.read_text())):
+            for name in readers.keys() & {module.split(".")[-1], *(names or ())}:
+                readers[name].add(path.stem)
+    for name, tests in index.items():
+        assert set(re.findall(r"\w+", tests)) == readers[name], name
+
+
 def test_the_core_reads_no_flag_and_no_environment_and_prints_nothing():
     outside = {_LIBRARY / name for name in ("programs", "compat", "unedited")}
     words = re.compile(r"os\.environ|getenv|\babsl\b|argparse|\bprint\(|[\"'`]--\w")

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from distributed import jobs
 from estimator_accum.programs.watchdog import LostTaskError
-from estimator_accum.reports import _display
 from tests.helpers.models import short_run
 from tests.helpers.processes import running
 
@@ -37,7 +36,7 @@ def test_malformed_cluster_is_refused_in_one_sentence(run_main, monkeypatch):
 
 
 def test_task_alone_learns_goes_on_and_exports(
-    tmp_path, run_main, real_starts, monkeypatch
+    tmp_path, run_main, real_starts, every_line
 ):
     output_dir = tmp_path / "output"
     flags = [f"--output_dir={output_dir}", "--train_updates=60", "--learning_rate=0.2"]
@@ -74,7 +73,6 @@ def test_task_alone_learns_goes_on_and_exports(
     assert classes.shape == [3]
 
     before = short_run.values(output_dir)
-    monkeypatch.setattr(_display, "_SECS_BETWEEN_LINES", 0)
     code, output = run_main(*flags)
     assert code == 0 and "is trained already" in output
     assert "evaluation: batch 1 of 1, " in output

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
-from estimator_accum.reports import _display
 from housing_example import main
 from tests.helpers.models.short_run import values
 from tests.helpers.processes import programs, running
@@ -131,8 +130,7 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
 
 
 @pytest.mark.once
-def test_trained_run_tells_its_results_again(trained, run_main, monkeypatch):
-    monkeypatch.setattr(_display, "_SECS_BETWEEN_LINES", 0)
+def test_trained_run_tells_its_results_again(trained, run_main, every_line):
     flags, first = trained
     again = run_main(flags)
     assert again.stdout == first.stdout

@@ -5,7 +5,6 @@ import logging
 import tensorflow as tf
 
 from estimator_accum.programs.bars import BatchBar
-from estimator_accum.reports import _display
 
 
 def _evaluate(bar, num_batches):
@@ -17,9 +16,8 @@ def _evaluate(bar, num_batches):
                 session.run(batch)
 
 
-def test_every_batch_of_every_evaluation_is_shown(monkeypatch, capsys, caplog):
+def test_every_batch_of_every_evaluation_is_shown(every_line, capsys, caplog):
     caplog.set_level(logging.WARNING, "tensorflow.estimator_accum")
-    monkeypatch.setattr(_display, "_SECS_BETWEEN_LINES", 0)
     bar = BatchBar("evaluation", 3)
     for _ in range(2):
         _evaluate(bar, 3)
