@@ -32,8 +32,9 @@ def create_plan(
         create_slots(innermost(options.optimizer), updated)
     shared_step = get_or_create_update_step()
     accumulators, sums = [], {}
-    here = micro_batch.sums["weight"].device
-    place = place_of_window(micro_batch.variables, here, clock.has_counter)
+    place = place_of_window(
+        micro_batch.variables, micro_batch.device, clock.has_counter
+    )
     if clock.keeps_sums:
         taken = {v.op.name for window in windows for v in window.state}
         accumulators = _create_accumulators(options, name, micro_batch, taken, place)

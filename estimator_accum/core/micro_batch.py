@@ -27,6 +27,7 @@ class MicroBatch(NamedTuple):
         divisor: Number by which the gradients were divided, so that their sum over
             replicas is a mean.
         change: Code between the mean and the optimizer; None if there is none.
+        device: Device of the task that computes the gradients; empty outside clusters.
     """
 
     gradients: list[Gradient]
@@ -36,6 +37,7 @@ class MicroBatch(NamedTuple):
     sums: dict[str, tf.Tensor]
     divisor: float = 1
     change: Change | None = None
+    device: str = ""
 
 
 def makes_mean(clock: Clock) -> bool:

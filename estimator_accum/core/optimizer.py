@@ -139,7 +139,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         # Whatever can be made a tensor is taken, such as the result of an assignment.
         to_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
         pairs = [(g if g is None else to_tensor(g), v) for g, v in grads_and_vars]
-        gradients, variables = check_trained(pairs, loss)
+        gradients, variables, device = check_trained(pairs, loss)
         if are_as_computed(gradients) and isinstance(clock, EveryKRuns):
             steps = options.gradient_accumulation_steps
             check_declared_loss(steps, options.reduction, loss)
@@ -150,13 +150,13 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         if change is not None:
             _check_sparse_norm(options)
             pairs = zip(change.gradients, change.read, strict=True)
-            gradients, variables = check_trained(pairs, loss)
+            gradients, variables, device = check_trained(pairs, loss)
         value = options.weight() if callable(options.weight) else options.weight
         weight, scale = weigh(value, options.reduction)
         is_weighted = value is None and tf.get_static_value(scale) == 1.0
         micro_batch = micro_batch_of(
             options, gradients, variables, loss, weight, scale, is_weighted, change
-        )
+        )._replace(device=device)
         train_op = make_train_op(options, clock, micro_batch, global_step)
         look_at_changes(factors, get_windows)
         return train_op

@@ -60,8 +60,14 @@ def take(slices: SliceList) -> tuple[tf.IndexedSlices, list[tf.Operation]]:
     sums = tf.math.segment_sum(tf.gather(values, order), segments)
     shape = tf.constant(slices.shape.as_list(), tf.int64)
     with tf.control_dependencies([sums, rows]):
-        cleared = _assign(slices, values[:0], tf.zeros([0], tf.int64))
-    return tf.IndexedSlices(sums, rows, shape), cleared
+        return tf.IndexedSlices(sums, rows, shape), clear(slices)
+
+
+def clear(slices: SliceList) -> list[tf.Operation]:
+    """Empties the list; returns the operations that write."""
+    shape = [size or 0 for size in slices.total.shape.as_list()]
+    values = tf.zeros(shape, slices.total.dtype)
+    return _assign(slices, values, tf.zeros([0], tf.int64))
 
 
 def _assign(slices: SliceList, values: tf.Tensor, rows: tf.Tensor):

@@ -140,14 +140,14 @@ def make_accumulating_train_op(
             var_list=var_list,
             **(gate_none if clock.keeps_sums else {}),
         )
-    gradients, variables = check_trained(pairs, loss)
+    gradients, variables, device = check_trained(pairs, loss)
     if isinstance(clock, EveryKRuns):
         check_declared_loss(gradient_accumulation_steps, reduction, loss)
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
     micro_batch = micro_batch_of(
         options, gradients, variables, loss, weight, scale, is_weighted
-    )
+    )._replace(device=device)
     return make_train_op(options, clock, micro_batch, global_step)
 
 

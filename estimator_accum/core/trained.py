@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.gradients import Gradient
 
 
@@ -23,21 +22,10 @@ def check_own_copies(variables: list[tf.Variable]) -> None:
             )
 
 
-def check_own_job(variables: list[tf.Variable]) -> None:
-    """Raises ValueError if parameter servers hold the variables of a whole batch."""
-    is_batch = current_batch() is not None
+def device_here() -> str:
+    """Returns the device of the task that computes gradients here."""
     with tf.control_dependencies(None):
-        here = tf.DeviceSpec.from_string(tf.no_op("where_gradients_are").device)
-    for variable in variables:
-        there = tf.DeviceSpec.from_string(variable.device)
-        if is_batch and there.job and here.job and there.job != here.job:
-            raise ValueError(
-                "Inside `microbatch_model_fn` trained variables must be of the task that "
-                "trains: workers would add to the same accumulators. Received: "
-                f"{variable.name} on /job:{there.job}, gradients on /job:{here.job}. "
-                "Accumulate over runs of the train op instead, or train without "
-                "parameter servers."
-            )
+        return tf.no_op("where_gradients_are").device
 
 
 def checked_var_list(var_list) -> list[tf.Variable]:
@@ -54,8 +42,10 @@ def checked_var_list(var_list) -> list[tf.Variable]:
 
 def check_trained(
     pairs, loss: tf.Tensor | None
-) -> tuple[list[Gradient], list[tf.Variable]]:
-    """Returns (gradients, their variables), without variables that have no gradient.
+) -> tuple[list[Gradient], list[tf.Variable], str]:
+    """Returns (gradients, their variables, the device of this task).
+
+    Variables without a gradient are left out.
 
     Raises:
         ValueError: If no variable has a gradient, or one cannot be updated in a
@@ -69,14 +59,14 @@ def check_trained(
     gradients, variables = map(list, zip(*pairs, strict=True))
     _check_resource_variables(variables)
     check_own_copies(variables)
-    check_own_job(variables)
+    device = device_here()
     for variable in variables:
         if not variable.shape.is_fully_defined():
             raise ValueError(
                 "Trained variables must have a static shape. Received: "
                 f"{variable.name} of shape {variable.shape}. Make it with its shape."
             )
-    return gradients, variables
+    return gradients, variables, device
 
 
 def no_gradient_message(loss: tf.Tensor | None) -> str:

@@ -131,7 +131,7 @@ def make_train_op(
 
     in_cross_replica_context = tf.distribute.get_replica_context().merge_call
     plan = in_cross_replica_context(create)
-    if plan.state.place.is_on_worker and plan.state.micro_steps is not None:
+    if plan.state.place.is_on_worker and clock.keeps_sums:
         pull_once(plan, micro_batch)
     with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
         steps = clock.steps(plan.state.update_step)

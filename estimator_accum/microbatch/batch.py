@@ -15,6 +15,7 @@ from estimator_accum.core.accumulators import (
 )
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.current_batch import set_current_batch
+from estimator_accum.core.slice_list import SliceList, clear
 from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.staging import stage
 from estimator_accum.microbatch.work import Work, Works
@@ -198,7 +199,9 @@ def _clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
     """Empties this replica's sparse accumulators; the dense ones are overwritten."""
     cleared = []
     for accumulator in accumulators:
-        if accumulator.touched is not None:
+        if isinstance(accumulator, SliceList):
+            cleared.extend(clear(accumulator))
+        elif accumulator.touched is not None:
             rows = touched_rows(read(accumulator.touched))
             shape = tf.concat([tf.shape(rows), tf.shape(accumulator.total)[1:]], 0)
             values = tf.zeros(shape, accumulator.total.dtype)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.staging import task_of
 from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.microbatch.writes import snapshot
 
@@ -57,7 +58,7 @@ def complete(
     works.is_closed = True
     if batch.is_auto or not batch.keeps_sums or spot_check is not None:
         operations = [*works.micro_ops, *(tensor.op for tensor in fetched)]
-        take, restore = snapshot(operations, works.handles)
+        take, restore = snapshot(operations, works.handles, task_of(batch.rows.device))
     total = works.total
     total = total._replace(roll_back=[*restore, *total.roll_back, *total.release])
     parts = dict(reported), dict(refusals), constants, spot_check

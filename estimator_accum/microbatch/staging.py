@@ -17,14 +17,26 @@ import tensorflow as tf
 
 
 class Slot:
-    """Holds one tensor of any dtype between runs of a session."""
+    """Holds one tensor of any dtype between runs of a session.
 
-    def __init__(self, name: str, dtype: tf.DType, shape: tf.TensorShape):
+    Args:
+        name: Its name.
+        dtype: Dtype of the tensor.
+        shape: Static shape of the tensor.
+        task: Device of its task, which no parameter server replaces; empty outside
+            clusters.
+    """
+
+    def __init__(
+        self, name: str, dtype: tf.DType, shape: tf.TensorShape, task: str = ""
+    ):
         self._dtype = dtype
         graph = tf.compat.v1.get_default_graph()
-        self.handle = tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=shape, shared_name=graph.unique_name(f"slot/{name}")
-        )
+        shared_name = graph.unique_name(f"slot/{name}")
+        with tf.device(task):
+            self.handle = tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=shape, shared_name=shared_name
+            )
 
     def write(self, value: tf.Tensor) -> tf.Operation:
         """Returns the operation that stores `value` in the slot."""
@@ -69,12 +81,12 @@ def stage(
     Raises:
         TypeError: If a feature or label has another type.
     """
-    named = _named_tensors(data)
+    named, task = _named_tensors(data), task_of(begin.device)
     shapes, writes, parts, sliced = [], [], [], []
     for name, value in named:
         components = tf.nest.flatten(value, expand_composites=True)
         slots = [
-            Slot(f"component_{len(writes) + i}", c.dtype, _any_batch(value, c))
+            Slot(f"component_{len(writes) + i}", c.dtype, _any_batch(value, c), task)
             for i, c in enumerate(components)
         ]
         writes += [s.write(c) for s, c in zip(slots, components, strict=True)]
@@ -95,6 +107,12 @@ def stage(
         for key, value in data.items()
     }
     return [name for name, _ in named], (shapes, writes), parts, structure
+
+
+def task_of(device: str) -> str:
+    """Returns the job, replica and task of a device; empty outside clusters."""
+    spec = tf.DeviceSpec.from_string(device)
+    return tf.DeviceSpec(spec.job, spec.replica, spec.task).to_string()
 
 
 def named_components(data: dict) -> list[tuple[str, list[tf.Tensor]]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.microbatch.gather import make_exchange
-from estimator_accum.microbatch.staging import Slot
+from estimator_accum.microbatch.staging import Slot, task_of
 
 
 class Turn(enum.IntEnum):
@@ -99,7 +99,8 @@ class Works:
 
     def slot(self, name: str, dtype: tf.DType, shape=()) -> Slot:
         """Returns a new slot, which micro-batches may write and no retry restores."""
-        slot = Slot(name, dtype, tf.TensorShape(shape))
+        task = task_of(self._rows.device)
+        slot = Slot(name, dtype, tf.TensorShape(shape), task)
         self.slots.append(slot.handle)
         return slot
 

@@ -10,20 +10,32 @@ import tensorflow as tf
 
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.graph.writers import writers_of
-from estimator_accum.microbatch.staging import Slot
+from estimator_accum.microbatch.staging import Slot, task_of
 
 
 def snapshot(
-    operations: list[tf.Operation], without: Collection[tf.Operation]
+    operations: list[tf.Operation], without: Collection[tf.Operation], task: str = ""
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Returns operations that copy the variables that others write, and restore them.
 
     Args:
         operations: Operations that may write variables.
         without: Operations of variables that need no copy.
+        task: Device of this task; empty outside clusters.
+
+    Raises:
+        ValueError: If another task holds such a variable: a retry would restore it over
+            the writes of other workers.
     """
     take, restore = [], []
     for variable in written_by(ancestors(operations), without):
+        if task and task_of(variable.device) not in ("", task):
+            raise ValueError(
+                "A variable that every micro-batch writes must be of the task that "
+                "trains, or a retry would undo the writes of other workers. Received: "
+                f"{variable.name} on {task_of(variable.device)}. Use a fixed number of "
+                "micro-batches and a train op of estimator_accum."
+            )
         dtype, handle = tf.as_dtype(variable.get_attr("dtype")), variable.outputs[0]
         with tf.control_dependencies(None), tf.device(variable.device):
             shape = tf.TensorShape(variable.get_attr("shape"))

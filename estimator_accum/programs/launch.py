@@ -40,6 +40,7 @@ _DEFAULT_RESTARTS = 5
 HELP = {  # of the launchers' flags
     "workers": "Number of tasks that train.",
     "evaluator": "Add a task that evaluates each checkpoint while the others train.",
+    "ps": "Number of parameter servers; the command must be a script that uses them.",
     "max_restarts": "Restarts in a row without a new checkpoint before giving up.",
 }
 _EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT, _EXIT_AGAIN = 1, 2, 75
@@ -63,6 +64,7 @@ class Launch:
             themselves.
         total_updates: Updates of the run; None where it is unknown: then tasks that all
             hang are left to their own watchdogs.
+        servers: Parameter servers, which are ended behind all other tasks.
     """
 
     command: Sequence[str]
@@ -72,6 +74,7 @@ class Launch:
     output_dir: pathlib.Path | None = None
     watchdog_secs: int = 300
     total_updates: int | None = None
+    servers: int = 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,12 +82,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneSentenceParser(
         __doc__,
         prog="estimator-accum launch",
-        usage="%(prog)s [--workers=N] [--evaluator] [--max_restarts=N] command ...",
+        usage="%(prog)s [--workers=N] [--ps=N] [--evaluator] [--max_restarts=N] "
+        "command ...",
         allow_abbrev=False,
     )
     parser.add_argument("--evaluator", action="store_true", help=HELP["evaluator"])
     parser.add_numbers(
         ("workers", 2, HELP["workers"]),
+        ("ps", 0, HELP["ps"]),
         ("max_restarts", _DEFAULT_RESTARTS, HELP["max_restarts"]),
     )
     parser.add_folder(
@@ -118,11 +123,12 @@ def _launch_of(flags: argparse.Namespace) -> Launch:
         flags.evaluator,
         flags.max_restarts,
         flags.output_dir or _folder_of(command),
+        servers=flags.ps,
     )
 
 
 def _check_sizes(flags: argparse.Namespace) -> None:
-    for name, least in (("workers", 1), ("max_restarts", 0)):
+    for name, least in (("workers", 1), ("ps", 0), ("max_restarts", 0)):
         value = getattr(flags, name)
         if value < least:
             raise ValueError(
@@ -175,7 +181,7 @@ class _Task:
     """One process of the cluster and its output."""
 
     def __init__(self, name: str, command: Sequence[str], tf_config: dict):
-        self.name = name
+        self.name, self.is_server = name, tf_config["task"]["type"] == "ps"
         self._rest = b""
         self.process = subprocess.Popen(
             command,
@@ -309,9 +315,8 @@ def _run_once(launch: Launch, progress: _Progress) -> int:
     """Runs all tasks; returns 0 if all succeed, 2 if inputs do not fit, else 1."""
     tasks = []
     try:
-        for name, tf_config in _tf_configs(
-            launch.workers, launch.has_evaluator
-        ).items():
+        configs = _tf_configs(launch.workers, launch.has_evaluator, launch.servers)
+        for name, tf_config in configs.items():
             tasks.append(_Task(name, launch.command, tf_config))
         return _watch(tasks, launch, progress)
     except _Stopped:
@@ -339,8 +344,9 @@ def _watch(tasks: list[_Task], launch: Launch, progress: _Progress) -> int:
             lost = [task for task, code in zip(tasks, codes, strict=True) if code]
             if lost:
                 return _code_of(lost)
-            if codes == [0] * len(tasks):
-                return 0
+            ended = zip(tasks, codes, strict=True)
+            if all(code == 0 for task, code in ended if not task.is_server):
+                return 0  # servers wait for ever
             if progress.has_stopped(launch.watchdog_secs + _GRACE_SECS):
                 secs = launch.watchdog_secs + _GRACE_SECS
                 _say(f"no progress for {secs} s, though all tasks run")
@@ -351,9 +357,10 @@ def _let_end(tasks: list[_Task], secs: float) -> None:
     """Tells the tasks to save after their next update and end, and waits for them."""
     _say("letting all tasks save after their next update; a second signal ends them")
     until = time.monotonic() + secs
-    for task in tasks:
+    others = [task for task in tasks if not task.is_server]  # save by the servers
+    for task in others:
         task.process.terminate()
-    while time.monotonic() < until and None in [t.process.poll() for t in tasks]:
+    while time.monotonic() < until and None in [t.process.poll() for t in others]:
         for task in tasks:
             task.show_output()
         time.sleep(_SECS_BETWEEN_LOOKS)
@@ -373,17 +380,23 @@ def _code_of(lost: list[_Task]) -> int:
     return _EXIT_DOES_NOT_FIT if _EXIT_DOES_NOT_FIT in codes else _EXIT_GAVE_UP
 
 
-def _tf_configs(workers: int, has_evaluator: bool) -> dict[str, dict]:
+def _tf_configs(workers: int, has_evaluator: bool, servers: int = 0) -> dict[str, dict]:
     """Returns each task's `TF_CONFIG` by its name, on free ports."""
-    counts = {"chief": 1, "worker": workers - 1, "evaluator": int(has_evaluator)}
+    counts = {"chief": 1, "worker": workers - 1, "ps": servers}
+    counts["evaluator"] = int(has_evaluator)
     ports = iter(_free_ports(sum(counts.values())))
     cluster = {
         job: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
         for job, count in counts.items()
         if count
     }
+    # Estimator counts an evaluator among the tasks of a cluster with servers.
+    training = {job: listed for job, listed in cluster.items() if job != "evaluator"}
     return {
-        f"{job} {index}": {"cluster": cluster, "task": {"type": job, "index": index}}
+        f"{job} {index}": {
+            "cluster": training if servers else cluster,
+            "task": {"type": job, "index": index},
+        }
         for job, addresses in cluster.items()
         for index in range(len(addresses))
     }

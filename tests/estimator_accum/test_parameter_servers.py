@@ -89,13 +89,26 @@ def _model_fn(features, labels, mode, params):
     )
 
 
+def _whole_batch_model_fn(features, labels, mode, params):
+    loss = _loss(features, labels)
+    optimizer = v1.train.AdagradOptimizer(0.5)
+    if params["interface"] == "whole batch":
+        train_op = make_accumulating_train_op(loss, optimizer, 1, clip_norm=0.1)
+    else:
+        train_op = optimizer.minimize(loss, v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
 def _estimator(folder, monkeypatch, config=None, interface="train op", **params):
     """Returns the Estimator of one task; without `config` of one process alone."""
     monkeypatch.setenv("TF_CONFIG", json.dumps(config or {}))
     config = tf.estimator.RunConfig(str(folder), save_checkpoints_steps=10**6)
     monkeypatch.setenv("TF_CONFIG", "")
     params["interface"] = interface
-    return tf.estimator.Estimator(_model_fn, config=config, params=params)
+    model_fn = _model_fn
+    if interface in ("whole batch", "unedited"):
+        model_fn = microbatch_model_fn(_whole_batch_model_fn, 2)
+    return tf.estimator.Estimator(model_fn, config=config, params=params)
 
 
 def _values(folder) -> dict[str, np.ndarray]:
@@ -127,6 +140,19 @@ def test_a_chief_with_servers_trains_as_one_process_does(
     resumed = _estimator(folder, monkeypatch, None, interface)
     resumed.train(_input_fn(0), steps=_STEPS)
     assert resumed.get_variable_value("update_step") == 4
+
+
+@pytest.mark.parametrize("interface", ["whole batch", "unedited"])
+def test_a_chief_with_servers_trains_whole_batches_as_one_process_does(
+    tmp_path, monkeypatch, tasks, interface
+):
+    values = []
+    for name, config in (("chief", tasks["chief 0"][1]), ("alone", None)):
+        estimator = _estimator(tmp_path / name, monkeypatch, config, interface)
+        estimator.train(_input_fn(0), max_steps=3)
+        values.append(_values(tmp_path / name))
+    servers, alone = ({n: v.tobytes() for n, v in each.items()} for each in values)
+    assert servers == alone
 
 
 def test_every_micro_step_is_in_an_update_or_in_an_open_window(
@@ -253,10 +279,30 @@ def test_a_window_on_a_worker_cannot_be_kept(tmp_path, monkeypatch, tasks):
         estimator.train(_input_fn(0), steps=1)
 
 
-def test_a_whole_batch_on_servers_is_refused():
+@pytest.mark.parametrize("interface", ["whole batch", "unedited"])
+def test_slots_and_sums_of_a_whole_batch_are_on_the_worker(interface):
+    setter = v1.train.replica_device_setter(ps_tasks=2, worker_device=_WORKER)
+    with tf.Graph().as_default() as graph, v1.device(setter):
+        v1.train.get_or_create_global_step()
+        features = {"x": tf.ones([4, 3]), "rows": tf.zeros([4, 2], tf.int64)}
+        wrapped = microbatch_model_fn(_whole_batch_model_fn, "auto")
+        params = {"interface": interface}
+        wrapped(features, tf.ones([4, 1]), "train", params=params)
+        shared = {v.op.name for v in v1.global_variables()}
+        handles = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
+        own = {op.device for op in handles if op.name not in shared}
+        assert {tf.DeviceSpec.from_string(device).job for device in own} == {"worker"}
+        assert {v.device.rpartition("/")[0] for v in v1.global_variables()} == {
+            "/job:ps"
+        }
+
+
+def test_a_retry_that_would_undo_the_writes_of_others_is_refused():
     def model_fn(features, labels, mode):
         del labels
+        seen = v1.get_variable("seen", initializer=0.0, trainable=False)
         loss = tf.reduce_mean(features * v1.get_variable("x", initializer=1.0))
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, seen.assign_add(1.0).op)
         optimizer = v1.train.GradientDescentOptimizer(1.0)
         train_op = make_accumulating_train_op(loss, optimizer, 1)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
@@ -264,6 +310,6 @@ def test_a_whole_batch_on_servers_is_refused():
     setter = v1.train.replica_device_setter(ps_tasks=1, worker_device=_WORKER)
     with tf.Graph().as_default(), v1.device(setter):
         v1.train.get_or_create_global_step()
-        sentence = "Received: x:0 on /job:ps, gradients on /job:worker. Accumulate over"
+        sentence = "Received: seen on /job:ps/task:0. Use a fixed number"
         with pytest.raises(ValueError, match=sentence):
-            microbatch_model_fn(model_fn, 2)(tf.ones([4]), None, "train")
+            microbatch_model_fn(model_fn, "auto")(tf.ones([4]), None, "train")

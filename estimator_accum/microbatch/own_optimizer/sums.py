@@ -16,7 +16,9 @@ from estimator_accum.core.accumulators import (
     touched_rows,
 )
 from estimator_accum.core.gradients import Gradient, cast
-from estimator_accum.core.trained import check_own_job
+from estimator_accum.core.slice_list import SliceList, create_slice_list, take
+from estimator_accum.core.state import place_of_window
+from estimator_accum.core.trained import device_here
 from estimator_accum.graph.internals import dtype_of_handle
 from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
@@ -147,7 +149,8 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
 
 def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
     """Returns an accumulator for each x and its gradient."""
-    check_own_job([x for x, _ in pairs if isinstance(x, tf.Variable)])
+    variables = [x for x, _ in pairs if isinstance(x, tf.Variable)]
+    place = place_of_window(variables, device_here(), has_counter=False)
     arguments = []
     for x, gradient in pairs:
         shape = x.shape if x.dtype != tf.resource else gradient.shape
@@ -165,7 +168,12 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
     def create(strategy):
         del strategy
         # They are not saved: checkpoints are written between batches.
-        return [create_accumulator(*a, collections=[]) for a in arguments]
+        return [
+            create_slice_list(*names, **place.options)
+            if is_sparse and place.is_on_worker
+            else create_accumulator(*names, is_sparse, **place.options)
+            for *names, is_sparse in arguments
+        ]
 
     return tf.distribute.get_replica_context().merge_call(create)
 
@@ -179,6 +187,10 @@ def _read_rows(
         accumulator: The accumulator of a sparse gradient.
         dtype: Dtype of the rows' numbers.
     """
+    if isinstance(accumulator, SliceList):
+        total, cleared = take(accumulator)
+        values, rows = tf.identity(total.values), tf.cast(total.indices, dtype)
+        return tf.IndexedSlices(values, rows, total.dense_shape), cleared
     rows = touched_rows(read(accumulator.touched))
     values = tf.raw_ops.ResourceGather(
         resource=accumulator.total.handle, indices=rows, dtype=accumulator.total.dtype

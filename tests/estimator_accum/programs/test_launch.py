@@ -119,6 +119,14 @@ def test_all_tasks_done_is_0_and_their_lines_have_their_names(launch, output_dir
     assert len(starts) == 4 and all(each[2] == starts[0][2] for each in starts)
 
 
+def test_servers_end_behind_the_tasks_that_use_them(launch, output_dir):
+    body = "if task == 'ps': wait_for('what never comes')"
+    code, _ = launch(body, "--workers=2", "--ps=2", "--evaluator")
+    starts = _starts(output_dir)
+    assert code == 0 and len(starts) == 5
+    assert all(set(cluster) == {"chief", "worker", "ps"} for *_, cluster in starts)
+
+
 def test_one_lost_task_starts_all_again_on_other_ports(launch, output_dir):
     body = """
 if task == "chief": rows(3 * starts); saved(12 * starts)
