@@ -10,7 +10,8 @@ pytestmark = pytest.mark.once
 _ROOMS = {
     "scripts": ("benchmark", "quickstart_demo"),
     "scripts.experiments": (
-        *("compare_batches", "disturb_runs", "optimizer_table", "public_scripts"),
+        *("compare_batches", "disturb_runs", "memory_table", "optimizer_table"),
+        "public_scripts",
     ),
 }
 _COMPARE = "compare_batches --data_dir=x --bert_dir=y --output_dir=output"
@@ -32,6 +33,7 @@ _COMPARE = "compare_batches --data_dir=x --bert_dir=y --output_dir=output"
         (f"{_COMPARE} --output_dir=full/file", "new or empty folder. Received: full/f"),
         ("disturb_runs --output_dir=full --signals=1", "must be new"),
         ("disturb_runs", "must be new, and `--signals` or `--full_disks` above 0"),
+        ("memory_table --models=huge", "`--models` must be one of .* Received: 'huge'"),
         ("optimizer_table --optimizers=Adam,Lion", "Ada.*: Lion. L"),
         ("quickstart_demo --output_dir=full/file", "demo before. .* full/file, a file"),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
