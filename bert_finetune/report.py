@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bert_finetune.diagnosis import share_of_largest_class
 from bert_finetune.evaluations import EVALUATIONS, read_evaluations
 from bert_finetune.tasks import Task
-from bert_finetune.training import Run
+from bert_finetune.training import Run, describe_batches
 from estimator_accum.programs import report
 from estimator_accum.programs.folder import METRICS
 from estimator_accum.programs.progress import read_progress
@@ -42,8 +42,9 @@ def end_of_run(
     for job, speed in speeds.items():
         if speed is not None:
             rows.append([f"examples per second of {job}", f"{speed:,.1f}"])
-    draw = functools.partial(_draw, folder, run.task.main_metric)
     has_metrics = run.settings.do_train
+    title = f"{run.task.name}: {describe_batches(run.windows)}" if has_metrics else ""
+    draw = functools.partial(_draw, folder, title, run.task.main_metric)
     return report.end_of_run(
         folder, rows, draw if has_trained else None, has_metrics=has_metrics
     )
@@ -67,12 +68,12 @@ def _ends_with_one(name: str, suffixes: list[str]) -> bool:
     return any(suffix and name.endswith(suffix) for suffix in suffixes)
 
 
-def _draw(folder: pathlib.Path, metric: str, path: pathlib.Path) -> None:
+def _draw(folder: pathlib.Path, title: str, metric: str, path: pathlib.Path) -> None:
     from estimator_accum.programs import plots  # only a run that draws needs matplotlib
 
     updates = plots.read_metrics(folder / METRICS, ["update_step"])
     evaluations = {}
     if read_evaluations(folder):
         evaluations = plots.read_metrics(folder / EVALUATIONS, ["update_step", metric])
-    figure = plots.draw_run(updates, evaluations, metric, folder.resolve().name)
+    figure = plots.draw_run(updates, evaluations, metric, title)
     plots.save(figure, path)

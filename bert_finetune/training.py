@@ -215,12 +215,16 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
     watchdog.stop()
 
 
+def describe_batches(windows: Windows) -> str:
+    """Returns the division of an update in words."""
+    if windows.tokens is None:
+        return str(windows.batches)
+    return (
+        f"effective batch {windows.batches.effective_batch_size} = micro-batches of "
+        f"up to {windows.tokens} tokens x {windows.batches.replicas}"
+    )
+
+
 def _log_plan(run: Run) -> None:
-    windows = run.windows
-    batches = str(windows.batches)
-    if windows.tokens is not None:
-        batches = (
-            f"effective batch {windows.batches.effective_batch_size} = micro-batches of "
-            f"up to {windows.tokens} tokens x {windows.batches.replicas}"
-        )
+    windows, batches = run.windows, describe_batches(run.windows)
     job.log_plan(batches, windows.num_micro_steps(), windows.num_updates)

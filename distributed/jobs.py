@@ -120,15 +120,15 @@ def evaluate_and_export(job: Job) -> str:
     rows = [["", "test"]]
     rows += [[name, f"{metrics[name]:.4f}"] for name in ("accuracy", "loss")]
     rows.append(["updates", f"{read_progress(str(folder)).update:,}"])
-    draw = functools.partial(_draw, folder)
+    draw = functools.partial(_draw, folder, f"digits: {job.batches}")
     return end_of_run(folder, rows, draw, [["export", os.fsdecode(export)]])
 
 
-def _draw(folder: pathlib.Path, path: pathlib.Path) -> None:
+def _draw(folder: pathlib.Path, title: str, path: pathlib.Path) -> None:
     from estimator_accum.programs import plots  # only a run that draws needs matplotlib
 
     updates = plots.read_metrics(folder / METRICS, ["update_step"])
-    plots.save(plots.draw_run(updates, {}, "", folder.resolve().name), path)
+    plots.save(plots.draw_run(updates, {}, "", title), path)
 
 
 def _evaluation_bar(job: Job) -> BatchBar:

@@ -92,7 +92,7 @@ def _training(
 
 
 def _prices(features, moments: dict[str, Moments], seed: int) -> tf.Tensor:
-    """Returns the predicted prices [unit of MEDV], float32 [B, 1]."""
+    """Returns the predicted prices [$1,000], float32 [B, 1]."""
     hidden = tf.compat.v1.feature_column.input_layer(
         features, feature_columns(moments)
     )  # [B, F]

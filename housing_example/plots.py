@@ -18,7 +18,7 @@ def draw(results: dict[str, Result], truth: np.ndarray) -> Figure:
 
     Args:
         results: Results of one or two models, by label.
-        truth: True prices of the test examples [unit of MEDV].
+        truth: True prices of the test examples [$1,000].
     """
     figure = Figure(figsize=(12, 5.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -34,13 +34,13 @@ def draw(results: dict[str, Result], truth: np.ndarray) -> Figure:
     left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     left.yaxis.set_minor_formatter(NullFormatter())
-    left.set_title(f"Training loss of each update; bold: centred mean of {window}")
+    left.set_title(f"Training loss of each update; bold: smoothed over {window}")
     left.set(xlabel="optimizer updates")
-    left.set(ylabel="mean squared error [(unit of MEDV)²]")
+    left.set(ylabel=r"mean squared error [(\$1,000)²]")
     right.set_aspect("equal", adjustable="datalim")
     right.set_title(f"Prices of {len(truth)} test examples")
-    right.set_xlabel("true price [unit of MEDV]")
-    right.set_ylabel("predicted price [unit of MEDV]")
+    right.set_xlabel(r"true price [\$1,000]")
+    right.set_ylabel(r"predicted price [\$1,000]")
     for axes in (left, right):
         decorate(axes)
         axes.legend(frameon=False, handlelength=3)

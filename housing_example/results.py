@@ -14,9 +14,9 @@ class Result(NamedTuple):
     """Results of one trained model.
 
     Attributes:
-        metrics: Metrics on the test examples: mae, rmse [unit of MEDV], global_step and
+        metrics: Metrics on the test examples: mae, rmse [$1,000], global_step and
             more.
-        prices: Predicted prices of the test examples [unit of MEDV].
+        prices: Predicted prices of the test examples [$1,000].
         losses: The columns of `train_metrics.csv`.
         weights: Trained variables by name.
     """
@@ -42,7 +42,7 @@ def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
 
     Args:
         results: Results of one or two models, by label.
-        truth: True prices of the test examples [unit of MEDV].
+        truth: True prices of the test examples [$1,000].
     """
     metrics = [("", "MAE", "RMSE")]
     for label, result in results.items():
@@ -53,10 +53,10 @@ def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
         values = [price, *(result.prices[row] for result in results.values())]
         shown.append((f"example {row + 1}", *(f"{value:.2f}" for value in values)))
     lines = [
-        f"test examples ({len(truth)}) [unit of MEDV]",
+        f"test examples ({len(truth)}) [$1,000]",
         aligned(metrics),
         "",
-        "predicted prices [unit of MEDV]",
+        "predicted prices [$1,000]",
         aligned(shown),
     ]
     if len(results) == 2:

@@ -1,10 +1,11 @@
-"""Draws the training loss of one or more runs, against updates and against examples.
+"""Draws the training loss of one or more runs.
 
     estimator-accum plot --output_dirs with,without --plot loss.png
 
 reads `train_metrics.csv` in each folder, which a training run writes with a row for
-each update. The thin line is the loss of every update, the bold one its centred moving
-mean. Needs no display. Exit codes: 0; 2 with one sentence if a file is missing or
+each update. The thin line is the loss of every update, the bold one is smoothed. If the
+runs differ in the examples of an update, the right side is against examples. Needs no
+display. Exit codes: 0; 2 with one sentence if a file is missing or
 invalid.
 """
 

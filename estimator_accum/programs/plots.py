@@ -1,7 +1,7 @@
 """Pictures of runs, from the `train_metrics.csv` that each of them writes.
 
-A thin line has the value of every update; the bold one is its mean over as many updates
-before as after, and ends where one of these would be missing.
+A thin line shows the value of every update; the bold one is smoothed: the mean over as
+many updates before as after. It ends where one of these would be missing.
 """
 
 import csv
@@ -28,6 +28,7 @@ _MIN_SMOOTHED = 5
 _SHOWN_SHARE = 0.99  # of losses and norms are inside of the limits
 _NEAR = 1.5  # times the shown height that a largest value may take, to be shown too
 _MARGIN = 0.06
+_SUDDEN = 3  # times the largest later fall of a learning rate
 _CLOCKS = (
     ("update_step", "against optimizer updates", "optimizer updates"),
     ("examples", "against training examples", "training examples seen"),
@@ -59,15 +60,19 @@ def plot_loss(
 
 
 def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
-    """Draws loss against updates; of several runs, against examples on the right.
+    """Draws loss against updates, and on the right against examples.
+
+    The right side is there if the runs differ in the examples of an update.
 
     Args:
         runs: Columns update_step, loss and, where examples are counted, examples.
         labels: A name per run.
     """
     has_examples = all("examples" in run for run in runs)
-    # Of one run the two would look the same.
-    clocks = _CLOCKS if len(runs) > 1 and has_examples else _CLOCKS[:1]
+    clocks = _CLOCKS[:1]
+    if has_examples:  # with equal batches both sides would look the same
+        sizes = {run["examples"][0] / run["update_step"][0] for run in runs}
+        clocks = _CLOCKS[: 1 + (len(sizes) > 1)]
     figure = Figure(figsize=(12, 5), layout="constrained")
     panels = figure.subplots(1, len(clocks), sharey=True, squeeze=False)[0]
     window = window_of(min(len(run["loss"]) for run in runs))
@@ -87,7 +92,7 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
         axes.tick_params(labelleft=True)
         decorate(axes)
         axes.legend(
-            title=f"bold: centred mean of {window} updates; thin: each",
+            title=f"bold: smoothed over {window} updates; thin: each",
             title_fontsize="small",
             alignment="left",
             frameon=False,
@@ -106,7 +111,7 @@ def draw_run(updates: Columns, evaluations: Columns, metric: str, name: str) -> 
         updates: Columns of `train_metrics.csv`.
         evaluations: Columns of the evaluations during training; empty without any.
         metric: Column by which evaluations are compared; larger is better.
-        name: Title of the picture.
+        name: First line of the title: the task and its batch.
     """
     panels = {"loss": ("loss", 3.0)}
     if evaluations:
@@ -125,6 +130,7 @@ def draw_run(updates: Columns, evaluations: Columns, metric: str, name: str) -> 
             _draw_evaluations(axes, evaluations, metric)
         elif column == "learning_rate":
             axes.plot(updates["update_step"], updates[column], color=_BLUE)
+            _label_fall(axes, updates["update_step"], updates[column])
         else:
             _draw_column(axes, updates, column)
         if column == "loss" and evaluations:
@@ -138,9 +144,40 @@ def draw_run(updates: Columns, evaluations: Columns, metric: str, name: str) -> 
     last.xaxis.set_major_locator(MaxNLocator(8, **_TICKS))
     # 1e-4 once above the axis, not 0.0001 at every line.
     last.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-    figure.suptitle(name, fontweight="bold")
+    figure.suptitle(f"{name}{_best_text(evaluations, metric)}", fontweight="bold")
     figure.align_ylabels()
     return figure
+
+
+def _best_text(evaluations: Columns, metric: str) -> str:
+    """Returns the second line of the title; "" without evaluations."""
+    if not evaluations:
+        return ""
+    name, value = metric.removeprefix("eval_").replace("_", " "), evaluations[metric]
+    best = int(_best(evaluations, metric))
+    return f"\nbest {name} {value.max():.4f}, at update {best:,}"
+
+
+def _label_fall(axes: Axes, steps: np.ndarray, rates: np.ndarray) -> None:
+    """Says why the rate falls at once where its warm-up ends.
+
+    As in google-research/bert, the decay has gone on during the warm-up.
+    """
+    known = np.isfinite(rates)
+    steps, rates = steps[known], rates[known]
+    top = int(np.argmax(rates)) if len(rates) else 0
+    if not 0 < top < len(rates) - 2:
+        return
+    falls = rates[top:-1] - rates[top + 1 :]
+    if falls[0] > _SUDDEN * falls[1:].max():
+        axes.annotate(
+            "end of warm-up: the decay counts from update 0",
+            (steps[top], rates[top]),
+            (8, -2),
+            textcoords="offset points",
+            verticalalignment="top",
+            fontsize="small",
+        )
 
 
 def _draw_column(axes: Axes, updates: Columns, column: str) -> None:
@@ -168,15 +205,8 @@ def _draw_evaluations(axes: Axes, evaluations: Columns, metric: str) -> None:
     best, value = _best(evaluations, metric), values.max()
     axes.plot(steps, values, color=_GREEN, marker="o", markersize=4, linewidth=1.4)
     axes.plot([best], [value], color=_RED, marker="*", markersize=13, linestyle="none")
-    axes.annotate(
-        f"best: {value:.4f} at update {int(best):,}",
-        (0.99, 0.06),
-        xycoords="axes fraction",
-        horizontalalignment="right",
-        color=_RED,
-        fontsize="small",
-    )
-    axes.set_ylim(*limits(values))
+    is_flat = values.min() == values.max() and 0 <= value <= 1
+    axes.set_ylim(*((-0.05, 1.05) if is_flat else limits(values)))
 
 
 def _best(evaluations: Columns, metric: str) -> float:
@@ -241,7 +271,7 @@ def window_of(num_updates: int) -> int:
 
 
 def smoothed(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (positions, centred means) of values; none of fewer than `window`."""
+    """Returns (positions, means around them); none of fewer values than `window`."""
     if len(values) < window:
         return np.arange(0), np.zeros(0)
     sums = np.cumsum(np.concatenate([[0.0], values]))

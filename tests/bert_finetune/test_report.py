@@ -76,7 +76,7 @@ def test_peak_memory_is_that_of_this_process():
 
 
 def _plot(folder, has_trained=True) -> str:
-    draw = functools.partial(report._draw, folder, "f1")
+    draw = functools.partial(report._draw, folder, "CoLA", "f1")
     return end.plotted(folder / "training.png", draw if has_trained else None)
 
 

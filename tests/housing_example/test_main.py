@@ -110,7 +110,7 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     ]
     folder = flags["output_dir"]
     lines = output.stdout.splitlines()
-    assert lines[0] == "test examples (6) [unit of MEDV]"
+    assert lines[0] == "test examples (6) [$1,000]"
     assert lines[1].split() == ["MAE", "RMSE"]
     assert lines[2].startswith("with accumulation (4 x 3)  ")
     assert lines[3].startswith("without (12)  ")

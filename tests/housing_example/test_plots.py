@@ -25,7 +25,7 @@ def test_losses_and_prices_of_one_or_two_models_are_drawn(labels):
     results = {label: _result(number) for number, label in enumerate(labels, 1)}
     left, right = plots.draw(results, _TRUTH).axes
     assert left.get_xlabel() == "optimizer updates"
-    assert left.get_ylabel() == "mean squared error [(unit of MEDV)²]"
+    assert left.get_ylabel() == r"mean squared error [(\$1,000)²]"
     assert left.get_yscale() == "log"
     assert [text.get_text() for text in left.get_legend().get_texts()] == labels
     thin = [line for line in left.lines if line.get_linewidth() < 1]
@@ -38,8 +38,8 @@ def test_losses_and_prices_of_one_or_two_models_are_drawn(labels):
     if len(bold) == 2:  # the upper curve is narrower and dashed: both are visible
         assert bold[0].get_linewidth() > 2 * bold[1].get_linewidth()
         assert not bold[0].is_dashed() and bold[1].is_dashed()
-    assert right.get_xlabel() == "true price [unit of MEDV]"
-    assert right.get_ylabel() == "predicted price [unit of MEDV]"
+    assert right.get_xlabel() == r"true price [\$1,000]"
+    assert right.get_ylabel() == r"predicted price [\$1,000]"
     for points, label in zip(right.collections, labels, strict=True):
         expected = np.stack([_TRUTH, results[label].prices], axis=1)
         np.testing.assert_array_equal(points.get_offsets(), expected)

@@ -53,6 +53,9 @@ def test_picture_is_written_without_a_display(tmp_path, two_runs, monkeypatch):
 def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs):
     paths = [pathlib.Path(path, "train_metrics.csv") for path in two_runs.split(",")]
     runs = [plots.read_metrics(path) for path in paths]
+    (alone,) = plots.draw_losses(runs, ["8 x 4", "32"]).axes  # equal batches
+    assert alone.get_xlabel() == "optimizer updates"
+    runs[1]["examples"] /= 2
     figure = plots.draw_losses(runs, ["with accumulation (8 x 4)", "without (32)"])
     by_updates, by_examples = figure.axes
     assert by_updates.get_xlabel() == "optimizer updates"
@@ -67,7 +70,7 @@ def test_both_clocks_are_drawn_side_by_side_with_units_legend_and_grid(two_runs)
         names = [text.get_text() for text in axes.get_legend().get_texts()]
         assert names == ["with accumulation (8 x 4)", "without (32)"]
         title = axes.get_legend().get_title().get_text()
-        assert title == "bold: centred mean of 5 updates; thin: each"
+        assert title == "bold: smoothed over 5 updates; thin: each"
         assert axes.xaxis.get_gridlines()[0].get_visible()
 
 
@@ -129,6 +132,8 @@ def test_picture_of_a_run_has_a_panel_for_each_series(is_evaluated, rate):
         scores = np.array([0.3, 0.6, 0.1, 0.4])
         evaluations = {"update_step": steps, "eval_loss": 1 / steps, "f1": scores}
     figure = plots.draw_run(updates, evaluations, "f1", "run")
+    best = "\nbest f1 0.6000, at update 20" if is_evaluated else ""
+    assert figure.get_suptitle() == f"run{best}"
     names = ["loss", "f1", "gradient norm", "learning rate"]
     if not is_evaluated:
         names = ["loss", "gradient norm"]
@@ -139,6 +144,18 @@ def test_picture_of_a_run_has_a_panel_for_each_series(is_evaluated, rate):
         dev = lines["loss"][2]
         np.testing.assert_array_equal(dev.get_xydata(), np.stack([steps, 1 / steps], 1))
         assert all(line[-1].get_xdata()[0] == 20 for line in lines.values())
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_fall_of_the_rate_after_warm_up_is_explained(is_late):
+    steps = np.arange(1.0, 41)
+    decay = 1e-4 * (1 - (steps if is_late else np.maximum(steps - 10, 0)) / 50)
+    rates = np.where(steps <= 10, 1e-5 * steps, decay)
+    updates = {"update_step": steps, "loss": steps, "gradient_norm": steps}
+    figure = plots.draw_run(updates | {"learning_rate": rates}, {}, "", "run")
+    texts = [text.get_text() for text in figure.axes[-1].texts]
+    expected = ["end of warm-up: the decay counts from update 0"]
+    assert texts == (expected if is_late else [])
 
 
 def test_label_defaults_to_the_folders_name(tmp_path, two_runs, monkeypatch):
