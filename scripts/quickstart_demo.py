@@ -113,8 +113,9 @@ def _run_out_of_memory(output_dir: pathlib.Path, folder: str) -> None:
     try:
         _run(output_dir, folder, stderr=subprocess.PIPE)
     except subprocess.CalledProcessError as error:
-        print(error.stderr, end="", file=sys.stderr, flush=True)
-        if "OOM when allocating" not in error.stderr:
+        lines = error.stderr or ""
+        print(lines, end="", file=sys.stderr, flush=True)
+        if "OOM when allocating" not in lines:
             raise
     else:
         raise ValueError(
@@ -225,8 +226,7 @@ def _draw(output_dir: pathlib.Path, results: dict[str, Result]) -> None:
         }
         left.plot(updates, result.losses, color=color, label=label, **style)
         bar = right.bar([label], [result.megabytes], 0.6, color=color)
-        speed = f"{result.megabytes:.0f} MB\n{result.speed:.2g} updates/s"
-        right.bar_label(bar, [speed], padding=3)
+        right.bar_label(bar, [f"{result.megabytes:.0f} MB"], padding=3)
     left.set(title="The same loss", xlabel="updates", ylabel="training loss")
     right.set(title="Less memory", ylabel="memory of the model [MB]")
     style = {"color": "0.3", "linewidth": 1.2, "linestyle": (0, (4, 3))}
