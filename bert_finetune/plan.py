@@ -115,7 +115,7 @@ def cheapest_plan(
                 optimizer=optimizer,
             )
             if memory.peak <= usable_bytes:
-                time = _relative_time(batches, tokens, is_recomputed)
+                time = relative_time(batches, tokens, is_recomputed)
                 plans.append(Plan(batches, is_recomputed, memory, time))
                 break
     if plans:
@@ -128,7 +128,8 @@ def cheapest_plan(
     )
 
 
-def _relative_time(batches: Batches, tokens: int, is_recomputed: bool) -> float:
+def relative_time(batches: Batches, tokens: int, is_recomputed: bool) -> float:
+    """Returns the time of an update, relative to one micro-batch a replica."""
     steps = batches.gradient_accumulation_steps
     passed = batches.effective_batch_size * tokens / batches.num_replicas
     overhead = (steps - 1) * _TOKENS_OF_A_MICRO_STEP

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from bert_finetune.diagnosis import share_of_largest_class
 from bert_finetune.evaluations import EVALUATIONS, read_evaluations
+from bert_finetune.recomputing import device_memory
+from bert_finetune.saved_memory import saving_text
+from bert_finetune.settings import LAYERS
 from bert_finetune.tasks import Task
 from bert_finetune.training import Run, describe_batches
 from estimator_accum.programs import report
@@ -46,7 +49,30 @@ def end_of_run(
     title = f"{run.task.name}: {describe_batches(run.windows)}" if has_metrics else ""
     draw = functools.partial(_draw, folder, title, run.task.main_metric)
     return report.end_of_run(
-        folder, rows, draw if has_trained else None, has_metrics=has_metrics
+        folder,
+        rows,
+        draw if has_trained else None,
+        has_metrics=has_metrics,
+        note=_saved_memory(run) if has_trained else None,
+    )
+
+
+def _saved_memory(run: Run) -> str | None:
+    """Returns what accumulation did to memory and time, where the planner knows it."""
+    settings, windows = run.settings, run.windows
+    if windows.batches.is_auto or windows.tokens is not None:
+        return None
+    try:
+        memory = device_memory() if windows.batches.num_replicas == 1 else None
+    except ValueError:  # a GPU whose memory cannot be found out
+        memory = None
+    return saving_text(
+        run.config,
+        windows.batches,
+        run.padded_length or int(run.train.lengths.max()),
+        memory,
+        is_recomputed=settings.recompute == LAYERS,
+        optimizer=settings.optimizer,
     )
 
 

@@ -23,6 +23,7 @@ def end_of_run(
     paths: Sequence[Sequence[str]] = (),
     *,
     has_metrics: bool = True,
+    note: str | None = None,
 ) -> str:
     """Returns the table and the paths of a run, and draws its plot.
 
@@ -32,6 +33,7 @@ def end_of_run(
         draw: Function that draws the plot to a path; None leaves it as it is.
         paths: More rows of (name, path).
         has_metrics: Whether the run trains, and has `train_metrics.csv`.
+        note: Text below the table.
     """
     rows = [*rows]
     if has_metrics:
@@ -46,7 +48,7 @@ def end_of_run(
         ]
     rows += [[f"peak of {of}", spoken(size)] for of, size in peak_bytes().items()]
     rows.append(["disk used", spoken(bytes_of(folder))])
-    text = aligned(rows)
+    text = aligned(rows) + (f"\n\n{note}" if note else "")
     return text + ("\n\n" + aligned(paths, numbers=False) if paths else "")
 
 

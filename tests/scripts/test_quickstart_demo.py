@@ -43,7 +43,7 @@ def test_a_batch_that_fits_under_the_limit_is_reported(tmp_path, monkeypatch, ca
 def test_demo_trains_under_a_limit_that_the_batch_exceeds(tmp_path, monkeypatch, capfd):
     shorter = functools.partial(quickstart_demo.write_demo_data, train=1600, dev=200)
     monkeypatch.setattr(quickstart_demo, "write_demo_data", shorter)
-    monkeypatch.setattr(quickstart_demo, "EPOCHS", 6)
+    monkeypatch.setattr(quickstart_demo, "EPOCHS", 2)
     monkeypatch.setenv("PYTHONPATH", str(running.ROOT))
     demo = tmp_path / "a demo, once"
     assert quickstart_demo.main(["--output_dir", str(demo)]) == 0
