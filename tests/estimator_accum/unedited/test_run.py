@@ -24,6 +24,7 @@ from tests.helpers.models.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
+from tests.helpers.oracles.exactness import every_third_on_both
 from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
@@ -314,7 +315,7 @@ print(fed, [(int(s), float(v)) for s, v in seen])
 """
 
 
-@pytest.mark.parametrize("kind", ["own", "tensorflow"])
+@pytest.mark.parametrize("kind", every_third_on_both(["own", "tensorflow"]))
 def test_a_loop_of_session_runs_accumulates_and_counts_updates(kind, tmp_path):
     (tmp_path / "loop.py").write_text(_LOOP)
     flags = ["--gradient_accumulation_steps=2", "loop.py", kind]
@@ -364,13 +365,19 @@ with tf.train.MonitoredTrainingSession() as session:
 
 @pytest.mark.parametrize(
     ("way", "code", "said"),
-    [
-        # The mean -1 of the gradients 0 and -2 is clipped; of the clipped it is -0.25.
-        ("by_tf_gradients", 0, r"\nw 0\.25\n"),
-        ("by_loss_scaling", 0, r"\nw 0\.25\n"),
-        ("by_keras", 2, r"must train by optimizers of tf\..*Received: SGD of Keras"),
-        ("by_hand", 1, r"\nw 1\.0\n(.*\n)*.*so nothing was accumulated"),
-    ],
+    every_third_on_both(
+        [
+            # The mean -1 of the gradients 0 and -2 is clipped; of the clipped it is -0.25.
+            ("by_tf_gradients", 0, r"\nw 0\.25\n"),
+            ("by_loss_scaling", 0, r"\nw 0\.25\n"),
+            (
+                "by_keras",
+                2,
+                r"must train by optimizers of tf\..*Received: SGD of Keras",
+            ),
+            ("by_hand", 1, r"\nw 1\.0\n(.*\n)*.*so nothing was accumulated"),
+        ]
+    ),
 )
 def test_a_loop_is_accumulated_as_a_whole_or_it_is_said(way, code, said, tmp_path):
     (tmp_path / "loop.py").write_text(_WAYS)
@@ -381,6 +388,7 @@ def test_a_loop_is_accumulated_as_a_whole_or_it_is_said(way, code, said, tmp_pat
     assert "Traceback" not in done.output
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["run", "check"])
 def test_a_loop_without_an_estimator_ends_where_it_would_train(name, tmp_path):
     (tmp_path / "loop.py").write_text(_WAYS)

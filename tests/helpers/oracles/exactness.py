@@ -31,14 +31,16 @@ _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 _CANCELS = 1e-4
 
 
-def every_third_on_both(names: Iterable[str]) -> list:
-    """Returns names as parameters, of which two in three are marked `once`.
+def every_third_on_both(rows: Iterable[str | tuple]) -> list:
+    """Returns rows of a table as parameters, of which two in three are marked `once`.
 
-    The rule of each type of operation is tested on both Pythons, by `test_rows.py` and
-    `test_attacked_rules.py`. A third of a table of models uses most of them.
+    A third of a table shows that the library reads the newest TensorFlow's graphs. The
+    rule of each type of operation is tested on both Pythons, by `test_rows.py` and
+    `test_attacked_rules.py`.
     """
     marks = [[], [pytest.mark.once], [pytest.mark.once]]
-    return [pytest.param(name, marks=marks[i % 3]) for i, name in enumerate(names)]
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=marks[i % 3]) for i, row in enumerate(values)]
 
 
 class Refused(ValueError):
