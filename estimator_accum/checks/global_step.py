@@ -39,7 +39,8 @@ _UNDECIDED = {
     *("ZerosLike", "OnesLike"),
     "StatelessRandomGetKeyCounter",  # a seed may differ between micro-batches
 }
-# Operations that may get a seed.
+# Operations that may get a seed, and their inputs that hold it.
+_SEEDS = {"seed", "key", "counter"}
 _SEEDED = re.compile(
     "Stateless(Random|Truncated|Multinomial|Parameterized|SampleDistorted)"
 )
@@ -201,7 +202,8 @@ def deciding(operation: tf.Operation) -> list[tf.Tensor]:
             list(origins.values()) if len(origins) == 1 else deciding_inputs(operation)
         )
     if _SEEDED.match(kind):
-        return [t for t, name in zip(inputs, _names(operation)) if name != "seed"]
+        names = _names(operation)
+        return [t for t, name in zip(inputs, names) if name not in _SEEDS]
     if kind.startswith("StackPop"):  # a loop of TensorFlow 1 keeps it for its gradient
         return _pushed(inputs[0])
     if WRITERS.match(kind) and inputs:  # "Assign...": the variable that is written

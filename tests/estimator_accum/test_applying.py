@@ -210,8 +210,8 @@ def _moving(model):
     return model.loss
 
 
-def _stateless(model, seed):
-    noise = tf.random.stateless_uniform(tf.shape(model.outputs), seed)
+def _stateless(model, seed, **options):
+    noise = tf.random.stateless_uniform(tf.shape(model.outputs), seed, **options)
     return tf.reduce_mean(noise * model.outputs)
 
 
@@ -294,6 +294,7 @@ READERS = {
     "shown_in_function": (lambda m: m.in_function(shows=True), None),
     "shown_after_updates": (lambda m: (m.loss, m.logged()), None),
     "seed": (lambda m: _stateless(m, tf.stack([m.step, 1])), None),
+    "philox": (lambda m: _stateless(m, tf.stack([m.step, 1]), alg="philox"), None),
     "own_seed": (lambda m: _stateless(m, micro_batch_seed("noise")), None),
     "without_gradient": (lambda m: m.loss + m.number, None),
     "update_step": (lambda m: m.averaged(get_or_create_update_step()), None),
