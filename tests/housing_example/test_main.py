@@ -173,7 +173,7 @@ def test_a_run_trains_on_when_both_models_are_finished(trained, run_main, tmp_pa
         assert len((model / "train_metrics.csv").read_text().splitlines()) == 8
     (model / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-6"\n')
     sentence = _refused(run_main, flags | {"train_updates": 8}, tmp_path)
-    assert "has --train_updates=7, not 8. Use another --output_dir, or" in sentence
+    assert "with --train_updates=7, not 8. Use another --output_dir, or" in sentence
 
 
 def test_gradient_that_is_not_finite_ends_with_one_sentence(flags, run_main):
