@@ -79,7 +79,8 @@ def _model_fn(features, labels, mode, params):
     rate = 0.5 * 0.9 ** tf.cast(get_or_create_update_step(), tf.float32)
     optimizer = v1.train.AdagradOptimizer(rate)
     if params["interface"] == "train op":
-        train_op = make_accumulating_train_op(loss, optimizer, _STEPS, clip_norm=0.1)
+        steps = params.get("steps", _STEPS)
+        train_op = make_accumulating_train_op(loss, optimizer, steps, clip_norm=0.1)
     else:
         optimizer = AccumulatingOptimizer(optimizer, _STEPS, clip_norm=0.1)
         train_op = optimizer.minimize(loss, v1.train.get_global_step())
@@ -140,6 +141,21 @@ def test_a_chief_with_servers_trains_as_one_process_does(
     resumed = _estimator(folder, monkeypatch, None, interface)
     resumed.train(_input_fn(0), steps=_STEPS)
     assert resumed.get_variable_value("update_step") == 4
+
+
+@pytest.mark.parametrize(
+    ("params", "updates"), [({"partial_window": "apply"}, 2), ({"steps": 1}, 6)]
+)
+def test_applied_windows_and_single_steps_are_in_the_chiefs_checkpoint(
+    tmp_path, monkeypatch, tasks, params, updates
+):
+    values = []
+    for name, config in (("chief", tasks["chief 0"][1]), ("alone", None)):
+        estimator = _estimator(tmp_path / name, monkeypatch, config, **params)
+        estimator.train(_input_fn(0), max_steps=_STEPS + 2)
+        values.append(_values(tmp_path / name))
+    assert values[0]["update_step"] == updates
+    np.testing.assert_equal(*values)
 
 
 @pytest.mark.parametrize("interface", ["whole batch", "unedited"])
