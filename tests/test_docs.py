@@ -218,6 +218,7 @@ def test_every_flag_in_the_pages_exists(flag):
     scripts = [
         *folder.parent.glob("scripts/**/*.py"),
         *folder.parent.glob("bert_finetune/*.py"),
+        folder / "programs/launch.py",
         folder / "programs/plot_loss.py",
         folder / "programs/task.py",
         folder / "unedited/run.py",
