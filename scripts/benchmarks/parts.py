@@ -145,12 +145,12 @@ def spot_check(size: str, flags) -> Rows:
         }
         facts = take_turns(runs, flags.starts)
         peaks = {w: [f["peak_bytes"] / _MIB for f in all_] for w, all_ in facts.items()}
-        secs = {w: [f["secs"] for f in all_] for w, all_ in facts.items()}
+        secs = {w: [f["processor_secs"] for f in all_] for w, all_ in facts.items()}
         unchecked, checked, plain, one = ways
         for values, unit, first, second in (
             (peaks, "MiB", unchecked, checked),
             (peaks, "MiB", plain, one),
-            (secs, f"s for {updates} updates", unchecked, checked),
+            (secs, f"CPU s, {updates} updates", unchecked, checked),
         ):
             pair = {way: values[way] for way in (first, second)}
             yield make_rows("spot check", f"{setting}, cut in {cut}", unit, pair, first)
