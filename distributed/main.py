@@ -3,11 +3,12 @@
     python -m distributed.main --data_dir=mnist --output_dir=output
 
 `TF_CONFIG`, Slurm (`srun python -m distributed.main`), SageMaker, Vertex AI, or torchrun
-on one machine describe the cluster and this task. All tasks are started with the same flags, and share --output_dir. Without
---data_dir it trains on generated digits; without sizes, an update is 200 examples over
-all workers. Exit codes: 0; 2 for invalid flags, data or cluster; 75 if other
-tasks were lost: start all of them again, and they resume from the last checkpoint.
-python -m distributed.launch_local restarts them on one machine.
+on one machine describe the cluster and this task. All tasks are started with the same
+flags, and share --output_dir. Without --data_dir it trains on generated digits; without
+sizes, an update is 200 examples over all workers. Exit codes: 0; 2 for invalid flags,
+data or cluster; 75 if other tasks were lost: start all of them again, and they resume
+from the last checkpoint. python -m distributed.launch_local restarts them on one
+machine.
 """
 
 import pathlib
