@@ -95,7 +95,7 @@ def test_the_spot_check_is_compared_with_none_and_one_micro_batch_with_none(
 
     def facts_of(spec):
         mebibytes = facts[spec["micro_batches"], spec.get("is_checked", True)]
-        return {"peak_bytes": mebibytes * 2**20, "secs": spec["updates"]}
+        return {"peak_bytes": mebibytes * 2**20, "processor_secs": spec["updates"]}
 
     monkeypatch.setattr(parts, "_facts_of", facts_of)
     flags = benchmark._parser().parse_args(["--starts=1"])
