@@ -108,7 +108,7 @@ def test_a_finished_run_trains_on_to_the_weights_of_the_longer_one(
 ):
     flags = [f"--output_dir={tmp_path / 'output'}", *short_run.FLAGS]
     assert run_main(*flags, "--train_updates=4")[0] == 0
-    sentence = "has --seed=0, not 1. Use another"
+    sentence = "holds a run with --seed=0, not 1. Use another"
     assert sentence in _refused(run_main, *flags, "--seed=1")
     code, output = run_main(*flags)
     assert code == 0 and "training on after update 4: the run, and a" in output

@@ -16,6 +16,7 @@ from tests.helpers.models.keras_kinds import (
     fit,
     sparse_data,
 )
+from tests.helpers.models.replicas import two_replicas
 from tests.helpers.processes import running
 
 
@@ -419,7 +420,7 @@ def test_a_keras_whose_own_sum_over_replicas_has_moved_is_refused(kind, monkeypa
     (home,) = [c for c in type(sgd).__mro__ if "_all_reduce_sum_gradients" in vars(c)]
     monkeypatch.delattr(home, "_all_reduce_sum_gradients")
     accumulate(sgd, 2).build([tf.Variable(1.0)])  # right with one replica
-    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+    with tf.Graph().as_default(), two_replicas().scope():
         optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
         with pytest.raises(
             RuntimeError, match="Received: 2 replicas and a SGD of Keras"
