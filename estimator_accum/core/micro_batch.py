@@ -48,6 +48,10 @@ def makes_mean(clock: Clock) -> bool:
 def weigh(weight: tf.Tensor | None, reduction: str) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a micro-batch's weight, and the factor of its loss and gradients.
 
+    The weight is the caller's, or 1; of a micro-batch of a whole batch, `WholeBatch.weigh`
+    decides. Keras passes its own (`keras/_window.py`), and a model_fn with an optimizer
+    of its own needs none: the gradient of the whole batch's loss is in its gradients.
+
     Args:
         weight: Scalar, as the caller gave it; None if not given.
         reduction: "mean" or "sum".

@@ -2,12 +2,16 @@
 
     for each micro-batch:                      # one session.run, or one pass of a batch
         sums += scale * (gradients, loss), weight         # add, on each replica
-        if clock.count() >= K:                 # the boundary
+        UPDATE_OPS                             # of this micro-batch
+        micro_steps += counted                 # clock.count()
+        if micro_steps >= K:                   # the boundary, in a branch of the clock
             sums = all_reduce(sums)            # close: the only reduction
             mean = change(sums / weight)       # a caller's change of gradients, if any
-            check_finite(mean)                 # add does so with sums
+            check_finite(mean)                 # add does so with dense sums
+            clear(rows of sparse sums)         # the next window overwrites dense ones
             optimizer.apply(clip(mean))        # unless a policy skips the window
-            micro_steps = 0                    # by the clock, which made the branch
+            after_update_ops
+            micro_steps = 0
         update_step += has_updated             # outside of the branch: 0 or 1
         global_step += 1
 

@@ -1,6 +1,7 @@
 """Saver integration: warm starts, checkpoints without accumulators, the final save.
 
-The Saver's own interface does not cover three cases:
+`State` (`core/state.py`) says what a checkpoint in mid-window contains. The Saver's own
+interface does not cover three cases:
 
 * a warm start must not change accumulators;
 * a checkpoint of a graph without accumulation has no accumulators, and must still

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneSentenceParser(
         __doc__,
         prog="estimator-accum task",
-        usage="%(prog)s [--workers=N --addresses=HOST:PORT] [--lost_task_code=N] "
+        usage="%(prog)s [--workers=N --addresses=HOST-{}:PORT] [--lost_task_code=N] "
         "command ...",
         allow_abbrev=False,
     )

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
+from estimator_accum.checks.repeated_writes import changes_once
 from tests.helpers.models.interfaces import after_each, fed_gradients, sgd
 from tests.helpers.models.script_models import Assigning
 
@@ -98,6 +99,20 @@ def test_only_a_write_that_may_be_repeated_is_taken_beside_a_window(write, fresh
     received = "by anything else.* Received: variable_0, written by .*after_update_ops"
     with pytest.raises(ValueError, match=received):
         after_each(both, [], [])
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        (lambda v: tf.minimum(v, 1.0), True),
+        (lambda v: v - tf.gather(v, [0]), False),
+        (lambda v: tf.linalg.cholesky(-tf.matmul(v, v, transpose_b=True)), False),
+    ],
+)
+def test_a_write_of_a_cluster_is_tried_in_this_process(value, answer, fresh_graph):
+    with tf.device("/job:worker/task:1/device:CPU:0"):
+        variable = v1.get_variable("v", [2, 2], use_resource=True)
+        assert changes_once(variable.assign(value(variable)).op) == answer
 
 
 def test_an_update_in_a_run_of_its_own_is_taken(fresh_graph):

@@ -10,7 +10,7 @@ from estimator_accum.rows.states import Mixed
 ELEMENTWISE = (
     *("Abs", "AccumulateNV2", "Acos", "Acosh", "AddN", "Angle", "ApproximateEqual"),
     *("AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e", "BesselI1e"),
-    *("Betainc", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Cast", "Ceil"),
+    *("Betainc", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Ceil"),
     *("CheckNumerics", "CheckNumericsV2", "ClipByValue", "Complex", "ComplexAbs"),
     *("Conj", "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "Equal"),
     *("Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs"),

@@ -11,6 +11,11 @@ def rule(*types: str, table: dict[str, Callable] = RULES):
     """Makes a function the rule of types of operations."""
 
     def register(function):
+        if twice := table.keys() & set(types):
+            raise ValueError(
+                "A type of operation must have one rule. Received: "
+                f"{', '.join(sorted(twice))} twice. Leave one of them out."
+            )
         table.update(dict.fromkeys(types, function))
         return function
 

@@ -525,7 +525,7 @@ def _call(kind: str, given: dict):
         return None
 
 
-@pytest.mark.parametrize("kind", ELEMENTWISE)
+@pytest.mark.parametrize("kind", (*ELEMENTWISE, "Cast"))
 def test_what_works_element_by_element_keeps_rows(kind, seen):
     if _definition(kind) is None or not hasattr(raw, kind):
         pytest.skip(f"this TensorFlow has no {kind}")

@@ -98,7 +98,7 @@ def _dtype_of(kind, names, scalars, has_list):
     raise AssertionError(f"{kind} takes none of {_DTYPES}")
 
 
-for _kind in ELEMENTWISE:
+for _kind in (*ELEMENTWISE, "Cast"):
     if hasattr(raw, _kind):
         _for(_kind)(_of_elements)
 
