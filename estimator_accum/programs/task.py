@@ -12,7 +12,6 @@ Needs no TensorFlow.
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--addresses",
-        metavar="HOST:PORT",
+        metavar="HOST-{}:PORT",
         help="address of each task, with {} for its number (default: keep TF_CONFIG)",
     )
     parser.add_argument(
@@ -89,9 +89,9 @@ def tf_config(addresses: str, workers: int, environment: Mapping[str, str]) -> s
             f"`{_INDEX}` must be a number below --workers={workers}. Received: {index}. "
             "Kubernetes sets it for jobs with completionMode: Indexed."
         )
-    nodes = [addresses.replace("{}", str(number)) for number in range(workers)]
-    task = {"type": "worker", "index": int(index)}
-    return json.dumps({"cluster": {"worker": nodes}, "task": task})
+    nodes = tuple(addresses.replace("{}", str(number)) for number in range(workers))
+    cluster = Cluster(workers=nodes, task_type="worker", task_index=int(index))
+    return cluster.tf_config()
 
 
 def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> int:
