@@ -8,6 +8,7 @@ Shapes: B = examples of a micro-batch, T = its longest example [tokens], or the 
 that all batches are padded to.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -64,21 +65,22 @@ def eval_input_fn(
     examples: EncodedExamples,
     batches: Sequence[np.ndarray],
     padded_length: int | None = None,
+    *,
+    is_labelled: bool = True,
 ) -> InputFn:
     """Returns the input_fn for an evaluation of the `batches` of `cut_by_tokens`.
 
     They are padded as in `train_input_fn`, without placeholders.
     """
-    return _in_order(examples, batches, padded_length, is_labelled=True)
+
+    def in_order() -> Iterator[tuple[np.ndarray, bool]]:
+        return ((numbers, True) for numbers in batches)
+
+    return _input_fn(examples, in_order, padded_length, is_labelled=is_labelled)
 
 
-def predict_input_fn(
-    examples: EncodedExamples,
-    batches: Sequence[np.ndarray],
-    padded_length: int | None = None,
-) -> InputFn:
-    """Returns the input_fn for a prediction: as `eval_input_fn`, features only."""
-    return _in_order(examples, batches, padded_length, is_labelled=False)
+# The input_fn for a prediction, which has features only.
+predict_input_fn = functools.partial(eval_input_fn, is_labelled=False)
 
 
 def cut_by_tokens(
@@ -99,19 +101,6 @@ def cut_by_tokens(
         lengths = np.full_like(lengths, padded_length)
     numbers = np.argsort(lengths, kind="stable")
     return np.split(numbers, bounds_by_tokens(lengths[numbers], tokens))
-
-
-def _in_order(
-    examples: EncodedExamples,
-    batches: Sequence[np.ndarray],
-    padded_length: int | None,
-    is_labelled: bool,
-) -> InputFn:
-    def generate() -> Iterator[tuple[np.ndarray, bool]]:
-        for numbers in batches:
-            yield numbers, True
-
-    return _input_fn(examples, generate, padded_length, is_labelled=is_labelled)
 
 
 def _input_fn(

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.encoding import EncodedExamples
@@ -18,10 +19,12 @@ from bert_finetune.tokenization import (
     check_max_seq_length,
     check_vocabulary,
 )
+from estimator_accum.programs import inputs
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.folder import (
     EVAL_RESULTS,
     SETTINGS_FILE,
+    VOCABULARY_CHECKSUM,
     check_output_dir,
 )
 
@@ -29,28 +32,37 @@ _ALONE = Cluster()
 
 
 @dataclass(frozen=True)
-class Inputs:
+class Inputs(inputs.Inputs):
     """Task, encoder and examples of a run, read and checked.
 
     Attributes:
         settings: The user's settings.
         cluster: Cluster of which this process is a task.
+        train: Training examples; None without --do_train.
+        test: Test rows and examples by name of their submission file.
+        checksum: Checksum of the training examples; empty without --do_train.
         task: The task, of GLUE or of one's own.
         config: The encoder's architecture.
         tokenizer: Tokenizer of the examples.
-        train: Training examples; None without --do_train.
         dev: Dev examples by suffix of their results.
-        test: Test rows and examples by name of their submission file.
     """
 
-    settings: Settings
-    cluster: Cluster
+    train: EncodedExamples | None
+    test: dict[str, tuple[list[Example], EncodedExamples]]
     task: Task
     config: BertConfig
     tokenizer: WordPieceTokenizer
-    train: EncodedExamples | None
     dev: dict[str, EncodedExamples]
-    test: dict[str, tuple[list[Example], EncodedExamples]]
+
+    def describe_model(self) -> dict[str, Any]:
+        """Returns the part of `run_settings.json` that any use of the model needs."""
+        return {
+            "do_lower_case": self.settings.do_lower_case,
+            "task_name": self.task.name.lower().replace("-", ""),
+            **({"labels": list(self.task.class_names)} if self.task.source else {}),
+            "bert_config": dataclasses.asdict(self.config),
+            VOCABULARY_CHECKSUM: self.tokenizer.checksum,
+        }
 
 
 def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:
@@ -97,7 +109,10 @@ def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:
         name: read_file(file, labelled=False)
         for name, file in (task.test_files if settings.do_predict else {}).items()
     }
-    return Inputs(settings, cluster, task, config, tokenizer, train, dev, test)
+    checksum = train.checksum if train is not None else ""
+    return Inputs(
+        settings, cluster, train, test, checksum, task, config, tokenizer, dev
+    )
 
 
 def _check_files(settings: Settings, task: Task) -> None:

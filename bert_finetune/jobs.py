@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,19 +28,9 @@ from bert_finetune.evaluations import (
 )
 from bert_finetune.inputs import Inputs
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
-from bert_finetune.output_dir import (
-    EARLIER_EPOCHS,
-    check_same_cut,
-    check_same_model,
-    check_same_run,
-    describe_run,
-    describe_training,
-    earlier_epochs,
-)
 from bert_finetune.recomputing import choose
 from bert_finetune.results import BEST, EXPORT
 from bert_finetune.settings import HUGGING_FACE, Settings
-from bert_finetune.tasks import Task
 from bert_finetune.training import Run
 from bert_finetune.windows import Windows, make_windows, with_fastest_tokens
 from estimator_accum.programs.bars import BatchBar
@@ -48,11 +39,17 @@ from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import (
     EVAL_RESULTS,
     METRICS,
+    check_free,
+    check_same,
+    settings_in,
     write_results,
 )
-from estimator_accum.programs.progress import latest_checkpoint
+from estimator_accum.programs.job import finished_run
+from estimator_accum.programs.progress import latest_checkpoint, read_progress
 from estimator_accum.programs.strategies import count_replicas
 from estimator_accum.reports import CsvReport
+
+_EPOCHS, _EARLIER = "num_train_epochs", "earlier_epochs"
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -65,40 +62,80 @@ def prepare(inputs: Inputs) -> Run:
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    settings, train = inputs.settings, inputs.train
-    if settings.do_train:
-        CsvReport(settings.output_dir, WEIGHT_UNIT).check()
+    settings = inputs.settings
+    if not settings.do_train:
+        _check_checkpoints(settings, inputs)
+        description = inputs.describe_model()
+        return Run(**vars(inputs), batches=None, description=description, windows=None)
+    CsvReport(settings.output_dir, WEIGHT_UNIT).check()
     if settings.evaluates_in_training:
         check_evaluations(settings.output_dir, inputs.task.main_metric)
-    description = describe_run(settings, inputs.task, inputs.config, inputs.tokenizer)
-    windows = None
-    if settings.do_train:
-        make = functools.partial(_windows, inputs)
-        count = lambda epochs, earlier: make(epochs, earlier).num_updates
-        epochs = settings.num_train_epochs
-        earlier = earlier_epochs(settings.output_dir, epochs, count)
-        windows = make(epochs, earlier)
-        if settings.is_cut_for_speed:
-            windows = with_fastest_tokens(windows, settings.max_seq_length)
-            settings = dataclasses.replace(
-                settings, tokens_per_micro_batch=windows.tokens
-            )
-        settings = _with_recompute(settings, inputs.config, windows)
-        description |= describe_training(settings, train.checksum, windows.batches)
-        description[EARLIER_EPOCHS] = earlier
-        if check_same_run(settings.output_dir, description):
-            _logger.info(
-                "training on, from %g epochs to %g: from update %s, the learning rate "
-                "follows the schedule of a run of %s updates",
-                *(earlier[-1], epochs),
-                f"{count(earlier[-1], earlier[:-1]) + 1:,}",
-                f"{windows.num_updates:,}",
-            )
-    _check_checkpoints(settings, inputs.task, inputs.config, description)
-    if settings.do_train:
-        check_same_cut(settings.output_dir, description)
-    parts = vars(inputs) | {"settings": settings}
-    return Run(**parts, description=description, windows=windows)
+    earlier = _earlier_epochs(inputs)
+    windows = _windows(inputs, settings.num_train_epochs, earlier)
+    if settings.is_cut_for_speed:
+        windows = with_fastest_tokens(windows, settings.max_seq_length)
+        settings = dataclasses.replace(settings, tokens_per_micro_batch=windows.tokens)
+    settings = _with_recompute(settings, inputs.config, windows)
+    # The model's part first: another vocabulary makes other examples, too.
+    model = inputs.describe_model()
+    description = model | settings.description(windows.batches, inputs.checksum) | model
+    description[_EARLIER] = earlier
+    _check_folder(settings, description)
+    _check_checkpoints(settings, inputs)
+    division = settings.division(windows.batches)
+    if read_progress(settings.output_dir).micro_step:
+        rule = "An update that a checkpoint holds half of must continue as it began."
+        remedy = "Use the same, or another --output_dir."
+        check_same(settings.output_dir, division, remedy, rule)
+    if earlier != settings_in(settings.output_dir).get(_EARLIER, []):
+        _logger.info(
+            "training on, from %g epochs to %g: from update %s, the learning rate "
+            "follows the schedule of a run of %s updates",
+            *(earlier[-1], settings.num_train_epochs),
+            f"{_windows(inputs, earlier[-1], earlier[:-1]).num_updates + 1:,}",
+            f"{windows.num_updates:,}",
+        )
+    parts = vars(inputs) | {"settings": settings, "batches": windows.batches}
+    return Run(**parts, description=description | division, windows=windows)
+
+
+def _earlier_epochs(inputs: Inputs) -> list[float]:
+    """Returns the epochs of the folder's shorter runs, which this one trains on."""
+    settings = inputs.settings
+    earlier = settings_in(settings.output_dir).get(_EARLIER, [])
+    finished = finished_run(
+        settings.output_dir,
+        _EPOCHS,
+        settings.num_train_epochs,
+        lambda run: _windows(inputs, run[_EPOCHS], earlier).num_updates,
+    )
+    return earlier if finished is None else [*earlier, finished[_EPOCHS]]
+
+
+def _check_folder(settings: Settings, description: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the folder is free or holds the beginning of this run.
+
+    Args:
+        settings: Settings of this run.
+        description: Content of `run_settings.json`, without the division of an update.
+    """
+    folder = settings.output_dir
+    check_free(
+        folder,
+        "model.ckpt-[1-9]*",
+        "Use another --output_dir, and this one's checkpoint as --init_checkpoint to "
+        "start from it.",
+    )
+    before = settings_in(folder).get(_EARLIER, [])
+    changing = {_EARLIER} if before == description[_EARLIER] else {_EARLIER, _EPOCHS}
+    start = latest_checkpoint(folder) or f"{folder}/model.ckpt-*"
+    check_same(
+        folder,
+        {name: value for name, value in description.items() if name not in changing},
+        "Use the same settings and files (a finished run trains on with more "
+        f"--num_train_epochs), or another --output_dir, and --init_checkpoint={start} "
+        "there to start from this run's weights.",
+    )
 
 
 def _windows(inputs: Inputs, epochs: float, earlier: Sequence[float]) -> Windows:
@@ -135,11 +172,9 @@ def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings
     return dataclasses.replace(settings, recompute=way)
 
 
-def _check_checkpoints(
-    settings: Settings, task: Task, config: BertConfig, description: dict
-) -> None:
+def _check_checkpoints(settings: Settings, inputs: Inputs) -> None:
     """Checks what the model starts from; without training, it must be a classifier."""
-    num_labels = task.num_outputs
+    config, num_labels = inputs.config, inputs.task.num_outputs
     own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
     best = best_checkpoint(settings.output_dir)
     if settings.eval_every_updates is not None and best is not None:
@@ -157,7 +192,12 @@ def _check_checkpoints(
                 f"a trained classifier. Received: {settings.output_dir} without a "
                 "checkpoint, and no --init_checkpoint. Add --do_train=true."
             )
-        check_same_model(own or init, description)
+        check_same(
+            pathlib.Path(own or init).parent,
+            inputs.describe_model(),
+            "Use the same settings and files, or another classifier.",
+            "A trained classifier must be used for what it was trained on.",
+        )
     if own:
         check_checkpoint(own, config, num_labels)
     if init:

@@ -26,8 +26,6 @@ PROGRAM = Program(
     name="estimator-accum train",
     description=__doc__,
     settings=Settings,
-    inputs="bert_finetune.inputs",
-    jobs="bert_finetune.jobs",
     advice="Use a lower --learning_rate, and another --output_dir.",
 )
 main = PROGRAM.run

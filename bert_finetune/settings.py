@@ -8,7 +8,7 @@ from absl import flags
 
 from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.own_task import is_task_file
-from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.batches import AUTO, Batches
 from estimator_accum.programs.numerals import parse_number
 from estimator_accum.programs.parsers import COUNT, Number
 from estimator_accum.programs.settings import (
@@ -205,6 +205,16 @@ class Settings(RunSettings):
         "Examples of --max_seq_length tokens in a prediction batch, likewise.",
         group=EVALUATION,
     )
+
+    def division(self, batches: Batches) -> dict[str, Any]:
+        """Returns the part of `run_settings.json` that may change between two updates."""
+        return {
+            "micro_batch_size": AUTO if batches.is_auto else batches.largest_share,
+            "gradient_accumulation_steps": batches.gradient_accumulation_steps,
+            "replicas": batches.num_replicas,
+            "pad_to_max_length": self.pad_to_max_length,
+            "tokens_per_micro_batch": self.tokens_per_micro_batch,
+        }
 
     def as_flags(self) -> dict[str, Any]:
         """Returns the given flags by name; the file of a task by its absolute path."""

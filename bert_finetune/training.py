@@ -16,7 +16,6 @@ from bert_finetune.evaluations import Evaluations
 from bert_finetune.input_pipeline import InputFn, train_input_fn
 from bert_finetune.inputs import Inputs
 from bert_finetune.model_fn import AccumulationSteps, make_model_fn
-from bert_finetune.output_dir import RememberingHook
 from bert_finetune.windows import Windows
 from estimator_accum.hooks import exits_between_trainings
 from estimator_accum.programs import job
@@ -33,15 +32,13 @@ _logger = logging.getLogger("tensorflow.bert_finetune")
 
 
 @dataclass(frozen=True)
-class Run(Inputs):
+class Run(Inputs, job.Job):
     """A checked run: nothing that it needs is missing.
 
     Attributes:
-        description: Content of `run_settings.json` for this run.
         windows: Windows of the training run; None without --do_train.
     """
 
-    description: dict
     windows: Windows | None
 
     @property
@@ -63,8 +60,7 @@ def train(run: Run, evaluations: Evaluations | None = None) -> bool:
         Whether anything was left to train.
     """
     progress = read_progress(run.settings.output_dir)
-    if run.cluster.is_chief:
-        _log_plan(run)
+    _log_plan(run)
     if evaluations is None:
         return _train(run, progress, None)
     with exits_between_trainings():
@@ -83,20 +79,16 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
             f"{progress.update:,}",
         )
         return False
-    if progress.update == windows.num_updates and not progress.micro_step:
-        _logger.info("%s is trained already", settings.output_dir)
-        return False
-    if progress.global_step and run.cluster.is_chief:
-        inside = f", micro-step {progress.micro_step}" if progress.micro_step else ""
-        _logger.info("resuming after update %s%s", f"{progress.update:,}", inside)
-    elif not settings.init_checkpoint and run.cluster.is_chief:
+    is_new = not progress.global_step and not settings.init_checkpoint
+    if is_new and run.cluster.is_chief:
         _logger.info("no --init_checkpoint: training starts from random weights")
-    job.log_building(run.cluster)
+    if not job.is_begun(run, settings.output_dir, progress, windows.num_updates):
+        return False
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
     hooks = []
     if run.cluster.is_chief:
-        hooks.append(RememberingHook(settings.output_dir, run.description))
+        hooks.append(_SettingsHook(run))
     if not run.cluster.is_alone:
         _train_in_cluster(run, estimator, _input_fn(run, progress), progress, hooks)
     elif evaluations is None:
@@ -107,6 +99,16 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
     if run.cluster.is_chief:
         _logger.info("trained %s", latest_checkpoint(settings.output_dir))
     return True
+
+
+class _SettingsHook(tf.compat.v1.train.SessionRunHook):
+    """Writes `run_settings.json` before any checkpoint, and only if a graph is built."""
+
+    def __init__(self, run: Run):
+        self._run = run
+
+    def begin(self) -> None:
+        self._run.write_settings()
 
 
 def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
@@ -227,4 +229,4 @@ def describe_batches(windows: Windows) -> str:
 
 def _log_plan(run: Run) -> None:
     windows, batches = run.windows, describe_batches(run.windows)
-    job.log_plan(batches, windows.num_micro_steps(), windows.num_updates)
+    job.log_plan(run.cluster, batches, windows.num_micro_steps(), windows.num_updates)

@@ -12,7 +12,13 @@ from estimator_accum.programs.bars import BatchBar
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import METRICS, write_results
 from estimator_accum.programs.inputs import Inputs
-from estimator_accum.programs.job import Job, begin, make_estimator
+from estimator_accum.programs.job import (
+    Job,
+    begin,
+    check_folder,
+    make_estimator,
+    make_job,
+)
 from estimator_accum.programs.progress import read_progress
 from estimator_accum.programs.report import end_of_run
 from estimator_accum.programs.saving import without_scratch
@@ -30,9 +36,8 @@ def prepare(inputs: Inputs) -> Job:
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    batches = inputs.settings.batches(inputs.cluster.num_workers)
-    job = Job(**vars(inputs), batches=batches)
-    job.check_folder()
+    job = make_job(inputs, inputs.cluster.num_workers)
+    check_folder(job)
     return job
 
 

@@ -25,8 +25,6 @@ PROGRAM = Program(
     name="python -m distributed.main",
     description=__doc__,
     settings=Settings,
-    inputs="distributed.inputs",
-    jobs="distributed.jobs",
     read_cluster=lambda _, environment: read_workers(environment),
     advice="Use a lower --learning_rate, and another --output_dir.",
 )

@@ -12,7 +12,13 @@ from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import METRICS, SETTINGS_FILE, write_text
 from estimator_accum.programs.inputs import Inputs
-from estimator_accum.programs.job import Job, begin, make_estimator
+from estimator_accum.programs.job import (
+    Job,
+    begin,
+    check_folder,
+    make_estimator,
+    make_job,
+)
 from estimator_accum.programs.plots import read_metrics, save
 from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import (
@@ -42,10 +48,9 @@ def prepare(inputs: Inputs) -> Job:
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    replicas = count_replicas(inputs.settings.strategy, inputs.cluster)
-    job = Job(**vars(inputs), batches=inputs.settings.batches(replicas))
+    job = make_job(inputs, count_replicas(inputs.settings.strategy, inputs.cluster))
     if job.cluster.is_chief:  # the other tasks check later what the chief has written
-        job.check_folder(_WITH, _WITHOUT)
+        check_folder(job, _WITH, _WITHOUT)
     return job
 
 
@@ -101,7 +106,7 @@ def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
-    job.check_folder(_WITH, _WITHOUT)
+    check_folder(job, _WITH, _WITHOUT)
 
 
 def train_and_test(

@@ -26,8 +26,6 @@ PROGRAM = Program(
     name="python -m housing_example.main",
     description=__doc__,
     settings=Settings,
-    inputs="housing_example.inputs",
-    jobs="housing_example.jobs",
     advice="Use a lower --learning_rate, or a --clip_norm, and another --output_dir.",
 )
 main = PROGRAM.run

@@ -129,7 +129,8 @@ def read_settings_of(
         ValueError: If an argument is not a flag, a required flag is missing, two names
             of a flag disagree, flags exclude one another, or the file does not fit.
     """
-    rest = values(argv)[1:]
+    lines = values.read_flags_from_files(argv, force_gnu=False)
+    rest = values([line.removeprefix("\ufeff") for line in lines])[1:]
     if rest:
         raise ValueError(
             "Everything must be given as a flag. "

@@ -16,11 +16,9 @@ from estimator_accum.programs.json_text import parse_json
 
 SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
+FLAGS = "flags"  # key of the flags in `run_settings.json`
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
-SAME_RUN = (  # rule and remedy
-    "`--output_dir` must be new or hold a run with the same settings.",
-    "Use another --output_dir, or the same settings and files; a finished run trains on.",
-)
+_SAME_RUN = "`--output_dir` must be new or hold a run with the same settings."
 _LAST_ROW_BYTES = 1000  # at most
 _CHECKSUMS = {
     EXAMPLES_CHECKSUM: "different examples",
@@ -61,12 +59,15 @@ def _unfit(folder: str | os.PathLike, fault: str) -> str:
     )
 
 
-def check_free(output_dir: str | os.PathLike, foreign: str) -> None:
+def check_free(
+    output_dir: str | os.PathLike, foreign: str, remedy: str = "Use another one."
+) -> None:
     """Raises ValueError if the folder holds other files and no run.
 
     Args:
         output_dir: The folder, which need not exist.
         foreign: Glob pattern of files that a folder without settings must not hold.
+        remedy: Last sentence of the error message.
     """
     folder = pathlib.Path(output_dir)
     if (folder / SETTINGS_FILE).exists():
@@ -75,41 +76,34 @@ def check_free(output_dir: str | os.PathLike, foreign: str) -> None:
     if others:
         raise ValueError(
             "`--output_dir` must be new, empty, or hold a run of this program. "
-            f"Received: {folder} with {others[0]} and no {SETTINGS_FILE}. "
-            "Use another one."
+            f"Received: {folder} with {others[0]} and no {SETTINGS_FILE}. {remedy}"
         )
 
 
-def check_same_run(output_dir: str | os.PathLike, settings: Mapping[str, Any]) -> None:
+def check_same(
+    output_dir: str | os.PathLike,
+    now: Mapping[str, Any],
+    remedy: str,
+    rule: str = _SAME_RUN,
+) -> None:
     """Raises ValueError if the folder holds a run with other settings.
 
     Args:
         output_dir: The folder, which need not exist.
-        settings: The values that determine the run's weights, by flag name or
-            `EXAMPLES_CHECKSUM`.
+        now: Settings in the form of `run_settings.json`; those of a dict are compared
+            one by one, and flags that determine no weight are not compared.
+        remedy: Last sentence of the error message.
+        rule: Its first sentence.
     """
-    path = pathlib.Path(output_dir) / SETTINGS_FILE
-    if path.exists():
-        check_same(path, settings, *SAME_RUN)
-
-
-def check_same(
-    path: pathlib.Path, now: Mapping[str, Any], rule: str, remedy: str
-) -> None:
-    """Raises ValueError unless a run has written these settings.
-
-    Args:
-        path: `run_settings.json` of the run.
-        now: The settings; those of a dict are compared one by one.
-        rule: First sentence of the error message.
-        remedy: Its last sentence.
-    """
-    before = _flat(read_settings(path))
+    if not (run := settings_in(output_dir)):
+        return
+    before = _flat(run)
     for name, value in _flat(now).items():
         if before.get(name) != value:
             what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
             raise ValueError(
-                f"{rule} Received: {path.parent}, which holds a run with {what}. {remedy}"
+                f"{rule} Received: {pathlib.Path(output_dir)}, which holds a run with "
+                f"{what}. {remedy}"
             )
 
 
@@ -117,6 +111,8 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns flags by `--name`, and the values of a dict by `name.key`."""
     flat = {}
     for name, value in values.items():
+        if name == FLAGS:
+            continue
         if isinstance(value, dict):
             flat |= {f"{name}.{key}": each for key, each in value.items()}
         else:
@@ -133,6 +129,12 @@ def make_run_folder(output_dir: str | os.PathLike) -> None:
             "`--output_dir` must be a folder, or a path where one can be made. "
             f"Received: {output_dir} ({error.strerror}). Use another one."
         ) from error
+
+
+def settings_in(output_dir: str | os.PathLike) -> dict[str, Any]:
+    """Returns the settings of the folder's run; none if there is no run."""
+    path = pathlib.Path(output_dir) / SETTINGS_FILE
+    return read_settings(path) if path.exists() else {}
 
 
 def read_settings(path: pathlib.Path, *, flag: str | None = None) -> dict[str, Any]:

@@ -3,22 +3,19 @@
 import logging
 import os
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.folder import (
-    SETTINGS_FILE,
-    check_same_run,
-    read_settings,
-    write_settings,
-)
+from estimator_accum.programs.folder import check_same, settings_in, write_settings
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.progress import Progress, ends_at, read_progress
-from estimator_accum.programs.settings import FLAGS, RunSettings
+from estimator_accum.programs.settings import RunSettings
 from estimator_accum.programs.strategies import make_session_config
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -29,47 +26,77 @@ class Job(Inputs):
     """A checked run: nothing that it needs is missing.
 
     Attributes:
-        batches: Division of each update's examples.
+        batches: Division of each update's examples; None without training.
+        description: Content of `run_settings.json`, with which the run can resume.
     """
 
-    batches: Batches
-
-    def check_folder(self, *models: str) -> None:
-        """Raises ValueError if the output folder holds a run with other settings.
-
-        A finished run may have had fewer updates: it is trained on.
-
-        Args:
-            *models: Names of folders in the output folder that may hold a model each;
-                none if the output folder holds one.
-        """
-        folder = pathlib.Path(self.settings.output_dir)
-        description = self.settings.description(self.batches, self.checksum)
-        del description[FLAGS]
-        path, before = folder / SETTINGS_FILE, None
-        if path.exists():
-            before = read_settings(path).get("train_updates")
-        updates, is_finished = description["train_updates"], False
-        if isinstance(before, int) and before < updates:
-            found = filter(
-                pathlib.Path.exists, (folder / name for name in models or ".")
-            )
-            is_finished = all(ends_at(model, before) for model in found)
-        if is_finished:
-            del description["train_updates"]
-        check_same_run(folder, description)
-        if is_finished:
-            _logger.info(
-                "training on after update %s: the run, and a schedule of its learning "
-                "rate, now have %s",
-                f"{before:,}",
-                f"{updates:,}",
-            )
+    batches: Batches | None
+    description: dict[str, Any]
 
     def write_settings(self) -> None:
-        """Writes the settings with which the run can resume."""
-        description = self.settings.description(self.batches, self.checksum)
-        write_settings(self.settings.output_dir, description)
+        """Writes `run_settings.json`."""
+        write_settings(self.settings.output_dir, self.description)
+
+
+def make_job(inputs: Inputs, num_replicas: int) -> Job:
+    """Returns the job of a run of `train_updates`, for a number of replicas."""
+    batches = inputs.settings.batches(num_replicas)
+    description = inputs.settings.description(batches, inputs.checksum)
+    return Job(**vars(inputs), batches=batches, description=description)
+
+
+def check_folder(job: Job, *models: str) -> None:
+    """Raises ValueError if the output folder holds a run with other settings.
+
+    A finished run may have had fewer updates: it is trained on.
+
+    Args:
+        job: A job of `make_job`.
+        *models: Names of folders in the output folder that may hold a model each; none
+            if the output folder holds one.
+    """
+    length, folder = "train_updates", job.settings.output_dir
+    now, updates_of = dict(job.description), lambda run: run[length]
+    before = finished_run(folder, length, now[length], updates_of, models or ["."])
+    if before is not None:
+        del now[length]
+    check_same(
+        folder,
+        now,
+        "Use another --output_dir, or the same settings and files; a finished run "
+        "trains on.",
+    )
+    if before is not None:
+        _logger.info(
+            "training on after update %s: the run, and a schedule of its learning "
+            "rate, now have %s",
+            f"{before[length]:,}",
+            f"{job.settings.train_updates:,}",
+        )
+
+
+def finished_run(
+    output_dir: str | os.PathLike,
+    length: str,
+    new_length: float,
+    updates_of: Callable[[Mapping[str, Any]], int],
+    models: Sequence[str] = (".",),
+) -> dict[str, Any] | None:
+    """Returns the settings of the folder's run if it is finished and was shorter.
+
+    Args:
+        output_dir: Output folder of this run.
+        length: Setting that determines the length of a run.
+        new_length: Its value in this run.
+        updates_of: Function of a run's settings that returns the number of its updates.
+        models: Names of folders in the output folder that may hold a model each.
+    """
+    run = settings_in(output_dir)
+    if not isinstance(run.get(length), int | float) or run[length] >= new_length:
+        return None
+    folders = (pathlib.Path(output_dir, name) for name in models)
+    found = [folder for folder in folders if folder.exists()]
+    return run if all(ends_at(folder, updates_of(run)) for folder in found) else None
 
 
 def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress | None:
@@ -81,31 +108,41 @@ def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress 
         batches: Division of this model's updates.
     """
     progress, updates = read_progress(str(model_dir)), job.settings.train_updates
-    if job.cluster.is_chief:
-        log_plan(batches, updates * batches.gradient_accumulation_steps, updates)
-    if job.cluster.is_evaluator:
-        return progress
-    if progress.update >= updates:
-        if job.cluster.is_chief:
-            _logger.info("%s is trained already", model_dir)
-        return None
-    if progress.update and job.cluster.is_chief:
-        _logger.info("resuming after update %s", f"{progress.update:,}")
-    log_building(job.cluster)
-    return progress
-
-
-def log_building(cluster: Cluster) -> None:
-    """Logs that the next seconds build and prepare the graph; once in a cluster."""
-    if cluster.is_chief:
-        _logger.info("building the graph")
-
-
-def log_plan(batches: object, micro_steps: int, updates: int) -> None:
-    """Logs how the examples of each update are divided, and the length of the run."""
-    _logger.info(
-        "%s; %s micro-steps = %s updates", batches, f"{micro_steps:,}", f"{updates:,}"
+    log_plan(
+        job.cluster, batches, updates * batches.gradient_accumulation_steps, updates
     )
+    is_left = job.cluster.is_evaluator or is_begun(job, model_dir, progress, updates)
+    return progress if is_left else None
+
+
+def is_begun(
+    job: Job, model_dir: str | os.PathLike, progress: Progress, updates: int
+) -> bool:
+    """Logs where training begins; returns False if nothing is left to train.
+
+    Args:
+        job: The checked run.
+        model_dir: Folder of the model.
+        progress: Its progress.
+        updates: Updates of the whole run.
+    """
+    is_left = progress.update < updates or progress.micro_step > 0
+    if job.cluster.is_chief and not is_left:
+        _logger.info("%s is trained already", model_dir)
+    elif job.cluster.is_chief:
+        if progress.global_step:
+            inside = f", micro-step {progress.micro_step}"
+            update = f"{progress.update:,}{inside if progress.micro_step else ''}"
+            _logger.info("resuming after update %s", update)
+        _logger.info("building the graph")  # which takes some seconds
+    return is_left
+
+
+def log_plan(cluster: Cluster, batches: object, micro_steps: int, updates: int) -> None:
+    """Logs the division of each update, and the length of the run; once in a cluster."""
+    if cluster.is_chief:
+        length = f"{micro_steps:,} micro-steps = {updates:,} updates"
+        _logger.info("%s; %s", batches, length)
 
 
 def make_estimator(

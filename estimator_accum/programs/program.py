@@ -43,11 +43,11 @@ class Program:
     Attributes:
         name: Command that starts it, with which its messages and `--help` begin.
         description: Beginning of `--help`.
-        settings: Its class of `RunSettings`.
-        inputs: Module with `read(settings, cluster)`, which reads and checks what it
-            can without TensorFlow, and writes nothing.
-        jobs: Module with `prepare(inputs)`, which checks everything else and writes
-            nothing, and `execute(job)`, which returns what is to be printed.
+        settings: Its class of `RunSettings`. The same package has a module `inputs`
+            with `read(settings, cluster)`, which reads and checks what it can without
+            TensorFlow, and writes nothing; and a module `jobs` with `prepare(inputs)`,
+            which checks everything else and writes nothing, and `execute(job)`, which
+            returns what is to be printed.
         advice: Remedy for gradients that are not finite.
         read_cluster: Function of settings and environment that returns the cluster of
             this task, or raises ValueError with one sentence; by default that of
@@ -57,12 +57,15 @@ class Program:
     name: str
     description: str
     settings: type[RunSettings]
-    inputs: str
-    jobs: str
     advice: str
     read_cluster: Callable[[Any, Mapping[str, str]], Cluster] = (
         lambda settings, environment: read_cluster_of(settings.strategy, environment)
     )
+
+    @property
+    def room(self) -> str:
+        """Package of the program."""
+        return self.settings.__module__.rpartition(".")[0]
 
     def flags(self) -> flags.FlagValues:
         """Returns all flags of the program, which nothing has parsed yet."""
@@ -94,19 +97,20 @@ class Program:
         if values.print_config:
             show(config_text(settings))
             return
-        folder, room = settings.output_dir, self.jobs.partition(".")[0]
+        folder = settings.output_dir
         try:
-            set_verbosity(values.verbosity, room)
+            set_verbosity(values.verbosity, self.room)
             if getattr(settings, "strategy", "") == "multi_worker" and cluster.is_alone:
                 _logger.info("no other task is in the environment: training alone")
-            inputs = importlib.import_module(self.inputs).read(settings, cluster)
+            reader = importlib.import_module(f"{self.room}.inputs")
+            inputs = reader.read(settings, cluster)
             prefer_keras_2()
             with quiet_import(argv[1:]):  # of TensorFlow: seconds
                 from estimator_accum.programs.ending import ended_in_words
                 from estimator_accum.programs.lock import locked
                 from estimator_accum.programs.strategies import make_session_config
 
-                jobs = importlib.import_module(self.jobs)
+                jobs = importlib.import_module(f"{self.room}.jobs")
             enable_estimator()
             make_session_config(settings, None)  # refuses a slow precision
             job = jobs.prepare(inputs)

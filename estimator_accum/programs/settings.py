@@ -22,10 +22,9 @@ from absl import flags
 
 from estimator_accum.programs.batches import Batches, share_out
 from estimator_accum.programs.cluster import STRATEGIES
-from estimator_accum.programs.folder import EXAMPLES_CHECKSUM
+from estimator_accum.programs.folder import EXAMPLES_CHECKSUM, FLAGS
 from estimator_accum.programs.parsers import FROM_0, MICRO_BATCH, NORM, STEPS, Trackers
 
-FLAGS = "flags"  # key of the flags in `run_settings.json`
 OTHER_NAMES = {
     "micro_batch_size": "train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_multiplier",

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from bert_finetune import jobs, run_classifier
-from bert_finetune.output_dir import SETTINGS_FILE
+from estimator_accum.programs.folder import SETTINGS_FILE
 from tests.helpers.models import tiny_bert
 from tests.helpers.oracles import fuzzing
 

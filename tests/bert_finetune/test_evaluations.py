@@ -236,8 +236,9 @@ class _World:
     def __init__(self, folder: _Folder, windows, monkeypatch, settings):
         self.folder, self.windows = folder, windows
         self.progress, self.max_steps = Progress(0, 0, 0), []
-        inputs = settings, Cluster(), *[None] * 4, {}, {}
-        self.run = training.Run(*inputs, description={}, windows=windows)
+        names = [field.name for field in dataclasses.fields(training.Run)]
+        parts = dict.fromkeys(names) | {"settings": settings, "cluster": Cluster()}
+        self.run = training.Run(**parts | {"description": {}, "windows": windows})
         monkeypatch.setattr(training, "make_estimator", lambda *_: self)
         monkeypatch.setattr(training, "read_progress", lambda _: self.progress)
         monkeypatch.setattr(training, "_input_fn", lambda *_: None)

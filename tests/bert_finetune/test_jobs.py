@@ -71,7 +71,7 @@ def test_metrics_have_a_row_an_update_and_count_every_example(trained):
 def test_a_finished_run_that_is_started_again_says_so_and_changes_nothing(
     settings, trained, caplog
 ):
-    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
     shutil.copytree(trained, settings.output_dir)
     before = all_variables(trained)
     after = all_variables(run(settings, do_train=True))

@@ -15,7 +15,8 @@ from estimator_accum.programs.batches import AUTO, Batches
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.flag_values import help_text, read_settings_of
 from estimator_accum.programs.folder import check_free
-from estimator_accum.programs.job import Job
+from estimator_accum.programs.inputs import Inputs
+from estimator_accum.programs.job import Job, check_folder, make_job
 from estimator_accum.programs.sentences import sentence
 from estimator_accum.programs.settings import (
     GROUPS,
@@ -296,10 +297,14 @@ def test_remote_paths_stay_as_they_are():
     }
 
 
-def _job(folder, batches=None, checksum="sum", **changes) -> Job:
+def test_a_byte_order_mark_of_a_file_of_flags_is_accepted(tmp_path):
+    (tmp_path / "flags").write_text("\ufeff--seed=7\n", encoding="utf-8")
+    assert _read(HOUSING, f"--flagfile={tmp_path / 'flags'}").seed == 7
+
+
+def _job(folder, workers=2, checksum="sum", **changes) -> Job:
     settings = IMAGES.settings(output_dir=str(folder), **changes)
-    batches = batches or settings.batches(2)
-    return Job(settings, Cluster(), None, None, checksum, batches)
+    return make_job(Inputs(settings, Cluster(), None, None, checksum), workers)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +312,7 @@ def _job(folder, batches=None, checksum="sum", **changes) -> Job:
     [
         ({"gradient_accumulation_steps": 4}, None),
         ({"micro_batch_size": AUTO}, None),
-        ({"watchdog_secs": 9, "batches": Batches(200, 7, 3)}, None),
+        ({"watchdog_secs": 9, "workers": 3}, None),
         (
             {"checksum": "another"},
             r"which holds a run with different examples\. Use another",
@@ -325,10 +330,10 @@ def test_a_run_resumes_with_other_shares_of_the_same_updates_only(
 ):
     _job(tmp_path).write_settings()
     if sentence is None:
-        _job(tmp_path, **changes).check_folder()
+        check_folder(_job(tmp_path, **changes))
         return
     with pytest.raises(ValueError, match=sentence):
-        _job(tmp_path, **changes).check_folder()
+        check_folder(_job(tmp_path, **changes))
 
 
 def test_a_folder_of_another_program_is_refused(tmp_path):
@@ -338,7 +343,7 @@ def test_a_folder_of_another_program_is_refused(tmp_path):
     (tmp_path / "run_settings.json").write_text("{")
     check_free(tmp_path, "*.ckpt*")
     with pytest.raises(ValueError, match=r"must be the settings file of a run"):
-        _job(tmp_path).check_folder()
+        check_folder(_job(tmp_path))
 
 
 def test_micro_batches_that_may_be_run_again_have_no_log():

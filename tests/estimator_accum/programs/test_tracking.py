@@ -82,11 +82,11 @@ def test_every_program_reports_to_the_trackers(program, tmp_path, monkeypatch):
     argv = ["program", "--report_to=tensorboard"]
     argv += [f"--{name}={value}" for name, value in given.items()]
     settings = read_settings_of(program.settings, program.flags(), argv)
-    inputs, jobs = map(importlib.import_module, (program.inputs, program.jobs))
+    names = f"{program.room}.inputs", f"{program.room}.jobs"
+    inputs, jobs = map(importlib.import_module, names)
     job = jobs.prepare(inputs.read(settings, Cluster()))
     make_run_folder(settings.output_dir)
-    room = program.jobs.partition(".")[0]
-    monkeypatch.setattr(f"{room}.model_fn.make_reports", note)
+    monkeypatch.setattr(f"{program.room}.model_fn.make_reports", note)
     with pytest.raises(_Reported) as found:
         jobs.execute(job)
     report_to, parts = found.value.args
