@@ -76,18 +76,18 @@ def check_checkpoint(
 
 
 def _num_layers(names: Iterable[str]) -> int:
-    found = [re.match(rf"{_SCOPE}/encoder/layer_(\d+)/", name) for name in names]
-    return max((int(layer[1]) + 1 for layer in found if layer), default=0)
+    layers = [re.match(rf"{_SCOPE}/encoder/layer_(\d+)/", name) for name in names]
+    return max((int(layer[1]) + 1 for layer in layers if layer), default=0)
 
 
 def _check_classifier(
     path: str, shapes: Mapping[str, list[int]], num_labels: int
 ) -> None:
-    found = shapes.get("output_weights")
-    if not found or found[0] != num_labels:
+    shape = shapes.get("output_weights")
+    if not shape or shape[0] != num_labels:
         raise ValueError(
             f"{path} must hold a trained classifier of {num_labels} outputs. Received: "
-            f"{f'one of {found[0]}' if found else 'none'}. Use the --task_name that it "
+            f"{f'one of {shape[0]}' if shape else 'none'}. Use the --task_name that it "
             "was trained on, or train one with --do_train=true."
         )
 
@@ -130,10 +130,10 @@ def init_from_checkpoint(path: str) -> list[str]:
 
 def _head_in_checkpoint(path: str, reader, head: Mapping[str, tuple]) -> list[str]:
     """Returns the names of the head if the checkpoint holds all of it, else none."""
-    found = reader.get_variable_to_shape_map()
-    if not head.keys() <= found.keys():
+    shapes = reader.get_variable_to_shape_map()
+    if not head.keys() <= shapes.keys():
         return []
-    if all(tuple(found[name]) == shape for name, shape in head.items()):
+    if all(tuple(shapes[name]) == shape for name, shape in head.items()):
         return sorted(head)
     _logger.info(
         "the classifier of %s has other classes: a new one starts untrained", path
@@ -192,14 +192,14 @@ def _open(path: str):
 
 def _suggestion(path: str) -> str:
     folder = path if tf.io.gfile.isdir(path) else path.rpartition("/")[0] or "."
-    found = sorted(tf.io.gfile.glob(f"{folder}/*.index"))
-    if not found and tf.io.gfile.glob(f"{folder}/*.safetensors"):
+    indexes = sorted(tf.io.gfile.glob(f"{folder}/*.index"))
+    if not indexes and tf.io.gfile.glob(f"{folder}/*.safetensors"):
         return (
             "Convert Hugging Face's files first: "
             f"estimator-accum import --input_dir={folder} --output_dir=converted"
         )
-    prefixes = ", ".join(index.removesuffix(".index") for index in found[:5])
-    return f"There is: {prefixes}." if found else "Give it as folder/bert_model.ckpt."
+    prefixes = ", ".join(index.removesuffix(".index") for index in indexes[:5])
+    return f"There is: {prefixes}." if indexes else "Give it as folder/bert_model.ckpt."
 
 
 def _unreadable(path: str, error: Exception) -> ValueError:

@@ -53,13 +53,17 @@ def make_sentences(pairs: int, seed: int = 0) -> list[tuple[int, str]]:
         pairs: Number of acceptable sentences, at most 100,000.
         seed: Random seed.
     """
-    random, found = Random(seed), {}
-    while len(found) < pairs:
+    random, swapped_by_text = Random(seed), {}
+    while len(swapped_by_text) < pairs:
         words = _acceptable(random)
         place = _choose(random, range(len(words) - 1))
         swapped = [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
-        found[_text(words)] = _text(swapped)
-    return [each for good, bad in found.items() for each in ((1, good), (0, bad))]
+        swapped_by_text[_text(words)] = _text(swapped)
+    return [
+        labelled
+        for good, bad in swapped_by_text.items()
+        for labelled in ((1, good), (0, bad))
+    ]
 
 
 def _acceptable(random: Random) -> list[str]:

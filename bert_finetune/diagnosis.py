@@ -59,8 +59,8 @@ def of_evaluation(
             f"{np.mean(labels == only):.4f} of the examples have; {loss}. {_REMEDY}"
         )
     is_flat = any(
-        abs(metrics["eval_loss"] - each) <= _NEAR * each
-        for each in (logarithm, constant_loss(labels))
+        abs(metrics["eval_loss"] - bound) <= _NEAR * bound
+        for bound in (logarithm, constant_loss(labels))
     )
     if is_flat and metrics["eval_accuracy"] <= share:
         return (

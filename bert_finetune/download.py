@@ -123,7 +123,11 @@ def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
         ValueError: If another process is in the same folder.
     """
     parent = destination.parent
-    new_parents = [each for each in (parent, *parent.parents) if not each.exists()]
+    new_parents = [
+        new_folder
+        for new_folder in (parent, *parent.parents)
+        if not new_folder.exists()
+    ]
     staging = parent / f".{destination.name}.part"
     content = staging / "content"
     staging.mkdir(parents=True, exist_ok=True)
@@ -140,8 +144,8 @@ def staging_folder(destination: pathlib.Path) -> Iterator[pathlib.Path]:
                 shutil.rmtree(staging)
     finally:
         with contextlib.suppress(OSError):  # not empty: it has been filled
-            for each in new_parents:
-                each.rmdir()
+            for new_folder in new_parents:
+                new_folder.rmdir()
 
 
 def obtain(

@@ -150,8 +150,10 @@ class Evaluations:
 
 def best_checkpoint(output_dir: str | os.PathLike) -> pathlib.Path | None:
     """Returns the checkpoint that `best/` keeps; None if there is none."""
-    found = tf.train.latest_checkpoint(str(pathlib.Path(output_dir).resolve() / BEST))
-    return None if found is None else pathlib.Path(found)
+    checkpoint = tf.train.latest_checkpoint(
+        str(pathlib.Path(output_dir).resolve() / BEST)
+    )
+    return None if checkpoint is None else pathlib.Path(checkpoint)
 
 
 def read_evaluations(

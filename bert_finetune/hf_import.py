@@ -217,12 +217,12 @@ def _read(
 ) -> np.ndarray:
     transposes = is_transposed(variable)
     expected = list(shape[::-1] if transposes else shape)
-    found = file.get_slice(name)
-    if list(found.get_shape()) != expected or found.get_dtype() not in _DTYPES:
+    stored = file.get_slice(name)
+    if list(stored.get_shape()) != expected or stored.get_dtype() not in _DTYPES:
         raise ValueError(
             f"{name} in {path} must have the shape {expected} and one of the types "
-            f"{', '.join(_DTYPES)}. Received: {found.get_shape()}, "
-            f"{found.get_dtype()}. {_ONE_MODEL}"
+            f"{', '.join(_DTYPES)}. Received: {stored.get_shape()}, "
+            f"{stored.get_dtype()}. {_ONE_MODEL}"
         )
     array = file.get_tensor(name).astype(np.float32)
     return np.ascontiguousarray(array.T) if transposes else array

@@ -175,7 +175,7 @@ def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings
 def _check_checkpoints(settings: Settings, inputs: Inputs) -> None:
     """Checks what the model starts from; without training, it must be a classifier."""
     config, num_labels = inputs.config, inputs.task.num_outputs
-    own, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
+    latest, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
     best = best_checkpoint(settings.output_dir)
     if settings.eval_every_updates is not None and best is not None:
         check_checkpoint(str(best), config, num_labels)
@@ -186,22 +186,22 @@ def _check_checkpoints(settings: Settings, inputs: Inputs) -> None:
             "Leave it out to use the last one."
         )
     if not settings.do_train:
-        if not own and not init:
+        if not latest and not init:
             raise ValueError(
                 "Without `--do_train`, `--output_dir` or `--init_checkpoint` must hold "
                 f"a trained classifier. Received: {settings.output_dir} without a "
                 "checkpoint, and no --init_checkpoint. Add --do_train=true."
             )
         check_same(
-            pathlib.Path(own or init).parent,
+            pathlib.Path(latest or init).parent,
             inputs.describe_model(),
             "Use the same settings and files, or another classifier.",
             "A trained classifier must be used for what it was trained on.",
         )
-    if own:
-        check_checkpoint(own, config, num_labels)
+    if latest:
+        check_checkpoint(latest, config, num_labels)
     if init:
-        is_classifier = not (own or settings.do_train)
+        is_classifier = not (latest or settings.do_train)
         check_checkpoint(init, config, num_labels if is_classifier else None)
 
 
@@ -223,13 +223,13 @@ def execute(run: Run) -> str | None:
     estimator = training.make_estimator(run)
     checkpoint = _checkpoint(run)
     # A model_fn that starts from --init_checkpoint needs nothing else of that.
-    own = checkpoint if latest_checkpoint(settings.output_dir) else None
+    latest = checkpoint if latest_checkpoint(settings.output_dir) else None
     update = _step(checkpoint, "update_step")
     values, speeds = {}, {}
     if settings.do_eval:
-        values, speeds["evaluation"] = _evaluate(run, estimator, own, update)
+        values, speeds["evaluation"] = _evaluate(run, estimator, latest, update)
     if settings.do_predict:
-        speeds["prediction"] = _predict(run, estimator, own)
+        speeds["prediction"] = _predict(run, estimator, latest)
     if settings.do_export:
         _export(run, estimator, checkpoint)
     if has_trained:
@@ -295,7 +295,7 @@ def _measure(
     for suffix, examples in run.dev.items():
         batches = _cut(run, examples, run.settings.eval_batch_size)
         bar = BatchBar("evaluation", len(batches))
-        found = estimator.evaluate(
+        metrics = estimator.evaluate(
             input_pipeline.eval_input_fn(examples, batches, run.padded_length),
             checkpoint_path=checkpoint,
             name=suffix.strip("_") or None,
@@ -304,11 +304,11 @@ def _measure(
         if speed is not None:
             speed.add(batches, bar)
         # Estimator's own loss is the mean over batches, the last of which may be short.
-        del found["loss"], found["global_step"]
+        del metrics["loss"], metrics["global_step"]
         file = pathlib.Path(run.task.dev_files[suffix]).stem
-        _warn(diagnosis.of_evaluation(run.task, file, examples.labels, found))
-        found.pop(diagnosis.ONLY_CLASS, None)
-        values |= {f"{name}{suffix}": value for name, value in found.items()}
+        _warn(diagnosis.of_evaluation(run.task, file, examples.labels, metrics))
+        metrics.pop(diagnosis.ONLY_CLASS, None)
+        values |= {f"{name}{suffix}": value for name, value in metrics.items()}
     return values
 
 

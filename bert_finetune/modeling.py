@@ -98,7 +98,7 @@ def encode(
             first_tokens = _normalized(shared, first_tokens)  # [B, H]
         with tf.compat.v1.variable_scope("pooler"):
             pooled = tf.math.tanh(shared.dense(first_tokens, config.hidden_size))
-        layers = [shared.packing.unpack(_normalized(shared, each)) for each in hidden]
+        layers = [shared.packing.unpack(_normalized(shared, layer)) for layer in hidden]
     return EncoderOutput(layers, layers[-1], pooled)
 
 

@@ -170,7 +170,7 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
     def _resources(self, variable) -> list[tf.Tensor]:
         # By `.handle`: a mirrored variable has its own copy in every replica.
         slots = (self.get_slot(variable, slot) for slot in ("m", "v"))
-        return [each.handle for each in (variable, *slots)]
+        return [resource.handle for resource in (variable, *slots)]
 
     def _decayed(self, variable, share: tf.Tensor, grad) -> list[tf.Operation]:
         """Returns the operations that subtract a share of a variable, if it has decay."""

@@ -49,24 +49,24 @@ def read_task(path: str) -> Task:
         ValueError: If the file cannot be read, or its content is not that of a task.
     """
     try:
-        given = parse_json(pathlib.Path(path).read_bytes())
+        content = parse_json(pathlib.Path(path).read_bytes())
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _unfit(path, "be a JSON file", str(reason)) from error
-    if not isinstance(given, dict):
-        raise _unfit(path, "be a JSON object", given)
-    for key in given:
+    if not isinstance(content, dict):
+        raise _unfit(path, "be a JSON object", content)
+    for key in content:
         if key not in _KEYS:
             raise _unfit(path, f"have the keys {', '.join(_KEYS)} alone", key)
     for key in _REQUIRED:
-        if key not in given:
-            raise _unfit(path, f"have the key {key}", ", ".join(given) or "none")
+        if key not in content:
+            raise _unfit(path, f"have the key {key}", ", ".join(content) or "none")
     for key in _FILES:
-        if not isinstance(given.get(key, ""), str):
-            raise _unfit(path, f"name a file of --data_dir as {key}", given[key])
-    labels = _labels(path, given["labels"])
-    columns, without_header = _columns(path, given)
-    test_file = given.get("test_file")
+        if not isinstance(content.get(key, ""), str):
+            raise _unfit(path, f"name a file of --data_dir as {key}", content[key])
+    labels = _labels(path, content["labels"])
+    columns, without_header = _columns(path, content)
+    test_file = content.get("test_file")
     return Task(
         name=pathlib.Path(path).stem,
         text_a=columns["text_a"],
@@ -75,26 +75,26 @@ def read_task(path: str) -> Task:
         index=None,
         labels=tuple(labels),
         names=tuple(labels.values()),
-        metrics=_metrics(path, given.get("metrics"), len(labels)),
-        train_file=given.get("train_file"),
-        dev_files={"": given["dev_file"]} if "dev_file" in given else {},
+        metrics=_metrics(path, content.get("metrics"), len(labels)),
+        train_file=content.get("train_file"),
+        dev_files={"": content["dev_file"]} if "dev_file" in content else {},
         test_files={"predictions.tsv": test_file} if test_file else {},
         columns_without_header=without_header,
         source=path,
     )
 
 
-def _labels(path: str, given: Any) -> dict[str, str]:
+def _labels(path: str, labels: Any) -> dict[str, str]:
     """Returns the name of each class by its spelling in the files."""
-    if given == NUMBERS:
+    if labels == NUMBERS:
         return {}
     classes = names = []
-    if isinstance(given, dict):
-        classes, names = list(given), list(given.values())
-    elif isinstance(given, list) and not any(
-        isinstance(value, list | dict | None) for value in given
+    if isinstance(labels, dict):
+        classes, names = list(labels), list(labels.values())
+    elif isinstance(labels, list) and not any(
+        isinstance(value, list | dict | None) for value in labels
     ):
-        classes = names = [spelling(value) for value in given]
+        classes = names = [spelling(value) for value in labels]
     is_named = all(isinstance(name, str) for name in names)
     if is_named and len(names) > 1 and len(set(names)) == len(names):
         return dict(zip(classes, names, strict=True))
@@ -102,13 +102,15 @@ def _labels(path: str, given: Any) -> dict[str, str]:
         path,
         "have as labels a list of two or more different classes, names by class, or "
         f'"{NUMBERS}" for a regression',
-        given,
+        labels,
     )
 
 
-def _columns(path: str, given: dict) -> tuple[dict[str, str], tuple[str, ...] | None]:
+def _columns(path: str, content: dict) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Returns the columns by key, and all columns if the files do not name them."""
-    columns = {key: given[key] for key in ("text_a", "text_b", "label") if key in given}
+    columns = {
+        key: content[key] for key in ("text_a", "text_b", "label") if key in content
+    }
     if len(set(map(repr, columns.values()))) < len(columns):
         shown = ", ".join(json.dumps(column) for column in columns.values())
         raise _unfit(path, f"have different columns as {', '.join(columns)}", shown)
@@ -126,16 +128,16 @@ def _columns(path: str, given: dict) -> tuple[dict[str, str], tuple[str, ...] | 
     )
 
 
-def _metrics(path: str, given: Any, num_classes: int) -> tuple[str, ...]:
+def _metrics(path: str, metrics: Any, num_classes: int) -> tuple[str, ...]:
     if num_classes == 2:
         allowed = CLASS_METRICS
     else:
         allowed = CLASS_METRICS[:1] if num_classes else NUMBER_METRICS
-    if given is None:
+    if metrics is None:
         return allowed if num_classes == 0 else allowed[:1]
-    if isinstance(given, list) and given and set(map(str, given)) <= set(allowed):
-        return tuple(given)
-    raise _unfit(path, f"have metrics out of {', '.join(allowed)}", given)
+    if isinstance(metrics, list) and metrics and set(map(str, metrics)) <= set(allowed):
+        return tuple(metrics)
+    raise _unfit(path, f"have metrics out of {', '.join(allowed)}", metrics)
 
 
 def _unfit(path: str, rule: str, received: Any = "") -> ValueError:

@@ -85,13 +85,13 @@ def _objects(path: pathlib.Path, lines: Iterator[tuple[int, str]], columns, labe
         if not line.strip():
             continue
         try:
-            found = parse_json(line)
+            content = parse_json(line)
         except ValueError as error:
-            found = error
-        if not isinstance(found, dict) or None in map(found.get, columns):
-            received = ", ".join(found) if isinstance(found, dict) else line[:60]
-            if type(found) is ValueError:  # JSON's own line is no line of the file
-                received += f" ({found})"
+            content = error
+        if not isinstance(content, dict) or None in map(content.get, columns):
+            received = ", ".join(content) if isinstance(content, dict) else line[:60]
+            if type(content) is ValueError:  # JSON's own line is no line of the file
+                received += f" ({content})"
             raise ValueError(
                 f"{path} line {number} must be a JSON object with {', '.join(columns)}, "
                 "and none of them null. "
@@ -99,8 +99,8 @@ def _objects(path: pathlib.Path, lines: Iterator[tuple[int, str]], columns, labe
                 "task's file."
             )
         for name in columns:
-            _check_value(f"{path} line {number}", name, found[name], name == label)
-        yield number, [spelling(found[name]) for name in columns]
+            _check_value(f"{path} line {number}", name, content[name], name == label)
+        yield number, [spelling(content[name]) for name in columns]
 
 
 def _check_value(place: str, name: str, value: object, is_label: bool) -> None:

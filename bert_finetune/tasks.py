@@ -195,9 +195,9 @@ def get_task(name: str, flag: str = "--task_name") -> Task:
         if task.name.lower().replace("-", "") == name.lower().replace("-", ""):
             return task
     allowed = ", ".join(task.name for task in TASKS)
-    own = " or a JSON file for your own data" if flag == "--task_name" else ""
+    or_file = " or a JSON file for your own data" if flag == "--task_name" else ""
     raise ValueError(
-        f"`{flag}` must be one of {allowed}{own}. Received: {name!r}. "
+        f"`{flag}` must be one of {allowed}{or_file}. Received: {name!r}. "
         "Case and dashes do not matter."
     )
 

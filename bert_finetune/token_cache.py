@@ -48,9 +48,9 @@ def cached_examples(
     """
     cache = pathlib.Path(f"{path}{_SUFFIX}")
     made_of = _made_of(examples, tokenizer, max_seq_length)
-    found = _read(cache, made_of, tokenizer.pad_id)
-    if found is not None:
-        return dataclasses.replace(found, labels=labels_of(examples))
+    stored = _read(cache, made_of, tokenizer.pad_id)
+    if stored is not None:
+        return dataclasses.replace(stored, labels=labels_of(examples))
     encoded = encode_examples(examples, tokenizer, max_seq_length)
     try:
         _write(cache, made_of, encoded)
@@ -83,10 +83,10 @@ def _read(cache: pathlib.Path, made_of: str, pad_id: int) -> EncodedExamples | N
         with np.load(cache) as arrays:
             if str(arrays["made_of"]) != made_of:
                 return None
-            found = EncodedExamples(
+            encoded = EncodedExamples(
                 **{name: arrays[name] for name in _ARRAYS}, labels=None, pad_id=pad_id
             )
-            return found if str(arrays["checksum"]) == found.checksum else None
+            return encoded if str(arrays["checksum"]) == encoded.checksum else None
     except Exception:  # noqa: BLE001, a dozen kinds for damaged files
         return None
 

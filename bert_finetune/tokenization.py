@@ -272,12 +272,12 @@ def check_case_matches_checkpoint(
     if not init_checkpoint:
         return
     name = pathlib.PurePath(init_checkpoint).parent.name
-    found = re.search(
+    match = re.search(
         r"(?<![a-z0-9])(uncased|cased|multilingual_L-|chinese_L-)", name, re.IGNORECASE
     )
-    if not found:
+    if not match:
         return
-    is_uncased = found[1].lower() != "cased"
+    is_uncased = match[1].lower() != "cased"
     if is_uncased != do_lower_case:
         raise ValueError(
             f"`--do_lower_case` must fit the checkpoint. Received: {do_lower_case} "

@@ -206,7 +206,8 @@ def make_windows(
         )
     # Rounded first: 100 * 0.29 is 28.999999999999996.
     ends = [
-        round(num_examples * each, 6) for each in (*earlier_epochs, num_train_epochs)
+        round(num_examples * epochs, 6)
+        for epochs in (*earlier_epochs, num_train_epochs)
     ]
     if not 1 <= ends[-1] < math.inf:
         raise ValueError(

@@ -57,9 +57,9 @@ def make_flags() -> flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Checks the flags, keeps the cluster running, and returns the exit code."""
     if asks_for_help(argv):
-        own, of_tasks = define_flags(_Cluster), PROGRAM.flags()
+        own_flags, of_tasks = define_flags(_Cluster), PROGRAM.flags()
         usage = f"usage: {_NAME} [--flags]\n\n{__doc__}\n"
-        show(f"{usage}{help_text(own)}\n{help_text(of_tasks)}")
+        show(f"{usage}{help_text(own_flags)}\n{help_text(of_tasks)}")
         return 0
     values = make_flags()
     try:

@@ -132,7 +132,7 @@ def train_and_test(
     trained = [name for name in names if name.endswith(("/kernel", "/bias"))]
     return Result(
         metrics,
-        np.array([each["predictions"][0] for each in predictions]),
+        np.array([row["predictions"][0] for row in predictions]),
         read_metrics(model_dir / METRICS),
         {name: estimator.get_variable_value(name) for name in trained},
     )

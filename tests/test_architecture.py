@@ -100,6 +100,22 @@ def test_one_sentence_describes_a_module(path):
     assert "\n" not in sentence
 
 
+def test_variables_are_named_by_nouns():
+    vague = {"each", "found", "own", "known", "made", "given"}
+    for path in [
+        *_MODULES,
+        *(p for r in _PROGRAMS for p in (_REPOSITORY / r).rglob("*.py")),
+    ]:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        stored = (n for n in nodes if isinstance(n, ast.Name | ast.arg))
+        names = {
+            node.id if isinstance(node, ast.Name) else node.arg
+            for node in stored
+            if isinstance(getattr(node, "ctx", ast.Store()), ast.Store)
+        }
+        assert not names & vague, f"{path.relative_to(_REPOSITORY)}: {names & vague}"
+
+
 def test_no_table_of_operations_is_there_twice():
     places = {}
     for path in _MODULES:

@@ -31,7 +31,7 @@ def pull_once(plan: Plan, micro_batch: MicroBatch) -> None:
     needed = ancestors([term.op for term in terms])
     uses = {}
     for variable in micro_batch.variables:
-        found = [
+        places = [
             (user, number)
             for value in _values(variable)
             for user in value.consumers()
@@ -39,8 +39,8 @@ def pull_once(plan: Plan, micro_batch: MicroBatch) -> None:
             for number, tensor in enumerate(user.inputs)
             if tensor is value
         ]
-        if found:
-            uses[variable.op.name] = variable, found
+        if places:
+            uses[variable.op.name] = variable, places
     copies = {
         name: create_variable(
             f"{name}/copy", variable.shape, variable.dtype.base_dtype, **place.options
@@ -60,8 +60,8 @@ def pull_once(plan: Plan, micro_batch: MicroBatch) -> None:
         is_first = plan.clock.opens_window(plan.state.micro_steps)
         with tf.control_dependencies([run_either(is_first, pull, list)]):
             values = {name: read(copy) for name, copy in copies.items()}
-    for name, (_, found) in uses.items():
-        for user, number in found:
+    for name, (_, places) in uses.items():
+        for user, number in places:
             set_input(user, number, values[name])
 
 

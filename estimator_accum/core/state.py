@@ -59,11 +59,11 @@ def place_of_window(
         here: Device of the micro-batch.
         has_counter: Whether several runs of the train op are a window.
     """
-    own, servers = tf.DeviceSpec.from_string(here), False
+    task, servers = tf.DeviceSpec.from_string(here), False
     for variable in variables:
         its = tf.DeviceSpec.from_string(variable.device)
-        is_elsewhere = (its.job, its.task) != (own.job, own.task)
-        servers |= bool(own.job and its.job and is_elsewhere)
+        is_elsewhere = (its.job, its.task) != (task.job, task.task)
+        servers |= bool(task.job and its.job and is_elsewhere)
     return Place(here if servers else None, has_counter and not servers)
 
 

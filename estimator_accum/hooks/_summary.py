@@ -106,9 +106,9 @@ class TrainingSummary(Report):
         """
         parts = [f"trained {_counted(self._last - self._first, 'update')}"]
         if self._is_shared:
-            own = _counted(self._updates, "update")
+            updates = _counted(self._updates, "update")
             parts = [
-                f"trained {own} of this worker, the last of which was {self._last:,}"
+                f"trained {updates} of this worker, the last of which was {self._last:,}"
             ]
         if self._rates:  # the median, since the first update waits for the graph
             rate, unit = statistics.median(self._rates), self._unit.replace("_", "-")

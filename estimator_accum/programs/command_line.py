@@ -36,8 +36,8 @@ _FORMS = [
     (r"argument (.+?): (.*)", r"`\1` \2"),
     (
         r"the following arguments are required: (.*)",
-        lambda found: (
-            f"The flag{'s' * (', ' in found[1])} `{found[1].replace(', ', '`, `')}` "
+        lambda match: (
+            f"The flag{'s' * (', ' in match[1])} `{match[1].replace(', ', '`, `')}` "
             "must be given. Received: none"
         ),
     ),
@@ -83,13 +83,13 @@ class OneSentenceParser(argparse.ArgumentParser):
 
     def parse_args(self, args=None, namespace=None):
         """Returns the flags; an unknown one is an error that names the nearest."""
-        found, unknown = self.parse_known_args(args, namespace)
+        flags, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
             near = difflib.get_close_matches(name, self._option_string_actions)
             hint = f" Did you mean {near[0]}?" if near else ""
             self.error(f"Flags must be those of --help. Received: {name}.{hint}")
-        return found
+        return flags
 
     def print_help(self, file=None) -> None:
         """Prints the help text, for a reader who may leave early."""

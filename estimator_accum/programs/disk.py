@@ -103,6 +103,6 @@ def remove_unfinished(output_dir: str | os.PathLike) -> str | None:
         if not index.exists():
             path.unlink(missing_ok=True)
     models = [folder, *(path for path in sorted(folder.glob("*")) if path.is_dir())]
-    found = filter(None, map(tf.train.latest_checkpoint, map(str, models)))
-    latest = next(found, None)
+    checkpoints = filter(None, map(tf.train.latest_checkpoint, map(str, models)))
+    latest = next(checkpoints, None)
     return latest and str(pathlib.Path(latest).relative_to(folder))

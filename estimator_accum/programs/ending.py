@@ -94,10 +94,10 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
             f"Received: {reason}. Free some, and the same command {again}."
         )
     if is_out_of_memory(error):
-        found = (line.strip() for line in str(error).splitlines() if "OOM" in line)
+        lines = (line.strip() for line in str(error).splitlines() if "OOM" in line)
         return (
             "A batch must fit in memory. Received: "
-            f"{next(found, type(error).__name__)}. Use smaller batches; "
+            f"{next(lines, type(error).__name__)}. Use smaller batches; "
             "--micro_batch_size=auto finds the size of those that train."
         )
     if isinstance(error, ValueError) and is_out_of_memory(error.__cause__):

@@ -51,10 +51,10 @@ def define_flags(settings_type: type) -> flags.FlagValues:
 
 def _define(values, group, name, text, parser, default=None, short_name=None) -> None:
     is_bool = isinstance(parser, flags.BooleanParser)
-    each = flags.Flag(
+    flag = flags.Flag(
         parser, None, name, default, text, short_name=short_name, boolean=is_bool
     )
-    flags.DEFINE_flag(each, values, module_name=group)
+    flags.DEFINE_flag(flag, values, module_name=group)
 
 
 def define_program_flags(settings_type: type) -> flags.FlagValues:
@@ -89,12 +89,14 @@ def help_text(values: flags.FlagValues) -> str:
     """Returns the flags' part of a --help text: groups, required flags first."""
     lines = ["Flags are written --flag=value; values below are the defaults."]
     for group in GROUPS:
-        found = values.flags_by_module_dict().get(group, ())
-        members = [each for each in found if each.name not in OTHER_NAMES.values()]
+        group_flags = values.flags_by_module_dict().get(group, ())
+        members = [
+            flag for flag in group_flags if flag.name not in OTHER_NAMES.values()
+        ]
         if members:
             lines += ["", f"{group}:"]
-        for each in members:
-            lines += _help_lines(each)
+        for flag in members:
+            lines += _help_lines(flag)
     return "\n".join(lines)
 
 
@@ -137,22 +139,22 @@ def read_settings_of(
             f"Received: {rest[0]!r}. Write --flag=value."
         )
     _read_config(values)
-    found = {}
+    fields = {}
     for field in dataclasses.fields(settings_type):
-        found[field.name] = values[field.name].value
+        fields[field.name] = values[field.name].value
         if field.name in OTHER_NAMES:
-            found[field.name] = _either(values, field.name, OTHER_NAMES[field.name])
+            fields[field.name] = _either(values, field.name, OTHER_NAMES[field.name])
     required = [
         field.name
         for field in dataclasses.fields(settings_type)
         if field.default is dataclasses.MISSING
     ]
-    if missing := [f"--{name}" for name in required if not found[name]]:
+    if missing := [f"--{name}" for name in required if not fields[name]]:
         raise ValueError(
             f"The flags {', '.join(f'`--{name}`' for name in required)} must be given. "
             f"Received: none for {', '.join(missing)}. See --help."
         )
-    settings = settings_type(**found)
+    settings = settings_type(**fields)
     settings.check()
     return settings
 
@@ -182,7 +184,7 @@ def _read_config(values: flags.FlagValues) -> None:
                 "it, or leave it out."
             )
         names = {name, OTHER_NAMES.get(name, name)}
-        if not any(values[each].present for each in names):
+        if not any(values[flag_name].present for flag_name in names):
             values[name].parse(str(value))
 
 

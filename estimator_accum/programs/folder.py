@@ -114,7 +114,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
         if name == FLAGS:
             continue
         if isinstance(value, dict):
-            flat |= {f"{name}.{key}": each for key, each in value.items()}
+            flat |= {f"{name}.{key}": part for key, part in value.items()}
         else:
             flat[name if name in _CHECKSUMS else f"--{name}"] = value
     return flat

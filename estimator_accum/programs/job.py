@@ -95,8 +95,8 @@ def finished_run(
     if not isinstance(run.get(length), int | float) or run[length] >= new_length:
         return None
     folders = (pathlib.Path(output_dir, name) for name in models)
-    found = [folder for folder in folders if folder.exists()]
-    return run if all(ends_at(folder, updates_of(run)) for folder in found) else None
+    existing = [folder for folder in folders if folder.exists()]
+    return run if all(ends_at(folder, updates_of(run)) for folder in existing) else None
 
 
 def begin(job: Job, model_dir: str | os.PathLike, batches: Batches) -> Progress | None:

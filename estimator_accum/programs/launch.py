@@ -140,8 +140,8 @@ def _check_sizes(flags: argparse.Namespace) -> None:
 def _folder_of(command: Sequence[str]) -> pathlib.Path | None:
     """Returns the output folder that a command line names, if it names one."""
     for flag, following in zip(command, [*command[1:], None], strict=True):
-        found = _FOLDER_FLAG.fullmatch(flag)
-        folder = found and (found[1] if found[1] is not None else following)
+        match = _FOLDER_FLAG.fullmatch(flag)
+        folder = match and (match[1] if match[1] is not None else following)
         if folder:
             return pathlib.Path(folder)
     return None
@@ -162,14 +162,14 @@ def run(launch: Launch) -> int:
 
 
 def _stop(number, frame) -> None:
-    for each in _SIGNALS:
-        signal.signal(each, _stop_at_once)
+    for signal_number in _SIGNALS:
+        signal.signal(signal_number, _stop_at_once)
     raise _Stopped(number)
 
 
 def _stop_at_once(number, frame) -> None:
-    for each in _SIGNALS:  # the cleanup must not be interrupted
-        signal.signal(each, signal.SIG_IGN)
+    for signal_number in _SIGNALS:  # the cleanup must not be interrupted
+        signal.signal(signal_number, signal.SIG_IGN)
     raise _Stopped(number)
 
 
@@ -298,8 +298,8 @@ def _last_checkpoint(output_dir: pathlib.Path | None) -> str | None:
         text = (output_dir / "checkpoint").read_text()
     except (FileNotFoundError, NotADirectoryError):  # the tasks report the second one
         return None
-    found = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)
-    return found and found[1]
+    match = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)
+    return match and match[1]
 
 
 def _spoken(output_dir: pathlib.Path | None, checkpoint: str | None) -> str:
@@ -406,12 +406,12 @@ def _free_ports(count: int) -> list[int]:
     """Returns free ports; a port taken in between shows up as a lost task."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for listener in sockets:
+            listener.close()
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ def read_vertex(environment: Environment) -> Cluster | None:
 def read_sagemaker(environment: Environment) -> Cluster | None:
     """Returns a worker on each host of SageMaker, whose hosts reach all ports."""
     hosts = _parsed(environment.get("SM_HOSTS", ""))
-    own = environment.get("SM_CURRENT_HOST")
-    if not isinstance(hosts, list) or own not in hosts:
+    this_host = environment.get("SM_CURRENT_HOST")
+    if not isinstance(hosts, list) or this_host not in hosts:
         return None
     return Cluster(
         workers=tuple(f"{host}:{_SAGEMAKER_PORT}" for host in hosts),
         task_type="worker",
-        task_index=hosts.index(own),
+        task_index=hosts.index(this_host),
     )
 
 

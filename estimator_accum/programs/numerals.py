@@ -15,16 +15,16 @@ _MOST_DIGITS = 4000  # Python refuses longer integers by a sentence of its own
 
 def parse_integer(text: object) -> int:
     """Returns an integer; raises ValueError for other text. Spaces around are ignored."""
-    found = str(text).strip(" ")
-    if not _INTEGER.fullmatch(found) or len(found) > _MOST_DIGITS:
+    numeral = str(text).strip(" ")
+    if not _INTEGER.fullmatch(numeral) or len(numeral) > _MOST_DIGITS:
         raise ValueError(f"{text!r} is not an integer")
-    return int(found)
+    return int(numeral)
 
 
 def parse_number(text: object) -> float:
     """Returns a finite number; raises ValueError for other text, like `parse_integer`."""
-    found = str(text).strip(" ")
-    value = float(found) if _NUMBER.fullmatch(found) else math.nan
+    numeral = str(text).strip(" ")
+    value = float(numeral) if _NUMBER.fullmatch(numeral) else math.nan
     if not math.isfinite(value):
         raise ValueError(f"{text!r} is not a finite number")
     return value

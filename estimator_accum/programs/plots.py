@@ -163,8 +163,8 @@ def _label_fall(axes: Axes, steps: np.ndarray, rates: np.ndarray) -> None:
 
     As in google-research/bert, the decay has gone on during the warm-up.
     """
-    known = np.isfinite(rates)
-    steps, rates = steps[known], rates[known]
+    is_known = np.isfinite(rates)
+    steps, rates = steps[is_known], rates[is_known]
     top = int(np.argmax(rates)) if len(rates) else 0
     if not 0 < top < len(rates) - 2:
         return
@@ -321,10 +321,10 @@ def read_metrics(
         header, rows = [], []
     missing = [column for column in required if column not in header]
     if missing:
-        found = f"{', '.join(header)}, without {', '.join(missing)}"
+        received = f"{', '.join(header)}, without {', '.join(missing)}"
         raise ValueError(
             f"{path} must be a table with the columns {', '.join(required)}. "
-            f"Received: {found if header else 'a file that is empty or no table'}. "
+            f"Received: {received if header else 'a file that is empty or no table'}. "
             f"{remedy}"
         )
     if not rows:

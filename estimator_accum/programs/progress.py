@@ -56,15 +56,15 @@ def latest_checkpoint(output_dir: str) -> str | None:
     with _silent_tensorflow(), contextlib.suppress(ValueError):  # not a text file
         path = tf.train.latest_checkpoint(output_dir)
     # A run that is killed while it saves its very first checkpoint has no such file.
-    found = [
+    checkpoints = [
         file.stem
         for file in sorted(pathlib.Path(output_dir).glob("model.ckpt-*"))
         if re.match(r"model\.ckpt-[1-9]\d*\.", file.name)
     ]
-    if path is None and found:
+    if path is None and checkpoints:
         raise ValueError(
             "`--output_dir` must be new or hold a whole run. Received: "
-            f"{output_dir}, with {found[-1]}, but its file `checkpoint` names no "
+            f"{output_dir}, with {checkpoints[-1]}, but its file `checkpoint` names no "
             "checkpoint that is there. Use another --output_dir, or correct that "
             "file."
         )

@@ -59,9 +59,9 @@ def flag(
         is_path: Whether it names a file or folder, which `run_settings.json` has as an
             absolute path.
     """
-    known = {"what": what, "parser": parser, "group": group}
-    known |= {"decides": decides, "is_path": is_path}
-    metadata = {name: value for name, value in known.items() if value}
+    facts = {"what": what, "parser": parser, "group": group}
+    facts |= {"decides": decides, "is_path": is_path}
+    metadata = {name: value for name, value in facts.items() if value}
     return dataclasses.field(default=default, metadata=metadata)
 
 

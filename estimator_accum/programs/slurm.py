@@ -70,8 +70,8 @@ def expand_nodes(text: str) -> list[str]:
 def _numbers(ranges: str) -> list[str]:
     """Returns the numbers of ranges: 8-10,12 and, with zeros in front, 08-10."""
     numbers = []
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
         between = range(int(first), int(last or first) + 1)
         numbers += [f"{number:0{len(first)}}" for number in between]
     return numbers
@@ -80,7 +80,7 @@ def _numbers(ranges: str) -> list[str]:
 def _expand_counts(text: str) -> list[int]:
     """Returns each node's number of tasks: 2(x3),1 are 2, 2, 2 and 1."""
     counts = []
-    for each in text.split(","):
-        count, _, times = each.partition("(x")
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
         counts += [int(count)] * int(times.removesuffix(")") or 1)
     return counts

@@ -18,11 +18,11 @@ def make_reports(settings: RunSettings, model_dir: str | os.PathLike) -> list[Re
         model_dir: Folder of the model, which keeps the ids of the trackers' runs.
     """
     names = (settings.report_to or "").split(",")
-    name, given = pathlib.Path(model_dir).resolve().name, settings.as_flags()
+    name, config = pathlib.Path(model_dir).resolve().name, settings.as_flags()
     reports: list[Report] = []
     if "mlflow" in names:
-        tags = {flag: str(value) for flag, value in given.items()}
+        tags = {flag: str(value) for flag, value in config.items()}
         reports.append(MlflowReport(model_dir, run_name=name, tags=tags))
     if "wandb" in names:
-        reports.append(WandbReport(model_dir, name=name, config=given))
+        reports.append(WandbReport(model_dir, name=name, config=config))
     return reports

@@ -171,13 +171,13 @@ def _weighted(
     del others  # which `apply_weights` uses
     with tf.variable_scope(
         scope, name, [inputs], reuse=reuse, custom_getter=_get_model_variable
-    ) as own:
+    ) as opened:
         inputs = tf.convert_to_tensor(inputs)
         sides = inputs.shape.as_list() if (inputs.shape.rank or 0) > 1 else [None] * 2
         channels = sides[1 if data_format == "NCHW" else -1]
         if channels is None:
             raise ValueError(
-                f"The inputs of {own.name} must have a known number of channels. "
+                f"The inputs of {opened.name} must have a known number of channels. "
                 f"Received: shape {inputs.shape}. Call `set_shape` first."
             )
 
@@ -201,7 +201,7 @@ def _weighted(
             outputs = normalizer_fn(outputs, **normalizer_params or {})
         if activation_fn is not None:
             outputs = activation_fn(outputs)
-        return _outputs.collect_named_outputs(outputs_collections, own.name, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, opened.name, outputs)
 
 
 def _get_model_variable(getter, name, *arguments, **others):
@@ -232,7 +232,7 @@ def _pooling(pool: Callable, name: str, scope_name: str, what: str) -> Callable:
         def of_images(pair):
             return [1, 1, *pair] if data_format == "NCHW" else [1, *pair, 1]
 
-        with tf.name_scope(scope, scope_name, [inputs]) as own:
+        with tf.name_scope(scope, scope_name, [inputs]) as opened:
             outputs = pool(
                 tf.convert_to_tensor(inputs),
                 of_images(_pair(kernel_size)),
@@ -240,7 +240,7 @@ def _pooling(pool: Callable, name: str, scope_name: str, what: str) -> Callable:
                 padding.upper(),
                 data_format,
             )
-            return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+            return _outputs.collect_named_outputs(outputs_collections, opened, outputs)
 
     pool2d.__name__ = pool2d.__qualname__ = name
     pool2d.__doc__ = f"""{what} of each window of images.
@@ -282,7 +282,7 @@ def dropout(
         scope: Name or variable scope; by default `Dropout`, made unique.
         seed: Seed of the choices.
     """
-    with tf.variable_scope(scope, "Dropout", [inputs]) as own:
+    with tf.variable_scope(scope, "Dropout", [inputs]) as opened:
         inputs = tf.convert_to_tensor(inputs)
         outputs = _outputs.smart_cond(
             is_training,
@@ -291,7 +291,7 @@ def dropout(
             ),
             lambda: tf.identity(inputs),
         )
-        return _outputs.collect_named_outputs(outputs_collections, own.name, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, opened.name, outputs)
 
 
 @add_arg_scope
@@ -303,13 +303,13 @@ def flatten(inputs, outputs_collections=None, scope=None):
         outputs_collections: Collections for the result: a list or one name.
         scope: Name scope; by default `Flatten`.
     """
-    with tf.name_scope(scope, "Flatten", [inputs]) as own:
+    with tf.name_scope(scope, "Flatten", [inputs]) as opened:
         inputs = tf.convert_to_tensor(inputs)
         outputs = tf.reshape(inputs, [tf.shape(inputs)[0], -1])
         sides = inputs.shape[1:]
         if sides.is_fully_defined():
             outputs.set_shape([inputs.shape[0], math.prod(sides.as_list())])
-        return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, opened, outputs)
 
 
 @add_arg_scope
@@ -322,10 +322,10 @@ def one_hot_encoding(
     scope=None,
 ):
     """Labels [B] as [B, num_classes], `on_value` at the label, `off_value` elsewhere."""
-    with tf.name_scope(scope, "OneHotEncoding", [labels, num_classes]) as own:
+    with tf.name_scope(scope, "OneHotEncoding", [labels, num_classes]) as opened:
         labels = tf.convert_to_tensor(labels)
         outputs = tf.one_hot(labels, num_classes, on_value, off_value)
-        return _outputs.collect_named_outputs(outputs_collections, own, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, opened, outputs)
 
 
 @add_arg_scope

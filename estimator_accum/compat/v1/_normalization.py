@@ -49,7 +49,7 @@ def layer_norm(
     Raises:
         ValueError: If a shape that is needed is unknown.
     """
-    with tf.variable_scope(scope, "LayerNorm", [inputs], reuse=reuse) as own:
+    with tf.variable_scope(scope, "LayerNorm", [inputs], reuse=reuse) as opened:
         inputs = tf.convert_to_tensor(inputs)
         shape, rank = inputs.shape, inputs.shape.rank
         if rank is None:
@@ -86,7 +86,7 @@ def layer_norm(
         outputs.set_shape(shape)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
-        return _outputs.collect_named_outputs(outputs_collections, own.name, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, opened.name, outputs)
 
 
 @add_arg_scope
@@ -191,7 +191,7 @@ def batch_norm(
     dtype = inputs.dtype.base_dtype
     if is_fused or (is_core_layer and dtype == tf.float16):
         dtype = tf.float32
-    with tf.variable_scope(scope, "BatchNorm", [inputs], reuse=reuse) as own:
+    with tf.variable_scope(scope, "BatchNorm", [inputs], reuse=reuse) as opened:
 
         def variable(name, initializer, **others):
             return model_variable(
@@ -257,7 +257,7 @@ def batch_norm(
         outputs.set_shape(shape)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
-        return _outputs.collect_named_outputs(outputs_collections, own.name, outputs)
+        return _outputs.collect_named_outputs(outputs_collections, opened.name, outputs)
 
 
 def checked_format(data_format: str) -> str:
