@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.options import AccumulationSteps, Options
+from estimator_accum.graph.branches import run_either
 from estimator_accum.graph.variables import add_to, set_to
 
 
@@ -32,6 +33,14 @@ class Clock:
     def opens_window(self, counter: tf.Variable | None) -> tf.Tensor:
         """Returns whether this micro-step is the window's first, a scalar bool."""
         raise NotImplementedError
+
+    def once_per_window(self, is_first: tf.Tensor, make: Callable) -> list:
+        """Runs the operations of `make()` with a window's first micro-step.
+
+        Returns:
+            Operations after which they have run.
+        """
+        return [run_either(is_first, make, list)]
 
     def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
         """Returns the tensors that the boundary waits for, after a micro-batch was added.

@@ -2,7 +2,11 @@
 
 import tensorflow as tf
 
-from estimator_accum.core.accumulators import Accumulator, create_accumulator
+from estimator_accum.core.accumulators import (
+    Accumulator,
+    create_accumulator,
+    variables_of,
+)
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import create_noise_scale
@@ -10,7 +14,7 @@ from estimator_accum.core.options import Options
 from estimator_accum.core.plan import Plan
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.slice_list import create_slice_list
-from estimator_accum.core.state import Place, State, place_of_window
+from estimator_accum.core.state import Place, State, check_place, place_of_window
 from estimator_accum.core.update_step import get_or_create_update_step
 from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.internals import create_slots, is_in_cluster
@@ -51,6 +55,7 @@ def create_plan(
             stop_request = tf.compat.v1.placeholder_with_default(
                 0.0, [], "stop_request"
             )
+    check_place(place, variables_of([*accumulators, *sums.values()]))
     return Plan(
         options=options.named(name),
         clock=clock,

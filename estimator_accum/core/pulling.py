@@ -5,69 +5,151 @@
 
 Within a window the gradients then are those of one set of weights, whatever other
 workers write meanwhile. Rows of embeddings are not copied: each micro-step looks up its
-own.
+own. A read that waits for something, such as an assignment of the weight, stays as it
+is.
+
+A second train op may compute from the copies of the first one, as of the layers that
+two losses share. The copies of both are then pulled when the window of either begins.
 """
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.core.gradients import values_of
-from estimator_accum.core.micro_batch import MicroBatch
-from estimator_accum.core.plan import Plan
-from estimator_accum.graph.branches import run_either
-from estimator_accum.graph.internals import set_input
+from estimator_accum.core.clock import Clock
+from estimator_accum.core.state import State
+from estimator_accum.graph.internals import call_before_runs, set_input
+from estimator_accum.graph.outermost import outermost_graph, value_of_graph
 from estimator_accum.graph.variables import create_variable, read
-from estimator_accum.graph.walks import ancestors
+from estimator_accum.graph.walks import data_ancestors
+
+_PULLS = "_estimator_accum_pulls"  # a graph's attribute
 
 
-def pull_once(plan: Plan, micro_batch: MicroBatch) -> None:
-    """Lets gradients and loss read this worker's copies of the trained weights.
+class _Pull(NamedTuple):
+    """Copies of one train op.
+
+    Attributes:
+        is_due: Scalar bool, whether this micro-step pulls.
+        inputs: The inputs that read a copy, (operation, number) pairs.
+    """
+
+    is_due: tf.Tensor
+    inputs: set
+
+
+def pull_once(
+    clock: Clock, state: State, variables: list[tf.Variable], terms: list[tf.Tensor]
+) -> None:
+    """Lets `terms` be computed from this worker's copies of the trained weights.
+
+    Args:
+        clock: When the window opens.
+        state: The train op's variables.
+        variables: The trained variables.
+        terms: Gradients and scalars of a micro-batch.
 
     Creates:
         `<variable>/copy`, local, for each trained variable that they read as a whole.
     """
-    place = plan.state.place
-    terms = [values_of(g) for g in micro_batch.gradients]
-    terms += micro_batch.sums.values()
-    needed = ancestors([term.op for term in terms])
+    needed = data_ancestors([term.op for term in terms])
+    pulls = value_of_graph(outermost_graph(), _PULLS, [])
+    copied = {place for pull in pulls for place in pull.inputs}
+    uses = find_uses(variables, needed, copied)
+    with tf.control_dependencies(None), tf.device(state.place.worker):
+        copies, pull = make_copies(list(uses), state.place.options)
+        is_due = tf.identity(clock.opens_window(state.micro_steps))
+        with tf.control_dependencies(clock.once_per_window(is_due, pull)):
+            values = [read(copy) for copy in copies]
+        for other in pulls:
+            if any(user in needed for user, _ in other.inputs):
+                both = other.is_due.op, is_due.op
+                either = tf.logical_or(*(due.inputs[0] for due in both))
+                for due in both:
+                    set_input(due, 0, either)
+    pulls.append(_Pull(is_due, {place for inputs in uses.values() for place in inputs}))
+    use_before_runs(values, uses.values())
+
+
+def find_uses(
+    variables: list[tf.Variable],
+    needed: Collection[tf.Operation],
+    without: Collection[tuple] = (),
+) -> dict:
+    """Returns the inputs of operations that are whole values of variables.
+
+    Args:
+        variables: The variables.
+        needed: The operations.
+        without: Inputs to leave out.
+
+    Returns:
+        For each variable that they read, by its reference, (operation, number of the
+        input) pairs.
+    """
     uses = {}
-    for variable in micro_batch.variables:
-        places = [
+    for variable in variables:
+        inputs = [
             (user, number)
             for value in _values(variable)
             for user in value.consumers()
             if user in needed
             for number, tensor in enumerate(user.inputs)
-            if tensor is value
+            if tensor is value and (user, number) not in without
         ]
-        if places:
-            uses[variable.op.name] = variable, places
-    copies = {
-        name: create_variable(
-            f"{name}/copy", variable.shape, variable.dtype.base_dtype, **place.options
+        if inputs:
+            uses[variable.ref()] = inputs
+    return uses
+
+
+def make_copies(references: list, options: dict):
+    """Creates copies of variables; returns them, and a function that makes the pull."""
+    variables = [reference.deref() for reference in references]
+    copies = [
+        create_variable(
+            f"{variable.op.name}/copy",
+            variable.shape,
+            variable.dtype.base_dtype,
+            **options,
         )
-        for name, (variable, _) in uses.items()
-    }
+        for variable in variables
+    ]
 
     def pull() -> list[tf.Operation]:
         return [
             tf.raw_ops.AssignVariableOp(
-                resource=copies[name].handle, value=variable.read_value()
+                resource=copy.handle, value=variable.read_value()
             )
-            for name, (variable, _) in uses.items()
+            for copy, variable in zip(copies, variables, strict=True)
         ]
 
-    with tf.control_dependencies(None), tf.device(place.worker):
-        is_first = plan.clock.opens_window(plan.state.micro_steps)
-        with tf.control_dependencies([run_either(is_first, pull, list)]):
-            values = {name: read(copy) for name, copy in copies.items()}
-    for name, (_, places) in uses.items():
-        for user, number in places:
-            set_input(user, number, values[name])
+    return copies, pull
+
+
+def use_before_runs(values: list[tf.Tensor], uses: Iterable[list]) -> None:
+    """Makes `values` the inputs that `find_uses` returned, before a session runs.
+
+    Until then the graph may grow, by gradients that another train op takes of these
+    inputs: a copy has none.
+    """
+    waiting = [
+        (*place, value)
+        for value, inputs in zip(values, uses, strict=True)
+        for place in inputs
+    ]
+
+    def look() -> None:
+        while waiting:
+            set_input(*waiting.pop())
+
+    call_before_runs(outermost_graph(), look)
 
 
 def _values(variable: tf.Variable) -> list[tf.Tensor]:
-    """Returns the tensors that hold the variable's whole value."""
+    """Returns the tensors that hold the variable's whole value at any time."""
     kind, source = "Identity", variable.op.outputs[0]  # of a reference variable
     if hasattr(variable, "handle"):
         kind, source = "ReadVariableOp", variable.handle
-    return [user.outputs[0] for user in source.consumers() if user.type == kind]
+    reads = [user for user in source.consumers() if user.type == kind]
+    return [read.outputs[0] for read in reads if not read.control_inputs]

@@ -58,13 +58,41 @@ def place_of_window(
         variables: The trained variables.
         here: Device of the micro-batch.
         has_counter: Whether several runs of the train op are a window.
+
+    Raises:
+        ValueError: If parameter servers hold the weights and `here` names no task:
+            workers would share a window.
     """
-    task, servers = tf.DeviceSpec.from_string(here), False
-    for variable in variables:
-        its = tf.DeviceSpec.from_string(variable.device)
-        is_elsewhere = (its.job, its.task) != (task.job, task.task)
-        servers |= bool(task.job and its.job and is_elsewhere)
+    servers = [v for v in variables if _is_elsewhere(v.device, here)]
+    task = tf.DeviceSpec.from_string(here)
+    if servers and (task.job is None or task.task is None):
+        raise ValueError(
+            "With parameter servers a train op must be made on the device of its "
+            f"worker. Received: device {here!r}, and {servers[0].name} on "
+            f"{servers[0].device}. Make it inside tf.device(tf.compat.v1.train."
+            "replica_device_setter(worker_device='/job:worker/task:0', ...)), with the "
+            "number of the task."
+        )
     return Place(here if servers else None, has_counter and not servers)
+
+
+def check_place(place: Place, variables: list[tf.Variable]) -> None:
+    """Raises ValueError if a window's variables are not on the worker of its place."""
+    for variable in variables:
+        if place.is_on_worker and _is_elsewhere(variable.device, place.worker):
+            raise ValueError(
+                "With parameter servers the variables of a window must be its worker's. "
+                f"Received: {variable.op.name} on {variable.device}, where a "
+                "tf.distribute strategy puts all variables. Leave `train_distribute` "
+                "out: an Estimator uses the parameter servers of TF_CONFIG by itself."
+            )
+
+
+def _is_elsewhere(device: str, here: str) -> bool:
+    """Returns whether a device is one of another task, which is no local one."""
+    its, task = map(tf.DeviceSpec.from_string, (device, here))
+    is_of_cluster = its.job not in (None, "localhost")
+    return is_of_cluster and (its.job, its.task) != (task.job, task.task)
 
 
 class State(NamedTuple):

@@ -136,7 +136,9 @@ def make_train_op(
     in_cross_replica_context = tf.distribute.get_replica_context().merge_call
     plan = in_cross_replica_context(create)
     if plan.state.place.is_on_worker and clock.keeps_sums:
-        pull_once(plan, micro_batch)
+        terms = map(values_of, micro_batch.gradients)
+        terms = [*terms, *micro_batch.sums.values()]
+        pull_once(clock, plan.state, micro_batch.variables, terms)
     with tf.control_dependencies(None):  # hooks fetch K without a micro-batch
         steps = clock.steps(plan.state.update_step)
     if clock.keeps_sums:

@@ -1,7 +1,7 @@
 """A window that is one batch, of which the graph sees one micro-batch at a time."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
@@ -164,6 +164,12 @@ class WholeBatch(Clock):
         """Returns whether this is the batch's first micro-batch."""
         del counter
         return tf.identity(self.is_first)
+
+    def once_per_window(self, is_first: tf.Tensor, make: Callable) -> list:
+        """Runs the operations of `make()` before the batch, once for all its passes."""
+        del is_first
+        self.works.add(Work(before=make()))
+        return []
 
     def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
         """Adds the operations that the hook runs before the train op."""

@@ -111,7 +111,7 @@ class BatchRunner:
         """
         replicas = self._replicas
         taken = list(taken)
-        before = [(replica.total.release, replica.snapshot) for replica in replicas]
+        before = [(r.total.release, r.total.before, r.snapshot) for r in replicas]
         staged, _, values = session.run(
             [[replica.batch.stage for replica in replicas], before, taken]
         )

@@ -26,6 +26,7 @@ class Work(NamedTuple):
     """Operations, by when they run.
 
     Attributes:
+        before: Once, before the first micro-batch of all passes; not before a retry.
         micro_ops: With every micro-batch.
         empty: In their place, on a replica without examples.
         once: Once, after the last micro-batch of every replica that has examples. Those
@@ -40,6 +41,7 @@ class Work(NamedTuple):
             whole_batch_loss.
     """
 
+    before: Sequence[tf.Operation] = ()
     micro_ops: Sequence[tf.Operation] = ()
     empty: Sequence[tf.Operation] = ()
     once: Sequence[tf.Operation] = ()

@@ -20,7 +20,10 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
     microbatch_model_fn,
+    whole_batch_loss,
 )
+from estimator_accum.graph.walks import ancestors
+from estimator_accum.microbatch.batch import WholeBatch
 from tests.helpers.processes import running
 
 v1 = tf.compat.v1
@@ -259,6 +262,84 @@ def test_a_window_reads_the_weights_that_it_pulled(tasks):
             session.run([train_op])
             session.run([train_op])
             assert session.run(value) == 7.0 - 7.0
+
+
+def _assigned_before():
+    """Makes a loss that reads a weight after an assignment."""
+    x = v1.get_variable("x", initializer=3.0)
+    with tf.control_dependencies([x.assign(tf.minimum(x, 1.0))]):
+        loss = 0.5 * x.read_value() ** 2
+    optimizer = v1.train.GradientDescentOptimizer(0.5)
+    return [make_accumulating_train_op(loss, optimizer, 2)]
+
+
+def _shared_by_two():
+    """Makes two train ops over one trunk, whose windows begin at different times."""
+    x, y = (v1.get_variable(n, initializer=v) for n, v in (("x", 3.0), ("y", 1.0)))
+    loss, optimizer = 0.5 * (x * y) ** 2, v1.train.GradientDescentOptimizer(0.1)
+    first = make_accumulating_train_op(loss, optimizer, 4)
+    second = make_accumulating_train_op(2.0 * loss + x, optimizer, 2)
+    return [first, second, second, second]
+
+
+@pytest.mark.parametrize("make", [_assigned_before, _shared_by_two])
+def test_copies_have_the_values_that_one_process_reads(tasks, make):
+    def train(target: str, device) -> list:
+        with tf.Graph().as_default(), v1.device(device), v1.Session(target) as session:
+            v1.train.get_or_create_global_step()
+            train_ops = make()
+            session.run([v1.global_variables_initializer()])
+            session.run([v1.local_variables_initializer()])
+            for i in range(16):
+                session.run(train_ops[i % len(train_ops)])
+            return session.run(v1.trainable_variables())
+
+    setter = v1.train.replica_device_setter(ps_tasks=2, worker_device=_WORKER)
+    assert train(tasks["worker 0"][0].target, setter) == train("", None)
+
+
+def test_the_passes_of_a_batch_share_its_pull():
+    def loss_fn():
+        x = v1.get_variable("x", initializer=3.0)
+        rows = batch.sliced["features"] * x
+        return whole_batch_loss(rows, lambda rows: tf.reduce_sum(rows) ** 2)
+
+    with tf.Graph().as_default():
+        batch = WholeBatch({"features": tf.ones([4]), "labels": None}, "mean")
+        with batch.as_current():
+            _build(loss_fn)
+        works = batch.works
+        assert [op.type for op in works.total.before] == ["AssignVariableOp"]
+        assert works.total.before[0].inputs[0].op.name == "x/copy"
+        passes = ancestors(
+            [op for work in works.passes.values() for op in work.micro_ops]
+        )
+        assert not passes.keys() & {*works.total.before}
+
+
+@pytest.mark.parametrize("device", [None, "/job:worker"])
+def test_a_train_op_that_names_no_task_is_refused(device):
+    with tf.Graph().as_default():
+        with v1.device(v1.train.replica_device_setter(ps_tasks=1)):
+            v1.train.get_or_create_global_step()
+            loss = v1.get_variable("x", initializer=3.0) ** 2
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        sentence = rf"Received: device '{device or ''}', and x:0 on /job:ps/task:0"
+        with v1.device(device), pytest.raises(ValueError, match=sentence):
+            make_accumulating_train_op(loss, optimizer, 2)
+
+
+def test_a_strategy_that_puts_windows_on_servers_is_refused():
+    """As TensorFlow's ParameterServerStrategy for Estimators does."""
+
+    def on_server(create, **options):
+        with tf.device("/job:ps/task:0"):
+            return create(**options)
+
+    with tf.Graph().as_default(), tf.variable_creator_scope(on_server):
+        sentence = "x/accumulator on /job:ps/task:0, where a tf.distribute strategy"
+        with pytest.raises(ValueError, match=sentence):
+            _build(lambda: v1.get_variable("x", initializer=3.0) ** 2)
 
 
 def test_rows_of_a_window_are_those_of_a_table(tasks):
