@@ -17,6 +17,8 @@ import tensorflow as tf
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.options import check_reduction
 from estimator_accum.core.registry import get_windows
+from estimator_accum.core.state import place_of_window
+from estimator_accum.core.trained import device_here
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, control_inputs_of, path_to
 from estimator_accum.graph.writers import writers_of
@@ -144,6 +146,8 @@ def microbatch_model_fn(
 def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
     """Returns a spec whose train op is only the update."""
     spec, parts = build_unedited(batch, build)
+    if parts is not None:
+        _check_only_worker(config)
     if parts is None:  # else the analysis of rows knows what belongs to examples
         parts = {"constants": constant_features(whole)}
         spec = _split_declared(batch, spec)
@@ -158,6 +162,20 @@ def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
         config.model_dir if config is not None and config.is_chief else None,
     )
     return spec._replace(training_hooks=[hook, *spec.training_hooks])
+
+
+def _check_only_worker(config) -> None:
+    """Raises ValueError if other workers write weights between micro-batches."""
+    workers = getattr(config, "num_worker_replicas", 1)
+    variables = tf.compat.v1.trainable_variables()
+    if workers > 1 and place_of_window(variables, device_here(), False).is_on_worker:
+        raise ValueError(
+            "With parameter servers and several workers a model_fn must train by this "
+            "library: the weights may change between the micro-batches of a batch. "
+            f"Received: an optimizer of its own and {workers} workers. Use "
+            "AccumulatingOptimizer or make_accumulating_train_op, which pull the weights "
+            "once per batch, or one chief without workers."
+        )
 
 
 def _split_declared(batch: WholeBatch, spec):

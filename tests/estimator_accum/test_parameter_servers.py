@@ -165,8 +165,9 @@ def test_applied_windows_and_single_steps_are_in_the_chiefs_checkpoint(
 def test_a_chief_with_servers_trains_whole_batches_as_one_process_does(
     tmp_path, monkeypatch, tasks, interface
 ):
-    values = []
-    for name, config in (("chief", tasks["chief 0"][1]), ("alone", None)):
+    values, of_chief = [], tasks["chief 0"][1]
+    jobs = {job: of_chief["cluster"][job] for job in ("chief", "ps")}
+    for name, config in (("chief", {**of_chief, "cluster": jobs}), ("alone", None)):
         estimator = _estimator(tmp_path / name, monkeypatch, config, interface)
         estimator.train(_input_fn(0), max_steps=3)
         values.append(_values(tmp_path / name))
@@ -392,6 +393,22 @@ def test_slots_and_sums_of_a_whole_batch_are_on_the_worker(interface):
         assert {v.device.rpartition("/")[0] for v in v1.global_variables()} == {
             "/job:ps"
         }
+
+
+def test_a_batch_needs_copies_of_weights_that_other_workers_write(monkeypatch):
+    """An optimizer of one's own reads the servers with every micro-batch."""
+    config = running.tf_configs("chief", "worker", "ps")[0]
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    config = tf.estimator.RunConfig()
+    setter = v1.train.replica_device_setter(ps_tasks=1, worker_device=_WORKER)
+    with tf.Graph().as_default(), v1.device(setter):
+        v1.train.get_or_create_global_step()
+        features = {"x": tf.ones([4, 3]), "rows": tf.zeros([4, 2], tf.int64)}
+        wrapped = microbatch_model_fn(_whole_batch_model_fn, 2)
+        params = {"interface": "unedited"}
+        sentence = "Received: an optimizer of its own and 2 workers"
+        with pytest.raises(ValueError, match=sentence):
+            wrapped(features, tf.ones([4, 1]), "train", params=params, config=config)
 
 
 def test_a_retry_that_would_undo_the_writes_of_others_is_refused():
