@@ -27,6 +27,7 @@ from estimator_accum.compat.v1 import (
     _normalization,
     _optimize_loss,
     _outputs,
+    _slim,
     _weights,
 )
 
@@ -46,6 +47,10 @@ for _name in ("initializers", "layers", "optimizers", "regularizers", "utils"):
 def install() -> None:
     """Makes `tf.compat.v1.contrib` and `tensorflow.contrib`."""
     stand_ins = _stand_ins()
+    old_names = _OLD_NAMES
+    if _slim.is_installed():
+        _slim.add_names(stand_ins)
+        old_names = old_names | _slim.OLD_NAMES
     modules = {
         name: _StandIn(f"{_CONTRIB}.{name}", dict(names))
         for name, names in stand_ins.items()
@@ -60,7 +65,7 @@ def install() -> None:
     sys.modules[_CONTRIB] = contrib
     sys.modules |= {f"{_CONTRIB}.{path}": module for path, module in modules.items()}
     sys.meta_path.insert(0, _NoStandIn())
-    sys.meta_path.insert(0, _modules.OldNames(_OLD_NAMES))
+    sys.meta_path.insert(0, _modules.OldNames(old_names))
     tf.compat.v1.contrib = contrib
 
 
@@ -102,7 +107,7 @@ def _sentence(name: str, names: dict) -> str:
         f"A name of `{parent}` must be one that has a stand-in: "
         f"{', '.join(sorted(names)) or 'none'}. Received: "
         f"{name.replace('tensorflow.', 'tf.')}. Replace it in the script, or run that "
-        "on TensorFlow 1.15."
+        f"on TensorFlow 1.15.{_slim.remedy(name)}"
     )
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 
+from estimator_accum.compat.v1 import _slim
+
 _CHECKED = ("tensorflow", "numpy", "collections", "inspect", "imp", "distutils")
 _CATCHING = ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception")
 _MISSING = object()
@@ -58,6 +60,7 @@ def list_missing(path: str, folder: str) -> str:
     rule = "Names of TensorFlow 1 that have no stand-in, so that the script fails where"
     lines = [f"    {name}: {', '.join(places)}" for name, places in missing.items()]
     remedy = "Replace them in the script, or run that on TensorFlow 1.15."
+    remedy += max(map(_slim.remedy, missing))
     return "\n".join([f"{rule} it uses them ({len(missing)}):", *lines, remedy])
 
 

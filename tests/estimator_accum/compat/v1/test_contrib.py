@@ -422,6 +422,7 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
         refusals[3] == f"ModuleNotFoundError {top} Received: tf.contrib.seq2seq. {end}"
     )
     assert "of `tf.contrib.training` must" in refusals[4]
+    assert refusals[4].endswith("https://github.com/google-research/tf-slim")
     assert "Received: tf.contrib.layers.python.ops. " in refusals[5]
     assert len(refusals) == 6
 

@@ -1,11 +1,12 @@
-"""Names without a stand-in, listed from a script's source."""
+"""Names without a stand-in, listed from a script's source; names of tf_slim."""
 
+import sys
 import types
 
 import pytest
 import tensorflow as tf
 
-from estimator_accum.compat.v1 import _contrib, _missing
+from estimator_accum.compat.v1 import _contrib, _missing, _slim
 
 _SCRIPT = """import tensorflow as tf
 import tensorflow.contrib.slim as slim
@@ -49,6 +50,7 @@ def folder(tmp_path, monkeypatch):
     vars(v1).update({"nn": tf.nn, "app": tf.compat.v1.app})
     v1.contrib = _contrib._StandIn("tensorflow.contrib", {"slim": slim, "layers": slim})
     monkeypatch.setattr(_missing, "tf", v1)
+    monkeypatch.setattr(_slim, "is_installed", lambda: False)
     return tmp_path
 
 
@@ -66,7 +68,11 @@ def test_names_without_a_stand_in_are_listed_at_once(folder):
         "    tf.contrib.losses: script.py line 10, script.py line 16",
         "    tf.contrib.slim.separable_conv2d: script.py line 15",
         "    tf.examples: script.py line 4",
-        "Replace them in the script, or run that on TensorFlow 1.15.",
+        (
+            "Replace them in the script, or run that on TensorFlow 1.15. The package "
+            "tf_slim has more names of slim and layers: pip install "
+            "git+https://github.com/google-research/tf-slim"
+        ),
     ]
 
 
@@ -74,3 +80,21 @@ def test_script_with_all_its_names_has_no_list(folder):
     script = folder / "script.py"
     script.write_text("import tensorflow.contrib.slim\ntensorflow.contrib.slim.conv2d")
     assert _missing.list_missing(str(script), str(folder)) == ""
+
+
+def test_installed_tf_slim_adds_names_and_replaces_those_of_its_arg_scope(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "tf_slim").mkdir()
+    text = "conv2d, dataset, _private = 1, 2, 3"
+    (tmp_path / "tf_slim" / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tf_slim"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(_slim, "_MODULES", {"slim": ("tf_slim",)})
+    monkeypatch.setattr(_slim, "_NETS", "")
+    stand_ins = {"slim": {"conv2d": 0, "relu": 0}, "tpu": {}}
+    _slim.add_names(stand_ins)
+    monkeypatch.delitem(sys.modules, "tf_slim")
+    assert stand_ins == {"slim": {"conv2d": 1, "relu": 0, "dataset": 2}, "tpu": {}}
+    assert _slim.is_installed() and _slim.remedy("tf.contrib.slim.no_such") == ""
