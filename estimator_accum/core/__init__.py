@@ -11,8 +11,8 @@ registry                     all windows of a graph, for hooks
 accumulators, reduction      sums of a window, over replicas
 gradients, nonfinite         norms, clipping, policies for NaN
 change, changed_slices       code between the mean and the optimizer
-linear, factors              gradients that need none
+linear, multipliers          gradients that need none
 applying                     the optimizer's call
 noise_scale                  an estimate that a window can add
-v1_optimizers, update_ops, loss_scaling, interception    facts about TensorFlow
+v1_optimizers, update_ops, replica_divisor, interception    facts about TensorFlow
 """

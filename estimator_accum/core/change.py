@@ -26,9 +26,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.changed_slices import NORM, Slices, add_norms, find_slices
-from estimator_accum.core.factors import REMEDY, refuse_writer
 from estimator_accum.core.gradients import Gradient, values_of
 from estimator_accum.core.linear import check_losses, is_linear, parts_of
+from estimator_accum.core.multipliers import REMEDY, refuse_writer
 from estimator_accum.graph.branches import is_in_branch
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.names import FED

@@ -61,7 +61,7 @@ def create_plan(
         clock=clock,
         names=[variable.op.name for variable in micro_batch.variables],
         num_replicas=strategy.num_replicas_in_sync,
-        divisor=micro_batch.divisor,
+        replica_divisor=micro_batch.replica_divisor,
         is_observed=True,
         state=State(
             accumulators=accumulators,

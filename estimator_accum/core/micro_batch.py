@@ -9,8 +9,8 @@ from estimator_accum.core.change import Change
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.gradients import Gradient, half_squared_norms
-from estimator_accum.core.loss_scaling import loss_divisor_of
 from estimator_accum.core.options import Options
+from estimator_accum.core.replica_divisor import replica_divisor_of
 
 
 class MicroBatch(NamedTuple):
@@ -24,8 +24,8 @@ class MicroBatch(NamedTuple):
         sums: Scalars to sum, by name: "weight", the weighted "loss" if the window's is
             known, and others; "scale" if the factor of loss and gradients is not
             "weight".
-        divisor: Number by which the gradients were divided, so that their sum over
-            replicas is a mean.
+        replica_divisor: Number by which the gradients were divided, so that their sum
+            over replicas is a mean.
         change: Code between the mean and the optimizer; None if there is none.
         device: Device of the task that computes the gradients; empty outside clusters.
     """
@@ -35,7 +35,7 @@ class MicroBatch(NamedTuple):
     loss: tf.Tensor | None
     scale: tf.Tensor | None
     sums: dict[str, tf.Tensor]
-    divisor: float = 1
+    replica_divisor: float = 1
     change: Change | None = None
     device: str = ""
 
@@ -88,7 +88,7 @@ def micro_batch_of(
         is_weighted: Whether `gradients` are already those of scale * loss.
         change: Code between these gradients and the optimizer; None if there is none.
     """
-    divisor = loss_divisor_of(gradients)
+    replica_divisor = replica_divisor_of(gradients)
     is_wide = any(gradient.dtype == tf.float64 for gradient in gradients)
     dtype = tf.float64 if is_wide else tf.float32  # norms need float32 or wider
     sums = {"weight": tf.cast(weight, dtype)}
@@ -98,7 +98,7 @@ def micro_batch_of(
     if loss is not None:
         sums["loss"] = factor * tf.cast(loss, dtype)
     if options.noise_scale:
-        sums |= _squares(gradients, sums["weight"], is_weighted, divisor)
+        sums |= _squares(gradients, sums["weight"], is_weighted, replica_divisor)
     square = tf.constant(1.0, dtype) if is_weighted else tf.square(factor)
     if options.sparse_norm == "slices":
         sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
@@ -112,17 +112,20 @@ def micro_batch_of(
         loss=loss,
         scale=None if is_weighted else scale,
         sums=sums,
-        divisor=divisor,
+        replica_divisor=replica_divisor,
         change=change,
     )
 
 
 def _squares(
-    gradients: list[Gradient], weight: tf.Tensor, is_weighted: bool, divisor: float
+    gradients: list[Gradient],
+    weight: tf.Tensor,
+    is_weighted: bool,
+    replica_divisor: float,
 ) -> dict[str, tf.Tensor]:
     """Returns the sums of the noise scale: w * |g|^2, and a count."""
     halves = tf.reduce_sum(half_squared_norms(gradients, weight.dtype))
-    squares = 2.0 * halves * tf.constant(divisor**2, weight.dtype)
+    squares = 2.0 * halves * tf.constant(replica_divisor**2, weight.dtype)
     weigh = tf.math.divide_no_nan if is_weighted else tf.multiply
     # A micro-batch of weight 0, where all is masked, is not a sample of the noise.
     count = tf.cast(weight > 0, weight.dtype)

@@ -10,9 +10,9 @@ from estimator_accum.core.arguments import check_graph, check_loss
 from estimator_accum.core.change import are_as_computed, find_change, remember
 from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.core.factors import Factors
 from estimator_accum.core.interception import without_interception
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
+from estimator_accum.core.multipliers import Multipliers
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.replica_context import check_replica_context
@@ -143,10 +143,10 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         if are_as_computed(gradients) and isinstance(clock, EveryKRuns):
             steps = options.gradient_accumulation_steps
             check_declared_loss(steps, options.reduction, loss)
-        change, factors = None, []
+        change, multipliers = None, []
         if makes_mean(clock):  # else nothing is summed, and what is given is applied
             change = find_change(gradients, variables, get_windows())
-            factors = [Factors(gradients)]
+            multipliers = [Multipliers(gradients)]
         if change is not None:
             _check_sparse_norm(options)
             pairs = zip(change.gradients, change.read, strict=True)
@@ -158,7 +158,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             options, gradients, variables, loss, weight, scale, is_weighted, change
         )._replace(device=device)
         train_op = make_train_op(options, clock, micro_batch, global_step)
-        look_at_changes(factors, get_windows)
+        look_at_changes(multipliers, get_windows)
         return train_op
 
     def _loss_of_this_graph(self) -> tf.Tensor | None:

@@ -19,7 +19,7 @@ class Plan(NamedTuple):
         names: Names of the trained variables.
         state: Its variables.
         num_replicas: Number of replicas that train in sync, a Python int.
-        divisor: That of its micro-batches.
+        replica_divisor: That of its micro-batches.
         is_observed: Whether hooks read its results. Those of Keras's windows nobody
             reads, and a NaN in their loss may be an unknown one.
         stop_request: Placeholder, fed with 1.0 if this task of a cluster should stop;
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     names: list[str]
     state: State
     num_replicas: int
-    divisor: float
+    replica_divisor: float
     is_observed: bool
     stop_request: tf.Tensor | None = None
 

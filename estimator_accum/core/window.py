@@ -391,7 +391,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
     weight, loss, changed = scalars["weight"], scalars.get("loss"), []
     factor = None  # one micro-batch alone is its own mean
     if is_summed or plan.num_replicas > 1:
-        divisor = tf.constant(plan.divisor, weight.dtype)
+        divisor = tf.constant(plan.replica_divisor, weight.dtype)
         factor = _mean(plan, divisor, _divisor_of(scalars))
     if options.noise_scale:
         halves = half_squared_norms(gradients, weight.dtype, is_summed)

@@ -180,7 +180,7 @@ def _open(variables: Variables, options: Options, is_reduced: bool) -> Plan:
         names=_names(variables),
         num_replicas=replicas,
         # Each replica has added the same sum.
-        divisor=1 / replicas if is_reduced else 1,
+        replica_divisor=1 / replicas if is_reduced else 1,
         is_observed=False,
         state=State(
             accumulators=[accumulators[i] for i in variables.trained],

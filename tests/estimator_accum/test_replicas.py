@@ -11,7 +11,7 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 from estimator_accum.core import applying
-from estimator_accum.core.loss_scaling import loss_divisor_of
+from estimator_accum.core.replica_divisor import replica_divisor_of
 from estimator_accum.core.v1_optimizers import always_reduces
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.keras import accumulate
@@ -286,9 +286,9 @@ def test_a_tensorflow_whose_division_of_losses_has_moved_is_refused(monkeypatch)
     monkeypatch.delattr(v1.train.Optimizer, "_scale_loss")
     with tf.Graph().as_default():
         gradients = [tf.constant(1.0)]
-        assert loss_divisor_of(gradients) == 1  # right with one replica
+        assert replica_divisor_of(gradients) == 1  # right with one replica
         with two_replicas().scope(), pytest.raises(RuntimeError) as refusal:
-            loss_divisor_of(gradients)
+            replica_divisor_of(gradients)
     assert "Received: 2 replicas and TensorFlow 2." in str(refusal.value)
 
 

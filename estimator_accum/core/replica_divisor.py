@@ -7,7 +7,7 @@ from estimator_accum.graph.internals import loss_division
 from estimator_accum.graph.walks import ancestors
 
 
-def loss_divisor_of(gradients: list[Gradient]) -> int:
+def replica_divisor_of(gradients: list[Gradient]) -> int:
     """Returns the number by which `compute_gradients` divided the loss.
 
     In Estimator's model_fns TensorFlow divides by the number of replicas, so that sums

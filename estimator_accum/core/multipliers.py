@@ -15,7 +15,7 @@ REMEDY = (
 )
 
 
-class Factors:
+class Multipliers:
     """Variables by which gradients of other origin were multiplied.
 
     A factor that the gradient is computed from too, such as a loss scale, does not count.
