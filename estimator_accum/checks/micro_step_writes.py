@@ -37,7 +37,7 @@ def warn_of_micro_step_writes(
     """
     keys = tf.compat.v1.GraphKeys
     trained = {name for window in windows for name in window.names}
-    state = {v.op.name for w in windows for v in (*w.state, *w.statistics)}
+    state = {v.op.name for w in windows for v in (*w.saved, *w.statistics)}
     counter = find_global_step()
     names = {*trained, *state} | ({counter.op.name} if counter is not None else set())
     updates = graph.get_collection(keys.UPDATE_OPS)

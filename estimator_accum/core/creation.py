@@ -40,7 +40,7 @@ def create_plan(
         micro_batch.variables, micro_batch.device, clock.has_counter
     )
     if clock.keeps_sums:
-        taken = {v.op.name for window in windows for v in window.state}
+        taken = {v.op.name for window in windows for v in window.saved}
         accumulators = _create_accumulators(options, name, micro_batch, taken, place)
         sums = {
             of: create_accumulator(

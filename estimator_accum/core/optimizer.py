@@ -197,4 +197,4 @@ def _check_sparse_norm(options: Options) -> None:
 
 
 def _window_variables() -> list[tf.Variable]:
-    return [v for window in get_windows() for v in (*window.state, *window.statistics)]
+    return [v for window in get_windows() for v in (*window.saved, *window.statistics)]

@@ -15,8 +15,8 @@ class Window(NamedTuple):
     """One accumulating train op, which `get_windows` returns.
 
     Its attributes are those of `Plan`, of its `State`, of the `Step` and of the step's
-    `Result`; all tensors are scalars. `name` is the scope of its variables, and `state`
-    is `State.saved`.
+    `Result`; all tensors are scalars. `name` is the scope of its variables. `state`,
+    for hooks of a caller, is another name of `saved`.
 
     Attributes:
         plan: All that the micro-steps share.

@@ -258,10 +258,12 @@ def _finish(
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
-        result, updates = _branch(strategy, plan, is_boundary, variables, added)
+        result, updates = _close_or_skip(strategy, plan, is_boundary, variables, added)
         # A learning rate of this micro-step must read update_step before it changes.
         with tf.control_dependencies(_reads(strategy, plan.state.update_step)):
             update_step, clipped_share = _count_update(plan, result.has_updated)
+        # A hook that applies a partial window fetches this count in its place: without
+        # those reads, which may need a micro-batch. One run never executes both.
         of_partial = _count_update(plan, result.has_updated)
     global_step, train_op = _count_micro_step(plan, [update_step, *counted])
     if added.change is not None:
@@ -290,10 +292,10 @@ def _finish(
     return train_op, updates
 
 
-def _branch(
+def _close_or_skip(
     strategy, plan: Plan, is_boundary: tf.Tensor, variables: list, added: Added
 ) -> tuple[Result, dict[str, list[tf.Operation]]]:
-    """Makes the `tf.cond` on the boundary; see `_finish`."""
+    """Closes the window if it is complete: the two branches of the boundary."""
     updates = {}
     if added.change is not None:
         variables = first_of(strategy, added.change).variables

@@ -146,7 +146,11 @@ def kind_of_reduction(strategy: tf.distribute.Strategy) -> str:
 
 
 def create_slots(optimizer: tf.compat.v1.train.Optimizer, variables: list) -> None:
-    """Creates the slots, outside of branches. If renamed, no train op is made."""
+    """Creates the slots. If renamed, no train op is made.
+
+    `apply_gradients` would make them inside the branch of the boundary, which the
+    session's initialization of variables does not reach.
+    """
     optimizer._create_slots(variables)
 
 

@@ -43,7 +43,7 @@ def keep_initial_values(windows: list[Window]) -> None:
     these too.
     """
     for window in windows:
-        for variable in (*window.state, *window.statistics):
+        for variable in (*window.saved, *window.statistics):
             initializer = getattr(variable, INITIALIZER_ATTRIBUTE, None)
             if initializer is not None:
                 set_initializer(variable, initializer)
@@ -128,7 +128,7 @@ class WindowlessRestore:
 
     def __init__(self, saver: tf.compat.v1.train.Saver, windows: list[Window]):
         self._restore = saver.restore
-        state = _by_name(v for window in windows for v in window.state)
+        state = _by_name(v for window in windows for v in window.saved)
         statistics = _by_name(v for window in windows for v in window.statistics)
         self._state_names = state.keys()
         ours = [*state.values(), *statistics.values()]

@@ -154,7 +154,7 @@ class Keras2Legacy(Keras2):
         super().build(variables)
         if self._window is not None and _is_in_a_session():
             # Keras initializes only the variables that it tracks.
-            for variable in self._window.state:
+            for variable in self._window.saved:
                 internals.track_variable(self._ROOT, variable)
 
     def _inner_variables(self) -> list:

@@ -77,7 +77,7 @@ class Saving:
         self._assign(variables, [store[str(i)] for i in range(len(variables))])
 
     def _all_variables(self) -> list:
-        state = [] if self._window is None else self._window.state
+        state = [] if self._window is None else self._window.saved
         return [*self._inner_variables(), *state]
 
 

@@ -87,7 +87,7 @@ class Variables(tf.Module):
             self.trained = self._sets.get(int(self.owner.numpy()), self.trained)
 
     @property
-    def state(self) -> list[tf.Variable]:
+    def saved(self) -> list[tf.Variable]:
         """All variables, in an order that depends only on the trained ones."""
         summed = variables_of([*self.accumulators, self.weight, self.loss])
         return [self.micro_steps, self.window_loss, *summed]

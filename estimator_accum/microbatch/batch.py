@@ -71,6 +71,11 @@ class WholeBatch(Clock):
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.works = Works(self.rows)
 
+    @property
+    def has_train_op(self) -> bool:
+        """Returns whether a train op of this library trains on this batch."""
+        return self.weight is not None
+
     @contextlib.contextmanager
     def as_current(self):
         """Makes this batch the window of the train ops that are made inside."""

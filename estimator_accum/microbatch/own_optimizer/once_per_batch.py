@@ -48,7 +48,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
     interception = Interception(batch)
     with batch.as_current(), intercepting(interception.gradients):
         spec = build()
-    if batch.weight is not None and not interception.is_used:
+    if batch.has_train_op and not interception.is_used:
         with batch.as_current():
             make_repeatable(batch.works.total.twice)
         return spec, None
@@ -88,7 +88,7 @@ def _split(batch: WholeBatch, interception: Interception, spec, train_op):
 
 
 def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
-    if batch.weight is not None:
+    if batch.has_train_op:
         raise ValueError(
             "A model_fn must train by this library or by optimizers of its own, not by "
             f"both. Received: {train_op.name}. Wrap all optimizers in "
