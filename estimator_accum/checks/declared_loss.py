@@ -12,7 +12,7 @@ from estimator_accum.graph.functions import library_of_functions, producer_of
 from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis
-from estimator_accum.rows.sums import (
+from estimator_accum.rows.loss_sums import (
     LINEAR,
     SCALING,
     factors_of_sums,

@@ -24,13 +24,13 @@ from estimator_accum.graph.functions import functions_of, library_of_functions, 
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import CALLERS, PYTHON, STATELESS, is_draw
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
+from estimator_accum.rows.integers import OF_SHAPE, integer_value
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY
 from estimator_accum.rows.sizes import N, Size, Unknown, has_examples
 from estimator_accum.rows.states import FIXED, MIXED, SIZES, Mixed, State
-from estimator_accum.rows.values import OF_SHAPE, integer_value
 
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}

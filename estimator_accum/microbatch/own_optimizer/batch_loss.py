@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
-from estimator_accum.rows.sums import factors_of_sums, refuse_sum
+from estimator_accum.rows.loss_sums import factors_of_sums, refuse_sum
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:

@@ -13,6 +13,11 @@ import tensorflow as tf
 from estimator_accum.graph.internals import context_of, current_control_dependencies
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation, derive
+from estimator_accum.microbatch.own_optimizer.gradient_sums import (
+    Sums,
+    source_of,
+    sum_over_batch,
+)
 from estimator_accum.microbatch.own_optimizer.head import Copies, of_batch
 from estimator_accum.microbatch.own_optimizer.patches import Request
 from estimator_accum.microbatch.own_optimizer.refusals import (
@@ -20,11 +25,6 @@ from estimator_accum.microbatch.own_optimizer.refusals import (
     check_not_repeated,
     check_outside,
     check_shapes,
-)
-from estimator_accum.microbatch.own_optimizer.sums import (
-    Sums,
-    source_of,
-    sum_over_batch,
 )
 
 

@@ -4,7 +4,7 @@
     once             the train op, and whatever else the model_fn writes
 
 The second part gets the batch's gradients (interception.py) and, by feeding, the batch's
-value of every other tensor that it is computed from (values.py).
+value of every other tensor that it is computed from (batch_values.py).
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.outside import check_sources
 from estimator_accum.microbatch.own_optimizer.activations import report_activations
+from estimator_accum.microbatch.own_optimizer.batch_values import (
+    draws_of_passes,
+    whole_batch_values,
+)
 from estimator_accum.microbatch.own_optimizer.division import ModelGraph, divide
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
-from estimator_accum.microbatch.own_optimizer.slices import add_slices
+from estimator_accum.microbatch.own_optimizer.sparse_gradients import add_slices
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
-from estimator_accum.microbatch.own_optimizer.values import (
-    draws_of_passes,
-    whole_batch_values,
-)
 from estimator_accum.microbatch.repeatable import draw_once_per_batch, make_repeatable
 from estimator_accum.microbatch.work import Work
 

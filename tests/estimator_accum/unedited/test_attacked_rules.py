@@ -10,9 +10,9 @@ import collections
 
 from tensorflow import raw_ops as raw
 
+from estimator_accum.rows.integers import OF_SHAPE
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.table import RULES
-from estimator_accum.rows.values import OF_SHAPE
 from tests.helpers.oracles.attacked_rules import attack
 from tests.helpers.oracles.rule_inputs import MAKERS, some_sizes
 

@@ -14,7 +14,7 @@ from estimator_accum.graph.copies import replace
 from estimator_accum.graph.internals import set_input
 from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
-from estimator_accum.microbatch.own_optimizer.sums import SliceSum, add_to_sums
+from estimator_accum.microbatch.own_optimizer.gradient_sums import SliceSum, add_to_sums
 from estimator_accum.microbatch.staging import Slot
 from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.analysis import Analysis
