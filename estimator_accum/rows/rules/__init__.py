@@ -7,7 +7,7 @@ examples, or may.
 An operation without a rule is mixed, which is right, but computed on the whole batch at
 once. To add one, name its type in the rule that fits (`elementwise.py` for the simplest),
 or write a rule in the file of its kind. Two tests ask for a case of each type:
-tests/estimator_accum/unedited/test_rows.py compares the rows of the whole batch with those
+tests/estimator_accum/rows/test_rows.py compares the rows of the whole batch with those
 of its parts, and test_attacked_rules.py tries random inputs.
 """
 

@@ -2,7 +2,7 @@
 
 To attack them more often than the suite does:
 
-    python -m pytest tests/estimator_accum/unedited/test_attacked_rules.py \\
+    python -m pytest tests/estimator_accum/rows/test_attacked_rules.py \\
         --attacks=20000
 """
 
