@@ -26,7 +26,7 @@ def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
     """Checks the inputs of gradients' changes, now and whenever the graph has grown.
 
     Args:
-        changes: The replicas' `Change`s, or `Factors`.
+        changes: The replicas' `Change`s, or `Multipliers`.
         get_windows: Returns the default graph's windows.
     """
 
