@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.handles import writes_inside
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
     CALLERS,
@@ -36,12 +37,12 @@ def writers_of(
     writers = {}
     library = functools.cache(library_of_functions)
     for operation in operations:
-        for tensor in operation.inputs:
+        for place, tensor in enumerate(operation.inputs):
             if may_be_variable(tensor):
                 variable = variable_of(tensor)
                 if variable is None or variable in without:
                     continue
-                if _may_write(operation, tensor, library):
+                if _may_write(operation, place, library):
                     writers.setdefault(variable, []).append(operation)
     return writers
 
@@ -64,12 +65,14 @@ def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     return operation if operation.type in VARIABLES else None
 
 
-def _may_write(operation: tf.Operation, tensor: tf.Tensor, library) -> bool:
+def _may_write(operation: tf.Operation, place: int, library) -> bool:
     if operation.type in READERS or operation.type in PASSING:
         return False
-    if is_reference(tensor):
+    if is_reference(operation.inputs[place]):
         return WRITERS.search(operation.type) is not None
-    return not functions_of(operation) or _calls_writer(operation, library())
+    if not functions_of(operation):
+        return True
+    return any(writes_inside(operation.node_def, place, library(), writes))
 
 
 def writes(node) -> bool:
@@ -156,6 +159,12 @@ class MicroStepWriters:
     def all_of(self, variables: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Returns all operations that run with a train op and write the variables."""
         return [writer for v in variables for writer in self._writers.get(v, ())]
+
+    def changing(self, variable: tf.Operation) -> list[tf.Operation]:
+        """Returns those that change a variable, also with an update."""
+        writers = self._writers.get(variable, ())
+        once = [writer for writer in writers if self.is_in_update(writer)]
+        return [*once, *self.of(variable)]
 
     def of(self, variable: tf.Operation) -> list[tf.Operation]:
         """Returns those of the operations that write a variable."""
