@@ -95,13 +95,12 @@ def _check_other_writes(
 ) -> None:
     """Refuses what changes a window's variables again with every micro-step."""
     for variable in variables:
-        for writer in writers.of(variable.op):
-            if changes_once(writer):
-                continue
+        others = writers.of(variable.op)
+        if others and not changes_once(variable.op, writers):
             raise ValueError(
                 "A variable of an accumulating train op must not be changed by anything "
                 "else in the same run, which would change it with every micro-step. "
-                f"Received: {variable.op.name}, written by {writer.name}. Wrap another "
+                f"Received: {variable.op.name}, written by {others[0].name}. Wrap another "
                 "optimizer in AccumulatingOptimizer; pass other writes as "
                 "`after_update_ops`, to make them once per update."
             )

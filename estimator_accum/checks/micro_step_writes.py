@@ -58,7 +58,7 @@ def warn_of_micro_step_writes(
         is_averaged = any(op.name in trained for op in needed)
         is_of_batch = varying(needed)
         is_used = is_averaged or variable in decide_update()
-        return not is_of_batch and is_used and not changes_once(writer)
+        return not is_of_batch and is_used and not changes_once(variable, writers)
 
     for variable in (v.op for v in graph.get_collection(keys.GLOBAL_VARIABLES)):
         if variable.name in names or hasattr(graph, _WARNED):

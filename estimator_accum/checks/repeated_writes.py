@@ -6,16 +6,19 @@ for random x, computed by copies of the operations. A variable that every micro-
 is the one that every update clips; a variable that every micro-step decays is not.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.names import VARIABLES
-from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.graph.writers import variable_of, varying
+from estimator_accum.graph.walks import ancestors, data_ancestors
+from estimator_accum.graph.writers import MicroStepWriters, variable_of, varying
 
 _SCALES = (1e-3, 1.0, 1e3, 1e6)  # of random values, for bounds of any size
+_FEW, _DRAWS = 1000, 8  # a variable of few numbers is drawn several times
 _SHARE = 1e-3  # of the first change: a second change of less is rounding
 _NEW_VALUES = {
     "Assign": lambda old, value: value,
@@ -27,34 +30,96 @@ _NEW_VALUES = {
 }
 
 
-def changes_once(operation: tf.Operation) -> bool:
+def changes_once(variable: tf.Operation, writers: MicroStepWriters) -> bool:
     """Returns whether writing a variable again leaves its value, up to rounding.
 
+    Several writes of it must have an order, and count as one. A read must come after the
+    other writes of its variable.
+
     Args:
-        operation: An operation that writes a variable.
+        variable: A variable.
+        writers: The writers of every micro-step, at least one of the variable.
     """
+    writes = [_write_of(writer) for writer in writers.of(variable)]
+    if None in writes:
+        return False
+    needed = {write.operation: ancestors([write.operation]) for write in writes}
+
+    def place_of(write: _Write) -> int:
+        return sum(other in needed[write.operation] for other in needed)
+
+    writes = sorted(writes, key=place_of)
+    for place, write in enumerate(writes):
+        earlier = {other.operation for other in writes[:place]}
+        if not earlier <= needed[write.operation].keys():
+            return False
+        for read, source in write.reads.items():
+            others = earlier if source is variable else set(writers.changing(source))
+            if not others:
+                continue
+            if read is source or not others <= ancestors([read]).keys():
+                return False
+            if source is not variable and not changes_once(source, writers):
+                return False
+    return _is_repeatable(variable, writes)
+
+
+class _Write(NamedTuple):
+    """A write whose value is computed from whole variables.
+
+    Attributes:
+        operation: The operation.
+        reads: The variables by the operations that read them.
+        definition: The operations by which the value is computed from these.
+    """
+
+    operation: tf.Operation
+    reads: dict[tf.Operation, tf.Operation]
+    definition: tf.compat.v1.GraphDef
+
+    def __call__(self, variable: tf.Operation, values: dict) -> tf.Tensor:
+        """Returns the new value of a variable, from those of all variables."""
+        inputs = {r.outputs[0].name: values[v] for r, v in self.reads.items()}
+        value = self.operation.inputs[1]
+        (result,) = insert(self.definition, inputs, [value], "write")
+        return _NEW_VALUES[self.operation.type](values[variable], result)
+
+
+def _write_of(operation: tf.Operation) -> _Write | None:
+    """Returns the write of an operation; None if its value has other sources."""
     if operation.type not in _NEW_VALUES:
-        return False
-    variable, value = variable_of(operation.inputs[0]), operation.inputs[1]
-    needed = data_ancestors([value.op], _computing_inputs)
-    reads = [op for op in needed if _variable_read_by(op) is not None]
+        return None
+    needed = data_ancestors([operation.inputs[1].op], _computing_inputs)
+    reads = {op: _variable_read_by(op) for op in needed}
+    reads = {read: variable for read, variable in reads.items() if variable is not None}
     computed = [op for op in needed if op not in reads]
-    variables = {variable, *map(_variable_read_by, reads)}
-    is_of_variables = not varying(computed) and not any(map(functions_of, computed))
     reads_parts = any(op.type in VARIABLES for op in computed)  # as a gather does
-    if reads_parts or not is_of_variables or not all(map(_can_be_drawn, variables)):
-        return False
+    if reads_parts or varying(computed) or any(map(functions_of, computed)):
+        return None
     definition, _ = define(computed)
     for node in definition.node:
         node.device = ""  # of a cluster, or of a GPU, which this session has not
+    return _Write(operation, reads, definition)
+
+
+def _is_repeatable(variable: tf.Operation, writes: list[_Write]) -> bool:
+    """Returns whether writes, one after the other, change random values once."""
+    variables = {variable, *(v for write in writes for v in write.reads.values())}
+    if not all(map(_can_be_drawn, variables)):
+        return False
 
     def write(values: dict[tf.Operation, tf.Tensor]) -> tf.Tensor:
-        inputs = {r.outputs[0].name: values[_variable_read_by(r)] for r in reads}
-        (result,) = insert(definition, inputs, [value], "write")
-        return _NEW_VALUES[operation.type](values[variable], result)
+        for one in writes:
+            values = {**values, variable: one(variable, values)}
+        return values[variable]
 
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        checks = [_repeats(write, variable, variables, scale) for scale in _SCALES]
+        draws = _DRAWS if _shape(variable).num_elements() < _FEW else 1
+        checks = [
+            _repeats(write, variable, variables, scale, draw)
+            for scale in _SCALES
+            for draw in range(draws)
+        ]
         try:
             return all(session.run(checks))
         except tf.errors.OpError:  # such as a factorization of random values
@@ -74,7 +139,9 @@ def _computing_inputs(operation: tf.Operation) -> list[tf.Tensor]:
     return [] if is_read else list(operation.inputs)
 
 
-def _repeats(write, variable: tf.Operation, variables: set, scale: float) -> tf.Tensor:
+def _repeats(
+    write, variable: tf.Operation, variables: set, scale: float, draw: int
+) -> tf.Tensor:
     """Returns whether `write` changes random values once.
 
     Args:
@@ -82,9 +149,10 @@ def _repeats(write, variable: tf.Operation, variables: set, scale: float) -> tf.
         variable: The variable that is written.
         variables: It, and all others that are read.
         scale: Standard deviation of the values.
+        draw: Number that decides the values.
     """
     values = {
-        op: scale * tf.random.stateless_normal(_shape(op), [n, 0], dtype=_dtype(op))
+        op: scale * tf.random.stateless_normal(_shape(op), [n, draw], dtype=_dtype(op))
         for n, op in enumerate(sorted(variables, key=lambda op: op.name))
     }
     once = write(values)

@@ -1,5 +1,7 @@
 """What is seen in the finished graph, before a session first runs it."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -86,8 +88,114 @@ def _padded(variable, loss):
     return v1.scatter_update(variable, [0], [0.0])
 
 
-_CHANGES = [_adam, _by_bert, _by_hand, _of_a_row, _decayed]
-_SETTLED = [_clipped, _normalized, _masked, _padded]
+def _counts_in(call):
+    """Returns a write, by functions that also read the variable, of another one."""
+
+    def write(variable, loss):
+        count = _state("count", 0.0)
+        return call(lambda: count.assign_add(tf.reduce_sum(variable)))
+
+    return write
+
+
+def _writes_in(call):
+    def write(variable, loss):
+        count = _state("count", 0.0)
+        return call(lambda: count + tf.reduce_sum(variable.assign_sub([0.1, 0.1])))
+
+    return write
+
+
+def _function(body):
+    return tf.function(body)()
+
+
+def _nested(body):
+    return tf.function(lambda: tf.cond(tf.constant(True), tf.function(body), body))()
+
+
+def _loop(body):
+    return tf.while_loop(lambda i: i < 2.0, lambda i: i + body(), [0.0])
+
+
+def _branch(body):
+    return tf.cond(tf.constant(True), body, lambda: 0.0)
+
+
+def _loop_in_function(body):
+    return tf.function(lambda: _loop(tf.function(body)))()
+
+
+def _in_order(first, second):
+    """Returns two writes, of which the second waits for the first and reads after it."""
+
+    def write(variable, loss):
+        with tf.control_dependencies([first(variable)]):
+            return second(variable)
+
+    return write
+
+
+def _in_any_order(first, second):
+    return lambda variable, loss: tf.group(first(variable), second(variable))
+
+
+def _bounded(variable, bound=0.1):
+    return variable.assign(tf.minimum(variable.read_value(), bound))
+
+
+def _scaled(variable):
+    return variable.assign(tf.nn.l2_normalize(variable.read_value()))
+
+
+def _bounded_by(change, order):
+    """Returns a write that bounds the variable by another, which `change` writes."""
+
+    def write(variable, loss):
+        bound = _state("bound", 1.0)
+
+        def use(variable):
+            return _bounded(variable, bound.read_value())
+
+        return order(lambda _: change(bound), use)(variable, loss)
+
+    return write
+
+
+def _count(bound):
+    return bound.assign_add(1.0)
+
+
+def _pruned_by(use):
+    """Returns a write by a mask in a variable."""
+
+    def write(variable, loss):
+        return variable.assign(use(_state("mask", [1.0, 0.0]), variable.read_value()))
+
+    return write
+
+
+_UNSETTLED_PAIRS = [
+    _pruned_by(lambda mask, value: mask * value),
+    _in_order(_bounded, _scaled),
+    _in_any_order(_bounded, _scaled),
+    _in_any_order(_scaled, lambda variable: _bounded(variable, 1.0)),
+    _bounded_by(_count, _in_order),
+    _bounded_by(_count, _in_any_order),
+    _bounded_by(_bounded, _in_any_order),
+]
+_SETTLED_PAIRS = [
+    _pruned_by(lambda mask, value: tf.where(mask > 0, value, 0.0)),
+    _in_order(_scaled, lambda variable: _bounded(variable, 1.0)),
+    _in_order(lambda variable: _bounded(variable, 1.0), _scaled),
+    _bounded_by(_bounded, _in_order),
+    _bounded_by(lambda bound: bound.assign(0.5), _in_any_order),
+]
+_CALLS = [_function, _nested, _loop, _branch, _loop_in_function]
+_CHANGES = [_adam, _by_bert, _by_hand, _of_a_row, _decayed, *_UNSETTLED_PAIRS]
+_CHANGES += map(_writes_in, _CALLS)
+_SETTLED = [_clipped, _normalized, _masked, _padded, *_SETTLED_PAIRS]
+_SETTLED += map(_counts_in, _CALLS)
 
 
 @pytest.mark.parametrize("write", [*_CHANGES, *_SETTLED])
@@ -112,7 +220,9 @@ def test_only_a_write_that_may_be_repeated_is_taken_beside_a_window(write, fresh
 def test_a_write_of_a_cluster_is_tried_in_this_process(value, answer, fresh_graph):
     with tf.device("/job:worker/task:1/device:CPU:0"):
         variable = v1.get_variable("v", [2, 2], use_resource=True)
-        assert changes_once(variable.assign(value(variable)).op) == answer
+        write = variable.assign(value(variable))
+        writers = types.SimpleNamespace(of=lambda variable: [write.op])
+        assert changes_once(variable.op, writers) == answer
 
 
 def test_an_update_in_a_run_of_its_own_is_taken(fresh_graph):
