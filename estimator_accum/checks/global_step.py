@@ -179,8 +179,8 @@ def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dic
     if clocks.isdisjoint(needed):
         return {}
     # Functions are looked into only where that may matter: it takes their definitions.
-    bodies = _Bodies(clocks)
-    needed = data_ancestors(operations, bodies.deciding)
+    look = _Bodies(next(iter(clocks)).graph).deciding
+    needed = data_ancestors(operations, look)
     return {} if clocks.isdisjoint(needed) else needed
 
 
@@ -233,15 +233,20 @@ def _names(operation: tf.Operation) -> list[str]:
     return [argument.name for argument in operation.op_def.input_arg]
 
 
+def deciding_inside(graph: tf.Graph) -> Callable[[tf.Operation], list[tf.Tensor]]:
+    """Returns `deciding` that looks into the functions that a graph's operations call."""
+    return _Bodies(graph).deciding
+
+
 class _Bodies:
     """Functions that operations call, with the arguments that decide a result.
 
     Args:
-        clocks: The variables of interest.
+        graph: The graph of the operations.
     """
 
-    def __init__(self, clocks: set[tf.Operation]):
-        self._clocks = clocks
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
         self._library = functools.cache(self._read_library)
         self._decides = {}
 
@@ -260,7 +265,7 @@ class _Bodies:
         ]
 
     def _read_library(self) -> dict:
-        with next(iter(self._clocks)).graph.as_default():
+        with self._graph.as_default():
             return library_of_functions()
 
     def _deciding_arguments(self, names: list[str]) -> Callable[[int], bool]:

@@ -8,10 +8,11 @@ counted     without the batch, and read by the loss or the optimizer: a clock
 import functools
 import logging
 import re
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.checks.global_step import deciding
+from estimator_accum.checks.global_step import deciding, deciding_inside
 from estimator_accum.checks.repeated_writes import changes_once
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.names import moves_generator
@@ -44,20 +45,28 @@ def warn_of_micro_step_writes(
     meant = ancestors([getattr(update, "op", update) for update in updates])
     trainable = {v.op for v in graph.get_collection(keys.TRAINABLE_VARIABLES)}
 
+    look_inside = functools.cache(lambda: deciding_inside(graph))
+
     @functools.cache
-    def decide_update() -> dict:
+    def decide_update(step: Callable = deciding) -> dict:
         variables = [graph.get_operation_by_name(name) for name in trained | state]
-        return data_ancestors(writers.all_of(variables), deciding)
+        return data_ancestors(writers.all_of(variables), step)
+
+    def is_read(variable: tf.Operation, writer: tf.Operation) -> bool:
+        if variable not in decide_update() or not functions_of(writer):
+            return variable in decide_update()
+        return variable in decide_update(look_inside())
 
     def is_once_per_batch(variable: tf.Operation, writer: tf.Operation) -> bool:
         if _APPLIES.match(writer.type) or variable in trainable:
             return True
-        if functions_of(writer) or moves_generator(writer.type):
+        tensors = writers.deciding(variable, writer)
+        if tensors is None or moves_generator(writer.type):
             return False
-        needed = data_ancestors([tensor.op for tensor in writer.inputs[1:]])
+        needed = data_ancestors([tensor.op for tensor in tensors])
         is_averaged = any(op.name in trained for op in needed)
         is_of_batch = varying(needed)
-        is_used = is_averaged or variable in decide_update()
+        is_used = is_averaged or is_read(variable, writer)
         return not is_of_batch and is_used and not changes_once(variable, writers)
 
     for variable in (v.op for v in graph.get_collection(keys.GLOBAL_VARIABLES)):

@@ -42,6 +42,7 @@ import tensorflow as tf
 
 from estimator_accum.checks.before_runs import look_at_changes, look_at_train_op
 from estimator_accum.checks.global_step import warn_of_global_step
+from estimator_accum.checks.other_clocks import warn_of_other_clocks
 from estimator_accum.core.accumulators import add_up, commit, take_window
 from estimator_accum.core.applying import apply
 from estimator_accum.core.change import Change
@@ -157,9 +158,13 @@ def make_train_op(
 def _warn_of_clocks(
     plan: Plan, micro_batch: MicroBatch, steps, updates: dict, update_ops: list
 ) -> None:
-    """Warns of values that are computed from global_step, if it counts micro-steps."""
+    """Warns of values that move with every micro-step, such as global_step."""
+    if not plan.has_several_micro_steps:
+        return
+    optimizer = type(innermost(plan.options.optimizer)).__name__
+    warn_of_other_clocks(micro_batch.loss, updates[optimizer])
     counter = _micro_step_counter(plan)
-    if counter is None or not plan.has_several_micro_steps:
+    if counter is None:
         return
     warn_of_global_step(
         counter,
@@ -167,7 +172,7 @@ def _warn_of_clocks(
         [values_of(gradient) for gradient in micro_batch.gradients],
         micro_batch.sums["weight"],
         steps,
-        type(innermost(plan.options.optimizer)).__name__,
+        optimizer,
         updates,
         update_ops,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from estimator_accum.graph.functions import functions_of, nodes_of, producer_of
 from estimator_accum.graph.names import BRANCHES, CALLERS, LOOPS, PASSING, READERS
+from estimator_accum.graph.walks import walk
 
 
 def writes_inside(node, place: int, library: dict, is_write) -> Iterator[list]:
@@ -72,3 +73,44 @@ class _Ways:
         writing = [inner for inner in inside if self._is_write(inner)]
         if writing:
             yield [*way, (node, None)]
+
+
+def places_behind(way: list, is_varying) -> set[int] | None:
+    """Returns the numbers of the inputs of a way's first node that decide its write.
+
+    Args:
+        way: A way of `writes_inside`.
+        is_varying: Function of a node in a function that returns whether its results
+            are not those of its inputs.
+
+    Returns:
+        None if such a node decides the write too.
+    """
+    inner, _ = way[-1]
+    places = range(len(_values(inner)))
+    if not functions_of(inner):
+        places = places[1:]  # not the handle
+    for node, function in reversed(way[:-1]):
+        nodes = {other.name: other for other in function.node_def}
+
+        def producers(name: str, nodes=nodes) -> list[str]:
+            return (
+                [producer_of(r) for r in _values(nodes[name])] if name in nodes else []
+            )
+
+        needed = walk([producer_of(_values(inner)[i]) for i in places], producers)
+        if any(is_varying(nodes[name]) for name in needed if name in nodes):
+            return None
+        first = 1 if node.op in BRANCHES else 0
+        arguments = enumerate(function.signature.input_arg)
+        places = {i + first for i, argument in arguments if argument.name in needed}
+        if first:
+            places.add(0)
+        if node.op in LOOPS:
+            places = set(range(len(_values(node))))
+        inner = node
+    return set(places)
+
+
+def _values(node) -> list[str]:
+    return [name for name in node.input if not name.startswith("^")]

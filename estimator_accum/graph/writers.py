@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.handles import writes_inside
-from estimator_accum.graph.internals import context_of
+from estimator_accum.graph.handles import places_behind, writes_inside
+from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
     FED,
@@ -113,6 +113,10 @@ def varying(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     }
 
 
+def _varies(node) -> bool:
+    return is_stateful(node.op) is not False and node.op not in SETTLED
+
+
 def deciding_inputs(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the inputs of an operation, and predicates of its TensorFlow 1 branches."""
     inputs, context = list(operation.inputs), context_of(operation)
@@ -148,6 +152,7 @@ class MicroStepWriters:
     def __init__(self, graph: tf.Graph, boundaries: list[tf.Tensor]):
         self._boundaries = {tensor.op for tensor in boundaries}
         self._running = ancestors(descendants(boundaries))
+        self._graph = graph
         with graph.as_default():
             self._writers = writers_of(self._running)
         self._known = {}
@@ -177,6 +182,28 @@ class MicroStepWriters:
                 if not self.is_in_update(writer) and not self._settles(writer)
             ]
         return self._known[variable]
+
+    def deciding(
+        self, variable: tf.Operation, writer: tf.Operation
+    ) -> list[tf.Tensor] | None:
+        """Returns the inputs of a writer from which a variable's value is computed.
+
+        Returns:
+            None if a function draws, or takes from elsewhere, what it writes.
+        """
+        if not functions_of(writer):
+            return list(writer.inputs[1:])
+        with self._graph.as_default():
+            library = library_of_functions()
+        decisive = set()
+        for place, tensor in enumerate(writer.inputs):
+            if may_be_variable(tensor) and variable_of(tensor) is variable:
+                for way in writes_inside(writer.node_def, place, library, writes):
+                    places = places_behind(way, _varies)
+                    if places is None:
+                        return None
+                    decisive |= places
+        return [writer.inputs[place] for place in sorted(decisive)]
 
     def is_in_update(self, operation: tf.Operation) -> bool:
         """Returns whether the boundary decides the effect of an operation."""

@@ -316,6 +316,54 @@ def test_what_reads_global_step_is_named_once(name, caplog, fresh_graph):
         assert re.search(r"global_step \(test_applying.py, line \d+\), ", ours[0])
 
 
+def _next_of(data):
+    return v1.data.make_one_shot_iterator(data).get_next()
+
+
+def _numbers():
+    return tf.data.Dataset.range(9).map(lambda i: tf.cast(i, tf.float32))
+
+
+def _with_batches(weight):
+    batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).repeat().batch(2)
+    return weight * tf.reduce_mean(_next_of(batches))
+
+
+# Factors of the loss, learning rates, and the part of the update that a warning names.
+CLOCKS = {
+    "rate_of_data": (lambda: (1.0, _next_of(_numbers())), "decides the update"),
+    "rate_of_python": (
+        lambda: (1.0, tf.py_function(lambda: 0.1, [], tf.float32)),
+        "EagerPyFunc.* decides the update",
+    ),
+    "weight": (lambda: (_with_batches(_next_of(_numbers())), 0.1), "decides the loss"),
+    # What has an input of its own, is one of many examples, or is random is no clock.
+    "python_of_updates": (
+        lambda: (
+            1.0,
+            tf.py_function(lambda i: 0.1, [get_or_create_update_step()], tf.float32),
+        ),
+        None,
+    ),
+    "examples": (lambda: (_next_of(_numbers()), 0.1), None),
+    "drawn": (lambda: (_with_batches(_next_of(_numbers().shuffle(9))), 0.1), None),
+    "fed": (lambda: (1.0, v1.placeholder(tf.float32, [])), None),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_schedule_that_moves_with_every_micro_step_is_named(
+    name, caplog, fresh_graph
+):
+    build, words = CLOCKS[name]
+    factor, rate = build()
+    model = _Model()
+    make_accumulating_train_op(factor * model.loss, sgd(rate), K)
+    ours = [m for m in caplog.messages if "takes its next value with every" in m]
+    assert len(ours) == (words is not None)
+    assert words is None or re.search(words, ours[0])
+
+
 def test_a_loss_for_each_example_is_shown_the_way():
     class Private(v1.train.GradientDescentOptimizer):
         """Clips every example's gradient, as TF Privacy's optimizers do."""

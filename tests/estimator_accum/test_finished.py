@@ -273,8 +273,42 @@ def _drawn(variable, loss):
     return loss * generator.uniform([]), tf.no_op()
 
 
-_ONCE_PER_BATCH = [_averaged, _counted, _annealed, _trained_beside]
+def _counted_in(call):
+    """Returns a counter that functions increase, and the loss reads."""
+
+    def write(variable, loss):
+        clock = _state("clock", 0.0)
+        count = call(lambda: clock.assign_add(1.0))
+        return loss * tf.minimum(1.0, clock / 9.0), count
+
+    return write
+
+
+def _returned(variable, loss):
+    clock = _state("clock", 0.0)
+    return loss * tf.function(lambda: clock.assign_add(1.0))(), tf.no_op()
+
+
+def _counted_only_in_function(variable, loss):
+    calls = _state("calls", 0.0)
+
+    def compute(loss):
+        calls.assign_add(1.0)
+        return 2.0 * loss
+
+    return tf.function(compute)(loss), tf.no_op()
+
+
+def _of_micro_batch_in_function(variable, loss):
+    mean = _state("mean", 0.0)
+    written = tf.function(lambda x: mean.assign(0.9 * mean + 0.1 * x))(loss)
+    return loss * mean, written
+
+
+_ONCE_PER_BATCH = [_averaged, _counted, _annealed, _trained_beside, _returned]
+_ONCE_PER_BATCH += map(_counted_in, [_function, _nested])
 _FOR_EACH = [_counted_only, _copied, _of_micro_batch, _drawn]
+_FOR_EACH += [_counted_only_in_function, _of_micro_batch_in_function]
 
 
 @pytest.mark.parametrize("write", [*_ONCE_PER_BATCH, *_FOR_EACH])

@@ -1,0 +1,75 @@
+"""Schedules that an input pipeline or Python counts, with every micro-step."""
+
+import logging
+import re
+
+import tensorflow as tf
+
+from estimator_accum.checks.global_step import deciding
+from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.names import PYTHON, TAKING_A_BATCH
+from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.walks import ancestors, data_ancestors
+from estimator_accum.graph.writers import writing
+
+_WARNED = "_estimator_accum_warned_of_other_clocks"  # a graph's attribute
+_COUNTED = {"RangeDataset", "TensorSliceDataset"}
+_NOT_COUNTED = re.compile(
+    "Batch|Interleave|Record|Text|FixedLength|Generator|Random|Shuffle|Sample|PyFunc"
+    "|EagerPyFunc|Stateful(?!Partitioned)|Stateless(Random|Truncated)|Rng"
+)
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+def warn_of_other_clocks(
+    loss: tf.Tensor | None, optimizer_ops: list[tf.Operation]
+) -> None:
+    """Warns, once for a graph, of a schedule that moves with every micro-step.
+
+    A schedule of the loss is an iterator over single numbers beside one over batches,
+    whose data set is in a fixed order.
+
+    Args:
+        loss: The loss of a micro-batch; None if it is not known.
+        optimizer_ops: Operations of the optimizer's update.
+    """
+    needed = data_ancestors(writing(optimizer_ops), deciding)
+    clocks = [op for op in needed if _moves(op)]
+    if not clocks and loss is not None:
+        clocks = _counting_iterators(data_ancestors([loss.op], deciding))
+    graph = tf.compat.v1.get_default_graph()
+    if clocks and not hasattr(graph, _WARNED):
+        value_of_graph(graph, _WARNED, True)
+        _logger.warning(
+            "%s takes its next value with every micro-step, and decides the %s: a "
+            "schedule moves K times too fast. Compute it from "
+            "get_or_create_update_step(), or use microbatch_model_fn.",
+            clocks[0].name,
+            "loss" if clocks[0] not in needed else "update",
+        )
+
+
+def _moves(operation: tf.Operation) -> bool:
+    if operation.type in PYTHON:
+        return all(tf.get_static_value(t) is not None for t in operation.inputs)
+    return TAKING_A_BATCH.match(operation.type) is not None
+
+
+def _counting_iterators(needed) -> list[tf.Operation]:
+    taking = [op for op in needed if op.type == "IteratorGetNext"]
+    numbers = [op for op in taking if all(t.shape.rank == 0 for t in op.outputs)]
+    if not numbers or len(numbers) == len(taking):
+        return []
+    library = library_of_functions()
+    return [op for op in numbers if _is_counted(op.inputs[0].op, library)]
+
+
+def _is_counted(iterator: tf.Operation, library: dict) -> bool:
+    """Returns whether an iterator's data set is in a fixed order, of numbers."""
+    makers = [op for op in iterator.outputs[0].consumers() if op.type == "MakeIterator"]
+    nodes = [op.node_def for op in ancestors(makers)]
+    called = [
+        name for node in [iterator.node_def, *nodes] for name in functions_of(node)
+    ]
+    kinds = {node.op for node in [*nodes, *nodes_of(called, library)]}
+    return bool(kinds & _COUNTED) and not any(map(_NOT_COUNTED.search, kinds))
