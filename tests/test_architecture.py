@@ -27,7 +27,7 @@ _ROOMS = {
     "seed": {"graph", "core"},
     "recomputing": {"graph", "core"},
     "hooks": {"graph", "checks", "core", "reports"},
-    "keras": {"graph", "core"},
+    "keras": {"graph", "rows", "core"},
     "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
     "programs": {"", "compat", "core", "microbatch", "reports"},
     "unedited": {"", "checks", "compat", "core", "graph", "microbatch", "programs"},

@@ -65,7 +65,10 @@ def data_ancestors(
         graph = operation.graph
         if graph not in captured:
             pairs = getattr(graph, "captures", ())
-            captured[graph] = {inner.op: outer.op for outer, inner in pairs}
+            # An eager tensor has no operation.
+            captured[graph] = {
+                inner.op: outer.op for outer, inner in pairs if hasattr(outer, "op")
+            }
         outside = captured[graph].get(operation)
         inputs = [tensor.op for tensor in inputs_of(operation)]
         return inputs if outside is None else [*inputs, outside]

@@ -1,4 +1,4 @@
-"""Gradient accumulation for Keras optimizers: tf.keras 2.15, tf_keras and Keras 3.
+"""Gradient accumulation for Keras: tf.keras 2.15, tf_keras and Keras 3.
 
 from estimator_accum.keras import accumulate
 
@@ -9,5 +9,6 @@ model.fit(data)     # every batch is a micro-batch, every fourth one updates
 
 from estimator_accum.keras._accumulate import accumulate
 from estimator_accum.keras._callback import AccumulationCallback
+from estimator_accum.keras._microbatch import microbatch
 
-__all__ = ["AccumulationCallback", "accumulate"]
+__all__ = ["AccumulationCallback", "accumulate", "microbatch"]

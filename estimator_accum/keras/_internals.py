@@ -5,8 +5,10 @@ it. A function here then raises AttributeError or ImportError, or says that it d
 test finds every name in the Kerases that are installed.
 """
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -31,6 +33,29 @@ def with_gradients(root: str, pairs: list) -> list:
 def track_variable(root: str, variable: tf.Variable) -> None:
     """Has a session initialize a variable. If renamed, legacy ones fail in a session."""
     importlib.import_module(root).__internal__.backend.track_variable(variable)
+
+
+def uncast_variable_of(variable) -> tf.Variable:
+    """Returns a variable that reads uncast. If renamed, itself: gradients lose digits."""
+    return getattr(variable, "_variable", variable)
+
+
+@contextlib.contextmanager
+def drawing_from(layers: list, next_seed: Callable):
+    """Has random layers draw from seeds. If renamed, dropout in a cut model fails."""
+    generators = [getattr(layer, "_random_generator", None) for layer in layers]
+    generators = [generator for generator in generators if generator is not None]
+    kinds = [generator._rng_type for generator in generators]
+    try:
+        for generator in generators:
+            generator._maybe_init()
+            generator._rng_type = generator.RNG_STATELESS
+            generator.make_seed_for_stateless_op = next_seed
+        yield
+    finally:
+        for generator, kind in zip(generators, kinds, strict=True):
+            generator._rng_type = kind
+            vars(generator).pop("make_seed_for_stateless_op", None)
 
 
 # Legacy optimizers of Keras 2, which also call the last four of an adapter.
@@ -59,6 +84,22 @@ def restore_slot(optimizer, *args, **kwargs):
 def create_or_restore_slot(optimizer, *args, **kwargs):
     """Restores a slot, or makes it. If renamed, reading a checkpoint fails."""
     return optimizer._create_or_restore_slot_variable(*args, **kwargs)
+
+
+# Models of Keras 2 and 3.
+
+# Attribute of a tensor with its mask. If renamed, a loss gets no mask of a cut model.
+MASK = "_keras_mask"
+
+
+def layers_of(model) -> list:
+    """Returns the model and all layers in it. If renamed, `microbatch` fails."""
+    return list(model._flatten_layers())
+
+
+def has_added_losses(layer) -> bool:
+    """Returns whether it added losses in its last call. If renamed, a cut model fails."""
+    return bool(layer._losses or getattr(layer, "_eager_losses", None))
 
 
 # Keras 3.
@@ -90,3 +131,12 @@ def leave_gradients_unsummed(optimizer) -> None:
 def unpickled(saved):
     """Returns the optimizer of a pickle. If renamed, pickles cannot be read."""
     return importlib.import_module("keras").Optimizer._unpickle_model(saved)
+
+
+def seeds_of(layers: list) -> list[tf.Variable]:
+    """Returns the variables of random seeds. If renamed, a cut model fails."""
+    module = importlib.import_module("keras.src.random.seed_generator")
+    generators = [module.global_seed_generator()]
+    for layer in layers:
+        generators += layer._seed_generators
+    return [tf_variable_of(generator.state) for generator in generators]

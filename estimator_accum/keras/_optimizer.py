@@ -261,7 +261,7 @@ class Accumulating(Saving, DelegatingTrackable):
         if unknown := self._unknown([v for _, v in pairs]):
             self._check_takes(unknown)
             replica.merge_call(lambda strategy: self.build(unknown))
-        if _is_compiled_by_xla():
+        if is_compiled_by_xla():
             self._check_xla(pairs)
         gradients = {self._indices[self._key(v)]: g for g, v in pairs}
         gradients = dict(sorted(gradients.items()))
@@ -302,7 +302,7 @@ class Accumulating(Saving, DelegatingTrackable):
             )
 
 
-def _is_compiled_by_xla() -> bool:
+def is_compiled_by_xla() -> bool:
     """Returns whether this is traced for tf.function(jit_compile=True)."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:

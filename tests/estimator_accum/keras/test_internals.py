@@ -157,3 +157,53 @@ def leave_gradients_unsummed(kind):
 def unpickled(kind):
     _, (saved,) = kind.optimizer("SGD", 0.25).__reduce__()
     return float(_internals.unpickled(saved).learning_rate) == 0.25
+
+
+@_finds("new")
+def uncast_variable_of(kind):
+    keras = kind.keras
+    layer = keras.layers.Dense(1, dtype="mixed_bfloat16")
+    layer.build((None, 1))
+    return type(_internals.uncast_variable_of(layer.kernel)) is not type(layer.kernel)
+
+
+@_finds("new")
+def drawing_from(kind):
+    layer, ones = kind.keras.layers.Dropout(0.5), tf.ones([1, 64])
+    with _internals.drawing_from([layer], lambda: tf.constant([1, 2])):
+        drawn = [layer(ones, training=True).numpy().tolist() for _ in range(2)]
+    return drawn[0] == drawn[1] != layer(ones, training=True).numpy().tolist()
+
+
+def _each_keras():
+    return [kind.keras for kind in _KINDS.values() if not kind.is_legacy]
+
+
+@_finds("new")
+def MASK(kind):
+    x = tf.constant([[0, 1]])
+    layers = [keras.layers.Embedding(2, 1, mask_zero=True) for keras in _each_keras()]
+    return all(hasattr(layer(x), _internals.MASK) for layer in layers)
+
+
+@_finds("new")
+def layers_of(kind):
+    for keras in _each_keras():
+        layer = keras.layers.Dense(1)
+        assert layer in _internals.layers_of(keras.Sequential([layer]))
+    return True
+
+
+@_finds("new")
+def has_added_losses(kind):
+    for keras in _each_keras():
+        layer = keras.layers.ActivityRegularization(1.0)
+        layer(tf.ones([1, 1]))
+        assert _internals.has_added_losses(layer)
+    return True
+
+
+@_finds(True)
+def seeds_of(kind):
+    layer = kind.keras.layers.Dropout(0.5)
+    return len(_internals.seeds_of([layer])) == 2

@@ -22,7 +22,7 @@ from estimator_accum import (
 )
 from estimator_accum.compat import enable_estimator
 from estimator_accum.compat.v1 import enable_v1
-from estimator_accum.keras import AccumulationCallback, accumulate
+from estimator_accum.keras import AccumulationCallback, accumulate, microbatch
 from estimator_accum.reports import (
     CsvReport,
     MlflowReport,

@@ -1,0 +1,145 @@
+"""The forward pass of a micro-batch, traced, with the proof that each row of its outputs comes from its own example."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.graph.internals import is_composite
+from estimator_accum.graph.names import DRAWS, moves_generator
+from estimator_accum.graph.writers import writing
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.states import State
+
+_ROWS = State("rows", 0)
+
+
+class Forward(NamedTuple):
+    """A model's forward pass.
+
+    Attributes:
+        function: Function of a micro-batch's inputs, flat, and of a seed (int32 [2]);
+            returns the outputs, flat, and then the masks that some of them carry.
+        structure: The outputs' structure.
+        masked: Numbers of the outputs that carry a mask.
+        seeds: Variables from which random numbers come, and which a pass moves.
+    """
+
+    function: Callable[..., list[tf.Tensor]]
+    structure: Any
+    masked: list[int]
+    seeds: list[tf.Variable]
+
+
+def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bool):
+    """Traces `call(inputs)` for any number of examples, and proves its rows.
+
+    Args:
+        keras_model: The family's functions, such as `Model3`.
+        model: The model.
+        call: Function of the inputs.
+        inputs: The batch's inputs.
+        should_compile: Whether XLA compiles the pass.
+
+    Returns:
+        A `Forward`.
+
+    Raises:
+        TypeError: If an input or output is not a tensor with a row for each example.
+        ValueError: If a row depends on other examples, or the pass writes a variable or
+            adds a loss.
+    """
+    structure, masked = [], []
+
+    def forward(*flat):
+        *values, seed = flat
+        with keras_model.drawing_from(model, seed):
+            outputs = call(tf.nest.pack_sequence_as(inputs, values))
+        structure[:] = [outputs]
+        flat = tf.nest.flatten(outputs)
+        _check_tensors("outputs", flat)
+        masks = [keras_model.mask_of(output) for output in flat]
+        masked[:] = [i for i, mask in enumerate(masks) if mask is not None]
+        return [*map(tf.identity, flat), *(masks[i] for i in masked)]
+
+    flat = tf.nest.flatten(inputs)
+    _check_tensors("inputs", flat)
+    specs = [tf.TensorSpec([None, *value.shape[1:]], value.dtype) for value in flat]
+    specs.append(tf.TensorSpec([2], tf.int32))
+    jit_compile = True if should_compile else None
+    function = tf.function(forward, jit_compile=jit_compile).get_concrete_function(
+        *specs
+    )
+    if keras_model.has_own_losses(model):
+        raise ValueError(
+            "The loss of a cut batch must be a function of the model's outputs. Received: "
+            "a layer's loss, from add_loss() or an activity_regularizer. Compute it in "
+            "the loss that compile() gets."
+        )
+    seeds = _moved_seeds(function.graph, keras_model.seeds_of(model))
+    _check_rows(function.graph, len(flat))
+    return Forward(function, structure[0], masked, seeds)
+
+
+def _check_tensors(name: str, values: list) -> None:
+    for value in values:
+        is_tensor = tf.is_tensor(value) and not is_composite(value)
+        if not is_tensor or not value.shape.rank:
+            raise TypeError(
+                f"The {name} of a cut model must be dense tensors with a row for each "
+                f"example. Received: {value!r}. Change it, or train with accumulate()."
+            )
+
+
+def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]:
+    """Returns the seeds that a pass moves; raises ValueError if it writes others."""
+    outer = {inner.name: handle for handle, inner in graph.captures}
+    known = {id(seed.handle): seed for seed in seeds}
+    moved = []
+    with graph.as_default():
+        writers = writing(graph.get_operations())
+    for operation in writers:
+        for tensor in operation.inputs:
+            if tensor.dtype != tf.resource or moves_generator(operation.type):
+                continue
+            seed = known.get(id(outer.get(tensor.name)))
+            if seed is None:
+                raise ValueError(
+                    "A cut model must write no variable while it trains: each micro-"
+                    f"batch would. Received: {operation.name}, which writes "
+                    f"{getattr(outer.get(tensor.name), 'name', tensor.name)}. Set "
+                    "trainable = False for batch normalization, use a normalization of "
+                    "each example, or train with accumulate()."
+                )
+            moved.append(seed)
+    return moved
+
+
+def _check_rows(graph: tf.Graph, number: int) -> None:
+    """Raises ValueError unless each row of the outputs comes from its own example."""
+    with graph.as_default():
+        analysis = Analysis(graph.inputs[:number])
+        analysis.analyze(graph.outputs)
+    for operation in graph.get_operations():
+        is_shared = operation.type in DRAWS and not any(
+            analysis.state(output).kind == "rows" for output in operation.outputs
+        )
+        if is_shared and analysis.has_seen(operation):
+            raise ValueError(_sentence(operation, "all examples share what it draws"))
+    wrong = [each for each in graph.outputs if analysis.state(each) != _ROWS]
+    if not wrong and not analysis.guards:
+        return
+    if analysis.origins:
+        operation, reason = analysis.origins[0]
+    else:
+        operation, reason = [*wrong, *graph.outputs][0].op, "it has other rows"
+    raise ValueError(_sentence(operation, reason))
+
+
+def _sentence(operation: tf.Operation, reason: str) -> str:
+    return (
+        "Each row of a cut model's outputs must be computed from its own example. "
+        f"Received: {operation.name} of type {operation.type}: {reason}. Move it into "
+        "the loss, set trainable = False for batch normalization, or train with "
+        "accumulate()."
+    )

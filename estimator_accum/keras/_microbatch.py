@@ -1,0 +1,247 @@
+"""`microbatch`: one call from a Keras model to one that cuts its batches."""
+
+import contextlib
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+import estimator_accum.keras._internals as internals
+from estimator_accum.keras._accumulate import is_supported
+from estimator_accum.keras._forward import Forward, trace_forward
+from estimator_accum.keras._joined import Cut, gradients_of, outputs_of
+from estimator_accum.keras._models import Model2, Model3
+from estimator_accum.keras._optimizer import is_compiled_by_xla
+
+_STEPS = ("train_step", "test_step", "predict_step")
+_FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
+
+
+def microbatch(model: Any, micro_batches: int = 4) -> Any:
+    """Cuts each batch of a Keras model into micro-batches, inside its steps.
+
+        update = optimizer( gradient of loss(model(batch)) )
+
+    `fit`, `evaluate`, `predict` and `train_on_batch` get whole batches, and one step is
+    one batch and one update. The model runs on one micro-batch after the other, twice
+    while it trains: first for the outputs of all examples, then for the gradient. Loss,
+    metrics, weights of examples and the update see the whole batch, so any loss is exact,
+    also one that compares examples. Dropout draws the same numbers in both passes.
+
+    Each row of the model's outputs must be computed from its own example, which is proved
+    when the first step is traced. The model itself does not change: it is saved as
+    before, and loaded without this library.
+
+    Args:
+        model: A `keras.Model` of Keras 3 on TensorFlow, `tf.keras` 2.15 or `tf_keras`,
+            compiled or not, with Keras's own `train_step`, `test_step` and
+            `predict_step`.
+        micro_batches: Number of micro-batches of a batch, >= 1; a batch with fewer
+            examples has one for each. 1 leaves the model as it is.
+
+    Returns:
+        `model`.
+
+    Raises:
+        TypeError: If `model` is not such a model.
+        ValueError: If `micro_batches` < 1. From `fit`: if a row of the outputs depends on
+            other examples, as with batch normalization, or if a layer writes a variable
+            or adds a loss.
+
+    Example:
+        model = microbatch(model, micro_batches=8)
+        model.compile("adam", "mse")
+        model.fit(x, y, batch_size=256)     # in micro-batches of 32
+    """
+    keras_model = _check_model(model)
+    _check_micro_batches(micro_batches)
+    if micro_batches == 1:
+        return model
+    batches = _Batches(keras_model, model, micro_batches)
+    for name in _STEPS:
+        vars(model)[name] = batches.step(name)
+    if keras_model is Model3:
+        for name in _FUNCTIONS:
+            vars(model)[name] = batches.maker(name)
+    for name in ("train_function", "test_function", "predict_function"):
+        setattr(model, name, None)  # of steps before
+    return model
+
+
+class _Batches:
+    """The model's calls inside its steps, in micro-batches.
+
+    Args:
+        keras_model: The family's functions.
+        model: The model.
+        micro_batches: Number of micro-batches.
+    """
+
+    def __init__(self, keras_model, model, micro_batches: int):
+        self._keras_model, self._model = keras_model, model
+        self._micro_batches = micro_batches
+        self._steps = 0  # open ones: a strategy opens one for each replica
+        self._should_compile = False
+        self._traced = {}  # forward passes of eager steps
+
+    def step(self, name: str):
+        """Returns Keras's own step, with the calls of the model cut."""
+        own = getattr(type(self._model), name)
+
+        def step(data):
+            with self._cut_calls(name == "train_step"):
+                return own(self._model, data)
+
+        return step
+
+    def maker(self, name: str):
+        """Returns Keras's own maker of a function, in which XLA compiles calls alone."""
+        own = getattr(type(self._model), name)
+
+        def make(force=False):
+            model = self._model
+            self._should_compile = bool(model.jit_compile)
+            model.jit_compile = False
+            try:
+                return own(model, force)
+            finally:
+                model.jit_compile = self._should_compile
+
+        return make
+
+    @contextlib.contextmanager
+    def _cut_calls(self, has_gradient: bool):
+        # `call` is replaced in the steps only: saving never sees it.
+        contents = vars(self._model)
+
+        @tf.autograph.experimental.do_not_convert
+        def call(inputs, *args, **kwargs):
+            return self._call(has_gradient, inputs, *args, **kwargs)
+
+        self._steps += 1
+        contents["call"] = call
+        try:
+            yield
+        finally:
+            self._steps -= 1
+            if not self._steps:
+                del contents["call"]
+
+    def _call(self, has_gradient: bool, inputs, *args, **kwargs):
+        """Returns the model's outputs for the whole batch."""
+        model, keras_model = self._model, self._keras_model
+        _check_place()
+        forward = self._forward(inputs, args, kwargs)
+        flat = tf.nest.flatten(inputs)
+        cut = Cut(flat, self._micro_batches)
+        seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
+        before = [each.read_value() for each in forward.seeds]
+        outputs = outputs_of(forward, cut, flat, seed)
+        variables = keras_model.trained_variables(model)
+        number = len(tf.nest.flatten(forward.structure))
+        masks = outputs[number:]
+
+        @tf.custom_gradient
+        def attach(*weights):
+            def gradient(*arriving):
+                for each, value in zip(forward.seeds, before, strict=True):
+                    each.assign(value)
+                kinds = [output.dtype for output in outputs[:number]]
+                arriving = [
+                    value if kind.is_floating or kind.is_complex else None
+                    for value, kind in zip(arriving, kinds, strict=True)
+                ]
+                return gradients_of(forward, cut, flat, seed, arriving, variables)
+
+            del weights
+            return [tf.identity(output) for output in outputs[:number]], gradient
+
+        if has_gradient and variables:
+            outputs = attach(*[variable.read_value() for variable in variables])
+        outputs = list(outputs[:number])
+        for i, mask in zip(forward.masked, masks, strict=True):
+            setattr(outputs[i], internals.MASK, mask)
+        return tf.nest.pack_sequence_as(forward.structure, outputs)
+
+    def _forward(self, inputs, args, kwargs) -> Forward:
+        own, model = type(self._model).call, self._model
+
+        def call(values):
+            return own(model, values, *args, **kwargs)
+
+        def trace() -> Forward:
+            return trace_forward(
+                self._keras_model, model, call, inputs, self._should_compile
+            )
+
+        if not tf.executing_eagerly():
+            return trace()
+        shapes = tf.nest.map_structure(lambda x: (x.shape[1:], x.dtype), inputs)
+        trained = [id(variable) for variable in model.trainable_variables]
+        key = repr((shapes, args, kwargs, trained))
+        if key not in self._traced:
+            self._traced[key] = trace()
+        return self._traced[key]
+
+
+def _check_place() -> None:
+    """Raises ValueError where steps are not cut yet."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            "Batches must be cut on one replica. Received: a strategy of "
+            f"{replicas} replicas. Train with accumulate(), which reduces once a window."
+        )
+    if is_compiled_by_xla():
+        raise ValueError(
+            "A model of Keras 2 that cuts its batches must not be compiled by XLA. "
+            "Received: jit_compile=True. Leave it out, or use Keras 3."
+        )
+
+
+def _check_model(model):
+    """Returns the family's functions; raises TypeError for anything else."""
+    roots = {cls.__module__.split(".")[0] for cls in type(model).__mro__}
+    root = next((name for name in ("keras", "tf_keras") if name in roots), None)
+    keras = importlib.import_module(root) if root else None
+    if keras is None or not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a keras.Model. Received: {model!r}. Make one, such as "
+            "keras.Sequential([...])."
+        )
+    if not is_supported(keras):
+        raise TypeError(
+            "`model` must be of Keras 2.15 or later. Received: a model of Keras "
+            f"{keras.__version__}. Install TensorFlow 2.15 or later."
+        )
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise TypeError(
+            "`model` must run on TensorFlow. Received: Keras 3 with the backend "
+            f"{backend}. Set KERAS_BACKEND=tensorflow."
+        )
+    for name in (*_STEPS, *_FUNCTIONS):
+        if name in vars(model):
+            raise TypeError(
+                "`model` must not cut its batches already. Received: a model with a "
+                f"{name} of its own. Call microbatch() once."
+            )
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise TypeError(
+                f"`model` must have Keras's own {name}. Received: that of "
+                f"{type(model).__name__}. Train with accumulate()."
+            )
+    return Model3 if hasattr(keras, "ops") else Model2
+
+
+def _check_micro_batches(micro_batches) -> None:
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
+        raise TypeError(
+            "`micro_batches` must be an integer >= 1. Received: "
+            f"{micro_batches!r}. Pass a number, such as 4."
+        )
+    if micro_batches < 1:
+        raise ValueError(
+            f"`micro_batches` must be an integer >= 1. Received: {micro_batches}. Use 1 "
+            "to leave batches whole."
+        )

@@ -1,0 +1,214 @@
+"""`microbatch`: a batch in micro-batches trains as the batch at once."""
+
+import importlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.keras import microbatch
+from tests.helpers.models.keras_cut import LOSSES, MODELS, difference, train
+
+# scripts/experiments/keras_microbatch.py takes every loss with every model.
+_LIMIT = 1e-11
+
+
+@pytest.fixture
+def keras():
+    module = importlib.import_module("keras")
+    module.utils.set_random_seed(1)
+    yield module
+    module.backend.set_floatx("float32")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_loss_equals_that_of_the_batch_at_once(keras, loss):
+    whole, ours = (
+        train(keras, "dense", loss, number, epochs=1, run_eagerly=True)
+        for number in (1, 4)
+    )
+    assert difference(ours, whole) < _LIMIT
+
+
+@pytest.mark.parametrize(("model", "micro_batches"), zip(MODELS, (3, 4, 5, 10)))
+def test_any_model_equals_that_of_the_batch_at_once(keras, model, micro_batches):
+    whole, ours = (
+        train(keras, model, "contrast", number, epochs=1)
+        for number in (1, micro_batches)
+    )
+    assert difference(ours, whole) < _LIMIT
+
+
+def _batch(*shape):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=[10, *shape]).astype("float32")
+
+
+def _built(keras, *layers, inputs=None):
+    inputs = keras.Input((5,)) if inputs is None else inputs
+    return keras.Sequential([inputs, *layers])
+
+
+def _trained(model, *data, loss="mse", **options):
+    model.compile("sgd", loss, **options)
+    model.train_on_batch(*data)
+    return model
+
+
+def test_several_inputs_and_outputs_have_losses_of_their_own(keras):
+    def train(micro_batches):
+        keras.utils.set_random_seed(1)
+        one, two = keras.Input((5,), name="a"), keras.Input((5,), name="b")
+        hidden = keras.layers.Dense(4, "tanh")
+        out = keras.layers.Dense(2, name="y")(hidden(one) * hidden(two))
+        outputs = {"y": out, "z": keras.layers.Dense(1, name="z")(hidden(two))}
+        model = microbatch(keras.Model({"a": one, "b": two}, outputs), micro_batches)
+        y = {"y": _batch(2), "z": _batch(1)}
+        losses = {"y": "mse", "z": "mae"}
+        return _trained(
+            model,
+            {"a": _batch(5), "b": -_batch(5)},
+            y,
+            loss=losses,
+            loss_weights={"y": 0.3, "z": 2.0},
+        )
+
+    for ours, whole in zip(train(3).get_weights(), train(1).get_weights()):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_draws_the_same_in_both_passes(keras):
+    ones = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = _built(keras, keras.layers.Dropout(0.5), ones)
+    microbatch(model, 4).compile(keras.optimizers.SGD(1.0), lambda y, out: out)
+    data = np.abs(_batch(5)), np.zeros([10, 1], "float32")
+    # The loss is the mean output of the first pass: what the second one subtracts.
+    losses = []
+    for _ in range(3):
+        before = model.get_weights()[0]
+        model.reset_metrics()
+        losses.append(float(np.ravel(model.train_on_batch(*data))[0]))
+        subtracted = before - model.get_weights()[0]
+        assert np.sum(subtracted * before) == pytest.approx(losses[-1], rel=1e-5)
+        model.set_weights([before])
+    assert len(set(losses)) == 3  # each batch draws anew
+
+
+def test_model_is_saved_as_before(keras, tmp_path):
+    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
+    _trained(model, _batch(5), _batch(1)).save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert not {"call", "train_step"} & vars(loaded).keys()
+    np.testing.assert_array_equal(loaded.predict(_batch(5)), model(_batch(5)))
+
+
+def test_the_second_pass_begins_when_the_first_is_done(keras):
+    rows = []
+
+    class Wide(keras.layers.Layer):
+        def call(self, x):
+            size = tf.shape(x)[0]
+            tf.numpy_function(lambda n: rows.append(int(n)), [size], [])
+            return x * 2.0
+
+    model = microbatch(_built(keras, Wide(), keras.layers.Dense(1)), 3)
+    _trained(model, _batch(5), _batch(1))
+    assert rows == [4, 4, 2] * 2
+
+
+def _mixing(keras):
+    class Mixing(keras.layers.Layer):
+        def call(self, x):
+            return x - tf.reduce_mean(x, axis=0)
+
+    return Mixing()
+
+
+def _counting(keras):
+    class Counting(keras.layers.Layer):
+        def build(self, shape):
+            self.calls = self.add_weight(
+                name="calls", shape=[], initializer="zeros", trainable=False
+            )
+
+        def call(self, x):
+            self.calls.assign_add(1.0)
+            return x
+
+    return Counting()
+
+
+def _adding(keras):
+    class Adding(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(tf.reduce_mean(x))
+            return x
+
+    return Adding()
+
+
+def _summing(keras):
+    class Summing(keras.layers.Layer):
+        def call(self, x):
+            return tf.reduce_sum(x, axis=0, keepdims=True)
+
+    return Summing()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda keras: keras.layers.BatchNormalization(), "batch normalization"),
+        (_mixing, "must be computed from its own example. Received: .*Mean"),
+        (_summing, "must be computed from its own example. Received: .*Sum"),
+        (_counting, "must write no variable while it trains.* Received"),
+        (_adding, "a layer's loss, from add_loss"),
+        (
+            lambda keras: keras.layers.Dense(2, activity_regularizer="l2"),
+            "a layer's loss, from add_loss",
+        ),
+        (
+            lambda keras: keras.layers.Dropout(0.5, noise_shape=(1, 5)),
+            "all examples share what it draws",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(keras, make, sentence):
+    model = _built(keras, make(keras), keras.layers.Dense(1))
+    before = model.get_weights()
+    microbatch(model, 3).compile("sgd", "mse")
+    with pytest.raises(ValueError, match=sentence):
+        model.train_on_batch(_batch(5), _batch(1))
+    for one, other in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_batch_normalization_that_is_frozen_is_cut(keras):
+    layer = keras.layers.BatchNormalization(trainable=False)
+    model = microbatch(_built(keras, layer, keras.layers.Dense(1)), 3)
+    (before,) = layer.get_weights()[:1]
+    kernel = model.layers[-1].get_weights()[0]
+    _trained(model, _batch(5), _batch(1))
+    np.testing.assert_array_equal(layer.get_weights()[0], before)
+    assert not np.array_equal(model.layers[-1].get_weights()[0], kernel)
+
+
+def test_other_models_are_refused(keras):
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    model = _built(keras, keras.layers.Dense(1))
+    for wrong in (None, keras.layers.Dense(1)):
+        with pytest.raises(TypeError, match="must be a keras.Model. Received: "):
+            microbatch(wrong)
+    with pytest.raises(TypeError, match="own train_step. Received: that of Own"):
+        microbatch(Own())
+    for number in (2.5, True, "four"):
+        with pytest.raises(TypeError, match="an integer >= 1. Received: "):
+            microbatch(model, number)
+    with pytest.raises(ValueError, match="an integer >= 1. Received: 0. Use 1"):
+        microbatch(model, 0)
+    assert "train_step" not in vars(microbatch(model, 1))
+    with pytest.raises(TypeError, match="a train_step of its own. Call"):
+        microbatch(microbatch(model, 2), 2)
