@@ -5,8 +5,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import is_composite
-from estimator_accum.graph.names import DRAWS, moves_generator
+from estimator_accum.graph.functions import (
+    functions_of,
+    library_of_functions,
+    nodes_of,
+    operations_with_own_gradients,
+)
+from estimator_accum.graph.internals import gradient_scope_of, is_composite
+from estimator_accum.graph.names import DRAWS, STATELESS, moves_generator
 from estimator_accum.graph.writers import writing
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import State
@@ -76,8 +82,10 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
             "a layer's loss, from add_loss() or an activity_regularizer. Compute it in "
             "the loss that compile() gets."
         )
+    _check_draws(function.graph)
     seeds = _moved_seeds(function.graph, keras_model.seeds_of(model))
     _check_rows(function.graph, len(flat))
+    _check_own_gradients(forward, function, specs, keras_model.trained_variables(model))
     return Forward(function, structure[0], masked, seeds)
 
 
@@ -100,7 +108,7 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
         writers = writing(graph.get_operations())
     for operation in writers:
         for tensor in operation.inputs:
-            if tensor.dtype != tf.resource or moves_generator(operation.type):
+            if tensor.dtype != tf.resource:
                 continue
             seed = known.get(id(outer.get(tensor.name)))
             if seed is None:
@@ -134,6 +142,58 @@ def _check_rows(graph: tf.Graph, number: int) -> None:
     else:
         operation, reason = [*wrong, *graph.outputs][0].op, "it has other rows"
     raise ValueError(_sentence(operation, reason))
+
+
+def _check_draws(graph: tf.Graph) -> None:
+    """Raises ValueError if the second pass would draw other random numbers."""
+    with graph.as_default():
+        library = library_of_functions()
+    for operation in graph.get_operations():
+        inner = nodes_of(functions_of(operation), library)
+        for kind in (operation.type, *(node.op for node in inner)):
+            if kind in STATELESS or moves_generator(kind):
+                raise ValueError(
+                    "A cut model must draw random numbers by layers of Keras, which both "
+                    f"passes draw alike. Received: {operation.name}, which draws by "
+                    f"{kind}. Use a layer such as Dropout or GaussianNoise, in Keras 3 "
+                    "also keras.random with a SeedGenerator."
+                )
+
+
+def _check_own_gradients(forward: Callable, traced, specs: list, variables) -> None:
+    """Raises ValueError if a tf.custom_gradient combines the examples.
+
+    The gradient of what has rows is sums of rows, unless somebody wrote another one.
+    """
+    operations = traced.graph.get_operations()
+    with traced.graph.as_default():
+        customized = operations_with_own_gradients(operations)
+    if not customized or not variables:
+        return
+    outputs = [each for each in traced.outputs if each.dtype.is_floating]
+    arriving = [tf.TensorSpec(each.shape, each.dtype) for each in outputs]
+    scopes = set()
+
+    def backward(flat, arriving):
+        outputs = [each for each in forward(*flat) if each.dtype.is_floating]
+        own = operations_with_own_gradients(outputs[0].graph.get_operations())
+        scopes.update(map(gradient_scope_of, own))
+        found = tf.gradients(outputs, variables, grad_ys=arriving)
+        parts = tf.nest.flatten(found, expand_composites=True)
+        return [part for part in parts if part is not None]
+
+    graph = tf.function(backward).get_concrete_function(specs, arriving).graph
+    rows = [*graph.inputs[: len(specs) - 1], *graph.inputs[len(specs) :]]
+    with graph.as_default():
+        analysis = Analysis(rows[: len(specs) - 1 + len(arriving)])
+        analysis.analyze(graph.outputs)
+    for operation, inner in analysis.combining:
+        if any(scope in f"/{operation.name}" for scope in scopes):
+            raise ValueError(
+                "A tf.custom_gradient must be computed for each example by itself. "
+                f"Received: {operation.name} of type {inner.type}, which combines "
+                "examples. Train with accumulate()."
+            )
 
 
 def _sentence(operation: tf.Operation, reason: str) -> str:

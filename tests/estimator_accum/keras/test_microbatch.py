@@ -1,6 +1,7 @@
 """`microbatch`: a batch in micro-batches trains as the batch at once."""
 
 import importlib
+import types
 
 import numpy as np
 import pytest
@@ -155,6 +156,26 @@ def _summing(keras):
     return Summing()
 
 
+def _drawing(keras):
+    class Drawing(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x))
+
+    return Drawing()
+
+
+def _with_gradient_of_its_own(keras, gradient):
+    @tf.custom_gradient
+    def identity(x):
+        return tf.identity(x), gradient
+
+    class Own(keras.layers.Layer):
+        def call(self, x):
+            return identity(x)
+
+    return keras.Sequential([keras.layers.Dense(2), Own()])
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -166,6 +187,11 @@ def _summing(keras):
         (
             lambda keras: keras.layers.Dense(2, activity_regularizer="l2"),
             "a layer's loss, from add_loss",
+        ),
+        (_drawing, "which draws by RandomStandardNormal. Use a layer"),
+        (
+            lambda keras: _with_gradient_of_its_own(keras, lambda dy: dy / tf.norm(dy)),
+            "A tf.custom_gradient must be computed for each example by itself",
         ),
         (
             lambda keras: keras.layers.Dropout(0.5, noise_shape=(1, 5)),
@@ -183,6 +209,26 @@ def test_a_model_that_cannot_be_cut_is_refused(keras, make, sentence):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_gradient_of_each_example_may_be_of_its_own(keras):
+    model = _built(keras, _with_gradient_of_its_own(keras, lambda dy: -dy))
+    _trained(microbatch(model, 3), _batch(5), _batch(2))
+
+
+def test_masks_of_the_outputs_reach_the_loss(keras):
+    def losses(micro_batches):
+        keras.utils.set_random_seed(1)
+        embedding = keras.layers.Embedding(9, 3, mask_zero=True)
+        words = keras.Input((4,), dtype="int64")
+        model = _built(keras, embedding, keras.layers.Dense(2), inputs=words)
+        model = microbatch(model, micro_batches)
+        x = np.random.default_rng(0).integers(0, 9, size=[10, 4])
+        model.compile("sgd", "mse")
+        return model.train_on_batch(x, _batch(4, 2)), *model.get_weights()
+
+    for ours, whole in zip(losses(3), losses(1)):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+
+
 def test_batch_normalization_that_is_frozen_is_cut(keras):
     layer = keras.layers.BatchNormalization(trainable=False)
     model = microbatch(_built(keras, layer, keras.layers.Dense(1)), 3)
@@ -191,6 +237,27 @@ def test_batch_normalization_that_is_frozen_is_cut(keras):
     _trained(model, _batch(5), _batch(1))
     np.testing.assert_array_equal(layer.get_weights()[0], before)
     assert not np.array_equal(model.layers[-1].get_weights()[0], kernel)
+
+
+def test_xla_compiles_a_model_of_keras_3_alone(keras):
+    if hasattr(keras, "ops"):
+        whole = train(keras, "dense", "contrast", 1, epochs=1, run_eagerly=True)
+        ours = train(keras, "dense", "contrast", 4, epochs=1, jit_compile=True)
+        assert difference(ours, whole) < _LIMIT
+        return
+    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
+    with pytest.raises(ValueError, match="by XLA. Received: jit_compile=True. Leave"):
+        _trained(model, _batch(5), _batch(1), jit_compile=True)
+
+
+def test_several_replicas_are_refused(keras, monkeypatch):
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
+    model.compile("sgd", "mse", run_eagerly=True)
+    step = model.train_step
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    with pytest.raises(ValueError, match="Received: a strategy of 2 replicas. Train"):
+        step((_batch(5), _batch(1)))
 
 
 def test_other_models_are_refused(keras):
