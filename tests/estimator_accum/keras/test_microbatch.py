@@ -20,6 +20,7 @@ def keras():
     module.utils.set_random_seed(1)
     yield module
     module.backend.set_floatx("float32")
+    module.mixed_precision.set_global_policy("float32")
 
 
 @pytest.mark.parametrize("loss", LOSSES)

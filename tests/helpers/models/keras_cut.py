@@ -120,6 +120,7 @@ def data(model: str, targets: str):
 def train(keras, model: str, loss: str, micro_batches: int, epochs: int, **options):
     """Trains in float64; returns everything that training computes, by name."""
     keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
     keras.utils.set_random_seed(1)
     make, _ = MODELS[model]
     made = make(keras)
