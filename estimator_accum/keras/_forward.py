@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+import estimator_accum.keras._internals as internals
 from estimator_accum.graph.functions import (
     functions_of,
     library_of_functions,
@@ -64,7 +65,7 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
         structure[:] = [outputs]
         flat = tf.nest.flatten(outputs)
         _check_tensors("outputs", flat)
-        masks = [keras_model.mask_of(output) for output in flat]
+        masks = [getattr(output, internals.MASK, None) for output in flat]
         masked[:] = [i for i, mask in enumerate(masks) if mask is not None]
         return [*map(tf.identity, flat), *(masks[i] for i in masked)]
 
@@ -76,7 +77,7 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     function = tf.function(forward, jit_compile=jit_compile).get_concrete_function(
         *specs
     )
-    if keras_model.has_own_losses(model):
+    if any(map(internals.has_added_losses, internals.layers_of(model))):
         raise ValueError(
             "The loss of a cut batch must be a function of the model's outputs. Received: "
             "a layer's loss, from add_loss() or an activity_regularizer. Compute it in "

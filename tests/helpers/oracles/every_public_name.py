@@ -60,6 +60,7 @@ def model_fn(features: Any, labels: Any, mode: str) -> Any:
 wrapped = microbatch_model_fn(model_fn, "auto")
 config = mixed_precision_config("bfloat16", is_forced=True)
 optimizer = accumulate(tf.keras.optimizers.Adam(), 4)
+model = microbatch(tf.keras.Sequential(), 4)
 
 
 class Loss(Report):
