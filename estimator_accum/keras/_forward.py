@@ -103,7 +103,7 @@ def _check_tensors(name: str, values: list) -> None:
 def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]:
     """Returns the seeds that a pass moves; raises ValueError if it writes others."""
     outer = {inner.name: handle for handle, inner in graph.captures}
-    known = {id(seed.handle): seed for seed in seeds}
+    seeds_by_handle = {id(seed.handle): seed for seed in seeds}
     moved = []
     with graph.as_default():
         writers = writing(graph.get_operations())
@@ -111,7 +111,7 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:
                 continue
-            seed = known.get(id(outer.get(tensor.name)))
+            seed = seeds_by_handle.get(id(outer.get(tensor.name)))
             if seed is None:
                 raise ValueError(
                     "A cut model must write no variable while it trains: each micro-"
@@ -135,7 +135,7 @@ def _check_rows(graph: tf.Graph, number: int) -> None:
         )
         if is_shared and analysis.has_seen(operation):
             raise ValueError(_sentence(operation, "all examples share what it draws"))
-    wrong = [each for each in graph.outputs if analysis.state(each) != _ROWS]
+    wrong = [output for output in graph.outputs if analysis.state(output) != _ROWS]
     if not wrong and not analysis.guards:
         return
     if analysis.origins:
@@ -171,16 +171,16 @@ def _check_own_gradients(forward: Callable, traced, specs: list, variables) -> N
         customized = operations_with_own_gradients(operations)
     if not customized or not variables:
         return
-    outputs = [each for each in traced.outputs if each.dtype.is_floating]
-    arriving = [tf.TensorSpec(each.shape, each.dtype) for each in outputs]
+    outputs = [output for output in traced.outputs if output.dtype.is_floating]
+    arriving = [tf.TensorSpec(output.shape, output.dtype) for output in outputs]
     scopes = set()
 
     def backward(flat, arriving):
-        outputs = [each for each in forward(*flat) if each.dtype.is_floating]
-        own = operations_with_own_gradients(outputs[0].graph.get_operations())
-        scopes.update(map(gradient_scope_of, own))
-        found = tf.gradients(outputs, variables, grad_ys=arriving)
-        parts = tf.nest.flatten(found, expand_composites=True)
+        outputs = [output for output in forward(*flat) if output.dtype.is_floating]
+        customized = operations_with_own_gradients(outputs[0].graph.get_operations())
+        scopes.update(map(gradient_scope_of, customized))
+        gradients = tf.gradients(outputs, variables, grad_ys=arriving)
+        parts = tf.nest.flatten(gradients, expand_composites=True)
         return [part for part in parts if part is not None]
 
     graph = tf.function(backward).get_concrete_function(specs, arriving).graph

@@ -32,7 +32,7 @@ class Cut:
         checks = [
             tf.debugging.assert_equal(other, rows[0], words) for other in rows[1:]
         ]
-        with tf.control_dependencies([each for each in checks if each is not None]):
+        with tf.control_dependencies([check for check in checks if check is not None]):
             self._rows = tf.identity(rows[0])
         self._size = tf.maximum(-(-self._rows // micro_batches), 1)
         self.number = tf.maximum(-(-self._rows // self._size), 1)
@@ -94,7 +94,7 @@ def sum_gradients(number, run: Callable) -> list[Gradient | None]:
 
     def split(gradients) -> tuple[list, list]:
         slices = [gradients[i] for i in sparse]
-        parts = [part for each in slices for part in (each.values, each.indices)]
+        parts = [part for rows in slices for part in (rows.values, rows.indices)]
         return [gradients[i] for i in dense], parts
 
     totals, parts = split(first)

@@ -86,24 +86,24 @@ class _Batches:
 
     def step(self, name: str):
         """Returns Keras's own step, with the calls of the model cut."""
-        own = getattr(type(self._model), name)
+        keras_step = getattr(type(self._model), name)
 
         def step(data):
             with self._cut_calls(name == "train_step"):
-                return own(self._model, data)
+                return keras_step(self._model, data)
 
         return step
 
     def maker(self, name: str):
         """Returns Keras's own maker of a function, in which XLA compiles calls alone."""
-        own = getattr(type(self._model), name)
+        keras_maker = getattr(type(self._model), name)
 
         def make(force=False):
             model = self._model
             self._should_compile = bool(model.jit_compile)
             model.jit_compile = False
             try:
-                return own(model, force)
+                return keras_maker(model, force)
             finally:
                 model.jit_compile = self._should_compile
 
@@ -135,7 +135,7 @@ class _Batches:
         flat = tf.nest.flatten(inputs)
         cut = Cut(flat, self._micro_batches)
         seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
-        before = [each.read_value() for each in forward.seeds]
+        before = [seed_state.read_value() for seed_state in forward.seeds]
         outputs = outputs_of(forward, cut, flat, seed)
         variables = keras_model.trained_variables(model)
         number = len(tf.nest.flatten(forward.structure))
@@ -144,8 +144,8 @@ class _Batches:
         @tf.custom_gradient
         def attach(*weights):
             def gradient(*arriving):
-                for each, value in zip(forward.seeds, before, strict=True):
-                    each.assign(value)
+                for seed_state, value in zip(forward.seeds, before, strict=True):
+                    seed_state.assign(value)
                 kinds = [output.dtype for output in outputs[:number]]
                 arriving = [
                     value if kind.is_floating or kind.is_complex else None
@@ -164,10 +164,10 @@ class _Batches:
         return tf.nest.pack_sequence_as(forward.structure, outputs)
 
     def _forward(self, inputs, args, kwargs) -> Forward:
-        own, model = type(self._model).call, self._model
+        own_call, model = type(self._model).call, self._model
 
         def call(values):
-            return own(model, values, *args, **kwargs)
+            return own_call(model, values, *args, **kwargs)
 
         def trace() -> Forward:
             return trace_forward(
