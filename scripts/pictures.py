@@ -2,10 +2,10 @@
 
     python scripts/pictures.py
 
-writes docs/images/idea.svg, memory.svg (from the table of docs/whole_batches.md) and
-performance.svg (from the table of docs/performance.md). The background is transparent and
-the colors are readable on white and on black. The same numbers give the same files. Needs
-matplotlib.
+writes docs/images/idea.svg, and from the tables of the pages memory.svg
+(docs/whole_batches.md), performance.svg, recompute.svg and keras.svg (the pages of their
+names). The background is transparent and the colors are readable on white and on black.
+The same numbers give the same files. Needs matplotlib.
 """
 
 import pathlib
@@ -46,6 +46,9 @@ def _draw_all(folder: pathlib.Path) -> None:
         _save(draw_memory(memory_bars()), folder / "memory.svg", str(memory_bars()))
         panels = performance_panels()
         _save(draw_performance(panels), folder / "performance.svg", str(panels))
+        curves = recompute_curves()
+        _save(draw_recompute(curves), folder / "recompute.svg", str(curves))
+        _save(draw_keras(keras_bars()), folder / "keras.svg", str(keras_bars()))
 
 
 def _save(figure, path: pathlib.Path, description: str) -> None:
@@ -66,16 +69,16 @@ def memory_bars() -> Bars:
 
 
 _PANELS = {  # title: {bar: the row of the table in docs/performance.md}
-    "added time per micro-step [ms], BERT-Small, K = 4": {
+    "Time added to a micro-step [ms], BERT-Small, K = 4: lower is better": {
         "the copied patch": "**overhead** of a micro-step, BERT-Small, K = 4: the patch",
         "this project": "this project",
         "memory-bandwidth bound": "memory-bandwidth bound",
     },
-    "examples per second on CoLA, BERT of 6 layers": {
+    "Examples per second on CoLA, BERT of 6 layers: higher is better": {
         "Trainer, 8 x 4": "**CoLA**, 6 layers, 32 sentences an update: Trainer, 8 x 4",
         "Trainer, 8 x 4, by length": "Trainer, 8 x 4, `group_by_length`",
         "this project, 8 x 4": "this project, 8 x 4",
-        "this project, own split": "this project, `--effective_batch_size=32` alone",
+        "this project, split for speed": "this project, `--effective_batch_size=32` alone",
     },
 }
 
@@ -91,6 +94,23 @@ def performance_panels() -> dict[str, Bars]:
         title: [(name, numbers[row]) for name, row in rows.items()]
         for title, rows in _PANELS.items()
     }
+
+
+def recompute_curves() -> dict[str, list[tuple[float, float]]]:
+    """Returns (peak [MB], relative time) for K = 1, 2, 4 by row of the page's table."""
+    text = (_DOCS / "recompute.md").read_text()
+    rows = re.findall(
+        r"^\| (.* (?:stored|recomputed)) \|(.*MB.*)\|$", text, re.MULTILINE
+    )
+    cell = r"([\d.]+) MB, ([\d.]+)"
+    return {n: [(float(m), float(t)) for m, t in re.findall(cell, r)] for n, r in rows}
+
+
+def keras_bars() -> Bars:
+    """Returns the largest difference of a weight by way, from the page's caption."""
+    text = (_DOCS / "keras.md").read_text()
+    found = re.findall(r"(\d\.\de-\d\d) with ([^,\]]+)", text)
+    return [(name, float(value)) for value, name in found]
 
 
 def draw_idea():
@@ -136,7 +156,9 @@ def draw_memory(bars: Bars):
     colors = [_ORANGE] + [_BLUE] * (len(bars) - 1)
     drawn = axes.bar(names, [value for _, value in bars], color=colors, width=0.6)
     axes.bar_label(drawn, fmt="{:,.0f} MB", padding=3)
-    axes.set_title("Peak memory of training, convolutional net, batches of 1,024")
+    axes.set_title(
+        "Peak memory of training, convolutional net, batches of 1,024", loc="left"
+    )
     axes.set_yticks([])
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.margins(y=0.15)
@@ -160,6 +182,49 @@ def draw_performance(panels: dict[str, Bars]):
         axes.set_xticks([])
         axes.spines[["top", "bottom", "right"]].set_visible(False)
         axes.margins(x=0.1)
+    return figure
+
+
+def draw_recompute(curves: dict[str, list[tuple[float, float]]]):
+    """Draws time against memory, a panel for each size, for K = 1, 2 and 4."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    sizes = sorted({name.rsplit(", ", 1)[0] for name in curves}, reverse=True)
+    all_axes = figure.subplots(1, len(sizes), sharex=True, sharey=True)
+    colors = {"stored": _BLUE, "recomputed": _ORANGE}
+    for axes, size in zip(all_axes, sizes[::-1], strict=True):
+        for layers, color in colors.items():
+            memory, time = zip(*curves[f"{size}, {layers}"], strict=True)
+            axes.plot(memory, time, "o-", color=color, label=f"activations {layers}")
+            first, last = (memory[0], time[0]), (memory[-1], time[-1])
+            for name, point in (("K = 1", first), ("K = 4", last)):
+                offset = (7, 3) if name == "K = 1" else (-7, 3)
+                side = {"ha": "left" if name == "K = 1" else "right"}
+                axes.annotate(name, point, offset, textcoords="offset points", **side)
+        axes.set_title(f"{size} tokens")
+        axes.set(xlabel="peak memory [MB]", xlim=(0, 2400), ylim=(0.9, 1.35))
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0].set_ylabel("time of an update,\nrelative to K = 1, stored")
+    all_axes[-1].legend(frameon=False, labelcolor=_GREY)
+    return figure
+
+
+def draw_keras(bars: Bars):
+    """Draws two differences on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 1.9), layout="constrained")
+    axes = figure.subplots()
+    names, values = zip(*bars[::-1], strict=True)
+    colors = [_ORANGE, _BLUE]
+    drawn = axes.barh(names, values, color=colors, height=0.5, log=True)
+    axes.bar_label(drawn, [f"{value:.1e}" for value in values], padding=3)
+    axes.set_title(
+        "Largest weight difference from batches of 32 (log scale)", loc="left"
+    )
+    axes.set_xlim(1e-8, 10)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

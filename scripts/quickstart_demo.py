@@ -9,9 +9,11 @@ on them by `estimator-accum train`, in batches of 1,024:
     in 4 micro-batches of 256, with the same memory
     at once, with enough memory, to compare
 
-and draws losses and memory. The folder is made anew each time.
+and draws losses and memory. The second run starts while the first one waits for memory.
+The folder is made anew each time.
 """
 
+import contextlib
 import csv
 import os
 import pathlib
@@ -36,7 +38,7 @@ _PLOT, _DATA = "loss.png", "data"
 _BATCH = 1024
 _LIMIT = 60  # MB of tensors
 _COMPARED = 10  # losses; then they fall, and rounding grows
-EPOCHS = 16
+EPOCHS = 10
 
 
 class Run(NamedTuple):
@@ -100,22 +102,34 @@ def run_demo(output_dir: pathlib.Path) -> None:
             else:
                 path.unlink(missing_ok=True)
         write_demo_data(output_dir / _DATA)
-        failing, *trained = RUNS
-        _run_out_of_memory(output_dir, failing)
-        results = {name: _train(output_dir, name) for name in trained}
+        results = _train_all(output_dir)
         print(f"\n{results_text(results)}\n\nplot: ", end="", flush=True)
         _draw(output_dir, results)
         print(output_dir / _PLOT)
 
 
-def _run_out_of_memory(output_dir: pathlib.Path, folder: str) -> None:
+def _train_all(output_dir: pathlib.Path) -> dict[str, "Result"]:
+    """Returns the results by folder, without the run that is out of memory."""
+    failing, under_limit, without_limit = RUNS
+    pipes = {"stderr": subprocess.PIPE}
+    with (
+        _running(output_dir, failing, **pipes) as fails,
+        # TensorFlow waits ten seconds for memory before it fails: a processor is free.
+        _running(output_dir, under_limit, **pipes) as trains,
+    ):
+        _expect_out_of_memory(failing, fails)
+        results = {under_limit: _result(output_dir, under_limit, trains)}
+    with _running(output_dir, without_limit) as trains:
+        results[without_limit] = _result(output_dir, without_limit, trains)
+    return results
+
+
+def _expect_out_of_memory(folder: str, process: subprocess.Popen) -> None:
     """Shows that TensorFlow runs out of memory for the batch at once."""
     try:
-        _run(output_dir, folder, stderr=subprocess.PIPE)
+        _ended(folder, process)
     except subprocess.CalledProcessError as error:
-        lines = error.stderr or ""
-        print(lines, end="", file=sys.stderr, flush=True)
-        if "OOM when allocating" not in lines:
+        if "OOM when allocating" not in error.stderr:
             raise
     else:
         raise ValueError(
@@ -124,11 +138,42 @@ def _run_out_of_memory(output_dir: pathlib.Path, folder: str) -> None:
         )
 
 
-def _run(output_dir: pathlib.Path, folder: str, **streams) -> str:
-    """Fine-tunes by `estimator-accum train`; returns the table that it prints."""
-    label, steps, limit = RUNS[folder]
+def _ended(folder: str, process: subprocess.Popen) -> str:
+    """Prints the lines of a run when it has ended; returns its table."""
+    label, _, limit = RUNS[folder]
     where = "enough memory" if limit is None else f"{limit} MB for tensors"
     print(f"==> {label}, with {where}", file=sys.stderr, flush=True)
+    table, lines = process.communicate()
+    print(lines or "", end="", file=sys.stderr, flush=True)
+    if code := process.returncode:
+        raise subprocess.CalledProcessError(code, process.args, table, lines or "")
+    return table
+
+
+@contextlib.contextmanager
+def _running(output_dir: pathlib.Path, folder: str, **streams):
+    """Context with a process that fine-tunes; it ends with the context."""
+    # TensorFlow's best-fit allocator counts and limits the memory of tensors; without
+    # oneDNN, which has its own.
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        # Without a GPU, TensorFlow's import logs errors about CUDA below level 3.
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+    }
+    if (limit := RUNS[folder].limit) is not None:
+        environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(limit)
+    streams |= {"env": environment, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command(output_dir, folder), **streams) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def command(output_dir: pathlib.Path, folder: str) -> list[str]:
+    """Returns the command line of a run: `estimator-accum train` with its flags."""
     data = output_dir / _DATA
     flags = [
         "--task_name=CoLA",
@@ -138,26 +183,13 @@ def _run(output_dir: pathlib.Path, folder: str, **streams) -> str:
         f"--bert_config_file={data / 'bert_config.json'}",
         f"--max_seq_length={MAX_SEQ_LENGTH}",
         f"--effective_batch_size={_BATCH}",
-        f"--gradient_accumulation_steps={steps}",
+        f"--gradient_accumulation_steps={RUNS[folder].steps}",
         "--learning_rate=1e-3",
         f"--num_train_epochs={EPOCHS}",
         "--dropout=false",  # random numbers differ between 4 x 256 and 1,024 examples
         f"--output_dir={output_dir / folder}",
     ]
-    # TensorFlow's best-fit allocator counts and limits the memory of tensors; without
-    # oneDNN, which has its own. It waits ten seconds before it reports an error.
-    environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "TF_CPU_ALLOCATOR_USE_BFC": "true",
-        # Without a GPU, TensorFlow's import logs errors about CUDA below level 3.
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
-    }
-    if limit is not None:
-        environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(limit)
-    command = [sys.executable, "-m", "estimator_accum", "train", *flags]
-    streams |= {"env": environment, "text": True, "stdout": subprocess.PIPE}
-    return subprocess.run(command, check=True, **streams).stdout
+    return [sys.executable, "-m", "estimator_accum", "train", *flags]
 
 
 class Result(NamedTuple):
@@ -174,8 +206,8 @@ class Result(NamedTuple):
     losses: list[float]
 
 
-def _train(output_dir: pathlib.Path, folder: str) -> Result:
-    table = _run(output_dir, folder)
+def _result(output_dir: pathlib.Path, folder: str, process: subprocess.Popen) -> Result:
+    table = _ended(folder, process)
     peak = re.search(r"^peak of the model +([0-9.]+) MB$", table, re.MULTILINE)
     with open(output_dir / folder / METRICS, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

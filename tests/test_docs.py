@@ -297,6 +297,8 @@ def test_pictures_show_the_numbers_of_their_pages():
     for name, bars in (
         ("memory", pictures.memory_bars()),
         ("performance", pictures.performance_panels()),
+        ("recompute", pictures.recompute_curves()),
+        ("keras", pictures.keras_bars()),
     ):
         assert (
             html.escape(str(bars), quote=False) in (folder / f"{name}.svg").read_text()

@@ -76,7 +76,7 @@ def microbatch_model_fn(
         model_fn: Function of features and, if it takes them, labels, mode, params and
             config.
         micro_batches: Number of micro-batches per batch, >= 1, at most one per example;
-            "auto": as few as memory allows, doubled until the batch fits.
+            "auto": 1, doubled after each out-of-memory error until the batch fits.
         reduction: For a model_fn that trains by this library: "mean" for a loss that is
             the mean over the micro-batch; "sum" for one that sums over its examples. A
             train op with `reduction="sum"` also counts as "sum".

@@ -111,7 +111,7 @@ def _say_that_nothing_was_cut() -> None:
 
 def _described(micro_batches: int | str) -> str:
     if micro_batches == "auto":
-        return "as few micro-batches as fit in memory"
+        return "1, 2, 4, ... micro-batches, the first number that fits in memory"
     return f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
 
 

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--micro_batches",
         type=_micro_batches,
         metavar="N",
-        help="micro-batches per batch, or auto: as few as fit in memory (default: auto)",
+        help="micro-batches per batch, or auto: the first of 1, 2, 4, ... that fits (default: auto)",
     )
     add_runs_per_update(parser)
     flags = parser.parse_args(arguments)

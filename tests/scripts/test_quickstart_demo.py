@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import subprocess
 
 import pytest
 
@@ -24,17 +23,15 @@ def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):
     (tmp_path / "loss.png").write_text("of a demo before")
     (tmp_path / "with_accumulation").mkdir()
 
-    def fail(command, **options):
-        raise subprocess.CalledProcessError(7, command)
-
-    monkeypatch.setattr(quickstart_demo.subprocess, "run", fail)
+    fails = ["sh", "-c", "exit 7"]
+    monkeypatch.setattr(quickstart_demo, "command", lambda *_: fails)
     assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 7
     left = [name for name in os.listdir(tmp_path) if name[0] != "."]
     assert left == ["data"]  # a failed demo leaves no result
 
 
 def test_a_batch_that_fits_under_the_limit_is_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quickstart_demo, "_run", lambda *_, **options: "")
+    monkeypatch.setattr(quickstart_demo, "command", lambda *_: ["true"])
     assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 2
     assert "1,024 at once must not fit in 60 MB. Received: " in capsys.readouterr().err
 

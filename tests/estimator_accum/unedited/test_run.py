@@ -91,7 +91,7 @@ def test_a_scripts_error_is_shown_as_under_python(script):
     trace = done.stderr[done.stderr.rindex("Traceback") :].splitlines()
     assert re.match(r'  File ".*script\.py", line \d+, in <module>', trace[1])
     assert trace[-1] == 'KeyError: "the script\'s own"'
-    assert "in as few micro-batches as fit in memory" in done.stderr
+    assert "in 1, 2, 4, ... micro-batches, the first number that fits" in done.stderr
     module = _run("-m", "script", "--its=flag", cwd=script.parent)
     assert module.returncode == 7
     assert module.stdout.endswith("['--its=flag']\n")
