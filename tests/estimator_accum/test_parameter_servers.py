@@ -8,6 +8,7 @@ import concurrent.futures
 import json
 import logging
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from estimator_accum import (
 )
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
-from tests.helpers.processes import running
+from tests.helpers.processes import parameter_server_task, running
 
 v1 = tf.compat.v1
 _ROWS, _STEPS = 40, 4
@@ -204,6 +205,59 @@ def test_every_micro_step_is_in_an_update_or_in_an_open_window(
         global_step, update_step = session.run(reads)
     assert len(own) == 2 and sum(map(int, own)) == update_step
     assert global_step == update_step * _STEPS + held >= 400
+
+
+def _counters(target: str) -> tuple[int, int]:
+    """Returns global_step and update_step, which are on different servers."""
+    # Other tasks may have ended, and a session would wait for them.
+    config = v1.ConfigProto(device_filters=["/job:ps"])
+    with tf.Graph().as_default(), v1.Session(target, config=config) as session:
+        reads = []
+        for number, name in enumerate(("global_step", "update_step")):
+            with tf.device(f"/job:ps/task:{number}"):
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=tf.int64, shape=[], shared_name=name
+                )
+                read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+                reads.append(read)
+        return tuple(map(int, session.run(reads)))
+
+
+def test_a_cluster_loses_the_window_of_a_killed_worker_alone(tmp_path, monkeypatch):
+    """Of a chief, two workers, two servers and an evaluator."""
+    chief, steady, mortal, *of_servers = running.tf_configs(
+        "chief", "worker", "worker", "ps", "ps"
+    )
+    servers = [
+        v1.train.Server(config["cluster"], "ps", number)
+        for number, config in enumerate(of_servers)
+    ]
+    evaluator = {**chief, "task": {"type": "evaluator", "index": 0}}
+    command = ("-m", parameter_server_task.__name__, tmp_path)
+    with (
+        running.start(*command, tf_config=chief) as first,
+        running.start(*command, tf_config=steady) as second,
+    ):
+        dead = running.run(*command, "dies", tf_config=mortal)
+        assert dead.returncode == -signal.SIGKILL
+        with running.start(*command, "again", tf_config=mortal) as third:
+            monkeypatch.setenv("TF_CONFIG", json.dumps(evaluator))
+            parameter_server_task.train(tmp_path)
+            tasks = [task.wait() for task in (first, second, third)]
+    assert [task.returncode for task in tasks] == [0, 0, 0]
+    output = "".join(task.output for task in tasks)
+    global_step, update_step = _counters(servers[0].target)
+    steps, lost = parameter_server_task.STEPS, parameter_server_task.DEATH
+    own = re.findall(r"trained (\d+) updates? of this worker", output)
+    assert len(own) == 3 and sum(map(int, own)) + lost // steps == update_step
+    held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", output)))
+    assert global_step == update_step * steps + held + lost % steps
+    assert list(tmp_path.glob("model/export/final/*/saved_model.pb"))
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    alone = tf.estimator.Estimator(parameter_server_task.model_fn, tmp_path / "model")
+    saved = alone.get_variable_value("update_step")
+    alone.train(parameter_server_task.input_fn, steps=steps)
+    assert alone.get_variable_value("update_step") == saved + 1
 
 
 def _build(loss_fn, **options) -> tuple[tf.Operation, list[tf.Variable]]:
