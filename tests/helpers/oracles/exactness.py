@@ -27,20 +27,22 @@ DOUBLE, SINGLE = 1e-9, 2e-5
 EQUAL = 1e-300  # no difference at all
 _AS_IT_IS = v1.ConfigProto()
 _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
+_LONG = 24  # rows of a table
 # A variable whose own gradient cancels to nothing may change by rounding.
 _CANCELS = 1e-4
 
 
-def every_third_on_both(rows: Iterable[str | tuple]) -> list:
-    """Returns rows of a table as parameters, of which two in three are marked `once`.
+def some_on_both(rows: Iterable[str | tuple]) -> list:
+    """Returns rows of a table as parameters, of which most are marked `once`.
 
-    A third of a table shows that the library reads the newest TensorFlow's graphs. The
-    rule of each type of operation is tested on both Pythons, by `test_rows.py` and
-    `test_attacked_rules.py`.
+    Every sixth row of a long table, or every third of a short one, shows that the library
+    reads the newest TensorFlow's graphs. The rule of each type of operation is tested on
+    both Pythons, by `test_rows.py` and `test_attacked_rules.py`.
     """
-    marks = [[], [pytest.mark.once], [pytest.mark.once]]
     values = [row if isinstance(row, tuple) else (row,) for row in rows]
-    return [pytest.param(*row, marks=marks[i % 3]) for i, row in enumerate(values)]
+    step = 6 if len(values) >= _LONG else 3
+    marks = [[pytest.mark.once] * (i % step > 0) for i in range(len(values))]
+    return [pytest.param(*row, marks=m) for row, m in zip(values, marks, strict=True)]
 
 
 class Refused(ValueError):
