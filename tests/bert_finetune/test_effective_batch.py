@@ -26,7 +26,7 @@ from tests.helpers.models.tiny_bert import (
 from tests.helpers.processes import running
 from tests.helpers.processes.other_machine import limited
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 _MACHINE = running.PROGRAMS / "other_machine.py"
 _PLAN = "effective batch 16 = 4 examples x 2 micro-steps x 2 replicas; 13 micro-steps"
@@ -122,7 +122,6 @@ def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, a
     assert steps == [7, 6 * 6 + 2, 7]
 
 
-@pytest.mark.once
 def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
     found, folder = [], pathlib.Path(settings.output_dir)
     for rows, size in ((16, 16), (3, AUTO)):
@@ -148,18 +147,15 @@ def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
         assert json.loads(path.read_text()) == {"micro_batches": 4}  # 12, 6, 3 at once
 
 
-@pytest.mark.once
 def test_windows_of_so_many_tokens_have_the_same_weights(tokens, whole):
     _assert_close(tokens[0], whole)
     assert variables(tokens[0])["global_step"] == 18
 
 
-@pytest.mark.once
 def test_a_micro_step_is_one_session_run(in_threes, tokens):
     assert in_threes[1] - tokens[1] == 38 - 18  # both save equally often
 
 
-@pytest.mark.once
 def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
     copy_at_step(in_threes[0], pathlib.Path(settings.output_dir), 30)
     folder = run(settings, micro_batch_size=AUTO)
@@ -167,7 +163,6 @@ def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
     assert variables(folder)["global_step"] == 30 + 2
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,12 +178,10 @@ def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
         run(settings, **changes)
 
 
-@pytest.mark.once
 def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
     _assert_close(mirrored, whole)
 
 
-@pytest.mark.once
 def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, whole):
     folder = copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     flags = flags_of(settings, **_OTHER_TASKS, do_predict=True)
@@ -202,7 +195,6 @@ def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, 
     assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
 
 
-@pytest.mark.once
 def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypatch):
     """For a task that is really lost see tests/distributed/test_clusters.py."""
     calls = mock.Mock()
