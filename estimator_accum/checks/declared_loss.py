@@ -15,6 +15,7 @@ from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import (
     LINEAR,
     SCALING,
+    SHOWN,
     factors_of_sums,
     is_one_number,
     refuse_sum,
@@ -70,11 +71,11 @@ def _may_be_sum(loss: tf.Tensor) -> bool:
     while waiting:
         operation = waiting.pop().op
         inputs = list(operation.inputs)
-        if operation.type == "L2Loss" or (
+        if operation.type in ("Einsum", "L2Loss", "MatMul") or (
             operation.type == "Sum" and not is_one_number(inputs[0])
         ):
             has_sums = True
-        elif operation.type in ("Sum", "Mean") and is_one_number(inputs[0]):
+        elif operation.type in {"Mean", "StridedSlice", "Sum", *SHOWN}:
             waiting.append(inputs[0])
         elif operation.type in LINEAR:
             waiting += inputs
@@ -152,9 +153,9 @@ def _scales(loss: tf.Tensor) -> Iterator[float | None]:
                     yield by if operation.type == "Mul" else 1.0 / by
         elif operation.type == "IdentityN":  # tf.custom_gradient may scale gradients
             yield None
-        elif operation.type in ("Sum", "Mean"):
+        elif operation.type in {"Mean", "StridedSlice", "Sum", *SHOWN}:
             waiting.append(inputs[0])
-        elif operation.type in LINEAR:
+        elif operation.type in {"Einsum", "MatMul", *LINEAR}:
             waiting += inputs
 
 

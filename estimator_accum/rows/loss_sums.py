@@ -8,7 +8,9 @@ from estimator_accum.graph.names import PRODUCTS, SUMS
 from estimator_accum.rows.analysis import Analysis
 
 # Operations through which a sum of terms stays one.
-LINEAR = {*SUMS, "Cast", "ExpandDims", "Reshape", "Squeeze"}
+LINEAR = {*SUMS, "Cast", "ExpandDims", "Pack", "Reshape", "Squeeze"}
+# Operations whose result is their first input.
+SHOWN = {"CheckNumerics", "CheckNumericsV2", "Print"}
 SCALING = {*PRODUCTS, "DivNoNan"}
 
 
@@ -42,19 +44,25 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
             return []
         is_over = analysis.state(first).axis in {int(axis) % rank for axis in axes.flat}
         return [1.0] if is_over else []
-    if operation.type in ("Sum", "Mean") and is_one_number(first):
+    if operation.type in ("Sum", "Mean"):
+        by = 1.0 if operation.type == "Sum" else _share(operation)
+        return _scaled(factors_of_sums(analysis, first), by)
+    if operation.type in SHOWN or (
+        operation.type == "StridedSlice" and is_one_number(first)
+    ):
         return factors_of_sums(analysis, first)
+    if operation.type in ("Einsum", "MatMul"):
+        return [1.0] if _combines_rows(analysis, operation) else []
     if operation.type in SCALING and sorted(kinds) == ["fixed", "mixed"]:
         place = kinds.index("mixed")
         if operation.type != "Mul" and place:
             return []
         by = tf.get_static_value(operation.inputs[1 - place])
-        return [
-            None
-            if by is None or factor is None or by.size != 1 or not by.all()
-            else float(factor * by if operation.type == "Mul" else factor / by)
-            for factor in factors_of_sums(analysis, operation.inputs[place])
-        ]
+        if by is None or by.size != 1 or not by.all():
+            by = None
+        elif operation.type != "Mul":
+            by = 1.0 / by
+        return _scaled(factors_of_sums(analysis, operation.inputs[place]), by)
     if operation.type not in LINEAR:
         return []
     factors = []
@@ -62,6 +70,37 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
         if kind != "fixed":
             factors.append(factors_of_sums(analysis, summand))
     return list(itertools.chain(*factors)) if all(factors) else []
+
+
+def _scaled(factors: list[float | None], by: float | None) -> list[float | None]:
+    return [None if by is None or f is None else float(f * by) for f in factors]
+
+
+def _share(operation: tf.Operation) -> float | None:
+    """Returns 1 / the number of elements that a mean has each result of."""
+    before = operation.inputs[0].shape.num_elements()
+    after = operation.outputs[0].shape.num_elements()
+    return after / before if before and after else None
+
+
+def _combines_rows(analysis: Analysis, operation: tf.Operation) -> bool:
+    """Returns whether a product of two tensors with rows sums over these."""
+    labels = _labels(operation)
+    states = [analysis.state(tensor) for tensor in operation.inputs]
+    if labels is None or any(state.kind != "rows" for state in states):
+        return False
+    *inputs, output = labels
+    of_rows = {names[s.axis] for names, s in zip(inputs, states, strict=True)}
+    return len(of_rows) == 1 and of_rows.isdisjoint(output)
+
+
+def _labels(operation: tf.Operation) -> list[str] | None:
+    """Returns letters for the axes of a product's inputs and of its output."""
+    if operation.type == "Einsum":
+        equation = operation.get_attr("equation").decode()
+        return None if "." in equation else equation.replace("->", ",").split(",")
+    first = "ki" if operation.get_attr("transpose_a") else "ik"
+    return [first, "jk" if operation.get_attr("transpose_b") else "kj", "ij"]
 
 
 def refuse_sum(loss: tf.Tensor) -> None:
