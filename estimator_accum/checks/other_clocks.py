@@ -22,21 +22,29 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def warn_of_other_clocks(
-    loss: tf.Tensor | None, optimizer_ops: list[tf.Operation]
+    loss: tf.Tensor | None,
+    gradients: list[tf.Tensor],
+    optimizer_ops: list[tf.Operation],
 ) -> None:
     """Warns, once for a graph, of a schedule that moves with every micro-step.
 
     A schedule of the loss is an iterator over single numbers beside one over batches,
-    whose data set is in a fixed order.
+    whose data set is in a fixed order. One of the gradients alone may be in Python.
 
     Args:
         loss: The loss of a micro-batch; None if it is not known.
+        gradients: Its gradients, of a sparse one the values.
         optimizer_ops: Operations of the optimizer's update.
     """
     needed = data_ancestors(writing(optimizer_ops), deciding)
     clocks = [op for op in needed if _moves(op)]
-    if not clocks and loss is not None:
-        clocks = _counting_iterators(data_ancestors([loss.op], deciding))
+    if not clocks:
+        behind = data_ancestors([gradient.op for gradient in gradients], deciding)
+        clocks = _counting_iterators(behind)
+        in_python = [op for op in behind if op.type in PYTHON and _moves(op)]
+        if in_python and loss is not None:
+            of_loss = data_ancestors([loss.op], deciding)
+            clocks += [op for op in in_python if op not in of_loss]
     graph = tf.compat.v1.get_default_graph()
     if clocks and not hasattr(graph, _WARNED):
         value_of_graph(graph, _WARNED, True)
@@ -45,7 +53,7 @@ def warn_of_other_clocks(
             "schedule moves K times too fast. Compute it from "
             "get_or_create_update_step(), or use microbatch_model_fn.",
             clocks[0].name,
-            "loss" if clocks[0] not in needed else "update",
+            "update" if clocks[0] in needed else "gradients",
         )
 
 

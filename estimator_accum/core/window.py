@@ -162,14 +162,15 @@ def _warn_of_clocks(
     if not plan.has_several_micro_steps:
         return
     optimizer = type(innermost(plan.options.optimizer)).__name__
-    warn_of_other_clocks(micro_batch.loss, updates[optimizer])
+    gradients = [values_of(gradient) for gradient in micro_batch.gradients]
+    warn_of_other_clocks(micro_batch.loss, gradients, updates[optimizer])
     counter = _micro_step_counter(plan)
     if counter is None:
         return
     warn_of_global_step(
         counter,
         micro_batch.loss,
-        [values_of(gradient) for gradient in micro_batch.gradients],
+        gradients,
         micro_batch.sums["weight"],
         steps,
         optimizer,

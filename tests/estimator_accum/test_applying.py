@@ -336,7 +336,10 @@ CLOCKS = {
         lambda: (1.0, tf.py_function(lambda: 0.1, [], tf.float32)),
         "EagerPyFunc.* decides the update",
     ),
-    "weight": (lambda: (_with_batches(_next_of(_numbers())), 0.1), "decides the loss"),
+    "weight": (
+        lambda: (_with_batches(_next_of(_numbers())), 0.1),
+        "decides the gradients",
+    ),
     # What has an input of its own, is one of many examples, or is random is no clock.
     "python_of_updates": (
         lambda: (
@@ -349,6 +352,22 @@ CLOCKS = {
     "drawn": (lambda: (_with_batches(_next_of(_numbers().shuffle(9))), 0.1), None),
     "fed": (lambda: (1.0, v1.placeholder(tf.float32, [])), None),
 }
+
+
+def _in_python():
+    return tf.reshape(tf.py_function(lambda: 0.1, [], tf.float32), [])
+
+
+@pytest.mark.parametrize("make", [_in_python, lambda: _next_of(_numbers())])
+def test_a_schedule_that_scales_gradients_is_named(make, caplog, fresh_graph):
+    model = _Model()
+    loss = _with_batches(1.0) * model.loss
+    optimizer, scale = AccumulatingOptimizer(sgd(), K), make()
+    pairs = [
+        (scale * g, v) for g, v in optimizer.compute_gradients(loss) if g is not None
+    ]
+    optimizer.apply_gradients(pairs, v1.train.get_global_step())
+    assert [m for m in caplog.messages if "and decides the gradients" in m]
 
 
 @pytest.mark.parametrize("name", CLOCKS)
