@@ -17,6 +17,7 @@ contains ratios, with their quartiles over the rounds. Its parts:
               and the bound of this machine
     memory    peak resident memory at effective batches of 32 and 256
     housing   updates per second of the housing example
+    traffic   bytes of a micro-step between a worker and its parameter server
 
 benchmark.csv and benchmark.md in --output_dir are rewritten after every part, so a run
 that is stopped keeps its results so far.

@@ -227,6 +227,22 @@ def housing(_, flags) -> Rows:
     yield make_rows("housing", setting, unit, values, f"{effective} x 1")
 
 
+def traffic(_, flags) -> Rows:
+    """Compares the bytes that a worker and a parameter server exchange.
+
+    The first comparison is of dense weights, the second of embeddings of which a window
+    of 8 micro-steps touches 500 rows.
+    """
+    spec = {"micro_steps": 48 if flags.rounds > 1 else 8}
+    with started({"traffic": ("traffic", spec)}) as contenders:
+        facts = contenders["traffic"].facts
+    settings = {"dense": "1.06 MB of weights", "sparse": "500 rows of 32 in a window"}
+    for kind, setting in settings.items():
+        values = {way: [count / 1e6] for way, count in facts[kind].items()}
+        first = next(iter(values))
+        yield make_rows("traffic", setting, "MB a micro-step", values, first)
+
+
 # Name -> (part, sizes unless --sizes names others)
 PARTS = {
     "overhead": (overhead, list(SIZES)),
@@ -237,4 +253,5 @@ PARTS = {
     "cola": (cola, ["6-layer"]),
     "memory": (memory, list(SIZES)),
     "housing": (housing, None),
+    "traffic": (traffic, None),
 }

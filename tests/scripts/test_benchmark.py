@@ -118,6 +118,7 @@ _WAYS = {
     "unedited": {"uncut", "cut in 4"},
     "cola": {"this project, 8 x 4, float32", "bound, 8 x 4, float32"},
     "memory": {"2 x 1", "8 x 1", "2 x 4", "2 x 4, skip_window"},
+    "traffic": {"K=1", "K=8", "1,000 rows", "1,000,000 rows"},
 }
 
 
