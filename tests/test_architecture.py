@@ -27,8 +27,8 @@ _ROOMS = {
     "seed": {"graph", "core"},
     "recomputing": {"graph", "core"},
     "hooks": {"graph", "checks", "core", "reports"},
-    "keras": {"graph", "rows", "core"},
     "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
+    "keras": {"graph", "rows", "core", "microbatch"},
     "programs": {"", "compat", "core", "microbatch", "reports"},
     "unedited": {"", "checks", "compat", "core", "graph", "microbatch", "programs"},
 }

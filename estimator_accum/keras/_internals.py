@@ -97,6 +97,12 @@ def layers_of(model) -> list:
     return list(model._flatten_layers())
 
 
+def steps_per_execution_of(model) -> int:
+    """Returns the steps of one call. If renamed, `microbatch` with "auto" fails."""
+    steps = getattr(model, "steps_per_execution", None)  # of Keras 3
+    return int(model._steps_per_execution if steps is None else steps)
+
+
 def has_added_losses(layer) -> bool:
     """Returns whether it added losses in its last call. If renamed, a cut model fails."""
     return bool(layer._losses or getattr(layer, "_eager_losses", None))
@@ -140,3 +146,14 @@ def seeds_of(layers: list) -> list[tf.Variable]:
     for layer in layers:
         generators += layer._seed_generators
     return [tf_variable_of(generator.state) for generator in generators]
+
+
+def build_for(model, data) -> None:
+    """Creates all variables of steps. If renamed, `microbatch` with "auto" fails."""
+    model._symbolic_build(data_batch=data)
+
+
+def symbolic_input(value: tf.Tensor):
+    """Returns Keras 3's tensor without numbers, which is public there alone."""
+    keras = importlib.import_module("keras")
+    return keras.KerasTensor(value.shape, value.dtype.name)

@@ -12,12 +12,14 @@ from estimator_accum.keras._forward import Forward, trace_forward
 from estimator_accum.keras._joined import Cut, gradients_of, outputs_of
 from estimator_accum.keras._models import Model2, Model3
 from estimator_accum.keras._optimizer import is_compiled_by_xla
+from estimator_accum.keras._retries import Retries
 
 _STEPS = ("train_step", "test_step", "predict_step")
+_AUTO = "auto"
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
 
 
-def microbatch(model: Any, micro_batches: int = 4) -> Any:
+def microbatch(model: Any, micro_batches: int | str = 4) -> Any:
     """Cuts each batch of a Keras model into micro-batches, inside its steps.
 
         update = optimizer( gradient of loss(model(batch)) )
@@ -37,7 +39,9 @@ def microbatch(model: Any, micro_batches: int = 4) -> Any:
             compiled or not, with Keras's own `train_step`, `test_step` and
             `predict_step`.
         micro_batches: Number of micro-batches of a batch, >= 1; a batch with fewer
-            examples has one for each. 1 leaves the model as it is.
+            examples has one for each. 1 leaves the model as it is. "auto" runs whole
+            batches until one runs out of memory; that batch is retried in twice as many
+            micro-batches, before its update, and so are those after it.
 
     Returns:
         `model`.
@@ -60,11 +64,11 @@ def microbatch(model: Any, micro_batches: int = 4) -> Any:
     batches = _Batches(keras_model, model, micro_batches)
     for name in _STEPS:
         vars(model)[name] = batches.step(name)
-    if keras_model is Model3:
+    if keras_model is Model3 or micro_batches == _AUTO:
         for name in _FUNCTIONS:
             vars(model)[name] = batches.maker(name)
-    for name in ("train_function", "test_function", "predict_function"):
-        setattr(model, name, None)  # of steps before
+    for name in _FUNCTIONS:
+        setattr(model, name.removeprefix("make_"), None)  # of steps before
     return model
 
 
@@ -74,38 +78,72 @@ class _Batches:
     Args:
         keras_model: The family's functions.
         model: The model.
-        micro_batches: Number of micro-batches.
+        micro_batches: Number of micro-batches, or "auto".
     """
 
-    def __init__(self, keras_model, model, micro_batches: int):
+    def __init__(self, keras_model, model, micro_batches: int | str):
         self._keras_model, self._model = keras_model, model
-        self._micro_batches = micro_batches
+        self._retries = Retries(keras_model, model) if micro_batches == _AUTO else None
+        self._micro_batches = self._retries.number if self._retries else micro_batches
         self._steps = 0  # open ones: a strategy opens one for each replica
         self._should_compile = False
         self._traced = {}  # forward passes of eager steps
 
+    @property
+    def _is_cut(self) -> bool:
+        return self._retries is None or self._retries.is_cut
+
     def step(self, name: str):
         """Returns Keras's own step, with the calls of the model cut."""
         keras_step = getattr(type(self._model), name)
+        is_trained = name == "train_step"
 
         def step(data):
-            with self._cut_calls(name == "train_step"):
+            with contextlib.ExitStack() as stack:
+                if self._is_cut:
+                    stack.enter_context(self._cut_calls(is_trained))
+                if self._retries and is_trained:
+                    stack.enter_context(self._retries.marking_updates())
                 return keras_step(self._model, data)
 
         return step
 
     def maker(self, name: str):
         """Returns Keras's own maker of a function, in which XLA compiles calls alone."""
-        keras_maker = getattr(type(self._model), name)
+        model, attribute = self._model, name.removeprefix("make_")
+        keras_maker = getattr(type(model), name)
 
-        def make(force=False):
-            model = self._model
+        def make_own():
+            if self._keras_model is Model2 or not self._is_cut:
+                keras_maker(model, True)
+                return getattr(model, attribute)
             self._should_compile = bool(model.jit_compile)
             model.jit_compile = False
             try:
-                return keras_maker(model, force)
+                keras_maker(model, True)
+                return getattr(model, attribute)
             finally:
                 model.jit_compile = self._should_compile
+
+        def make(force=False):
+            if getattr(model, attribute) is None or force:
+                if self._retries:
+                    with model.distribute_strategy.scope():
+                        _check_place()
+                    _check_steps(internals.steps_per_execution_of(model))
+                    takes_data = self._keras_model is Model3 and "predict" in name
+                    function = self._retries.retrying(make_again, takes_data)
+                else:
+                    function = make_own()
+                setattr(model, attribute, function)
+            return getattr(model, attribute)
+
+        def make_again():
+            retrying = getattr(model, attribute)
+            try:
+                return make_own()
+            finally:
+                setattr(model, attribute, retrying)
 
         return make
 
@@ -234,10 +272,21 @@ def _check_model(model):
     return Model3 if hasattr(keras, "ops") else Model2
 
 
+def _check_steps(steps: int) -> None:
+    if steps != 1:
+        raise ValueError(
+            'micro_batches="auto" retries one batch at a time. Received: '
+            f"steps_per_execution={steps}. Leave it out, or pass a number of "
+            "micro-batches."
+        )
+
+
 def _check_micro_batches(micro_batches) -> None:
+    if micro_batches == _AUTO:
+        return
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
         raise TypeError(
-            "`micro_batches` must be an integer >= 1. Received: "
+            '`micro_batches` must be an integer >= 1 or "auto". Received: '
             f"{micro_batches!r}. Pass a number, such as 4."
         )
     if micro_batches < 1:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -21,6 +22,24 @@ class Model2:
         """Returns no variables: random numbers come from `drawing_from`."""
         del model
         return []
+
+    @staticmethod
+    def variables_of(metric) -> list[tf.Variable]:
+        """Returns the variables of a metric."""
+        return list(metric.variables)
+
+    @staticmethod
+    def create_variables(model, data, is_predicted: bool) -> None:
+        """Does nothing: a step that fails leaves variables with their values."""
+        del model, data, is_predicted
+
+    @staticmethod
+    def step_of(model, function: Callable) -> Callable:
+        """Returns a function of one batch from Keras's function of an iterator."""
+        if model.run_eagerly:
+            return lambda data: function(iter([data]))
+        run = function.python_function
+        return tf.function(lambda data: run(iter([data])), reduce_retracing=True)
 
     @staticmethod
     def drawing_from(model, seed: tf.Tensor):
@@ -45,6 +64,26 @@ class Model3:
     def seeds_of(model) -> list[tf.Variable]:
         """Returns the variables of random seeds."""
         return internals.seeds_of(internals.layers_of(model))
+
+    @staticmethod
+    def variables_of(metric) -> list[tf.Variable]:
+        """Returns the variables of a metric."""
+        return list(map(internals.tf_variable_of, metric.variables))
+
+    @staticmethod
+    def create_variables(model, data, is_predicted: bool) -> None:
+        """Creates all variables: those of a step that fails would have no value."""
+        if not is_predicted:
+            internals.build_for(model, data)
+        elif not all(layer.built for layer in internals.layers_of(model)):
+            inputs = data[0][0] if isinstance(data[0], tuple) else data[0]
+            model(tf.nest.map_structure(internals.symbolic_input, inputs))
+
+    @staticmethod
+    def step_of(model, function: Callable) -> Callable:
+        """Returns a function of one batch from Keras's function of an iterator."""
+        del model
+        return lambda data: function(iter([data]))
 
     @staticmethod
     def drawing_from(model, seed: tf.Tensor):

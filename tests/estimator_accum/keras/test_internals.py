@@ -195,6 +195,15 @@ def layers_of(kind):
 
 
 @_finds("new")
+def steps_per_execution_of(kind):
+    for keras in _each_keras():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=3)
+        assert _internals.steps_per_execution_of(model) == 3
+    return True
+
+
+@_finds("new")
 def has_added_losses(kind):
     for keras in _each_keras():
         layer = keras.layers.ActivityRegularization(1.0)
@@ -207,3 +216,18 @@ def has_added_losses(kind):
 def seeds_of(kind):
     layer = kind.keras.layers.Dropout(0.5)
     return len(_internals.seeds_of([layer])) == 2
+
+
+@_finds(True)
+def build_for(kind):
+    model = kind.keras.Sequential([kind.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    _internals.build_for(model, (tf.ones([2, 3]), tf.ones([2, 1])))
+    return model.built and model.optimizer.built
+
+
+@_finds(True)
+def symbolic_input(kind):
+    model = kind.keras.Sequential([kind.keras.layers.Dense(1)])
+    model(_internals.symbolic_input(tf.ones([2, 3])))
+    return model.built

@@ -273,10 +273,88 @@ def test_other_models_are_refused(keras):
     with pytest.raises(TypeError, match="own train_step. Received: that of Own"):
         microbatch(Own())
     for number in (2.5, True, "four"):
-        with pytest.raises(TypeError, match="an integer >= 1. Received: "):
+        with pytest.raises(TypeError, match='an integer >= 1 or "auto". Received: '):
             microbatch(model, number)
     with pytest.raises(ValueError, match="an integer >= 1. Received: 0. Use 1"):
         microbatch(model, 0)
     assert "train_step" not in vars(microbatch(model, 1))
     with pytest.raises(TypeError, match="a train_step of its own. Call"):
         microbatch(microbatch(model, 2), 2)
+
+
+def _failing(keras, fails, place="call"):
+    """Runs out of memory in the calls of these numbers, or in a constraint."""
+    calls = []
+
+    def check():
+        calls.append(None)
+        if len(calls) - 1 in fails:
+            raise MemoryError("injected")
+
+    class Failing(keras.layers.Layer):
+        def call(self, x):
+            with tf.control_dependencies([tf.numpy_function(check, [], [])]):
+                return x * 2.0
+
+    class Constraint(keras.constraints.Constraint):
+        def __call__(self, weight):
+            with tf.control_dependencies([tf.numpy_function(check, [], [])]):
+                return weight * 1.0
+
+    if place == "call":
+        return Failing(), None
+    return keras.layers.Activation("linear"), Constraint()
+
+
+def _retried(keras, fails, micro_batches="auto", place="call"):
+    keras.utils.set_random_seed(1)
+    layer, constraint = _failing(keras, fails, place)
+    dropout = keras.layers.Dropout(0.3 if hasattr(keras, "ops") else 0.0)
+    dense = keras.layers.Dense(2, kernel_constraint=constraint)
+    model = microbatch(_built(keras, layer, dropout, dense), micro_batches)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+
+
+# In a batch of K micro-batches, the first pass makes the calls before the Kth.
+@pytest.mark.parametrize("fails", [{0, 1}, {0, 2}, {0, 3}, {0, 4}])
+def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(keras, fails):
+    ours, wanted = _retried(keras, fails), _retried(keras, (), 4)
+    x, y = _batch(5), _batch(2)
+    options = {"batch_size": 10, "verbose": 0}
+    history = [each.fit(x, y, epochs=2, **options).history for each in (ours, wanted)]
+    assert history[0] == history[1]
+    for one, other in zip(ours.get_weights(), wanted.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_evaluation_and_prediction_are_retried(keras):
+    x, y = _batch(5), _batch(2)
+    wanted = _retried(keras, ())
+    ours = _retried(keras, {0, 1})
+    ours.set_weights(wanted.get_weights())
+    options = {"batch_size": 10, "verbose": 0}
+    evaluated = ours.evaluate(x, y, **options)
+    np.testing.assert_allclose(evaluated, wanted.evaluate(x, y, **options), 1e-5)
+    ours = _retried(keras, {0, 1})
+    ours.set_weights(wanted.get_weights())
+    predicted = ours.predict(x, **options)
+    np.testing.assert_allclose(predicted, wanted.predict(x, **options), 1e-5)
+
+
+def test_a_batch_whose_update_has_begun_is_not_retried(keras):
+    model = _retried(keras, {0}, place="constraint")
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="injected"):
+        model.train_on_batch(_batch(5), _batch(2))
+
+
+def test_an_example_that_does_not_fit_is_reported(keras):
+    model = _retried(keras, range(99))
+    with pytest.raises(ValueError, match="One example must fit in memory. Received: a"):
+        model.train_on_batch(_batch(5), _batch(2))
+
+
+def test_auto_retries_one_batch_at_a_time(keras):
+    model = microbatch(_built(keras, keras.layers.Dense(2)), "auto")
+    with pytest.raises(ValueError, match="Received: steps_per_execution=2. Leave it"):
+        _trained(model, _batch(5), _batch(2), steps_per_execution=2)
