@@ -326,7 +326,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if self._applies_at_the_end():
             if self._apply_partial_windows(session):
                 self._watch.save_again(session, session.run(self._global_step))
-                if not self._watch.has_saved:
+                if not self._watch.has_saved and self._place.is_of_chief:
                     _logger.warning(
                         "the applied window is in no checkpoint: none was written "
                         "through the Saver that make_accumulation_hooks found. Pass "

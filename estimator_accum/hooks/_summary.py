@@ -125,14 +125,18 @@ class TrainingSummary(Report):
             line += f"; the open window has {open_window}"
             line += ", which no checkpoint holds" * self._is_shared
         write_line(line, _logger)
-        if self._held and self._last == 0:
+        if self._held and (self._updates if self._is_shared else self._last) == 0:
+            unchanged, train_on = "no weight has changed yet", True
+            if self._is_shared:  # other workers may have changed them
+                unchanged, train_on = "this worker has changed no weight", False
             _warnings.warning(
-                "The first update needs %d micro-steps. Received: %d, so no weight has "
-                "changed yet. max_steps and steps count micro-steps: multiply them by %d, "
-                "or train on from this checkpoint.",
+                "The first update needs %d micro-steps. Received: %d, so %s. max_steps "
+                "and steps count micro-steps: multiply them by %d%s.",
                 self._steps,
                 self._held,
+                unchanged,
                 self._steps,
+                ", or train on from this checkpoint" * train_on,
             )
 
 

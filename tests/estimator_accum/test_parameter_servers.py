@@ -423,6 +423,24 @@ def test_rows_of_a_window_are_those_of_a_table(tasks):
     np.testing.assert_array_equal(own, train("", None))
 
 
+@pytest.mark.parametrize(
+    ("partial_window", "words"),
+    [
+        ("auto", "Received: 1, so this worker has changed no weight. max_steps"),
+        ("apply", None),
+    ],
+)
+def test_a_worker_with_less_than_a_window_says_what_it_did(
+    tmp_path, monkeypatch, tasks, partial_window, words, caplog
+):
+    estimator = _estimator(
+        tmp_path, monkeypatch, tasks["chief 0"][1], partial_window=partial_window
+    )
+    estimator.train(_input_fn(0), max_steps=1)
+    warned = [m for m in caplog.messages if m.startswith("The first update needs")]
+    assert [words in message for message in warned] == [True] * (words is not None)
+
+
 def test_a_window_on_a_worker_cannot_be_kept(tmp_path, monkeypatch, tasks):
     estimator = _estimator(
         tmp_path, monkeypatch, tasks["chief 0"][1], partial_window="keep"
