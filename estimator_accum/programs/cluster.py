@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass
 
+EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: all tasks must be started again
 STRATEGIES = ("none", "mirrored", "multi_worker")  # values of `--strategy`
 
 

@@ -5,6 +5,7 @@ import difflib
 import os
 import pathlib
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -114,6 +115,18 @@ def check_counts(flags: argparse.Namespace) -> None:
                 f"`--{name}` must be an integer >= 1. Received: {value}. "
                 "See --help for the usual value."
             )
+
+
+def command_of(flags: argparse.Namespace) -> list[str]:
+    """Returns the command after the flags; raises ValueError if it cannot be started."""
+    command = flags.command[flags.command[:1] == ["--"] :]
+    if not command or shutil.which(command[0]) is None:
+        raise ValueError(
+            "A program that can be started must follow the flags. Received: "
+            f"{command[0] if command else 'none'}. Write its path, or begin with "
+            "python: python train.py --its --flags, or python -m module."
+        )
+    return command
 
 
 def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -> int:

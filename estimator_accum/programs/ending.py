@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from estimator_accum.core.nonfinite import what_was_not_finite
 from estimator_accum.microbatch.count import is_out_of_memory
+from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.programs.lock import LockedFolderError
-from estimator_accum.programs.watchdog import EXIT_CODE, LostTaskError
+from estimator_accum.programs.watchdog import LostTaskError
 
 _INTERRUPTED = 130
 
@@ -48,7 +49,7 @@ def ended_in_words(
     except KeyboardInterrupt:
         code, sentence = _INTERRUPTED, _stopped(output_dir)
     except LostTaskError as error:
-        code, sentence = EXIT_CODE, " ".join(str(error).split())
+        code, sentence = EXIT_AGAIN, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001, whatever it is
         code, sentence = 2, _sentence(error, output_dir, advice)
         if sentence is None:

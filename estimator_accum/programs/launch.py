@@ -20,7 +20,6 @@ import os
 import pathlib
 import re
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +29,12 @@ from collections.abc import Sequence
 
 import tqdm
 
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.cluster import EXIT_AGAIN
+from estimator_accum.programs.command_line import (
+    OneSentenceParser,
+    command_of,
+    exit_code_of,
+)
 from estimator_accum.programs.folder import METRICS, last_update, update_at
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -43,7 +47,7 @@ HELP = {  # of the launchers' flags
     "ps": "Number of parameter servers; the command must be a script that uses them.",
     "max_restarts": "Restarts in a row without a new checkpoint before giving up.",
 }
-_EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT, _EXIT_AGAIN = 1, 2, 75
+_EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT = 1, 2
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _FOLDER_FLAG = re.compile(r"--?(?:output_dir|model_dir)(?:=(.*))?", re.DOTALL)
@@ -104,18 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _launch_of(flags: argparse.Namespace) -> Launch:
-    command = flags.command[flags.command[:1] == ["--"] :]
-    if not command:
-        raise ValueError(
-            "A command must follow the flags. Received: none. For example: "
-            "estimator-accum launch --workers=2 python train.py --its --flags"
-        )
-    if shutil.which(command[0]) is None:
-        raise ValueError(
-            "The command of the tasks must begin with a program that can be started. "
-            f"Received: {command[0]}. Write its path, or begin with `python -m` for a "
-            "module."
-        )
+    command = command_of(flags)
     _check_sizes(flags)
     return Launch(
         command,
@@ -155,7 +148,7 @@ def run(launch: Launch) -> int:
     except _Stopped as stopped:
         (number,) = stopped.args
         _say(f"stopped by {signal.Signals(number).name}")
-        return _EXIT_AGAIN if number == signal.SIGUSR1 else 128 + number
+        return EXIT_AGAIN if number == signal.SIGUSR1 else 128 + number
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

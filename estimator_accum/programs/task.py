@@ -13,17 +13,19 @@ Needs no TensorFlow.
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.cluster import EXIT_AGAIN, Cluster
+from estimator_accum.programs.command_line import (
+    OneSentenceParser,
+    command_of,
+    exit_code_of,
+)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_LOST_TASK = 75  # exit code of a task that has lost another one
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_numbers(
         ("workers", 1, "Number of tasks that train."),
-        ("lost_task_code", _LOST_TASK, "Exit code when another task was lost."),
+        ("lost_task_code", EXIT_AGAIN, "Exit code when another task was lost."),
     )
     parser.add_argument(
         "--addresses",
@@ -53,18 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    command = flags.command[flags.command[:1] == ["--"] :]
-    if not command or shutil.which(command[0]) is None:
-        raise ValueError(
-            "A program that can be started must follow the flags. Received: "
-            f"{command[0] if command else 'none'}. For example: estimator-accum task "
-            "python train.py --its --flags"
-        )
+    command = command_of(flags)
     environment = dict(os.environ)
     if flags.addresses is not None:
         environment["TF_CONFIG"] = tf_config(flags.addresses, flags.workers, os.environ)
     code = run_and_forward_signals(command, environment)
-    return flags.lost_task_code if code == _LOST_TASK else code
+    return flags.lost_task_code if code == EXIT_AGAIN else code
 
 
 def tf_config(addresses: str, workers: int, environment: Mapping[str, str]) -> str:

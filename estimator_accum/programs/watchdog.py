@@ -13,9 +13,10 @@ import time
 
 import tensorflow as tf
 
+from estimator_accum.programs.cluster import EXIT_AGAIN
+
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
 _SECS_BETWEEN_LOOKS = 0.5
 
 
@@ -64,7 +65,7 @@ class Watchdog:
                     self._task,
                     self._deadline_secs,
                 )
-                os._exit(EXIT_CODE)  # TensorFlow's threads would keep it alive
+                os._exit(EXIT_AGAIN)  # TensorFlow's threads would keep it alive
 
     def _look_at_file(self) -> None:
         if self._watched is None:

@@ -277,11 +277,11 @@ def test_one_bar_shows_the_updates_on_a_terminal(launch, output_dir, monkeypatch
     [
         ("--workers=0 python", "`--workers` must be an integer >= 1. Received: 0."),
         ("--max_restarts=-1 python", "`--max_restarts` must be an integer >= 0."),
-        ("--workers=2", "A command must follow the flags. Received: none."),
+        ("--workers=2", "must follow the flags. Received: none. Write"),
         ("--workers=x python", "`--workers` must be an integer. Received: 'x'."),
         ("--workers=1_0 python", "`--workers` must be an integer. Received: '1_0'."),
         ("--workes=2 python", "Received: --workes. Did you mean --workers?"),
-        ("no-such-command", "can be started. Received: no-such-command. Write"),
+        ("no-such-command", "must follow the flags. Received: no-such-command."),
     ],
 )
 def test_command_line_that_does_not_fit_is_one_sentence(capsys, arguments, sentence):

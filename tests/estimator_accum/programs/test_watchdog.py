@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.programs import watchdog as watchdog_module
+from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.watchdog import LostTaskError, ProgressHook, Watchdog
 from tests.helpers.processes import running
 
@@ -20,7 +21,7 @@ while True: time.sleep(1)
 
 def test_task_that_waits_ends_itself_with_75_and_a_sentence():
     done = running.run("-c", _WAITER)
-    assert done.returncode == watchdog_module.EXIT_CODE == 75
+    assert done.returncode == EXIT_AGAIN == 75
     assert "worker 1 has made no progress for 0.1 seconds, and ends" in done.stderr
 
 
@@ -50,7 +51,7 @@ def test_growing_file_beats_and_stop_ends_the_watch(tmp_path, monkeypatch, looks
     watchdog = Watchdog(3, "worker 1", tmp_path / "metrics.csv")
     watchdog._is_stopped = events
     watchdog._watch()
-    assert codes == [watchdog_module.EXIT_CODE] * ends
+    assert codes == [EXIT_AGAIN] * ends
 
 
 class _Beats(Watchdog):
