@@ -22,7 +22,7 @@ import sys
 from typing import NamedTuple
 
 from bert_finetune.bert_config import DROPOUTS, SIZES, BertConfig
-from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, memory_of
+from bert_finetune.plan_memory import KEPT_CHECKPOINTS, Memory, megabytes, memory_of
 from bert_finetune.settings import OPTIMIZERS
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.command_line import (
@@ -122,8 +122,8 @@ def cheapest_plan(
         return min(plans, key=lambda plan: plan.time)
     raise ValueError(
         f"A micro-batch of 1 example must fit in `--device_memory`. Received: "
-        f"{_mb(usable_bytes / USABLE_SHARE)}, and 1 example of {tokens} tokens takes "
-        f"{_mb(memory.peak / USABLE_SHARE)} with what the allocator needs. Use "
+        f"{megabytes(usable_bytes / USABLE_SHARE)}, and 1 example of {tokens} tokens "
+        f"takes {megabytes(memory.peak / USABLE_SHARE)} with the allocator's share. Use "
         "shorter examples, a smaller encoder, or a device with more memory."
     )
 
@@ -164,12 +164,15 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         (
             "peak of the model",
             memory.peak,
-            f"of {_mb(flags.device_memory * USABLE_SHARE)} usable",
+            f"of {megabytes(flags.device_memory * USABLE_SHARE)} usable",
         ),
         ("disk", memory.disk, f"{KEPT_CHECKPOINTS} checkpoints and the next one"),
     ]
     return [
-        *(f"{name:<18}{_mb(value):>12}  {note}".rstrip() for name, value, note in rows),
+        *(
+            f"{name:<18}{megabytes(value):>12}  {note}".rstrip()
+            for name, value, note in rows
+        ),
         f"micro_batch_size {size}",
         f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
         str(batches),
@@ -186,7 +189,7 @@ def _reduction(memory: Memory, batches: Batches, bits_per_sec: float) -> list[st
     # In a ring, a replica sends all bytes but its own share twice: to sum, to distribute.
     sent = 2 * (batches.num_replicas - 1) / batches.num_replicas * reduced
     secs = 8 * sent / bits_per_sec
-    over = f"{_mb(reduced)} over {batches.replicas}"
+    over = f"{megabytes(reduced)} over {batches.replicas}"
     return [f"reduction {1e3 * secs:,.1f} ms an update, of {over}"]
 
 
@@ -200,10 +203,6 @@ def _flags_to_paste(plan: Plan, tokens: int, optimizer: str) -> str:
     layers = " --recompute=layers" if plan.is_recomputed else ""
     optimizer = "" if optimizer == OPTIMIZERS[0] else f" --optimizer={optimizer}"
     return f"{examples} {steps} --max_seq_length={tokens}{layers}{optimizer}"
-
-
-def _mb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"
 
 
 def _check(flags: argparse.Namespace, config: BertConfig) -> None:

@@ -230,3 +230,8 @@ def _head_bytes(config: BertConfig) -> int:
     """Returns the bytes of the pooler's and the classifier's parameters."""
     width = config.hidden_size
     return _FLOAT_BYTES * ((width + 1) * width + (width + 1) * _NUM_CLASSES)
+
+
+def megabytes(num_bytes: float) -> str:
+    """Returns a number of bytes as text."""
+    return f"{num_bytes / 1e6:,.1f} MB"

@@ -2,7 +2,7 @@
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.plan import USABLE_SHARE, relative_time
-from bert_finetune.plan_memory import Memory, memory_of
+from bert_finetune.plan_memory import Memory, megabytes, memory_of
 from estimator_accum.programs.batches import Batches
 
 
@@ -47,15 +47,9 @@ def saving_text(
     change = "saved" if ours <= at_once else "cost"
     text = (
         f"By estimator-accum plan, K = {steps} {change} "
-        f"{_mb(abs(at_once - ours))} of memory ({_mb(ours)}, at once "
-        f"{_mb(at_once)}) and cost {cost:.0%} of time."
+        f"{megabytes(abs(at_once - ours))} of memory ({megabytes(ours)}, at once "
+        f"{megabytes(at_once)}) and cost {cost:.0%} of time."
     )
     if device_memory is not None and at_once <= USABLE_SHARE * device_memory:
-        text += (
-            f"\nK = 1 fits in the {_mb(device_memory)} of this device, and is faster."
-        )
+        text += f"\nK = 1 fits in the {megabytes(device_memory)} of this device, and is faster."
     return text
-
-
-def _mb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"
