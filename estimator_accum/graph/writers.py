@@ -22,7 +22,8 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
 
-_UPDATES = "_estimator_accum_updates"  # a graph's attribute
+# Attributes of a graph.
+_UPDATES, _WRITERS_SO_FAR = "_estimator_accum_updates", "_estimator_accum_writers"
 
 
 def writers_of(
@@ -135,7 +136,12 @@ def micro_step_writers(graph: tf.Graph, windows: list) -> "MicroStepWriters":
         windows: Its `Window`s.
     """
     counted = [w.is_boundary for w in windows if w.micro_steps is not None]
-    return MicroStepWriters(graph, counted)
+    writers = value_of_graph(graph, _WRITERS_SO_FAR, {})  # of one version of the graph
+    version = graph.version, *(tensor.name for tensor in counted)
+    if version not in writers:
+        writers.clear()
+        writers[version] = MicroStepWriters(graph, counted)
+    return writers[version]
 
 
 class MicroStepWriters:
