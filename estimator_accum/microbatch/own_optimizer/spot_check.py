@@ -81,38 +81,21 @@ class SpotCheck:
         guards: list[tf.Operation],
     ):
         self._batch, self._guards = batch, guards
-        simple = [call for call in derivations if call.is_simple]
-        gradients = [g for call in simple for g in call.gradients if g is not None]
-        rows = {tensor.ref(): (tensor, axis) for tensor, axis in collected}
-        arriving = []  # (rows, their gradient, axis)
-        for call in simple:
-            for tensor, gradient in zip(call.rows, call.arriving, strict=True):
-                axis = call.view.state(tensor).axis
-                rows[tensor.ref()] = tensor, axis
-                arriving.append((tensor, gradient, axis))
-        parts = tf.nest.flatten(gradients, expand_composites=True)
-        needed = data_ancestors(
-            [t.op for t in (*parts, *(t for t, _ in rows.values()))]
-        )
-        draws = [
-            operation.outputs[0]
-            for operation in needed
-            if operation.type in DRAWS and context_of(operation) is None
-        ]
-        states = View(batch, draws)  # the graph has other draws since the last one
-        draws = [draw for draw in draws if states.state(draw).kind == "rows"]
+        gradients, rows, arriving = _results_of(derivations, collected)
+        parts = _parts(gradients)
+        needed = data_ancestors([t.op for t in (*parts, *(t for t, _ in rows))])
+        draws = _draws_with_rows(batch, needed)
         unknown = drawing_inside(needed, DRAWS - SHAPED_DRAWS)
 
         def is_known(tensor: tf.Tensor) -> bool:
             return not unknown or unknown.isdisjoint(data_ancestors([tensor.op]))
 
         gradients = [g for g in gradients if all(map(is_known, _parts(g)))]
-        rows = [pair for pair in rows.values() if is_known(pair[0])]
+        rows = [pair for pair in rows if is_known(pair[0])]
+        named = [*parts, *(t for t, _ in (*rows, *draws))]
+        named += [t for t, _, _ in arriving] + [g for _, g, _ in arriving]
+        named += [part.whole for part in batch.parts]
         with tf.control_dependencies(None), tf.name_scope("spot_check"):
-            taken = [tensor for tensor, _, _ in arriving]
-            fed = [gradient for _, gradient, _ in arriving]
-            named = [*parts, *(t for t, _ in rows), *draws, *taken, *fed]
-            named += [part.whole for part in batch.parts]
             copies = without_draws(needed, named)
 
             def copy(tensor: tf.Tensor) -> tf.Tensor:
@@ -129,8 +112,8 @@ class SpotCheck:
                 )
                 for i, g in enumerate(gradients)
             }
-            self._draws = {copy(d): states.state(d).axis for d in draws}
-            self._shapes = [tf.shape(copy(tensor)) for tensor in taken]
+            self._draws = {copy(draw): axis for draw, axis in draws}
+            self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
             self._arriving = {copy(g): axis for _, g, axis in arriving}
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
             self._examples = {
@@ -309,6 +292,37 @@ class SpotCheck:
             rows = slice(part.start * span, part.stop * span)
             feeds[tensor] = value[(*[slice(None)] * axis, rows)]
         return feeds
+
+
+def _results_of(derivations: list[Derivation], collected: list) -> tuple:
+    """Returns the results that are compared.
+
+    Returns:
+        (Gradients of the batch; (tensor, axis of its rows) of each tensor with rows;
+        (tensor, its gradient, axis) of each whose gradient arrives at micro-batches).
+    """
+    simple = [call for call in derivations if call.is_simple]
+    gradients = [g for call in simple for g in call.gradients if g is not None]
+    rows = {tensor.ref(): (tensor, axis) for tensor, axis in collected}
+    arriving = []
+    for call in simple:
+        for tensor, gradient in zip(call.rows, call.arriving, strict=True):
+            axis = call.view.state(tensor).axis
+            rows[tensor.ref()] = tensor, axis
+            arriving.append((tensor, gradient, axis))
+    return gradients, [*rows.values()], arriving
+
+
+def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int]]:
+    """Returns the random numbers that each example has its own of, with their axes."""
+    draws = [
+        operation.outputs[0]
+        for operation in operations
+        if operation.type in DRAWS and context_of(operation) is None
+    ]
+    view = View(batch, draws)  # the graph has other draws since the last one
+    states = [(draw, view.state(draw)) for draw in draws]
+    return [(draw, state.axis) for draw, state in states if state.kind == "rows"]
 
 
 def _parts(gradient) -> list[tf.Tensor]:
