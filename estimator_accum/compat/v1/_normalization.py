@@ -1,5 +1,7 @@
 """Normalization layers of TensorFlow 1's `tf.contrib.layers`."""
 
+from collections.abc import Callable, Iterable
+
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import moving_averages
 
@@ -171,13 +173,7 @@ def batch_norm(
     checked_format(data_format)
     inputs = tf.convert_to_tensor(inputs)
     rank, shape = inputs.shape.rank, inputs.shape
-    channel_axis = 1 if data_format == "NCHW" else -1
-    channels = None if rank is None else shape.as_list()[channel_axis]
-    if channels is None:
-        raise ValueError(
-            "The inputs of batch_norm must have a known rank and number of channels. "
-            f"Received: shape {shape}. Call `set_shape` first."
-        )
+    channels = _channels(shape, data_format)
     is_fused = fused is not False and batch_weights is None and rank in (2, 4)
     # TensorFlow 1 had three ways, with differences in what they create.
     needs_own_updates = (
@@ -204,21 +200,12 @@ def batch_norm(
                 **others,
             )
 
-        zeros, ones = tf.zeros_initializer(), tf.ones_initializer()
-        kinds = {"beta": (center, zeros), "gamma": (scale, ones)}
-        learned = {
-            name: variable(name, kinds[name][1], trainable=trainable)
-            for name in (reversed(kinds) if is_core_layer else kinds)
-            if kinds[name][0]
-        }
-        moving = {
-            "trainable": False,
-            "partitioner": None,
-            "synchronization": tf.VariableSynchronization.ON_READ,
-            "aggregation": tf.VariableAggregation.MEAN,
-        }
-        moving_mean = variable("moving_mean", zeros, **moving)
-        moving_variance = variable("moving_variance", ones, **moving)
+        names = [
+            name for name, is_used in (("beta", center), ("gamma", scale)) if is_used
+        ]
+        learned, moving_mean, moving_variance = _make_variables(
+            variable, reversed(names) if is_core_layer else names, trainable
+        )
         normalize = _normalize_fused if is_fused else _normalize
         outputs, mean, variance = normalize(
             inputs,
@@ -240,24 +227,62 @@ def batch_norm(
                 moved = _move(moving_mean, mean, decay)
             return moved, _move(moving_variance, variance, decay)
 
-        def outputs_after_update():
-            with tf.control_dependencies(update()):
-                return tf.identity(outputs)
-
-        constant = _outputs.constant_value(is_training)
-        if (constant is None or constant) and updates_collections is None:
-            outputs = _outputs.smart_cond(
-                is_training, outputs_after_update, lambda: outputs
-            )
-        elif constant is None or constant:
-            for moved in _outputs.smart_cond(
-                is_training, update, lambda: (moving_mean, moving_variance)
-            ):
-                tf.add_to_collections(updates_collections, moved)
+        outputs = _with_updates(
+            outputs,
+            update,
+            (moving_mean, moving_variance),
+            is_training,
+            updates_collections,
+        )
         outputs.set_shape(shape)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
         return _outputs.collect_named_outputs(outputs_collections, opened.name, outputs)
+
+
+def _channels(shape: tf.TensorShape, data_format: str) -> int:
+    axis = 1 if data_format == "NCHW" else -1
+    channels = None if shape.rank is None else shape.as_list()[axis]
+    if channels is None:
+        raise ValueError(
+            "The inputs of batch_norm must have a known rank and number of channels. "
+            f"Received: shape {shape}. Call `set_shape` first."
+        )
+    return channels
+
+
+def _make_variables(make: Callable, names: Iterable[str], trainable: bool) -> tuple:
+    """Returns (learned variables by name, moving mean, moving variance)."""
+    zeros, ones = tf.zeros_initializer(), tf.ones_initializer()
+    initializers = {"beta": zeros, "gamma": ones}
+    learned = {
+        name: make(name, initializers[name], trainable=trainable) for name in names
+    }
+    moving = {
+        "trainable": False,
+        "partitioner": None,
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.MEAN,
+    }
+    mean = make("moving_mean", zeros, **moving)
+    return learned, mean, make("moving_variance", ones, **moving)
+
+
+def _with_updates(outputs, update: Callable, moving, is_training, collections):
+    """Returns the outputs, after the moving statistics if no collection gets these."""
+
+    def outputs_after_update():
+        with tf.control_dependencies(update()):
+            return tf.identity(outputs)
+
+    constant = _outputs.constant_value(is_training)
+    if constant is not None and not constant:
+        return outputs
+    if collections is None:
+        return _outputs.smart_cond(is_training, outputs_after_update, lambda: outputs)
+    for moved in _outputs.smart_cond(is_training, update, lambda: moving):
+        tf.add_to_collections(collections, moved)
+    return outputs
 
 
 def checked_format(data_format: str) -> str:
