@@ -4,11 +4,13 @@
     python scripts/experiments/memory_table.py --models conv --micro_batches 1 16
 
 Trains each model on batches of one size: with the plain Estimator, and unchanged inside
-`microbatch_model_fn`. Each run has its own process. Memory is the process's peak resident
-size minus the size at the start of the session. Prints a Markdown table [MB]. Needs Linux.
+`microbatch_model_fn`. Each run has its own process. Memory is the peak of the model: all
+tensors that are alive at the same time, variables included, as TensorFlow's best-fit
+allocator counts them. Prints a Markdown table [MB].
 """
 
 import argparse
+import os
 import pathlib
 import sys
 import tempfile
@@ -19,6 +21,8 @@ if __name__ == "__main__":  # a clone runs without installation
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 from scripts.benchmarks.base import run_script
 
+# The best-fit allocator counts the bytes of tensors; oneDNN would have an allocator of its own.
+_COUNTED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _UPDATES = 2  # the sums of one are still in memory in the next
 _DEFAULT = [1, 4, 16]
 _MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
@@ -57,11 +61,13 @@ def _print_table(models: list[str], counts: list[int]) -> None:
 
 def _measure(model: str, micro_batches: int) -> float:
     """Trains a model in micro-batches, 0 for a plain Estimator; returns its peak [MB]."""
+    os.environ.update(_COUNTED)  # before TensorFlow's import, which reads them
     import numpy as np
     import tensorflow as tf
 
     from estimator_accum import microbatch_model_fn
     from estimator_accum.compat import enable_estimator
+    from estimator_accum.reports._memory import MODEL, peak_bytes
 
     enable_estimator()
     _, batch_size, shape = _MODELS[model]
@@ -82,18 +88,13 @@ def _measure(model: str, micro_batches: int) -> float:
         dataset = tf.data.Dataset.from_tensors((features, labels)).repeat()
         return dataset.unbatch().batch(batch_size)  # of any number of examples
 
-    class Start(tf.compat.v1.train.SessionRunHook):
-        def after_create_session(self, session, coord):
-            self.size = _status_mb("VmRSS")
-
-    start = Start()
     if micro_batches:
         model_fn = microbatch_model_fn(model_fn, micro_batches)
     with tempfile.TemporaryDirectory() as folder:
         config = tf.estimator.RunConfig(folder, save_summary_steps=None)
         estimator = tf.estimator.Estimator(model_fn, config=config)
-        estimator.train(input_fn, hooks=[start], steps=_UPDATES)
-    return _status_mb("VmHWM") - start.size
+        estimator.train(input_fn, steps=_UPDATES)
+    return peak_bytes()[MODEL] / 1e6
 
 
 def _logits(tf, model: str, features):
@@ -108,11 +109,6 @@ def _logits(tf, model: str, features):
     if model == "conv":
         hidden = tf.reduce_mean(hidden, [1, 2])
     return layers.Dense(10)(hidden)
-
-
-def _status_mb(name: str) -> float:
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(x.split()[1]) for x in lines if x.startswith(name)) / 1e3
 
 
 if __name__ == "__main__":
