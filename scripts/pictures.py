@@ -3,9 +3,9 @@
     python scripts/pictures.py
 
 writes docs/images/idea.svg, and from the tables of the pages memory.svg
-(docs/whole_batches.md), performance.svg, recompute.svg and keras.svg (the pages of their
-names). The background is transparent and the colors are readable on white and on black.
-The same numbers give the same files. Needs matplotlib.
+(docs/whole_batches.md), performance.svg and keras.svg (the pages of their names). The
+background is transparent and the colors are readable on white and on black. The same
+numbers give the same files. Needs matplotlib.
 """
 
 import pathlib
@@ -46,8 +46,6 @@ def _draw_all(folder: pathlib.Path) -> None:
         _save(draw_memory(memory_bars()), folder / "memory.svg", str(memory_bars()))
         panels = performance_panels()
         _save(draw_performance(panels), folder / "performance.svg", str(panels))
-        curves = recompute_curves()
-        _save(draw_recompute(curves), folder / "recompute.svg", str(curves))
         _save(draw_keras(keras_bars()), folder / "keras.svg", str(keras_bars()))
 
 
@@ -94,16 +92,6 @@ def performance_panels() -> dict[str, Bars]:
         title: [(name, numbers[row]) for name, row in rows.items()]
         for title, rows in _PANELS.items()
     }
-
-
-def recompute_curves() -> dict[str, list[tuple[float, float]]]:
-    """Returns (peak [MB], relative time) for K = 1, 2, 4 by row of the page's table."""
-    text = (_DOCS / "recompute.md").read_text()
-    rows = re.findall(
-        r"^\| (.* (?:stored|recomputed)) \|(.*MB.*)\|$", text, re.MULTILINE
-    )
-    cell = r"([\d.]+) MB, ([\d.]+)"
-    return {n: [(float(m), float(t)) for m, t in re.findall(cell, r)] for n, r in rows}
 
 
 def keras_bars() -> Bars:
@@ -182,31 +170,6 @@ def draw_performance(panels: dict[str, Bars]):
         axes.set_xticks([])
         axes.spines[["top", "bottom", "right"]].set_visible(False)
         axes.margins(x=0.1)
-    return figure
-
-
-def draw_recompute(curves: dict[str, list[tuple[float, float]]]):
-    """Draws time against memory, a panel for each size, for K = 1, 2 and 4."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-    sizes = sorted({name.rsplit(", ", 1)[0] for name in curves}, reverse=True)
-    all_axes = figure.subplots(1, len(sizes), sharex=True, sharey=True)
-    colors = {"stored": _BLUE, "recomputed": _ORANGE}
-    for axes, size in zip(all_axes, sizes[::-1], strict=True):
-        for layers, color in colors.items():
-            memory, time = zip(*curves[f"{size}, {layers}"], strict=True)
-            axes.plot(memory, time, "o-", color=color, label=f"activations {layers}")
-            first, last = (memory[0], time[0]), (memory[-1], time[-1])
-            for name, point in (("K = 1", first), ("K = 4", last)):
-                offset = (7, 3) if name == "K = 1" else (-7, 3)
-                side = {"ha": "left" if name == "K = 1" else "right"}
-                axes.annotate(name, point, offset, textcoords="offset points", **side)
-        axes.set_title(f"{size} tokens")
-        axes.set(xlabel="peak memory [MB]", xlim=(0, 2400), ylim=(0.9, 1.35))
-        axes.spines[["top", "right"]].set_visible(False)
-    all_axes[0].set_ylabel("time of an update,\nrelative to K = 1, stored")
-    all_axes[-1].legend(frameon=False, labelcolor=_GREY)
     return figure
 
 

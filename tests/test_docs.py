@@ -297,7 +297,6 @@ def test_pictures_show_the_numbers_of_their_pages():
     for name, bars in (
         ("memory", pictures.memory_bars()),
         ("performance", pictures.performance_panels()),
-        ("recompute", pictures.recompute_curves()),
         ("keras", pictures.keras_bars()),
     ):
         assert (
