@@ -126,11 +126,11 @@ class TrainingSummary(Report):
             line += ", which no checkpoint holds" * self._is_shared
         write_line(line, _logger)
         if self._held and (self._updates if self._is_shared else self._last) == 0:
-            unchanged, train_on = "no weight has changed yet", True
+            unchanged, train_on = ", so no weight has changed yet", True
             if self._is_shared:  # other workers may have changed them
-                unchanged, train_on = "this worker has changed no weight", False
+                unchanged, train_on = ", so this worker has changed no weight", False
             _warnings.warning(
-                "The first update needs %d micro-steps. Received: %d, so %s. max_steps "
+                "The first update needs %d micro-steps. Received: %d%s. max_steps "
                 "and steps count micro-steps: multiply them by %d%s.",
                 self._steps,
                 self._held,
