@@ -78,6 +78,13 @@ def is_draw(operation: tf.Operation) -> bool:
     return operation.type in STATELESS
 
 
+def draws_from_seed(kind: str) -> bool:
+    """Returns whether operations of a type draw random numbers from a seed they get."""
+    # Numbers of all bits are further seeds.
+    others = r"If|While|Case|RandomGet|RandomUniformFullInt"
+    return re.match(rf"Stateless(?!{others})", kind) is not None
+
+
 def moves_generator(kind: str) -> bool:
     """Returns whether operations of a type write the state of a tf.random.Generator."""
     return re.match(r"Rng|Stateful(?!Partitioned)", kind) is not None

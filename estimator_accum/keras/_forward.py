@@ -12,9 +12,17 @@ from estimator_accum.graph.functions import (
     nodes_of,
     operations_with_own_gradients,
 )
+from estimator_accum.graph.handles import writes_inside
 from estimator_accum.graph.internals import gradient_scope_of, is_composite
-from estimator_accum.graph.names import DRAWS, STATELESS, moves_generator
-from estimator_accum.graph.writers import writing
+from estimator_accum.graph.names import (
+    CALLERS,
+    LOOPS,
+    SHOWING,
+    WRITERS,
+    draws_from_seed,
+)
+from estimator_accum.graph.writers import writes, writing
+from estimator_accum.microbatch.repeatable import is_repeatable
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import State
 
@@ -83,7 +91,7 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
             "a layer's loss, from add_loss() or an activity_regularizer. Compute it in "
             "the loss that compile() gets."
         )
-    _check_draws(function.graph)
+    _check_draws(function.graph, keras_model.has_seed_variables)
     seeds = _moved_seeds(function.graph, keras_model.seeds_of(model))
     _check_rows(function.graph, len(flat))
     _check_own_gradients(forward, function, specs, keras_model.trained_variables(model))
@@ -107,9 +115,15 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
     moved = []
     with graph.as_default():
         writers = writing(graph.get_operations())
+        library = library_of_functions()
     for operation in writers:
-        for tensor in operation.inputs:
+        for place, tensor in enumerate(operation.inputs):
             if tensor.dtype != tf.resource:
+                continue
+            # A function gets the handles of weights, too.
+            if functions_of(operation) and not any(
+                writes_inside(operation.node_def, place, library, writes)
+            ):
                 continue
             seed = seeds_by_handle.get(id(outer.get(tensor.name)))
             if seed is None:
@@ -127,14 +141,8 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
 def _check_rows(graph: tf.Graph, number: int) -> None:
     """Raises ValueError unless each row of the outputs comes from its own example."""
     with graph.as_default():
-        analysis = Analysis(graph.inputs[:number])
+        analysis = Analysis(graph.inputs[:number], has_new_seeds=True)
         analysis.analyze(graph.outputs)
-    for operation in graph.get_operations():
-        is_shared = operation.type in DRAWS and not any(
-            analysis.state(output).kind == "rows" for output in operation.outputs
-        )
-        if is_shared and analysis.has_seen(operation):
-            raise ValueError(_sentence(operation, "all examples share what it draws"))
     wrong = [output for output in graph.outputs if analysis.state(output) != _ROWS]
     if not wrong and not analysis.guards:
         return
@@ -145,20 +153,34 @@ def _check_rows(graph: tf.Graph, number: int) -> None:
     raise ValueError(_sentence(operation, reason))
 
 
-def _check_draws(graph: tf.Graph) -> None:
+def _check_draws(graph: tf.Graph, has_seed_variables: bool) -> None:
     """Raises ValueError if the second pass would draw other random numbers."""
     with graph.as_default():
         library = library_of_functions()
     for operation in graph.get_operations():
         inner = nodes_of(functions_of(operation), library)
-        for kind in (operation.type, *(node.op for node in inner)):
-            if kind in STATELESS or moves_generator(kind):
+        for node in (operation.node_def, *inner):
+            if _is_new_in_each_pass(node, library):
                 raise ValueError(
-                    "A cut model must draw random numbers by layers of Keras, which both "
-                    f"passes draw alike. Received: {operation.name}, which draws by "
-                    f"{kind}. Use a layer such as Dropout or GaussianNoise, in Keras 3 "
-                    "also keras.random with a SeedGenerator."
+                    "A cut model runs twice, so a layer must give the same both times. "
+                    f"Received: {operation.name}, which runs {node.op}. Draw random "
+                    "numbers by a layer such as Dropout or GaussianNoise, in Keras 3 "
+                    "also by keras.random with a SeedGenerator."
                 )
+            nodes = nodes_of(functions_of(node) if node.op in LOOPS else [], library)
+            draws = any(draws_from_seed(other.op) for other in nodes)
+            if draws and not has_seed_variables:
+                raise ValueError(
+                    "A cut model of Keras 2 must draw no random numbers in a loop, "
+                    "whose steps would all draw the same. Received: "
+                    f"{operation.name}. Draw before the loop, or use Keras 3."
+                )
+
+
+def _is_new_in_each_pass(node, library: dict) -> bool:
+    if node.op in CALLERS | SHOWING or WRITERS.search(node.op):
+        return False  # of writes, only those of seeds are left: see _moved_seeds
+    return not is_repeatable(node, library)
 
 
 def _check_own_gradients(forward: Callable, traced, specs: list, variables) -> None:

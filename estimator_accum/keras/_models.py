@@ -12,6 +12,8 @@ import estimator_accum.keras._internals as internals
 class Model2:
     """Models of Keras 2."""
 
+    has_seed_variables = False
+
     @staticmethod
     def trained_variables(model) -> list[tf.Variable]:
         """Returns the trained variables, which read without a cast."""
@@ -54,6 +56,8 @@ class Model2:
 
 class Model3:
     """Models of Keras 3."""
+
+    has_seed_variables = True
 
     @staticmethod
     def trained_variables(model) -> list[tf.Variable]:

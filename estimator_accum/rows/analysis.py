@@ -22,7 +22,13 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of
-from estimator_accum.graph.names import CALLERS, PYTHON, STATELESS, is_draw
+from estimator_accum.graph.names import (
+    CALLERS,
+    PYTHON,
+    STATELESS,
+    draws_from_seed,
+    is_draw,
+)
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.integers import OF_SHAPE, integer_value
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
@@ -55,6 +61,7 @@ class Analysis:
         parts: Tensors that have one row for each example along their first axis.
         mixed: Other tensors of the micro-batch.
         states: States of further tensors, by reference.
+        has_new_seeds: Whether seeds, too, are new ones for each run.
 
     Attributes:
         guards: Rows that are looked up by number.
@@ -70,6 +77,7 @@ class Analysis:
         parts: Iterable[tf.Tensor],
         mixed: Iterable[tf.Tensor] = (),
         states: dict | tuple = (),
+        has_new_seeds: bool = False,
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         self._states, self._values, self._dims = dict(states), {}, {}
@@ -80,6 +88,7 @@ class Analysis:
             self._states[part.ref()] = MIXED
         self._given = frozenset(self._states)  # by the caller
         self._has_changed = False
+        self._has_new_seeds = has_new_seeds
         self._is_body = False
         self._library = {}  # definitions of functions, made on first use
 
@@ -230,12 +239,16 @@ class Analysis:
         if is_draw(operation):
             is_inside = context_of(operation) is not None
             return self._is_body or is_inside
+        if self._has_new_seeds and draws_from_seed(operation.type):
+            return True
         functions = functions_of(operation)
         if not functions:
             return False
         if not self._library:
             self._library.update(library_of_functions())
         kinds = {node.op for node in nodes_of(functions, self._library)}
+        if self._has_new_seeds and any(map(draws_from_seed, kinds)):
+            return True
         return bool(kinds & {*STATELESS, *PYTHON, "RngReadAndSkip"})
 
     def _put(self, operation: tf.Operation, states: State | list[State]) -> None:
@@ -295,7 +308,7 @@ class Analysis:
             has_own_value: Whether the function gets the argument's own value; None
                 means always.
         """
-        body = Analysis(())
+        body = Analysis((), has_new_seeds=self._has_new_seeds)
         body._is_body, body._library = True, self._library
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]

@@ -157,12 +157,36 @@ def _summing(keras):
     return Summing()
 
 
-def _drawing(keras):
+def _drawing(keras, draw):
     class Drawing(keras.layers.Layer):
         def call(self, x):
-            return x + tf.random.normal(tf.shape(x))
+            return x + draw(x)
 
     return Drawing()
+
+
+def _dropping(keras, function, noise_shape=None):
+    """Calls dropout in a function of TensorFlow."""
+
+    class Dropping(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dropout = keras.layers.Dropout(0.5, noise_shape=noise_shape)
+
+        def call(self, x):
+            return function(lambda x: self.dropout(x, training=True), x)
+
+    return Dropping()
+
+
+def _called(function, x):
+    return tf.function(function)(x)
+
+
+def _looped(function, x):
+    return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, function(x)), [0, x])[
+        1
+    ]
 
 
 def _with_gradient_of_its_own(keras, gradient):
@@ -189,14 +213,31 @@ def _with_gradient_of_its_own(keras, gradient):
             lambda keras: keras.layers.Dense(2, activity_regularizer="l2"),
             "a layer's loss, from add_loss",
         ),
-        (_drawing, "which draws by RandomStandardNormal. Use a layer"),
+        (
+            lambda keras: _drawing(keras, lambda x: tf.random.normal(tf.shape(x))),
+            "which runs RandomStandardNormal. Draw random numbers by a layer",
+        ),
+        (
+            lambda keras: _drawing(keras, lambda x: tf.random.shuffle(tf.range(5.0))),
+            "which runs RandomShuffle. Draw",
+        ),
+        (
+            lambda keras: _drawing(
+                keras, lambda x: tf.random.stateless_gamma([5], [1, 2], 1.0)
+            ),
+            "StatelessRandomGamma.*: it is computed once, for all examples",
+        ),
+        (
+            lambda keras: _dropping(keras, _called, noise_shape=(1, 5)),
+            "it is computed once, for all examples",
+        ),
         (
             lambda keras: _with_gradient_of_its_own(keras, lambda dy: dy / tf.norm(dy)),
             "A tf.custom_gradient must be computed for each example by itself",
         ),
         (
             lambda keras: keras.layers.Dropout(0.5, noise_shape=(1, 5)),
-            "all examples share what it draws",
+            "it is computed once, for all examples",
         ),
     ],
 )
@@ -208,6 +249,16 @@ def test_a_model_that_cannot_be_cut_is_refused(keras, make, sentence):
         model.train_on_batch(_batch(5), _batch(1))
     for one, other in zip(model.get_weights(), before):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("function", [_called, _looped])
+def test_dropout_in_functions_is_cut_and_in_loops_of_keras_3_alone(keras, function):
+    model = microbatch(_built(keras, _dropping(keras, function)), 3)
+    if function is _called or hasattr(keras, "ops"):
+        _trained(model, _batch(5), _batch(5))
+        return
+    with pytest.raises(ValueError, match="Keras 2 must draw no random numbers in a lo"):
+        _trained(model, _batch(5), _batch(5))
 
 
 def test_a_gradient_of_each_example_may_be_of_its_own(keras):
