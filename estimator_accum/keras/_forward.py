@@ -38,12 +38,14 @@ class Forward(NamedTuple):
         structure: The outputs' structure.
         masked: Numbers of the outputs that carry a mask.
         seeds: Variables from which random numbers come, and which a pass moves.
+        draws: Whether random numbers come from the function's seed.
     """
 
     function: Callable[..., list[tf.Tensor]]
     structure: Any
     masked: list[int]
     seeds: list[tf.Variable]
+    draws: bool
 
 
 def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bool):
@@ -95,7 +97,8 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     seeds = _moved_seeds(function.graph, keras_model.seeds_of(model))
     _check_rows(function.graph, len(flat))
     _check_own_gradients(forward, function, specs, keras_model.trained_variables(model))
-    return Forward(function, structure[0], masked, seeds)
+    draws = bool(function.graph.inputs[len(flat)].consumers())
+    return Forward(function, structure[0], masked, seeds, draws)
 
 
 def _check_tensors(name: str, values: list) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 # The base classes by which `accumulate` knows an optimizer. If renamed, it refuses all.
 LEGACY, KERAS_2, KERAS_3 = "OptimizerV2", "_BaseOptimizer", "BaseOptimizer"
@@ -97,15 +98,36 @@ def layers_of(model) -> list:
     return list(model._flatten_layers())
 
 
-def steps_per_execution_of(model) -> int:
+def steps_per_execution_of(model) -> int | str:
     """Returns the steps of one call. If renamed, `microbatch` with "auto" fails."""
+    if getattr(model, "autotune_steps_per_execution", False):  # of Keras 2
+        return "auto"
     steps = getattr(model, "steps_per_execution", None)  # of Keras 3
-    return int(model._steps_per_execution if steps is None else steps)
+    steps = model._steps_per_execution if steps is None else steps
+    return 1 if steps is None else int(steps)  # None: Keras 2, not compiled
 
 
 def has_added_losses(layer) -> bool:
     """Returns whether it added losses in its last call. If renamed, a cut model fails."""
     return bool(layer._losses or getattr(layer, "_eager_losses", None))
+
+
+# TensorFlow, as micro-batches need it.
+
+
+def is_recorded(tensors: list[tf.Tensor]) -> bool:
+    """Returns whether a tape watches any. If renamed, a cut model fails."""
+    return record.should_record_backprop(tensors)
+
+
+def stop_recording():
+    """Returns a context in which no tape records. If renamed, a cut model fails."""
+    return record.stop_recording()
+
+
+def has_parameter_servers(strategy) -> bool:
+    """Returns whether it has some. If renamed, a cut model fails."""
+    return strategy._should_use_with_coordinator
 
 
 # Keras 3.

@@ -28,7 +28,11 @@ class Cut:
 
     def __init__(self, tensors: list[tf.Tensor], micro_batches):
         rows = [tf.shape(tensor)[0] for tensor in tensors]
-        words = "All inputs of a model must have a row for each example."
+        words = (
+            "All inputs of a cut model must have a row for each example. Received: "
+            "inputs with other numbers of rows. Give each its examples along axis 0, "
+            "or train with accumulate()."
+        )
         checks = [
             tf.debugging.assert_equal(other, rows[0], words) for other in rows[1:]
         ]

@@ -171,10 +171,16 @@ class _Batches:
         _check_place()
         forward = self._forward(inputs, args, kwargs)
         flat = tf.nest.flatten(inputs)
+        if has_gradient:
+            _check_inputs([*flat, *forward.function.captured_inputs])
         cut = Cut(flat, self._micro_batches)
-        seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
+        seed = tf.zeros([2], tf.int32)
+        if forward.draws:
+            seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
         before = [seed_state.read_value() for seed_state in forward.seeds]
-        outputs = outputs_of(forward, cut, flat, seed)
+        # Eager steps would save the activations of what Keras's tape records.
+        with internals.stop_recording():
+            outputs = outputs_of(forward, cut, flat, seed)
         variables = keras_model.trained_variables(model)
         number = len(tf.nest.flatten(forward.structure))
         masks = outputs[number:]
@@ -224,7 +230,13 @@ class _Batches:
 
 def _check_place() -> None:
     """Raises ValueError where steps are not cut yet."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    strategy = tf.distribute.get_strategy()
+    if internals.has_parameter_servers(strategy):
+        raise ValueError(
+            "Batches must be cut on one replica. Received: a ParameterServerStrategy. "
+            "Train with accumulate()."
+        )
+    replicas = strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
             "Batches must be cut on one replica. Received: a strategy of "
@@ -234,6 +246,17 @@ def _check_place() -> None:
         raise ValueError(
             "A model of Keras 2 that cuts its batches must not be compiled by XLA. "
             "Received: jit_compile=True. Leave it out, or use Keras 3."
+        )
+
+
+def _check_inputs(tensors: list) -> None:
+    """Raises ValueError if a gradient with respect to the inputs would be lost."""
+    tensors = [tensor for tensor in tensors if tensor.dtype.is_floating]
+    if internals.is_recorded(tensors):
+        raise ValueError(
+            "The inputs of a cut model must be data, without a gradient. Received: "
+            "inputs that a tape watches, or that are computed from weights. Compute "
+            "them in the model, or train with accumulate()."
         )
 
 
@@ -269,10 +292,15 @@ def _check_model(model):
                 f"`model` must have Keras's own {name}. Received: that of "
                 f"{type(model).__name__}. Train with accumulate()."
             )
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError(
+            "`model` must train by its train_step. Received: a model in a graph of "
+            "TensorFlow 1, which does not. Enable eager execution."
+        )
     return Model3 if hasattr(keras, "ops") else Model2
 
 
-def _check_steps(steps: int) -> None:
+def _check_steps(steps: int | str) -> None:
     if steps != 1:
         raise ValueError(
             'micro_batches="auto" retries one batch at a time. Received: '

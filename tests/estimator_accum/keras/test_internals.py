@@ -200,7 +200,36 @@ def steps_per_execution_of(kind):
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=3)
         assert _internals.steps_per_execution_of(model) == 3
+        model = keras.Sequential([keras.layers.Dense(1)])
+        assert _internals.steps_per_execution_of(model) == 1
     return True
+
+
+@_finds("new")
+def is_recorded(kind):
+    del kind
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        before = _internals.is_recorded([x])
+        tape.watch(x)
+        return _internals.is_recorded([x]) and not before
+
+
+@_finds("new")
+def stop_recording(kind):
+    del kind
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with _internals.stop_recording():
+            return not _internals.is_recorded([x])
+
+
+@_finds("new")
+def has_parameter_servers(kind):
+    del kind
+    strategy = tf.distribute.OneDeviceStrategy("cpu:0")
+    return not _internals.has_parameter_servers(strategy)
 
 
 @_finds("new")
