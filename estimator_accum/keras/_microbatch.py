@@ -128,11 +128,13 @@ class _Batches:
         def make(force=False):
             if getattr(model, attribute) is None or force:
                 if self._retries:
+                    is_compiled = self._keras_model is Model2 and model.jit_compile
                     with model.distribute_strategy.scope():
-                        _check_place()
+                        _check_place(is_compiled)
                     _check_steps(internals.steps_per_execution_of(model))
                     takes_data = self._keras_model is Model3 and "predict" in name
-                    function = self._retries.retrying(make_again, takes_data)
+                    prove = self._prove if "train" in name else None
+                    function = self._retries.retrying(make_again, takes_data, prove)
                 else:
                     function = make_own()
                 setattr(model, attribute, function)
@@ -146,6 +148,14 @@ class _Batches:
                 setattr(model, attribute, retrying)
 
         return make
+
+    def _prove(self, data) -> None:
+        """Raises an error, before it trains, if the model cannot be cut."""
+        model = self._model
+        x = data[0] if isinstance(data, tuple | list) else data
+        with model.distribute_strategy.scope(), self._cut_calls(False):
+            run = tf.function(lambda x: model(x, training=True), autograph=False)
+            run.get_concrete_function(x)
 
     @contextlib.contextmanager
     def _cut_calls(self, has_gradient: bool):
@@ -168,7 +178,7 @@ class _Batches:
     def _call(self, has_gradient: bool, inputs, *args, **kwargs):
         """Returns the model's outputs for the whole batch."""
         model, keras_model = self._model, self._keras_model
-        _check_place()
+        _check_place(is_compiled_by_xla())
         forward = self._forward(inputs, args, kwargs)
         flat = tf.nest.flatten(inputs)
         if has_gradient:
@@ -228,7 +238,7 @@ class _Batches:
         return self._traced[key]
 
 
-def _check_place() -> None:
+def _check_place(is_compiled: bool) -> None:
     """Raises ValueError where steps are not cut yet."""
     strategy = tf.distribute.get_strategy()
     if internals.has_parameter_servers(strategy):
@@ -242,7 +252,7 @@ def _check_place() -> None:
             "Batches must be cut on one replica. Received: a strategy of "
             f"{replicas} replicas. Train with accumulate(), which reduces once a window."
         )
-    if is_compiled_by_xla():
+    if is_compiled:
         raise ValueError(
             "A model of Keras 2 that cuts its batches must not be compiled by XLA. "
             "Received: jit_compile=True. Leave it out, or use Keras 3."

@@ -37,12 +37,16 @@ class Retries:
         """Whether batches are cut by now."""
         return self._count.value > 1
 
-    def retrying(self, make: Callable, takes_data: bool) -> Callable:
+    def retrying(
+        self, make: Callable, takes_data: bool, prove: Callable | None
+    ) -> Callable:
         """Returns a function like Keras's own, which retries a batch without memory.
 
         Args:
             make: Makes Keras's own function, as batches are cut by now.
             takes_data: Whether it takes a batch, not an iterator.
+            prove: Function of the first batch that raises an error if such batches
+                cannot be cut.
         """
         functions = {}  # by whether batches are cut
 
@@ -50,6 +54,8 @@ class Retries:
             data = argument if takes_data else next(argument)
             if not functions:
                 self._keras_model.create_variables(self._model, data, takes_data)
+                if prove:
+                    prove(data)
             saved = self._save()
             while True:
                 if self.is_cut not in functions:

@@ -352,9 +352,10 @@ def test_xla_compiles_a_model_of_keras_3_alone(keras):
         ours = train(keras, "dense", "contrast", 4, epochs=1, jit_compile=True)
         assert difference(ours, whole) < _LIMIT
         return
-    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
-    with pytest.raises(ValueError, match="by XLA. Received: jit_compile=True. Leave"):
-        _trained(model, _batch(5), _batch(1), jit_compile=True)
+    for number in (3, "auto"):
+        model = microbatch(_built(keras, keras.layers.Dense(1)), number)
+        with pytest.raises(ValueError, match="XLA. Received: jit_compile=True. Leave"):
+            _trained(model, _batch(5), _batch(1), jit_compile=True)
 
 
 @pytest.mark.parametrize(
@@ -469,6 +470,24 @@ def test_an_example_that_does_not_fit_is_reported(keras):
     model = _retried(keras, range(99))
     with pytest.raises(ValueError, match="One example must fit in memory. Received: a"):
         model.train_on_batch(_batch(5), _batch(2))
+
+
+def test_auto_refuses_a_model_before_it_trains(keras):
+    model = microbatch(_built(keras, keras.layers.BatchNormalization()), "auto")
+    with pytest.raises(ValueError, match="must write no|from its own example"):
+        _trained(model, _batch(5), _batch(5))
+
+
+def test_a_loss_scale_sees_the_batch_once(keras):
+    is_3 = hasattr(keras, "ops")
+    names = keras.optimizers if is_3 else keras.mixed_precision
+    options = {"initial_scale": 8, "dynamic_growth_steps": 2}
+    optimizer = names.LossScaleOptimizer(keras.optimizers.SGD(0.1), **options)
+    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
+    model.compile(optimizer, "mse")
+    for _ in range(2):
+        model.train_on_batch(_batch(5), _batch(1))
+    assert float(optimizer.dynamic_scale if is_3 else optimizer.loss_scale) == 16
 
 
 def test_auto_retries_one_batch_at_a_time(keras):
