@@ -1,5 +1,6 @@
 """Writes of a variable inside of the functions that get its handle."""
 
+import collections
 from collections.abc import Iterator
 
 from estimator_accum.graph.functions import functions_of, nodes_of, producer_of
@@ -7,66 +8,96 @@ from estimator_accum.graph.names import BRANCHES, CALLERS, LOOPS, PASSING, READE
 from estimator_accum.graph.walks import walk
 
 
-def writes_inside(node, place: int, library: dict, is_write) -> Iterator[list]:
-    """Yields the ways from an operation to the writes of a variable in its functions.
+class Ways:
+    """Ways from operations to the writes of a variable in their functions.
 
     Args:
-        node: Node of an operation that calls functions.
-        place: Number of its input that is the variable's handle.
         library: Definitions of functions by name.
         is_write: Function of a node that returns whether it may write a variable.
-
-    Returns:
-        Each way is (node, function that it calls) pairs, from `node` on, and a pair of
-        the node that may write and None. Where a handle cannot be followed, each node
-        that may write any variable ends a way.
     """
-    return _Ways(library, is_write).of(node, place, [])
 
-
-class _Ways:
     def __init__(self, library: dict, is_write):
         self._library = library
         self._is_write = is_write
-        self._seen = set()  # arguments of functions
+        self._users = {}  # by function: the nodes that read each tensor
 
-    def of(self, node, place: int, way: list) -> Iterator[list]:
+    def to_writes(self, node, place: int) -> Iterator[list]:
+        """Yields the ways from an operation on.
+
+        Args:
+            node: Node of an operation that calls functions.
+            place: Number of its input that is the variable's handle.
+
+        Returns:
+            Each way is (node, function that it calls) pairs, from `node` on, and a pair
+            of the node that may write and None. Where a handle cannot be followed, each
+            node that may write any variable ends a way.
+        """
+        return self._of(node, place, [], frozenset())
+
+    def _of(self, node, place: int, way: list, calls: frozenset):
+        """Yields ways; returns the numbers of the node's results that are the handle.
+
+        Args:
+            node: A node that gets the handle.
+            place: Number of its input that is the handle.
+            way: The way to the node.
+            calls: The (function, argument) pairs of the way.
+        """
+        returned, names = set(), functions_of(node)
         if node.op in READERS:
-            return
-        names = functions_of(node)
+            return returned
         if not names and node.op not in self._library:
             yield [*way, (node, None)]
-            return
+            return returned
         first = 1 if node.op in BRANCHES else 0
         for name in names if node.op in CALLERS else ():
             if name in self._library:
                 function = self._library[name]
-                yield from self._in(function, place - first, [*way, (node, function)])
-        if node.op not in CALLERS:
+                inner = [*way, (node, function)]
+                returned |= yield from self._in(function, place - first, inner, calls)
+        is_carried = node.op in LOOPS and returned == {place}
+        if node.op not in CALLERS or (returned and not is_carried):
             yield from self._anywhere(node, way)
+        return returned
 
-    def _in(self, function, place: int, way: list) -> Iterator[list]:
+    def _in(self, function, place: int, way: list, calls: frozenset):
+        """Yields ways; returns the numbers of a function's results, as `_of` does."""
         argument = function.signature.input_arg[place].name
-        if (function.signature.name, argument) in self._seen:
-            return
-        self._seen.add((function.signature.name, argument))
-        handles, caller = {argument}, way[-1][0]
-        results = [function.ret[a.name] for a in function.signature.output_arg]
-        waiting = [argument]
+        call = function.signature.name, argument
+        returned, handles, waiting = set(), {argument}, [argument]
+        if call in calls:
+            return returned
+        users = self._users_in(function)
         while waiting:
-            name = waiting.pop()
-            places = [i for i, read in enumerate(results) if producer_of(read) == name]
-            if places and not (caller.op in LOOPS and places == [place]):
-                yield from self._anywhere(caller, way[:-1])
-            for node in function.node_def:
-                for i, read in enumerate(node.input):
-                    if producer_of(read) != name:
-                        continue
-                    if node.op not in PASSING:
-                        yield from self.of(node, i, way)
-                    elif node.name not in handles:
-                        handles.add(node.name)
-                        waiting.append(node.name)
+            for node, i in users[waiting.pop()]:
+                if node is None:
+                    returned.add(i)
+                    passed = set()
+                elif node.op in PASSING:
+                    passed = {node.name}
+                else:
+                    results = yield from self._of(node, i, way, calls | {call})
+                    passed = {f"{node.name}:output:{result}" for result in results}
+                waiting += sorted(passed - handles)
+                handles |= passed
+        return returned
+
+    def _users_in(self, function) -> dict:
+        """Returns (node, number of the input) pairs by the node or tensor that is read.
+
+        For the function's results, (None, number of the result).
+        """
+        name = function.signature.name
+        if name not in self._users:
+            users = self._users[name] = collections.defaultdict(list)
+            results = [function.ret[a.name] for a in function.signature.output_arg]
+            reads = [(None, results), *((n, n.input) for n in function.node_def)]
+            for node, inputs in reads:
+                for i, read in enumerate(inputs):
+                    for key in {producer_of(read), read}:
+                        users[key].append((node, i))
+        return self._users[name]
 
     def _anywhere(self, node, way: list) -> Iterator[list]:
         inside = nodes_of([*functions_of(node), node.op], self._library)
@@ -79,7 +110,7 @@ def places_behind(way: list, is_varying) -> set[int] | None:
     """Returns the numbers of the inputs of a way's first node that decide its write.
 
     Args:
-        way: A way of `writes_inside`.
+        way: A way of `Ways`.
         is_varying: Function of a node in a function that returns whether its results
             are not those of its inputs.
 
@@ -87,9 +118,7 @@ def places_behind(way: list, is_varying) -> set[int] | None:
         None if such a node decides the write too.
     """
     inner, _ = way[-1]
-    places = range(len(_values(inner)))
-    if not functions_of(inner):
-        places = places[1:]  # not the handle
+    places = range(len(_values(inner)))  # also the handle, which a branch may choose
     for node, function in reversed(way[:-1]):
         nodes = {other.name: other for other in function.node_def}
 

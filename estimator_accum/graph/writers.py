@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.handles import places_behind, writes_inside
+from estimator_accum.graph.handles import Ways, places_behind
 from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
@@ -36,15 +36,21 @@ def writers_of(
         without: Variables to leave out.
     """
     writers = {}
-    library = functools.cache(library_of_functions)
+    ways = functools.cache(lambda: Ways(library_of_functions(), writes))
     for operation in operations:
-        for place, tensor in enumerate(operation.inputs):
-            if may_be_variable(tensor):
-                variable = variable_of(tensor)
-                if variable is None or variable in without:
-                    continue
-                if _may_write(operation, place, library):
-                    writers.setdefault(variable, []).append(operation)
+        if operation.type in READERS or operation.type in PASSING:
+            continue
+        handles = {
+            place: variable_of(tensor)
+            for place, tensor in enumerate(operation.inputs)
+            if may_be_variable(tensor)
+        }
+        node = operation.node_def if handles else None  # made anew with each call
+        for place, variable in handles.items():
+            if variable is None or variable in without:
+                continue
+            if _may_write(operation, node, place, ways):
+                writers.setdefault(variable, []).append(operation)
     return writers
 
 
@@ -66,14 +72,12 @@ def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     return operation if operation.type in VARIABLES else None
 
 
-def _may_write(operation: tf.Operation, place: int, library) -> bool:
-    if operation.type in READERS or operation.type in PASSING:
-        return False
+def _may_write(operation: tf.Operation, node, place: int, ways) -> bool:
     if is_reference(operation.inputs[place]):
         return WRITERS.search(operation.type) is not None
-    if not functions_of(operation):
+    if not functions_of(node):
         return True
-    return any(writes_inside(operation.node_def, place, library(), writes))
+    return any(ways().to_writes(node, place))
 
 
 def writes(node) -> bool:
@@ -161,7 +165,7 @@ class MicroStepWriters:
         self._graph = graph
         with graph.as_default():
             self._writers = writers_of(self._running)
-        self._known = {}
+        self._known, self._in_update = {}, {}
 
     def runs(self, operation: tf.Operation) -> bool:
         """Returns whether an operation runs with a train op."""
@@ -199,12 +203,10 @@ class MicroStepWriters:
         """
         if not functions_of(writer):
             return list(writer.inputs[1:])
-        with self._graph.as_default():
-            library = library_of_functions()
         decisive = set()
         for place, tensor in enumerate(writer.inputs):
             if may_be_variable(tensor) and variable_of(tensor) is variable:
-                for way in writes_inside(writer.node_def, place, library, writes):
+                for way in self._ways.to_writes(writer.node_def, place):
                     places = places_behind(way, _varies)
                     if places is None:
                         return None
@@ -213,9 +215,15 @@ class MicroStepWriters:
 
     def is_in_update(self, operation: tf.Operation) -> bool:
         """Returns whether the boundary decides the effect of an operation."""
-        return not self._boundaries.isdisjoint(
-            data_ancestors([operation], deciding_inputs)
-        )
+        if operation not in self._in_update:
+            needed = data_ancestors([operation], deciding_inputs)
+            self._in_update[operation] = not self._boundaries.isdisjoint(needed)
+        return self._in_update[operation]
+
+    @functools.cached_property
+    def _ways(self) -> Ways:
+        with self._graph.as_default():
+            return Ways(library_of_functions(), writes)
 
     def _settles(self, operation: tf.Operation) -> bool:
         """Returns whether an operation writes the same value in a whole window."""

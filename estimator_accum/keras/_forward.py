@@ -12,7 +12,7 @@ from estimator_accum.graph.functions import (
     nodes_of,
     operations_with_own_gradients,
 )
-from estimator_accum.graph.handles import writes_inside
+from estimator_accum.graph.handles import Ways
 from estimator_accum.graph.internals import gradient_scope_of, is_composite
 from estimator_accum.graph.names import (
     CALLERS,
@@ -118,14 +118,14 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
     moved = []
     with graph.as_default():
         writers = writing(graph.get_operations())
-        library = library_of_functions()
+        ways = Ways(library_of_functions(), writes)
     for operation in writers:
         for place, tensor in enumerate(operation.inputs):
             if tensor.dtype != tf.resource:
                 continue
             # A function gets the handles of weights, too.
             if functions_of(operation) and not any(
-                writes_inside(operation.node_def, place, library, writes)
+                ways.to_writes(operation.node_def, place)
             ):
                 continue
             seed = seeds_by_handle.get(id(outer.get(tensor.name)))

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
+from estimator_accum.graph import functions, handles, writers
 from estimator_accum.graph.branches import either, run_either
 from estimator_accum.graph.variables import idle_zeros
 from estimator_accum.graph.walks import (
@@ -186,3 +187,32 @@ def test_operations_that_one_waits_for_have_one_order(fresh_graph):
     with tf.control_dependencies(others[::-1]):
         operation = tf.no_op("waiting")
     assert control_inputs_of(operation) == others
+
+
+def test_functions_are_read_once_for_all_their_variables(monkeypatch):
+    libraries, names = [], []
+
+    def library_of_functions():
+        libraries.append(functions.library_of_functions())
+        return libraries[-1]
+
+    def producer_of(name):
+        names.append(name)
+        return functions.producer_of(name)
+
+    monkeypatch.setattr(writers, "library_of_functions", library_of_functions)
+    monkeypatch.setattr(handles, "producer_of", producer_of)
+    with tf.Graph().as_default() as graph:
+        options = {"initializer": 0.0, "use_resource": True}
+        states = [v1.get_variable(f"state_{i}", **options) for i in range(9)]
+        results = tf.function(lambda: [state.assign_add(1.0) for state in states])()
+        tf.identity(results[0])  # runs with it
+        (call,) = (op for op in graph.get_operations() if op.type.endswith("edCall"))
+        found = writers.MicroStepWriters(graph, [results[0]])
+        (function,) = (libraries[0][name] for name in functions.functions_of(call))
+        reads = [read for node in function.node_def for read in node.input]
+        assert len(names) == len(reads) + len(function.ret)
+        for state in states:
+            assert found.all_of([state.handle.op]) == [call]
+            assert found.deciding(state.handle.op, call) is not None
+    assert len(libraries) == 2
