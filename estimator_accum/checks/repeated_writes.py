@@ -43,15 +43,16 @@ def changes_once(variable: tf.Operation, writers: MicroStepWriters) -> bool:
     writes = [_write_of(writer) for writer in writers.of(variable)]
     if None in writes:
         return False
-    needed = {write.operation: ancestors([write.operation]) for write in writes}
+    several = [write.operation for write in writes] if len(writes) > 1 else []
+    needed = {operation: ancestors([operation]) for operation in several}
 
     def place_of(write: _Write) -> int:
-        return sum(other in needed[write.operation] for other in needed)
+        return sum(other in needed[write.operation] for other in several)
 
     writes = sorted(writes, key=place_of)
     for place, write in enumerate(writes):
         earlier = {other.operation for other in writes[:place]}
-        if not earlier <= needed[write.operation].keys():
+        if earlier and not earlier <= needed[write.operation].keys():
             return False
         for read, source in write.reads.items():
             others = earlier if source is variable else set(writers.changing(source))
@@ -113,15 +114,16 @@ def _is_repeatable(variable: tf.Operation, writes: list[_Write]) -> bool:
             values = {**values, variable: one(variable, values)}
         return values[variable]
 
+    draws = range(_DRAWS if _shape(variable).num_elements() < _FEW else 1)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        draws = _DRAWS if _shape(variable).num_elements() < _FEW else 1
-        checks = [
-            _repeats(write, variable, variables, scale, draw)
-            for scale in _SCALES
-            for draw in range(draws)
-        ]
+        scale, draw = (tf.compat.v1.placeholder(t, []) for t in (tf.float32, tf.int32))
+        check = _repeats(write, variable, variables, scale, draw)
         try:
-            return all(session.run(checks))
+            return all(
+                session.run(check, {scale: size, draw: number})
+                for size in _SCALES
+                for number in draws
+            )
         except tf.errors.OpError:  # such as a factorization of random values
             return False
 
@@ -140,7 +142,7 @@ def _computing_inputs(operation: tf.Operation) -> list[tf.Tensor]:
 
 
 def _repeats(
-    write, variable: tf.Operation, variables: set, scale: float, draw: int
+    write, variable: tf.Operation, variables: set, scale: tf.Tensor, draw: tf.Tensor
 ) -> tf.Tensor:
     """Returns whether `write` changes random values once.
 
@@ -152,7 +154,8 @@ def _repeats(
         draw: Number that decides the values.
     """
     values = {
-        op: scale * tf.random.stateless_normal(_shape(op), [n, draw], dtype=_dtype(op))
+        op: tf.cast(scale, _dtype(op))
+        * tf.random.stateless_normal(_shape(op), [n, draw], dtype=_dtype(op))
         for n, op in enumerate(sorted(variables, key=lambda op: op.name))
     }
     once = write(values)

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
-from estimator_accum.checks.repeated_writes import changes_once
+from estimator_accum.checks import repeated_writes
+from estimator_accum.graph import copies as copies_of_operations
 from tests.helpers.models.interfaces import after_each, fed_gradients, sgd
 from tests.helpers.models.script_models import Assigning
 
@@ -106,6 +107,19 @@ def _writes_in(call):
     return write
 
 
+def _behind_a_branch(variable, loss):
+    """Writes, in a function, the one of two variables that a branch chooses."""
+    other = _state("other", [1.0, 1.0])
+
+    def write():
+        is_other = tf.reduce_sum(other) < 0.0
+        handle = tf.cond(is_other, lambda: other.handle, lambda: variable.handle)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=other + 1.0)
+        return tf.reduce_sum(other)
+
+    return tf.function(write)()
+
+
 def _function(body):
     return tf.function(body)()
 
@@ -193,7 +207,7 @@ _SETTLED_PAIRS = [
 ]
 _CALLS = [_function, _nested, _loop, _branch, _loop_in_function]
 _CHANGES = [_adam, _by_bert, _by_hand, _of_a_row, _decayed, *_UNSETTLED_PAIRS]
-_CHANGES += map(_writes_in, _CALLS)
+_CHANGES += [_behind_a_branch, *map(_writes_in, _CALLS)]
 _SETTLED = [_clipped, _normalized, _masked, _padded, *_SETTLED_PAIRS]
 _SETTLED += map(_counts_in, _CALLS)
 
@@ -217,12 +231,22 @@ def test_only_a_write_that_may_be_repeated_is_taken_beside_a_window(write, fresh
         (lambda v: tf.linalg.cholesky(-tf.matmul(v, v, transpose_b=True)), False),
     ],
 )
-def test_a_write_of_a_cluster_is_tried_in_this_process(value, answer, fresh_graph):
+def test_a_write_of_a_cluster_is_tried_in_this_process(
+    value, answer, fresh_graph, monkeypatch
+):
+    copies = []
+
+    def insert(*arguments):
+        copies.append(copies_of_operations.insert(*arguments))
+        return copies[-1]
+
+    monkeypatch.setattr(repeated_writes, "insert", insert)
     with tf.device("/job:worker/task:1/device:CPU:0"):
         variable = v1.get_variable("v", [2, 2], use_resource=True)
         write = variable.assign(value(variable))
         writers = types.SimpleNamespace(of=lambda variable: [write.op])
-        assert changes_once(variable.op, writers) == answer
+        assert repeated_writes.changes_once(variable.op, writers) == answer
+    assert len(copies) <= 2  # for f(x) and f(f(x)) of all random values
 
 
 def test_an_update_in_a_run_of_its_own_is_taken(fresh_graph):
@@ -305,10 +329,18 @@ def _of_micro_batch_in_function(variable, loss):
     return loss * mean, written
 
 
+def _of_micro_batch_in_a_second_call(variable, loss):
+    mean = _state("mean", 0.0)
+    add = tf.function(lambda x: mean.assign(0.9 * mean + 0.1 * x))
+    written = tf.function(lambda x: (add(tf.constant(0.0)), add(x)))(loss)
+    return loss * mean, tf.group(written)
+
+
 _ONCE_PER_BATCH = [_averaged, _counted, _annealed, _trained_beside, _returned]
 _ONCE_PER_BATCH += map(_counted_in, [_function, _nested])
 _FOR_EACH = [_counted_only, _copied, _of_micro_batch, _drawn]
 _FOR_EACH += [_counted_only_in_function, _of_micro_batch_in_function]
+_FOR_EACH += [_of_micro_batch_in_a_second_call]
 
 
 @pytest.mark.parametrize("write", [*_ONCE_PER_BATCH, *_FOR_EACH])
