@@ -59,7 +59,7 @@ def check_trained(
     gradients, variables = map(list, zip(*pairs, strict=True))
     _check_resource_variables(variables)
     check_own_copies(variables)
-    device = device_here()
+    device = _device_of_task(variables, loss)
     for variable in variables:
         if not variable.shape.is_fully_defined():
             raise ValueError(
@@ -67,6 +67,18 @@ def check_trained(
                 f"{variable.name} of shape {variable.shape}. Make it with its shape."
             )
     return gradients, variables, device
+
+
+def _device_of_task(variables: list[tf.Variable], loss: tf.Tensor | None) -> str:
+    """Returns the device here; if it names no task, the one of variables and loss."""
+    here = device_here()
+    spec = tf.DeviceSpec.from_string(here)
+    if loss is None or None not in (spec.job, spec.task):
+        return here
+    specs = map(
+        tf.DeviceSpec.from_string, [loss.device, *(v.device for v in variables)]
+    )
+    return loss.device if len({(s.job, s.task) for s in specs}) == 1 else here
 
 
 def no_gradient_message(loss: tf.Tensor | None) -> str:
