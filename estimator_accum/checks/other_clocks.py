@@ -5,15 +5,14 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum.checks.global_step import deciding
+from estimator_accum.checks.global_step import deciding as deciding_with_shapes
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.names import PYTHON, TAKING_A_BATCH
+from estimator_accum.graph.names import PYTHON, SHAPES, TAKING_A_BATCH
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.graph.writers import writing
 
 _WARNED = "_estimator_accum_warned_of_other_clocks"  # a graph's attribute
-_COUNTED = {"RangeDataset", "TensorSliceDataset"}
 _NOT_COUNTED = re.compile(
     "Batch|Interleave|Record|Text|FixedLength|Generator|Random|Shuffle|Sample|PyFunc"
     "|EagerPyFunc|Stateful(?!Partitioned)|Stateless(Random|Truncated)|Rng"
@@ -29,21 +28,21 @@ def warn_of_other_clocks(
     """Warns, once for a graph, of a schedule that moves with every micro-step.
 
     A schedule of the loss is an iterator over single numbers beside one over batches,
-    whose data set is in a fixed order. One of the gradients alone may be in Python.
+    whose data set counts in a fixed order. One of the gradients alone may be in Python.
 
     Args:
         loss: The loss of a micro-batch; None if it is not known.
         gradients: Its gradients, of a sparse one the values.
         optimizer_ops: Operations of the optimizer's update.
     """
-    needed = data_ancestors(writing(optimizer_ops), deciding)
+    needed = data_ancestors(writing(optimizer_ops), _deciding)
     clocks = [op for op in needed if _moves(op)]
     if not clocks:
-        behind = data_ancestors([gradient.op for gradient in gradients], deciding)
+        behind = data_ancestors([gradient.op for gradient in gradients], _deciding)
         clocks = _counting_iterators(behind)
         in_python = [op for op in behind if op.type in PYTHON and _moves(op)]
         if in_python and loss is not None:
-            of_loss = data_ancestors([loss.op], deciding)
+            of_loss = data_ancestors([loss.op], _deciding)
             clocks += [op for op in in_python if op not in of_loss]
     graph = tf.compat.v1.get_default_graph()
     if clocks and not hasattr(graph, _WARNED):
@@ -55,6 +54,11 @@ def warn_of_other_clocks(
             clocks[0].name,
             "update" if clocks[0] in needed else "gradients",
         )
+
+
+def _deciding(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs whose values decide an operation's results."""
+    return [] if operation.type in SHAPES else deciding_with_shapes(operation)
 
 
 def _moves(operation: tf.Operation) -> bool:
@@ -73,11 +77,11 @@ def _counting_iterators(needed) -> list[tf.Operation]:
 
 
 def _is_counted(iterator: tf.Operation, library: dict) -> bool:
-    """Returns whether an iterator's data set is in a fixed order, of numbers."""
+    """Returns whether an iterator's data set counts, in a fixed order."""
     makers = [op for op in iterator.outputs[0].consumers() if op.type == "MakeIterator"]
     nodes = [op.node_def for op in ancestors(makers)]
     called = [
         name for node in [iterator.node_def, *nodes] for name in functions_of(node)
     ]
     kinds = {node.op for node in [*nodes, *nodes_of(called, library)]}
-    return bool(kinds & _COUNTED) and not any(map(_NOT_COUNTED.search, kinds))
+    return "RangeDataset" in kinds and not any(map(_NOT_COUNTED.search, kinds))

@@ -324,6 +324,14 @@ def _numbers():
     return tf.data.Dataset.range(9).map(lambda i: tf.cast(i, tf.float32))
 
 
+def _labels():
+    return tf.data.Dataset.from_tensor_slices([1.0, 2.0])
+
+
+def _by_size(batch):
+    return 0.1 / tf.cast(tf.shape(batch)[0], tf.float32)
+
+
 def _with_batches(weight):
     batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).repeat().batch(2)
     return weight * tf.reduce_mean(_next_of(batches))
@@ -351,6 +359,8 @@ CLOCKS = {
     "examples": (lambda: (_next_of(_numbers()), 0.1), None),
     "drawn": (lambda: (_with_batches(_next_of(_numbers().shuffle(9))), 0.1), None),
     "fed": (lambda: (1.0, v1.placeholder(tf.float32, [])), None),
+    "size": (lambda: (1.0, _by_size(_next_of(_numbers().batch(2)))), None),
+    "labels": (lambda: (_with_batches(_next_of(_labels())), 0.1), None),
 }
 
 
