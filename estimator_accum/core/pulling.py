@@ -9,9 +9,10 @@ own. A read that waits for something, such as an assignment of the weight, stays
 is.
 
 A second train op may compute from the copies of the first one, as of the layers that
-two losses share. The copies of both are then pulled when the window of either begins.
+two losses share. The copies of all that share are pulled when a window of one begins.
 """
 
+import functools
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -28,14 +29,15 @@ _PULLS = "_estimator_accum_pulls"  # a graph's attribute
 
 
 class _Pull(NamedTuple):
-    """Copies of one train op.
+    """Copies of train ops that share weights.
 
     Attributes:
-        is_due: Scalar bool, whether this micro-step pulls.
+        due: For each train op, the operation whose result is whether this micro-step
+            pulls.
         inputs: The inputs that read a copy, (operation, number) pairs.
     """
 
-    is_due: tf.Tensor
+    due: list[tf.Operation]
     inputs: set
 
 
@@ -62,13 +64,15 @@ def pull_once(
         is_due = tf.identity(clock.opens_window(state.micro_steps))
         with tf.control_dependencies(clock.once_per_window(is_due, pull)):
             values = [read(copy) for copy in copies]
-        for other in pulls:
-            if any(user in needed for user, _ in other.inputs):
-                both = other.is_due.op, is_due.op
-                either = tf.logical_or(*(due.inputs[0] for due in both))
-                for due in both:
-                    set_input(due, 0, either)
-    pulls.append(_Pull(is_due, {place for inputs in uses.values() for place in inputs}))
+        shared = [p for p in pulls if any(user in needed for user, _ in p.inputs)]
+        due = [*(operation for p in shared for operation in p.due), is_due.op]
+        begin = {operation.inputs[0].name: operation.inputs[0] for operation in due}
+        one_begins = functools.reduce(tf.logical_or, begin.values())
+        for operation in due:
+            set_input(operation, 0, one_begins)
+    places = {place for inputs in uses.values() for place in inputs}
+    pulls[:] = [p for p in pulls if p not in shared]
+    pulls.append(_Pull(due, places.union(*(p.inputs for p in shared))))
     use_before_runs(values, uses.values())
 
 

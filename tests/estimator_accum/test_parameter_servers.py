@@ -337,7 +337,18 @@ def _shared_by_two():
     return [first, second, second, second]
 
 
-@pytest.mark.parametrize("make", [_assigned_before, _shared_by_two])
+def _shared_by_three():
+    """Makes three train ops; the third shares with the second, that with the first."""
+    x, y = (v1.get_variable(n, initializer=v) for n, v in (("x", 3.0), ("y", 1.0)))
+    of_x, of_y, optimizer = x**2, y**2, v1.train.GradientDescentOptimizer(0.01)
+    first, second, third = (
+        make_accumulating_train_op(loss, optimizer, steps)
+        for loss, steps in ((of_x, 4), (of_x * of_y, 4), (of_y + 2.0 * x, 2))
+    )
+    return [first, second, third, third]
+
+
+@pytest.mark.parametrize("make", [_assigned_before, _shared_by_two, _shared_by_three])
 def test_copies_have_the_values_that_one_process_reads(tasks, make):
     def train(target: str, device) -> list:
         with tf.Graph().as_default(), v1.device(device), v1.Session(target) as session:
@@ -382,6 +393,13 @@ def test_a_train_op_that_names_no_task_is_refused(device):
         sentence = rf"Received: device '{device or ''}', and x:0 on /job:ps/task:0"
         with v1.device(device), pytest.raises(ValueError, match=sentence):
             make_accumulating_train_op(loss, optimizer, 2)
+
+
+def test_a_train_op_of_one_task_needs_no_device(fresh_graph):
+    with tf.device("/job:worker/task:1"):
+        loss = v1.get_variable("x", initializer=3.0, use_resource=True) ** 2
+    make_accumulating_train_op(loss, v1.train.GradientDescentOptimizer(1.0), 2)
+    assert not get_windows()[0].place.is_on_worker
 
 
 def test_a_strategy_that_puts_windows_on_servers_is_refused():
