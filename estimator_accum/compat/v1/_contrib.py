@@ -48,7 +48,7 @@ def install() -> None:
     """Makes `tf.compat.v1.contrib` and `tensorflow.contrib`."""
     stand_ins = _stand_ins()
     old_names = _OLD_NAMES
-    if _slim.is_installed():
+    if _slim.is_installed() and not _slim.import_error():
         _slim.add_names(stand_ins)
         old_names = old_names | _slim.OLD_NAMES
     modules = {

@@ -3,8 +3,11 @@
 They replace stand-ins of the same name, so that all functions share one arg_scope.
 """
 
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
+import itertools
 import sys
 
 import tensorflow as tf
@@ -32,6 +35,19 @@ def is_installed() -> bool:
     return importlib.util.find_spec("tf_slim") is not None
 
 
+@functools.cache
+def import_error() -> str:
+    """Returns the error with which the installed tf_slim fails; "" if it has none."""
+    nets = (f"tf_slim.nets.{net}" for net in _NETS.split())
+    try:
+        _complete_tensorflow()
+        for path in itertools.chain(nets, *_MODULES.values()):
+            importlib.import_module(path)
+    except (ImportError, AttributeError) as error:  # of names that TensorFlow removed
+        return repr(error)
+    return ""
+
+
 def remedy(name: str) -> str:
     """Returns a sentence on how to install tf_slim, if that may have a name.
 
@@ -39,23 +55,26 @@ def remedy(name: str) -> str:
         name: Missing name, e.g. "tf.contrib.slim.dataset".
 
     Returns:
-        The sentence, after a space; "" if tf_slim is installed or has no such module.
+        The sentence, after a space; "" if tf_slim can be imported or has no such module.
     """
     _, is_contrib, rest = name.partition(".contrib.")
-    if not is_contrib or rest.partition(".")[0] not in _MODULES or is_installed():
+    if not is_contrib or rest.partition(".")[0] not in _MODULES:
         return ""
+    if is_installed():
+        packages = importlib.metadata.distributions(name="tf_slim")
+        name = " ".join(["tf_slim", *(package.version for package in packages)])
+        error = import_error()
+        sentence = f" The installed {name} cannot be imported, {error}: {_INSTALL}"
+        return sentence if error else ""
     return f" The package tf_slim has more names of slim and layers: {_INSTALL}"
 
 
 def add_names(stand_ins: dict[str, dict]) -> None:
-    """Adds the names of tf_slim to the stand-ins.
+    """Adds the names of tf_slim, which can be imported, to the stand-ins.
 
     Args:
         stand_ins: Modules of `tf.contrib` -> names -> stand-ins.
     """
-    _complete_tensorflow()
-    for net in _NETS.split():
-        importlib.import_module(f"tf_slim.nets.{net}")
     for name, paths in _MODULES.items():
         for module in map(importlib.import_module, paths):
             public = getattr(module, "__all__", dir(module))

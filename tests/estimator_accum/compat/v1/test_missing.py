@@ -82,19 +82,45 @@ def test_script_with_all_its_names_has_no_list(folder):
     assert _missing.list_missing(str(script), str(folder)) == ""
 
 
-def test_installed_tf_slim_adds_names_and_replaces_those_of_its_arg_scope(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "tf_slim").mkdir()
-    text = "conv2d, dataset, _private = 1, 2, 3"
-    (tmp_path / "tf_slim" / "__init__.py").write_text(text)
+@pytest.fixture
+def tf_slim(tmp_path, monkeypatch):
+    """Returns a function that installs a module tf_slim of a text."""
+
+    def install(text):
+        (tmp_path / "tf_slim.py").write_text(text)
+        (tmp_path / "tf_slim-1.1.0.dist-info").mkdir()
+        metadata = "Metadata-Version: 2.1\nName: tf-slim\nVersion: 1.1.0\n"
+        (tmp_path / "tf_slim-1.1.0.dist-info" / "METADATA").write_text(metadata)
+
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.split(".")[0] == "tf_slim"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(_slim, "_MODULES", {"slim": ("tf_slim",)})
     monkeypatch.setattr(_slim, "_NETS", "")
+    _slim.import_error.cache_clear()
+    yield install
+    _slim.import_error.cache_clear()
+    sys.modules.pop("tf_slim", None)
+
+
+def test_installed_tf_slim_adds_names_and_replaces_those_of_its_arg_scope(tf_slim):
+    tf_slim("conv2d, dataset, _private = 1, 2, 3")
     stand_ins = {"slim": {"conv2d": 0, "relu": 0}, "tpu": {}}
     _slim.add_names(stand_ins)
-    monkeypatch.delitem(sys.modules, "tf_slim")
     assert stand_ins == {"slim": {"conv2d": 1, "relu": 0, "dataset": 2}, "tpu": {}}
     assert _slim.is_installed() and _slim.remedy("tf.contrib.slim.no_such") == ""
+
+
+def test_an_unfit_tf_slim_is_left_out_and_named(tf_slim, monkeypatch):
+    tf_slim("from tensorflow.python.no_such import name")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(tf.compat.v1, "contrib", None, raising=False)
+    for name in [n for n in sys.modules if n.startswith("tensorflow.contrib")]:
+        monkeypatch.delitem(sys.modules, name)
+    _contrib.install()
+    assert tf.compat.v1.contrib.slim.conv2d is _contrib._stand_ins()["slim"]["conv2d"]
+    words = (
+        r"installed tf_slim 1\.1\.0 cannot be imported, ModuleNotFoundError.*no_such.*"
+    )
+    with pytest.raises(AttributeError, match=words + "pip install git"):
+        _ = tf.compat.v1.contrib.slim.dataset
