@@ -120,21 +120,21 @@ def _check_folder(settings: Settings, description: Mapping[str, Any]) -> None:
         description: Content of `run_settings.json`, without the division of an update.
     """
     folder = settings.output_dir
-    check_free(
-        folder,
-        "model.ckpt-[1-9]*",
-        "Use another --output_dir, and this one's checkpoint as --init_checkpoint to "
-        "start from it.",
-    )
+    if start := latest_checkpoint(folder):  # of any name
+        check_free(
+            folder,
+            f"{pathlib.Path(start).name}*",
+            "Use another --output_dir, and this one's checkpoint as --init_checkpoint to "
+            "start from it.",
+        )
     before = settings_in(folder).get(_EARLIER, [])
     changing = {_EARLIER} if before == description[_EARLIER] else {_EARLIER, _EPOCHS}
-    start = latest_checkpoint(folder) or f"{folder}/model.ckpt-*"
     check_same(
         folder,
         {name: value for name, value in description.items() if name not in changing},
         "Use the same settings and files (a finished run trains on with more "
-        f"--num_train_epochs), or another --output_dir, and --init_checkpoint={start} "
-        "there to start from this run's weights.",
+        "--num_train_epochs), or another --output_dir, and --init_checkpoint="
+        f"{start or f'{folder}/model.ckpt-*'} there to start from this run's weights.",
     )
 
 

@@ -7,20 +7,24 @@ and prints the largest difference of weights, slots, losses, metrics and predict
 Fails if one is above 1e-11.
 """
 
-import argparse
 import importlib
 import itertools
+import pathlib
 import sys
 
+if __name__ == "__main__":  # a clone runs without installation
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+
+from estimator_accum.programs.command_line import OneSentenceParser
 from tests.helpers.models.keras_cut import LOSSES, MODELS, difference, train
 
 _LIMIT = 1e-11
 _EPOCHS = 10  # of three updates each
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Compares all cases; returns 1 if one differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = OneSentenceParser(__doc__)
     parser.add_argument("--keras", default="keras", help="module: keras or tf_keras")
     parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
@@ -40,4 +44,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

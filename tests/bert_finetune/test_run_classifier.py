@@ -154,7 +154,9 @@ def test_a_folder_with_checkpoints_of_another_program_is_refused(flags, capsys):
     folder = flags["output_dir"]
     write_bert(folder)
     tf.compat.v1.train.update_checkpoint_state(folder, str(folder / "bert_model.ckpt"))
-    assert "with checkpoints but no run_settings.json" in _refused(flags, capsys)
+    assert "bert_model.ckpt.data-00000-of-00001 and no run_settings.json" in _refused(
+        flags, capsys
+    )
 
 
 @pytest.mark.slow
