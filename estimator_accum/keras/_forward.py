@@ -1,4 +1,4 @@
-"""The forward pass of a micro-batch, traced, with the proof that each row of its outputs comes from its own example."""
+"""The traced forward pass of a micro-batch, with a proof that each row is of its own example."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
