@@ -22,6 +22,7 @@ from estimator_accum.graph.names import (
     draws_from_seed,
 )
 from estimator_accum.graph.writers import writes, writing
+from estimator_accum.microbatch.own_optimizer.refusals import refuse_combining
 from estimator_accum.microbatch.repeatable import is_repeatable
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import State
@@ -213,13 +214,7 @@ def _check_own_gradients(forward: Callable, traced, specs: list, variables) -> N
     with graph.as_default():
         analysis = Analysis(rows[: len(specs) - 1 + len(arriving)])
         analysis.analyze(graph.outputs)
-    for operation, inner in analysis.combining:
-        if any(scope in f"/{operation.name}" for scope in scopes):
-            raise ValueError(
-                "A tf.custom_gradient must be computed for each example by itself. "
-                f"Received: {operation.name} of type {inner.type}, which combines "
-                "examples. Train with accumulate()."
-            )
+    refuse_combining(analysis, scopes, "Train with accumulate().")
 
 
 def _sentence(operation: tf.Operation, reason: str) -> str:

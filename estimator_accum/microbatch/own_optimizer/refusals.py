@@ -1,5 +1,7 @@
 """Gradients with respect to variables that cannot be summed over micro-batches."""
 
+from collections.abc import Collection
+
 import tensorflow as tf
 
 from estimator_accum.graph.functions import operations_with_own_gradients
@@ -12,6 +14,7 @@ from estimator_accum.graph.internals import (
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import View
+from estimator_accum.rows.analysis import Analysis
 
 
 def check_outside(graph: tf.Graph, ys: list[tf.Tensor]) -> None:
@@ -90,10 +93,15 @@ def check_own_gradients(
                 f"examples. Received: {operation.name}. Write the layer without one, "
                 "enable control flow v2, or train without micro-batches."
             )
+    refuse_combining(analysis, scopes, "Train without micro-batches.")
+
+
+def refuse_combining(analysis: Analysis, scopes: Collection[str], remedy: str) -> None:
+    """Raises ValueError if a gradient in one of the scopes combines examples."""
     for operation, inner in analysis.combining:
         if any(scope in f"/{operation.name}" for scope in scopes):
             raise ValueError(
                 "A tf.custom_gradient must be computed for each example by itself. "
                 f"Received: {operation.name} of type {inner.type}, which combines "
-                "examples. Train without micro-batches."
+                f"examples. {remedy}"
             )
