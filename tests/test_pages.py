@@ -140,6 +140,7 @@ _THERE = {
     "bert": _write_bert_archives,
     "clusters": lambda folder: _write_mnist(folder / "mnist"),
     "distributed": lambda folder: _write_mnist(folder / "archives"),
+    "errors": _write_base_config,
     "housing_example": _write_housing,
     "no_edit": _write_scripts,
     "performance": _write_cola,
