@@ -16,6 +16,8 @@ from tests.helpers.processes import programs, running
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported
 _CPU_SECS = "cpu_secs"
+_LONG = 24  # rows of a table
+_WHOLE = {"rows", "keras", "compat"}  # folders whose tables run on both Pythons
 
 
 def pytest_addoption(parser):
@@ -82,11 +84,34 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.line(said)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items):
-    """Sorts files with many slow tests first: last, one would run on a single core."""
+    """Marks rows `once`, and sorts files with many slow tests first.
+
+    Such a file would run on a single core if it was the last one.
+    """
+    _mark_rows(items)
     marked = [item.path for item in items if item.get_closest_marker("slow")]
     slow = collections.Counter(marked)
     items.sort(key=lambda item: -slow[item.path])
+
+
+def _mark_rows(items) -> None:
+    """Marks `once` all but every third row of a table, or every sixth of a long one.
+
+    The others show that the library reads the newest TensorFlow's graphs. Tables of the
+    core stay whole, and those of the folders `_WHOLE`.
+    """
+    tables = collections.defaultdict(list)
+    for item in items:
+        marked = any(map(item.get_closest_marker, ("once", "core")))
+        if hasattr(item, "callspec") and not marked:
+            tables[item.nodeid.partition("[")[0]].append(item)
+    for rows in tables.values():
+        step = 6 if len(rows) >= _LONG else 3
+        for number, row in enumerate(rows):
+            if number % step and not _WHOLE & {*row.path.parts}:
+                row.add_marker("once")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -179,6 +179,7 @@ def test_the_shell_blocks_of_a_page_run_in_order(page, tmp_path):
     print(printed)
 
 
+@pytest.mark.once
 def test_blocks_are_of_languages_that_tests_read():
     languages = {
         language
@@ -194,6 +195,7 @@ _COMMAND = re.compile(
 )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("page", documents.ALL)
 def test_commands_are_in_fenced_blocks(page):
     fenced = re.compile(r"^```.*\n(?s:.*?)^```$", re.MULTILINE)
@@ -284,6 +286,7 @@ _INLINE = sorted(
 )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("script, flags", [(each[0], each[1:]) for each in _INLINE])
 def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeypatch):
     def parse_and_stop(self, arguments=None):
@@ -305,6 +308,7 @@ _NAMED = set(
 )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("words", sorted(_NAMED))
 def test_every_command_in_the_pages_exists(words):
     assert words in command._COMMANDS

@@ -17,6 +17,8 @@ from bert_finetune.demo_data import (
 from bert_finetune.tasks import get_task, read_examples
 from bert_finetune.tokenization import WordPieceTokenizer
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

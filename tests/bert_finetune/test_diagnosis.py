@@ -9,6 +9,7 @@ import pytest
 from bert_finetune import diagnosis
 from bert_finetune.tasks import get_task
 
+pytestmark = pytest.mark.once
 _LABELS = np.array([1] * 7 + [0] * 3, np.int32)
 _LN = math.log(2)
 

@@ -20,6 +20,7 @@ from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.progress import Progress
 
+pytestmark = pytest.mark.once
 _METRIC = "f1"
 
 

@@ -18,6 +18,7 @@ from bert_finetune import fetch_bert
 from tests.helpers.models.hugging_face_folder import random_tensors, write_folder
 from tests.helpers.processes.local_server import LocalServer, content_of, make_zip
 
+pytestmark = pytest.mark.once
 _MODEL = {"bert_config.json": "{}", "vocab.txt": "[PAD]\n"}
 _MODEL |= {f"bert_model.ckpt.{end}": end for end in ("index", "data-00000-of-00001")}
 _TINY = "uncased_L-2_H-128_A-2"

@@ -16,6 +16,8 @@ from estimator_accum.programs.folder import check_output_dir
 from estimator_accum.programs.progress import latest_checkpoint
 from tests.helpers.models.tiny_bert import copy_at_step
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def copy(trained_settings, tmp_path) -> Settings:

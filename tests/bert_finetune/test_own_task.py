@@ -14,6 +14,7 @@ from bert_finetune.tasks import Example, read_examples
 from bert_finetune.tokenization import WordPieceTokenizer
 from tests.helpers.models import tiny_bert
 
+pytestmark = pytest.mark.once
 _YELP = {
     "train_file": "train.csv",
     "dev_file": "test.csv",
@@ -280,7 +281,6 @@ def test_predictions_and_the_hugging_face_config_have_the_names_of_classes(
     assert (config["problem_type"], config["num_labels"]) == ("regression", 1)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("micro_batch_size", [4, "auto"])
 def test_a_regression_learns_and_predicts_numbers(settings, tmp_path, micro_batch_size):
     """Words below w10 mean 4, the others 0."""

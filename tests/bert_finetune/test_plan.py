@@ -23,6 +23,7 @@ from tests.helpers.models import tiny_bert
 from tests.helpers.models.interfaces import most_bytes_alive, start_session
 from tests.helpers.processes import documents
 
+pytestmark = pytest.mark.once
 _Usage = collections.namedtuple("_Usage", "free")
 _TINY = json.loads("""{
     "vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2,

@@ -11,6 +11,8 @@ from bert_finetune.plan import USABLE_SHARE
 from bert_finetune.plan_memory import memory_of
 from tests.helpers.models import tiny_bert
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_layers_are_recomputed_if_a_micro_batch_would_not_fit(optimizer, monkeypatch):

@@ -17,6 +17,7 @@ from estimator_accum.programs import report as end
 from estimator_accum.programs.command_line import aligned
 from estimator_accum.reports._memory import peak_bytes
 
+pytestmark = pytest.mark.once
 _COLUMNS = ["update_step", "global_step", "examples"]
 _COLUMNS += ["learning_rate", "loss", "gradient_norm", "examples_per_sec"]
 

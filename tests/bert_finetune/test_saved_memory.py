@@ -9,6 +9,7 @@ from bert_finetune.saved_memory import saving_text
 from estimator_accum.programs.batches import Batches
 from tests.helpers.models import tiny_bert
 
+pytestmark = pytest.mark.once
 _CONFIG = dataclasses.replace(
     tiny_bert.CONFIG, hidden_size=128, intermediate_size=512, num_hidden_layers=4
 )

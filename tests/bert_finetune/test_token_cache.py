@@ -17,6 +17,8 @@ from bert_finetune.tasks import Example, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import WordPieceTokenizer
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def text(tmp_path, cola_dir):

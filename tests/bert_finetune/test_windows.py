@@ -12,6 +12,7 @@ from bert_finetune.tasks import get_task, read_examples
 from bert_finetune.windows import epoch_order, make_windows, with_fastest_tokens
 from estimator_accum.programs.batches import Batches
 
+pytestmark = pytest.mark.once
 _CUTS = [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5), (7, 3)]
 
 

@@ -13,6 +13,8 @@ from distributed.input_pipeline import places
 from distributed.inputs import Examples, checksum, load_examples
 from estimator_accum.programs.batches import Batches
 
+pytestmark = pytest.mark.once
+
 
 def _idx(array: np.ndarray) -> bytes:
     head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)

@@ -7,6 +7,8 @@ import pytest
 from distributed import launch_local
 from estimator_accum.programs import launch
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def launched(monkeypatch, capsys):

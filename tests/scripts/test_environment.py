@@ -1,11 +1,13 @@
 """scripts/environment.sh, scripts/test, scripts/quickstart, .ci/run, with fake Pythons."""
 
+import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
 
+from tests import conftest
 from tests.helpers.processes.running import ROOT
 
 pytestmark = pytest.mark.once
@@ -131,3 +133,30 @@ def test_ci_runs_all_though_one_fails_and_passes_its_code_through(run):
     first, second = (line for line in tests if line != older)
     assert re.fullmatch("pytest 3.11 .*=10 -k window", first)
     assert re.fullmatch("pytest 3.12 .*=10 -m not once -k window", second)
+
+
+class _Row:
+    """A row of a test's table, as pytest's hook sees it."""
+
+    callspec = "a row"
+
+    def __init__(self, room: str, number: int):
+        self.path = pathlib.Path(f"tests/estimator_accum/{room}/test_a.py")
+        self.nodeid = f"{self.path}::test_of_{room}[{number}]"
+        self.marks = []
+
+    def get_closest_marker(self, name: str):
+        return name in self.marks or None
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+@pytest.mark.parametrize(
+    ("room", "rows", "chosen"),
+    [("hooks", 5, [0, 3]), ("hooks", 24, [0, 6, 12, 18]), ("rows", 5, [*range(5)])],
+)
+def test_the_second_python_runs_some_rows_of_a_table(room, rows, chosen):
+    items = [_Row(room, number) for number in range(rows)]
+    conftest.pytest_collection_modifyitems(items)
+    assert [number for number, row in enumerate(items) if not row.marks] == chosen

@@ -2,9 +2,12 @@
 
 import logging
 
+import pytest
 import tensorflow as tf
 
 from estimator_accum.programs.bars import BatchBar
+
+pytestmark = pytest.mark.once
 
 
 def _evaluate(bar, num_batches):

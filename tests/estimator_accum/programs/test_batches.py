@@ -4,6 +4,8 @@ import pytest
 
 from estimator_accum.programs.batches import AUTO, Batches, share_out
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(
     "effective, micro, steps, replicas, expected",

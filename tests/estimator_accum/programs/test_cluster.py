@@ -10,6 +10,7 @@ from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.launchers import read_cluster, read_workers
 from tests.helpers.models.launcher_environments import ALONE, RECORDED
 
+pytestmark = pytest.mark.once
 _CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
 
 

@@ -7,6 +7,7 @@ import pytest
 from estimator_accum.programs.lock import LockedFolderError, locked
 from tests.helpers.processes import running
 
+pytestmark = pytest.mark.once
 _HOLD = """
 import pathlib, sys, time
 from estimator_accum.programs.lock import locked

@@ -14,6 +14,7 @@ from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes import running
 
+pytestmark = pytest.mark.once
 _NOISE = "import os, sys; os.write(2, b'noise\\n'); print('more', file=sys.stderr)"
 _PROGRAM = f"""
 import sys
@@ -92,7 +93,6 @@ def _code_without_reader(program: str) -> int:
     return code
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("real_starts")
 def test_what_needs_no_tensorflow_is_checked_before_its_import(tmp_path):
     """The import takes seconds, and a launcher does not need it."""

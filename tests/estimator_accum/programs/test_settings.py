@@ -29,6 +29,7 @@ from housing_example.main import PROGRAM as HOUSING
 from tests.helpers.models import tiny_bert
 from tests.helpers.processes.running import ROOT
 
+pytestmark = pytest.mark.once
 _BERT = tiny_bert.command_line(*map(pathlib.Path, ("bert", "cola", "old")))
 _PROGRAMS = {
     "bert_finetune": (

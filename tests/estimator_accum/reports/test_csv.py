@@ -4,6 +4,8 @@ import pytest
 
 from estimator_accum.reports import CsvReport, Update
 
+pytestmark = pytest.mark.once
+
 
 def _update(step):
     return Update(step, 4 * step, loss=0.5, gradient_norm=1.0, weight=4.0, secs=10.0)

@@ -32,7 +32,6 @@ from tests.helpers.models.microbatch_runs import (
 )
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.models.script_models import SCRIPTS
-from tests.helpers.oracles.exactness import some_on_both
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
@@ -41,7 +40,7 @@ _X, _Y = make_data(16)
 _BATCH = ({"x": _X}, _Y)
 
 
-@pytest.mark.parametrize("name", some_on_both(SCRIPTS))
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_trains_as_with_the_batch_at_once(name):
     model_fn, input_fn = SCRIPTS[name]
     theirs, their_losses = train(model_fn, input_fn, 20)

@@ -7,12 +7,7 @@ from tests.helpers.models import hidden_mixing, losses
 from tests.helpers.models.examples import BATCH, make_dataset
 from tests.helpers.models.losses import features_of, model_fn_of
 from tests.helpers.oracles import exactness
-from tests.helpers.oracles.exactness import (
-    EQUAL,
-    SINGLE,
-    assert_exact,
-    some_on_both,
-)
+from tests.helpers.oracles.exactness import EQUAL, SINGLE, assert_exact
 
 _MAY_BE_REFUSED = losses.EXACT_OR_REFUSED | hidden_mixing.HIDDEN
 
@@ -21,25 +16,25 @@ def _input_fn(loss, **options):
     return lambda: make_dataset(features_of(loss), **options)
 
 
-@pytest.mark.parametrize("name", some_on_both(losses.LOSSES))
+@pytest.mark.parametrize("name", losses.LOSSES)
 def test_a_loss_is_that_of_the_batch_at_once(name):
     loss = losses.LOSSES[name]
     assert_exact(model_fn_of(loss), _input_fn(loss))
 
 
-@pytest.mark.parametrize("name", some_on_both(losses.SINGLE))
+@pytest.mark.parametrize("name", losses.SINGLE)
 def test_a_loss_in_float32_is_that_of_the_batch_at_once(name):
     loss = losses.SINGLE[name]
     assert_exact(model_fn_of(loss), _input_fn(loss), tolerance=SINGLE)
 
 
-@pytest.mark.parametrize("name", some_on_both(losses.WITH_CONTROL_FLOW))
+@pytest.mark.parametrize("name", losses.WITH_CONTROL_FLOW)
 def test_a_loss_with_control_flow_is_that_of_the_batch_at_once(name, control_flow):
     loss = losses.WITH_CONTROL_FLOW[name]
     assert_exact(model_fn_of(loss), _input_fn(loss))
 
 
-@pytest.mark.parametrize("name", some_on_both(_MAY_BE_REFUSED))
+@pytest.mark.parametrize("name", _MAY_BE_REFUSED)
 def test_a_loss_is_exact_or_refused(name):
     loss = _MAY_BE_REFUSED[name]
     input_fn = _input_fn(loss, drop_remainder=name == "static_batch_size")
@@ -47,7 +42,7 @@ def test_a_loss_is_exact_or_refused(name):
     exactness.assert_exact_or_refused(model_fn_of(loss), input_fn, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", some_on_both(hidden_mixing.WITH_CONTROL_FLOW))
+@pytest.mark.parametrize("name", hidden_mixing.WITH_CONTROL_FLOW)
 def test_a_loop_that_hides_how_it_mixes_is_exact_or_refused(name, control_flow):
     loss = hidden_mixing.WITH_CONTROL_FLOW[name]
     exactness.assert_exact_or_refused(model_fn_of(loss), _input_fn(loss))

@@ -18,7 +18,7 @@ def _check(assert_of, case):
     assert_of(model_fn, lambda: make_dataset(features_of(script)), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", exactness.some_on_both(model_fns.EXACT))
+@pytest.mark.parametrize("name", model_fns.EXACT)
 def test_a_model_fn_trains_as_with_the_batch_at_once(name):
     _check(exactness.assert_exact, model_fns.EXACT[name])
 
@@ -28,7 +28,7 @@ def test_a_model_fn_with_branches_trains_as_with_the_batch_at_once(name, control
     _check(exactness.assert_exact, model_fns.WITH_CONTROL_FLOW[name])
 
 
-@pytest.mark.parametrize("name", exactness.some_on_both(model_fns.EXACT_OR_REFUSED))
+@pytest.mark.parametrize("name", model_fns.EXACT_OR_REFUSED)
 def test_a_model_fn_is_exact_or_refused(name):
     _check(exactness.assert_exact_or_refused, model_fns.EXACT_OR_REFUSED[name])
 

@@ -8,7 +8,7 @@ from tests.helpers.models import networks
 from tests.helpers.models.examples import BATCH, make_dataset
 from tests.helpers.models.losses import features_of, model_fn_of
 from tests.helpers.oracles import exactness
-from tests.helpers.oracles.exactness import SINGLE, assert_exact, some_on_both
+from tests.helpers.oracles.exactness import SINGLE, assert_exact
 
 # A few roundings of a number of the type.
 _ROUNDINGS = {"bfloat16": 2e-2, "float16": 5e-3}
@@ -18,26 +18,26 @@ def _input_fn(network, **options):
     return lambda: make_dataset(features_of(network), **options)
 
 
-@pytest.mark.parametrize("name", some_on_both(networks.NETWORKS))
+@pytest.mark.parametrize("name", networks.NETWORKS)
 def test_a_network_trains_as_with_the_batch_at_once(name):
     network = networks.NETWORKS[name]
     assert_exact(model_fn_of(network), _input_fn(network))
 
 
-@pytest.mark.parametrize("name", some_on_both(networks.WITH_CONTROL_FLOW))
+@pytest.mark.parametrize("name", networks.WITH_CONTROL_FLOW)
 def test_a_network_with_loops_trains_as_with_the_batch_at_once(name, control_flow):
     network = networks.WITH_CONTROL_FLOW[name]
     assert_exact(model_fn_of(network), _input_fn(network))
 
 
-@pytest.mark.parametrize("name", some_on_both([*networks.SINGLE, *networks.HALF]))
+@pytest.mark.parametrize("name", [*networks.SINGLE, *networks.HALF])
 def test_a_network_in_less_than_double_precision_trains_as_with_the_batch_at_once(name):
     network = (networks.SINGLE | networks.HALF)[name]
     tolerance = _ROUNDINGS.get(name, SINGLE)
     assert_exact(model_fn_of(network), _input_fn(network), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", some_on_both(networks.EXACT_OR_REFUSED))
+@pytest.mark.parametrize("name", networks.EXACT_OR_REFUSED)
 def test_a_network_of_several_examples_is_exact_or_refused(name):
     network = networks.EXACT_OR_REFUSED[name]
     tolerance = SINGLE if name == "batch_norm_of_tensorflow_1" else None

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.models.interception import build
-from tests.helpers.oracles.exactness import assert_exact, some_on_both
+from tests.helpers.oracles.exactness import assert_exact
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
@@ -328,7 +328,7 @@ def _input_fn():
     return first
 
 
-@pytest.mark.parametrize("name", some_on_both(_TRAPS))
+@pytest.mark.parametrize("name", _TRAPS)
 def test_a_cut_batch_trains_as_the_batch_at_once(name):
     assert_exact(_model_fn(_TRAPS[name]), _input_fn, (4, 1), updates=len(_BATCHES))
 

@@ -9,11 +9,10 @@ makes of the model_fn; no files are written.
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
@@ -27,22 +26,8 @@ DOUBLE, SINGLE = 1e-9, 2e-5
 EQUAL = 1e-300  # no difference at all
 _AS_IT_IS = v1.ConfigProto()
 _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
-_LONG = 24  # rows of a table
 # A variable whose own gradient cancels to nothing may change by rounding.
 _CANCELS = 1e-4
-
-
-def some_on_both(rows: Iterable[str | tuple]) -> list:
-    """Returns rows of a table as parameters, of which most are marked `once`.
-
-    Every sixth row of a long table, or every third of a short one, shows that the library
-    reads the newest TensorFlow's graphs. The rule of each type of operation is tested on
-    both Pythons, by `test_rows.py` and `test_attacked_rules.py`.
-    """
-    values = [row if isinstance(row, tuple) else (row,) for row in rows]
-    step = 6 if len(values) >= _LONG else 3
-    marks = [[pytest.mark.once] * (i % step > 0) for i in range(len(values))]
-    return [pytest.param(*row, marks=m) for row, m in zip(values, marks, strict=True)]
 
 
 class Refused(ValueError):
