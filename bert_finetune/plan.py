@@ -160,7 +160,7 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
             f"{size} x {flags.max_seq_length} tokens{layers}",
         ),
         ("gradients", memory.gradients, "beside the activations"),
-        ("update", memory.update, "gradients and temporaries"),
+        ("update", memory.update, "not while activations exist"),
         (
             "peak of the model",
             memory.peak,

@@ -129,8 +129,8 @@ class Settings(RunSettings):
         None,
         "Maximum number of tokens in a micro-batch, padding included. A replica's share "
         "of an update is split into as few micro-batches as possible; --micro_batch_size "
-        "is not used. None with --effective_batch_size and no other size: chosen for "
-        "speed.",
+        "is not used. None with --effective_batch_size, no other size and "
+        "--strategy=none: chosen for speed.",
         group=SIZES,
     )
     learning_rate: float = flag(5e-5)

@@ -10,9 +10,13 @@ import pytest
 import tensorflow as tf
 
 import estimator_accum
+from bert_finetune import settings as bert_settings
 from bert_finetune.run_classifier import PROGRAM
 from distributed import launch_local
+from distributed import settings as distributed_settings
 from estimator_accum import get_or_create_update_step
+from estimator_accum.programs.flag_values import define_program_flags
+from housing_example import settings as housing_settings
 from scripts import pictures
 from tests.helpers.processes import documents, legacy_runs
 
@@ -202,7 +206,7 @@ def test_every_message_on_the_page_of_errors_is_in_the_source():
 
 
 def test_the_page_of_errors_has_twenty():
-    assert len(re.findall("(?m)^### ", documents.PAGES["errors"])) == 20
+    assert len(re.findall("(?m)^### ", documents.PAGES["errors"])) >= 20
     with pytest.raises(AttributeError, match="^module 'tensorflow' has no attribute"):
         tf.contrib  # noqa: B018, as on the page
 
@@ -227,6 +231,41 @@ def test_every_flag_in_the_pages_exists(flag):
     rooms = (PROGRAM.flags(), launch_local.make_flags())
     is_known = any(flag in flags for flags in rooms)
     assert is_known or any(re.search(f'"(--)?{flag}"', text) for text in texts)
+
+
+_SETTINGS_BY_PAGE = {
+    "bert": bert_settings.Settings,
+    "distributed": distributed_settings.Settings,
+    "housing_example": housing_settings.Settings,
+}
+
+
+@pytest.mark.parametrize("page", _SETTINGS_BY_PAGE)
+def test_a_table_of_flags_names_the_defaults_of_help(page):
+    settings = _SETTINGS_BY_PAGE[page]
+    flags = define_program_flags(settings)
+    table = documents.ALL[page].split("| flag | default | |")[1].split("\n\n")[0]
+    rows = re.findall(r"(?m)^\| (`--.*?) \|(.*?)\|", table)
+    cells = {
+        name: cell.strip(" `").removeprefix("none")
+        for names, cell in rows
+        for name in re.findall(r"--(\w+)", names)
+    }
+    assert len(cells) > 15
+    assert cells == {name: _default(settings, flags[name]) for name in cells}
+
+
+def _default(settings, flag) -> str:
+    """Returns the default of a flag as a table shows it; "" for none."""
+    usual = {"default_gradient_accumulation_steps": 1, **settings.usual_sizes}
+    usual = usual.get(f"default_{flag.name}")
+    if flag.name in ("micro_batch_size", "gradient_accumulation_steps"):
+        return "from the others" + (f", or {usual}" if usual else "")
+    if flag.name == "effective_batch_size":
+        return str(usual or "from the others")
+    is_bool = isinstance(flag.default, bool)
+    text = str(flag.default).lower() if is_bool else str(flag.default)
+    return text.removeprefix("none" if flag.default == "none" else "None")
 
 
 def _prose(page: str) -> str:

@@ -59,7 +59,7 @@ def list_missing(path: str, folder: str) -> str:
         return ""
     rule = "Names of TensorFlow 1 that have no stand-in, so that the script fails where"
     lines = [f"    {name}: {', '.join(places)}" for name, places in missing.items()]
-    remedy = "Replace them in the script, or run that on TensorFlow 1.15."
+    remedy = "Replace them in the script, or run it on TensorFlow 1.15."
     remedy += max(map(_slim.remedy, missing))
     return "\n".join([f"{rule} it uses them ({len(missing)}):", *lines, remedy])
 

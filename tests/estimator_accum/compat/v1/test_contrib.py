@@ -411,7 +411,7 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
     modules, *refusals = done.stdout.splitlines()
     assert modules == str(sorted(_contrib._stand_ins()))
     all_modules = ", ".join(sorted(_contrib._stand_ins()))
-    end = "Replace it in the script, or run that on TensorFlow 1.15."
+    end = "Replace it in the script, or run it on TensorFlow 1.15."
     top = f"A name of `tf.contrib` must be one that has a stand-in: {all_modules}."
     assert refusals[0] == f"AttributeError {top} Received: tf.contrib.signal. {end}"
     assert refusals[1].startswith("AttributeError A name of `tf.contrib.data` must be")

@@ -69,7 +69,7 @@ def test_names_without_a_stand_in_are_listed_at_once(folder):
         "    tf.contrib.slim.separable_conv2d: script.py line 15",
         "    tf.examples: script.py line 4",
         (
-            "Replace them in the script, or run that on TensorFlow 1.15. The package "
+            "Replace them in the script, or run it on TensorFlow 1.15. The package "
             "tf_slim has more names of slim and layers: pip install "
             "git+https://github.com/google-research/tf-slim"
         ),
