@@ -106,7 +106,7 @@ def _sentence(name: str, names: dict) -> str:
     return (
         f"A name of `{parent}` must be one that has a stand-in: "
         f"{', '.join(sorted(names)) or 'none'}. Received: "
-        f"{name.replace('tensorflow.', 'tf.')}. Replace it in the script, or run that "
+        f"{name.replace('tensorflow.', 'tf.')}. Replace it in the script, or run it "
         f"on TensorFlow 1.15.{_slim.remedy(name)}"
     )
 
