@@ -20,6 +20,9 @@ from bert_finetune import active_rows
 
 RateShare = Callable[[str], float]  # of a variable's name
 
+BETA_1, BETA_2 = 0.9, 0.999
+EPSILON = 1e-6
+WEIGHT_DECAY = 0.01
 _NOT_DECAYED = re.compile("LayerNorm|layer_norm|bias")
 
 
@@ -72,29 +75,13 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
     Args:
         rate: Learning rate, a float or a scalar Tensor.
-        weight_decay: Share of a variable that an update at rate 1 subtracts.
-        beta_1: Decay of the gradient's mean.
-        beta_2: Decay of the squared gradient's mean.
-        epsilon: Added to sqrt(v).
         rate_share: Function of a variable's name that returns its share of the rate;
             None gives each the whole.
     """
 
-    def __init__(
-        self,
-        rate: float | tf.Tensor,
-        weight_decay: float = 0.01,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-6,
-        rate_share: RateShare | None = None,
-    ):
+    def __init__(self, rate: float | tf.Tensor, rate_share: RateShare | None = None):
         super().__init__(use_locking=False, name="AdamWeightDecayOptimizer")
         self._rate = rate
-        self._weight_decay = weight_decay
-        self._beta_1 = beta_1
-        self._beta_2 = beta_2
-        self._epsilon = epsilon
         self._rate_share = rate_share or (lambda name: 1.0)
 
     def _valid_dtypes(self):
@@ -131,15 +118,15 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
 
     def _scalars_of(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
         """Returns the kernel's scalars, made once for all variables of a kind."""
-        rate, factor = tf.cast(rate, dtype), _root_of_v(self._beta_2, dtype)
+        rate, factor = tf.cast(rate, dtype), _root_of_v(dtype)
         scalars = {
             "beta1_power": 0.0,  # no bias correction
             "beta2_power": 0.0,
             "lr": rate * factor,
-            "beta1": self._beta_1,
-            "beta2": self._beta_2,
-            "epsilon": self._epsilon * factor,
-            "decay": rate * self._weight_decay,
+            "beta1": BETA_1,
+            "beta2": BETA_2,
+            "epsilon": EPSILON * factor,
+            "decay": rate * WEIGHT_DECAY,
         }
         return {name: tf.convert_to_tensor(v, dtype) for name, v in scalars.items()}
 
@@ -191,15 +178,15 @@ def _zeros(shape, dtype: tf.DType, **_) -> tf.Tensor:
     return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True)
 
 
-def _root_of_v(beta_2: float, dtype: tf.DType) -> float:
+def _root_of_v(dtype: tf.DType) -> float:
     """Returns the ratio of the kernel's sqrt(v) to the exact one.
 
     The kernel computes 1 - beta_2 in the gradient's dtype: for 0.999 in float32 this
     value, and so v, is too small by a relative 1.3e-5. With rate and epsilon scaled by
     the same ratio as sqrt(v), the variable follows the formula.
     """
-    rounded = np.asarray(beta_2, dtype.as_numpy_dtype)
-    return math.sqrt(float(1 - rounded) / (1.0 - beta_2))
+    rounded = np.asarray(BETA_2, dtype.as_numpy_dtype)
+    return math.sqrt(float(1 - rounded) / (1.0 - BETA_2))
 
 
 def is_decayed(name: str) -> bool:

@@ -15,6 +15,10 @@ import tensorflow as tf
 
 from bert_finetune.active_rows import read, share_when_read
 from bert_finetune.optimization import (
+    BETA_1,
+    BETA_2,
+    EPSILON,
+    WEIGHT_DECAY,
     AdamWeightDecayOptimizer,
     RateShare,
     is_decayed,
@@ -98,11 +102,16 @@ class LambOptimizer(AdamWeightDecayOptimizer):
     Args:
         rate: Learning rate, a float or a scalar Tensor.
         number: t, an integer scalar Tensor.
-        **options: Further arguments of `AdamWeightDecayOptimizer`.
+        rate_share: As of `AdamWeightDecayOptimizer`.
     """
 
-    def __init__(self, rate: float | tf.Tensor, number: tf.Tensor, **options):
-        super().__init__(rate, **options)
+    def __init__(
+        self,
+        rate: float | tf.Tensor,
+        number: tf.Tensor,
+        rate_share: RateShare | None = None,
+    ):
+        super().__init__(rate, rate_share)
         self._number = number
 
     def _scalars_of(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
@@ -110,19 +119,19 @@ class LambOptimizer(AdamWeightDecayOptimizer):
         # 1 - beta ** t, without the rounding of a difference.
         corrections = {
             f"correction_{i}": -tf.math.expm1(number * math.log(beta))
-            for i, beta in ((1, self._beta_1), (2, self._beta_2))
+            for i, beta in ((1, BETA_1), (2, BETA_2))
         }
         return corrections | {"rate": tf.cast(rate, dtype)}
 
     def _resource_apply_dense(self, grad, handle):
         scalars = self._scalars_for(handle, grad.dtype)
-        m, write_m = self._averaged(handle, "m", self._beta_1, grad)
-        v, write_v = self._averaged(handle, "v", self._beta_2, grad * grad)
-        root = tf.sqrt(v / scalars["correction_2"]) + self._epsilon
+        m, write_m = self._averaged(handle, "m", BETA_1, grad)
+        v, write_v = self._averaged(handle, "v", BETA_2, grad * grad)
+        root = tf.sqrt(v / scalars["correction_2"]) + EPSILON
         update = m / scalars["correction_1"] / root
         if is_decayed(handle.op.name):
             value = read(handle.handle, grad.dtype)
-            update += self._weight_decay * value
+            update += WEIGHT_DECAY * value
             norms = tf.norm(value), tf.norm(update)
             ratio = tf.math.divide_no_nan(*norms)
             update *= tf.where(ratio > 0, ratio, tf.ones_like(ratio))

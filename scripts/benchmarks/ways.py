@@ -66,7 +66,7 @@ def without_micro_step_checks(loss: tf.Tensor, steps: int) -> tf.Operation:
     )
 
 
-def original_patch(loss: tf.Tensor, steps: int, optimizer=None) -> tf.Operation:
+def original_patch(loss: tf.Tensor, steps: int) -> tf.Operation:
     """The gradient accumulation article's `tf.cond`, with its window's phase corrected.
 
     Every micro-step adds a dense gradient of loss / K to each accumulator; at the
@@ -75,9 +75,7 @@ def original_patch(loss: tf.Tensor, steps: int, optimizer=None) -> tf.Operation:
     Args:
         loss: Mean loss of a micro-batch.
         steps: K [micro-steps per update].
-        optimizer: An object with `apply_gradients`; None is `gradient_descent()`.
     """
-    optimizer = optimizer or gradient_descent()
     gradients, variables = zip(*trained(loss / steps), strict=True)
     accumulators = [_zeros(variable) for variable in variables]
     added = [
@@ -89,7 +87,9 @@ def original_patch(loss: tf.Tensor, steps: int, optimizer=None) -> tf.Operation:
         with tf.control_dependencies(added):
             sums = [accumulator.read_value() for accumulator in accumulators]
         clipped, _ = tf.clip_by_global_norm(sums, _CLIP_NORM)
-        applied = optimizer.apply_gradients(list(zip(clipped, variables, strict=True)))
+        applied = gradient_descent().apply_gradients(
+            list(zip(clipped, variables, strict=True))
+        )
         with tf.control_dependencies([applied]):
             cleared = [
                 accumulator.assign(tf.zeros(accumulator.shape), read_value=False)

@@ -21,8 +21,8 @@ def _idx(array: np.ndarray) -> bytes:
     return head + array.astype(np.uint8).tobytes()
 
 
-def _write(folder, kind, num_images, *, first_label=0, size=4) -> Examples:
-    images = np.arange(num_images * size * size).reshape(num_images, size, size) % 251
+def _write(folder, kind, num_images, *, first_label=0) -> Examples:
+    images = np.arange(num_images * 16).reshape(num_images, 4, 4) % 251
     labels = (np.arange(num_images) + first_label) % 10
     (folder / f"{kind}-images-idx3-ubyte").write_bytes(_idx(images))
     with gzip.open(folder / f"{kind}-labels-idx1-ubyte.gz", "wb") as file:

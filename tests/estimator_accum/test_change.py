@@ -503,9 +503,9 @@ def test_what_tf_gradients_adds_up_is_its_own(ids_dtype, control_flow, fresh_gra
         np.testing.assert_allclose(session.run(tables), start - mean, rtol=1e-6)
 
 
-def _by_change(change, optimizer="Momentum", wrap=None):
+def _by_change(change, wrap=None):
     def make_train_op(loss):
-        made = OPTIMIZERS[optimizer](tf.constant(0.1), None)
+        made = OPTIMIZERS["Momentum"](tf.constant(0.1), None)
         made = wrap(made) if wrap else made
         clock = v1.train.get_or_create_global_step()
         pairs = change(made.compute_gradients(loss), clock)

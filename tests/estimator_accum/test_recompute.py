@@ -289,11 +289,11 @@ _DEPTH = 8
 
 
 @functools.cache
-def _peak_bytes(wrap, layer, depth=_DEPTH):
+def _peak_bytes(wrap, layer):
     """Returns the most bytes that are alive in one step."""
     with tf.Graph().as_default():
         h = tf.random.normal([1000, 100])
-        for i in range(depth):
+        for i in range(_DEPTH):
             with v1.variable_scope(f"layer_{i}"):
                 h = wrap(layer)(h)
         gradients = tf.gradients(tf.reduce_sum(h), v1.trainable_variables())

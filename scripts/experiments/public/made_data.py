@@ -22,12 +22,12 @@ def write_vocabulary(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def sentences(count: int = _EXAMPLES, longest: int = 12) -> list[list[str]]:
+def sentences() -> list[list[str]]:
     """Returns sentences of made-up words, of different lengths."""
     chance = random.Random(0)
     return [
-        [chance.choice(WORDS) for _ in range(chance.randrange(3, longest))]
-        for _ in range(count)
+        [chance.choice(WORDS) for _ in range(chance.randrange(3, 12))]
+        for _ in range(_EXAMPLES)
     ]
 
 

@@ -98,9 +98,9 @@ def _fetching(train_op_and_tensors):
     return model_fn
 
 
-def _assert_same_fetched(model_fn, batch=_BATCH, updates=1, **options):
-    _, theirs = train(model_fn, batch, updates, "fetched")
-    _, ours = train(cut(model_fn, **options), batch, updates, "fetched")
+def _assert_same_fetched(model_fn, **options):
+    _, theirs = train(model_fn, _BATCH, 1, "fetched")
+    _, ours = train(cut(model_fn, **options), _BATCH, 1, "fetched")
     assert tf.nest.flatten(theirs)
     for mine, expected in zip(
         tf.nest.flatten(ours), tf.nest.flatten(theirs), strict=True

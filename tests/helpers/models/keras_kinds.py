@@ -77,12 +77,12 @@ class Kind:
         self.keras.utils.set_random_seed(0)
         return self.keras
 
-    def dense_model(self, dtype: str = "float32", features: int = 5):
+    def dense_model(self, dtype: str = "float32"):
         """Returns a model of two dense layers, with the same weights at every call."""
         keras = self._begin(dtype)
         return keras.Sequential(
             [
-                keras.Input((features,), dtype=dtype),
+                keras.Input((5,), dtype=dtype),
                 keras.layers.Dense(4, activation="tanh", dtype=dtype),
                 keras.layers.Dense(1, dtype=dtype),
             ]
@@ -141,10 +141,10 @@ def kind(request):
     made.keras.backend.set_floatx("float32")
 
 
-def dense_data(examples: int, dtype: str = "float32", features: int = 5):
-    """Returns x [examples, features] and y [examples, 1]."""
+def dense_data(examples: int, dtype: str = "float32"):
+    """Returns x [examples, 5] and y [examples, 1]."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=[examples, features]).astype(dtype)
+    x = rng.normal(size=[examples, 5]).astype(dtype)
     return x, rng.normal(size=[examples, 1]).astype(dtype)
 
 

@@ -78,9 +78,9 @@ def model_fn_of(loss: Callable, make_train_op: Callable | None = None) -> Callab
     return model_fn
 
 
-def descend(loss: tf.Tensor, rate: float = 0.01) -> tf.Operation:
+def descend(loss: tf.Tensor) -> tf.Operation:
     step = v1.train.get_or_create_global_step()
-    return v1.train.GradientDescentOptimizer(rate).minimize(loss, step)
+    return v1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
 
 
 def public_functions(module: str) -> dict[str, Callable]:
@@ -113,8 +113,8 @@ def unit(z):
     return tf.nn.l2_normalize(z, -1)
 
 
-def words(length, dtype=tf.float64):
-    return tf.sequence_mask(length, TOKENS, dtype)  # [B, T]
+def words(length):
+    return tf.sequence_mask(length, TOKENS, tf.float64)  # [B, T]
 
 
 def one_loss_per_token(tags, tokens):

@@ -21,18 +21,18 @@ OPTIMIZERS = {
 }
 
 
-def make_data(examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
+def make_data(examples: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
     x = random.normal(size=[examples, WIDTH]).astype(np.float32)
     y = np.sin(x.sum(1, keepdims=True)) + 0.1 * random.normal(size=[examples, 1])
     return x, y.astype(np.float32)
 
 
-def input_fn_of(examples: int, batch_size: int, seed: int = 0):
+def input_fn_of(examples: int, batch_size: int):
     """Returns an input_fn of batches in order, the last one short."""
 
     def input_fn():
-        x, y = make_data(examples, seed)
+        x, y = make_data(examples)
         return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(batch_size)
 
     return input_fn

@@ -147,11 +147,9 @@ def reversed(seq, length):
     return _output(tf.reduce_max(tf.cumsum(backwards, 1), 1))
 
 
-def _attention(hidden, mask=None):
+def _attention(hidden):
     query, key, value = tf.split(_dense("qkv", hidden, 3 * _WIDTH), 3, -1)
     scores = tf.matmul(query, key, transpose_b=True) / math.sqrt(_WIDTH)
-    if mask is not None:
-        scores -= 1e4 * (1 - mask[:, None])
     return tf.matmul(tf.nn.softmax(scores), value)
 
 
@@ -326,12 +324,9 @@ def _bidirectional(seq):
     return _output(tf.reduce_max(layer(seq), 1))
 
 
-def _cell(kind="BasicLSTMCell"):
-    return getattr(v1.nn.rnn_cell, kind)(4, dtype=tf.float64)
-
-
 def _dynamic_rnn(seq, length):
-    _, (_, state) = v1.nn.dynamic_rnn(_cell(), seq, length, dtype=tf.float64)
+    cell = v1.nn.rnn_cell.BasicLSTMCell(4, dtype=tf.float64)
+    _, (_, state) = v1.nn.dynamic_rnn(cell, seq, length, dtype=tf.float64)
     return _output(state)
 
 

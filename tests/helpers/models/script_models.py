@@ -81,9 +81,9 @@ def _classifier_loss(features, labels) -> tf.Tensor:
 class Assigning(v1.train.Optimizer):
     """An optimizer that only has `apply_gradients`, with variables of its own."""
 
-    def __init__(self, rate, decay: float = 0.01):
+    def __init__(self, rate):
         super().__init__(False, type(self).__name__)
-        self._rate, self._decay = rate, decay
+        self._rate = rate
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         del global_step
@@ -104,14 +104,15 @@ class Assigning(v1.train.Optimizer):
             next_v = tf.multiply(0.999, v) + tf.multiply(0.001, tf.square(gradient))
             update = next_m / (tf.sqrt(next_v) + 1e-6)
             if not re.search("LayerNorm", variable.op.name):
-                update += self._decay * variable
+                update += 0.01 * variable
             next_value = variable - self._rate * update
             assignments += [variable.assign(next_value)]
             assignments += [m.assign(next_m), v.assign(next_v)]
         return tf.group(*assignments, name=name)
 
 
-def _warm_up_and_decay(step: tf.Tensor, rate: float = 1e-3) -> tf.Tensor:
+def _warm_up_and_decay(step: tf.Tensor) -> tf.Tensor:
+    rate = 1e-3
     decayed = v1.train.polynomial_decay(rate, step, _STEPS, 0.0)
     done = tf.cast(step, tf.float32) / 4.0
     return tf.where(done < 1.0, rate * done, decayed)

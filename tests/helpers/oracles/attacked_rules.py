@@ -135,9 +135,9 @@ class Attack:
         del tail[axis]
         return self.rows(tail, dtype, axis, each, **options)
 
-    def number_of_examples(self, dtype=tf.int32) -> tf.Tensor:
+    def number_of_examples(self) -> tf.Tensor:
         """Returns the number of examples as a tensor, known as a size."""
-        return tf.shape(self.rows([], axis=0), dtype)[0]
+        return tf.shape(self.rows([], axis=0))[0]
 
     def sizes(self, shape: list[int], first: bool = False) -> tf.Tensor:
         """Returns a shape, in which lengths may be the number of examples times.

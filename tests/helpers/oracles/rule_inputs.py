@@ -221,12 +221,12 @@ def _regular(rows: np.ndarray) -> np.ndarray:
     return rows + 9 * np.eye(rows.shape[-1], dtype=rows.dtype)
 
 
-def _matrices(a: Attack, ranks, dtype=tf.float32):
+def _matrices(a: Attack, ranks):
     rank, size = a.one_of(*ranks), a.length()
     shape = [*a.shape(rank - 2), size, size]
     if a.happens(0.7) and rank > 2:
         shape[int(a.chance.integers(rank - 2))] = a.examples
-    return a.any(shape, dtype, plus=_regular)
+    return a.any(shape, tf.float32, plus=_regular)
 
 
 @_for("MatrixBandPart", "Cholesky", "MatrixInverse", "MatrixDeterminant", "Svd", "Qr")
@@ -261,8 +261,8 @@ def _set_diagonal(a, kind):
 # Images.
 
 
-def _images(a: Attack, rank: int = 4, size: int = 4, channels: int = 2):
-    shape = [size] * (rank - 2) + [channels]
+def _images(a: Attack, rank: int = 4, channels: int = 2):
+    shape = [4] * (rank - 2) + [channels]
     axis = 0 if a.happens(0.8) else None
     return a.rows(shape, axis=axis, each=a.one_of(1, 1, 2))
 
