@@ -21,7 +21,7 @@ from estimator_accum.programs.lock import locked
 _CHUNK_BYTES = 1 << 18
 _TIMEOUT_SECS = 60
 _RETRIES = 3
-# What zipfile raises for damage, encryption (RuntimeError) and unknown compression.
+# Exceptions of zipfile for damage, encryption (RuntimeError) and unknown compression.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 

@@ -72,7 +72,7 @@ MODELS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fetches what the flags ask for and returns the exit code."""
+    """Fetches the models of the flags and returns the exit code."""
     args = _parse(argv)
     return exit_code_of(lambda: _run(args), _NAME)
 

@@ -128,7 +128,7 @@ SOURCES = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fetches what the flags ask for and returns the exit code."""
+    """Fetches the tasks of the flags and returns the exit code."""
     args = _parse(argv)
     return exit_code_of(lambda: _run(args), _NAME)
 

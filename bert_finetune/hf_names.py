@@ -1,4 +1,4 @@
-"""Names of BERT's parts in a Hugging Face folder, for import and export."""
+"""Names of BERT's parts in a Hugging Face folder."""
 
 import re
 

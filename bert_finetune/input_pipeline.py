@@ -1,4 +1,4 @@
-"""Input pipeline: orders, batches and pads encoded examples for `input_fn`s.
+"""Input pipeline: batches of encoded examples for `input_fn`s.
 
 In training, `Windows` determines the order and the micro-batches. Evaluation and
 prediction go from the shortest example to the longest, so that examples of similar

@@ -1,4 +1,4 @@
-"""Inputs of a run: task, architecture, vocabulary and examples; needs no TensorFlow."""
+"""Inputs of a run, read without TensorFlow."""
 
 import dataclasses
 import pathlib
@@ -66,7 +66,7 @@ class Inputs(inputs.Inputs):
 
 
 def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:
-    """Reads and checks what needs no TensorFlow; writes only the token cache.
+    """Reads and checks all inputs without TensorFlow; writes only the token cache.
 
     Args:
         settings: The user's settings, which `check` has accepted.

@@ -1,4 +1,4 @@
-"""Job of a run: check checkpoints and folder, then train, evaluate, predict and export."""
+"""Job of a run: check, train, evaluate, predict, export."""
 
 import dataclasses
 import functools
@@ -173,7 +173,7 @@ def _with_recompute(settings: Settings, config: BertConfig, windows) -> Settings
 
 
 def _check_checkpoints(settings: Settings, inputs: Inputs) -> None:
-    """Checks what the model starts from; without training, it must be a classifier."""
+    """Checks the first checkpoint; without training, it must be a classifier."""
     config, num_labels = inputs.config, inputs.task.num_outputs
     latest, init = latest_checkpoint(settings.output_dir), settings.init_checkpoint
     best = best_checkpoint(settings.output_dir)

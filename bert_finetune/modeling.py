@@ -260,7 +260,7 @@ def _kept(layer: Callable) -> Callable:
 def _attention(
     shared: _Shared, x: _Sum, only_first: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the normalized input and what attention makes of it."""
+    """Returns the normalized input and the output of attention."""
     tokens = _normalized(shared, x)
     inputs = shared.packing.unpack(tokens)[:, 0] if only_first else tokens
     with tf.compat.v1.variable_scope("self"):

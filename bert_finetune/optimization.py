@@ -1,4 +1,4 @@
-"""google-research/bert's optimizer and learning-rate schedule, counted in updates.
+"""AdamW of google-research/bert, with its schedule counted in updates.
 
     m = beta_1 * m + (1 - beta_1) * g
     v = beta_2 * v + (1 - beta_2) * g * g

@@ -1,4 +1,4 @@
-"""The optimizers of `--optimizer`, and the share of the rate that each layer has.
+"""The optimizers of `--optimizer`, with a share of the rate for each layer.
 
     adamw      `optimization.AdamWeightDecayOptimizer`
     lamb       You et al. 2020, https://arxiv.org/abs/1904.00962

@@ -1,4 +1,4 @@
-"""Task of one's own: a JSON file that says where texts and labels are.
+"""Task of one's own, described by a JSON file.
 
     {
       "train_file": "train.csv",

@@ -1,4 +1,4 @@
-r"""Plans the training of a BERT before anything runs: what fits, and what it costs.
+r"""Plans the training of a BERT before anything runs.
 
     estimator-accum plan --bert_config_file=bert/uncased_L-12_H-768_A-12/bert_config.json \
         --max_seq_length=128 --effective_batch_size=64 --device_memory=11GB \

@@ -30,7 +30,7 @@ _CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 def wrapper_of(way: str) -> Callable | None:
-    """Returns what wraps each part of a layer; None leaves it as it is."""
+    """Returns the wrapper of each part of a layer; None leaves it as it is."""
     wrappers = {LAYERS: functools.partial(recompute, always=True), AUTO: recompute}
     return wrappers.get(way)
 

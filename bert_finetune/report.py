@@ -1,4 +1,4 @@
-"""The end of a run: its metrics and its plot."""
+"""The end of a run: a table of metrics with a plot."""
 
 import functools
 import pathlib
@@ -58,7 +58,7 @@ def end_of_run(
 
 
 def _saved_memory(run: Run) -> str | None:
-    """Returns what accumulation did to memory and time, where the planner knows it."""
+    """Returns the effect of accumulation on memory and time, where the planner knows it."""
     settings, windows = run.settings, run.windows
     if windows.batches.is_auto or windows.tokens is not None:
         return None

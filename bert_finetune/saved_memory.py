@@ -1,4 +1,4 @@
-"""Memory that a run's accumulation saved, and its cost in time, by the planner."""
+"""Memory that a run's accumulation saved, computed by the planner."""
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.plan import USABLE_SHARE, relative_time
@@ -15,7 +15,7 @@ def saving_text(
     is_recomputed: bool,
     optimizer: str,
 ) -> str | None:
-    """Returns what K micro-batches changed against one; None for K = 1.
+    """Returns the effect of K micro-batches against one; None for K = 1.
 
     Args:
         config: Sizes and dropout of the encoder.

@@ -112,7 +112,7 @@ class Settings(RunSettings):
     )
     dropout: bool = flag(True, "Use BERT's dropout in training.", decides=True)
 
-    # What to do.
+    # Jobs.
     do_train: bool = flag(False, "Train on the training set.", group=JOBS)
     do_eval: bool = flag(False, "Evaluate on the dev set.", group=JOBS)
     do_predict: bool = flag(False, "Predict the test set.", group=JOBS)

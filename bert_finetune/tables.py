@@ -42,7 +42,7 @@ def read_rows(path: pathlib.Path, columns: Sequence[str], label: str) -> Iterato
 
 
 def separator_of(path: pathlib.Path) -> str:
-    """Returns the word for what separates a file's columns."""
+    """Returns the word for the separator of a file's columns."""
     return "comma" if path.suffix.lower() == ".csv" else "tab"
 
 

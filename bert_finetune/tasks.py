@@ -1,4 +1,4 @@
-"""GLUE's tasks: one table of columns, labels, files and metrics; their examples.
+"""GLUE's tasks: one table, from which their examples are read.
 
 `own_task` makes a task of a user's own data. `tables` reads the rows.
 """

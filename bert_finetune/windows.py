@@ -1,4 +1,4 @@
-"""Order of a training run: the examples of each update, micro-step and replica.
+"""Order of a training run's examples.
 
     stream   ->   windows   ->   sort by length   ->   shares
     epoch after epoch | effective_batch_size examples each | | micro-steps x replicas

@@ -1,4 +1,4 @@
-"""Runs a whole cluster on one machine, and restarts all tasks when one is lost.
+"""Runs a whole cluster on one machine; a lost task restarts all tasks.
 
     python -m distributed.launch_local --workers=2 --output_dir=output
 

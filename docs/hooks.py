@@ -1,4 +1,4 @@
-"""Pages of the site from files outside of docs/, with descriptions and unbroken flags."""
+"""Pages of the site from files outside of docs/."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Gradient accumulation for `tf.estimator` and `tf.compat.v1` training code."""
+"""Gradient accumulation for training code of `tf.estimator` or `tf.compat.v1`."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Trains with micro-batches of 8 and gets the weights of batches of 32."""
+"""Gets the weights of batches of 32 from micro-batches of 8."""
 
 import numpy as np
 import tensorflow as tf

@@ -31,9 +31,9 @@ def tower(words, name):
 def in_batch_negatives(embeddings):
     queries, documents = embeddings  # [examples, 16] each
     similarity = 10.0 * tf.matmul(queries, documents, transpose_b=True)
-    own = tf.range(tf.shape(queries)[0])  # the document on the diagonal
+    labels = tf.range(tf.shape(queries)[0])  # the document on the diagonal
     return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=similarity)
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=similarity)
     )
 
 
@@ -75,9 +75,10 @@ def train(micro_batches, whole):
         microbatch_model_fn(model_fn, micro_batches), params={"whole": whole}
     )
     estimator.train(input_fn)
-    found = list(estimator.predict(test_input_fn))
+    predictions = list(estimator.predict(test_input_fn))
     queries, documents = (
-        np.stack([each[name] for each in found]) for name in ("query", "document")
+        np.stack([prediction[name] for prediction in predictions])
+        for name in ("query", "document")
     )
     nearest = np.argmax(queries @ documents.T, axis=1)
     accuracy = np.mean(nearest == np.arange(len(nearest)))

@@ -1,1 +1,1 @@
-"""Regression on a CSV file of house prices, with feature columns and a head."""
+"""Regression on a CSV file of house prices, through a head."""

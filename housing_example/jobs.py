@@ -1,4 +1,4 @@
-"""Job of a run: check the output folder, train with and without accumulation, compare."""
+"""Job of a run: check, train, compare."""
 
 import math
 import pathlib

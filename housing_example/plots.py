@@ -1,4 +1,4 @@
-"""Plot of a run: its losses, and predicted prices against the true ones."""
+"""Plot of a run: its losses beside its predicted prices."""
 
 import numpy as np
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Test results of trained models, and the difference between two, as text."""
+"""Test results of trained models as text."""
 
 from typing import NamedTuple
 

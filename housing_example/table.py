@@ -1,4 +1,4 @@
-"""The table of house prices: its columns, read with pandas, checked and split.
+"""The table of house prices.
 
 Needs no TensorFlow.
 """

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _COMMAND = {"estimator-accum": "estimator_accum/__main__.py"}
-# What reads files without a name for each.
+# Readers of files that they do not name.
 _READERS = {
     ".py": ("tests/test_architecture.py", "tests/test_docs.py"),
     ".md": ("tests/helpers/processes/documents.py",),
@@ -65,8 +65,8 @@ def dependent_tests(changed: Iterable[str], graph: dict[str, set[str]]) -> list[
     """
     readers = collections.defaultdict(set)
     for path, used in graph.items():
-        for each in used:
-            readers[each].add(path)
+        for module in used:
+            readers[module].add(path)
     reached, waiting = set(), [*changed]
     for path in changed:
         waiting += _READERS.get(pathlib.Path(path).suffix, ())

@@ -97,8 +97,8 @@ def performance_panels() -> dict[str, Bars]:
 def keras_bars() -> Bars:
     """Returns the largest difference of a weight by way, from the page's caption."""
     text = (_DOCS / "keras.md").read_text()
-    found = re.findall(r"(\d\.\de-\d\d) with ([^,\]]+)", text)
-    return [(name, float(value)) for value, name in found]
+    matches = re.findall(r"(\d\.\de-\d\d) with ([^,\]]+)", text)
+    return [(name, float(value)) for value, name in matches]
 
 
 def draw_idea():

@@ -43,7 +43,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Leaves what is imported out of each collection of garbage."""
+    """Leaves imported modules out of each collection of garbage."""
     gc.freeze()
     gc.enable()
 

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says about imports, and about who reads the environment."""
+"""The rules of docs/architecture.md for imports, files, names."""
 
 import ast
 import graphlib
@@ -43,6 +43,13 @@ _OWN_OBJECTS = {
 # The public names, and the command.
 _ENTRANCES = [_LIBRARY / name for name in ("__init__.py", "__main__.py")]
 _MODULES = sorted(_LIBRARY.rglob("*.py"))
+# The files that a user or a reader opens: all but the tests.
+_CODE = sorted(
+    path
+    for room in ("estimator_accum", *_PROGRAMS, "examples", "scripts")
+    for path in (_REPOSITORY / room).rglob("*.py")
+)
+_TESTS = sorted((_REPOSITORY / "tests").rglob("*.py"))
 _OF_LIBRARY = pytest.mark.parametrize(
     "path", _MODULES, ids=lambda path: str(path.relative_to(_LIBRARY))
 )
@@ -92,20 +99,27 @@ def test_no_module_imports_itself_through_others():
     assert list(graphlib.TopologicalSorter(below).static_order())
 
 
-@_OF_LIBRARY
-def test_one_sentence_describes_a_module(path):
-    documentation = ast.get_docstring(ast.parse(path.read_text()))
-    sentence = documentation.split("\n\n")[0]
-    assert sentence.endswith(".")
-    assert "\n" not in sentence
+def test_one_sentence_without_and_describes_a_module():
+    for path in [*_CODE, *_TESTS]:
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        if text or path.name != "__init__.py":
+            sentence = text.split("\n\n")[0]
+            assert sentence.endswith("."), path
+            assert not re.search(r"\n|\b(and|[Ww]hat)\b", sentence), path
+
+
+def test_the_first_line_of_a_docstring_has_no_clause_with_what():
+    kinds = ast.FunctionDef | ast.ClassDef
+    for path in [*_CODE, *_TESTS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+                line = text.split("\n\n")[0]
+                assert not re.search(r"\b[Ww]hat\b", line), f"{path}: {line}"
 
 
 def test_variables_are_named_by_nouns():
     vague = {"each", "found", "own", "known", "made", "given"}
-    for path in [
-        *_MODULES,
-        *(p for r in _PROGRAMS for p in (_REPOSITORY / r).rglob("*.py")),
-    ]:
+    for path in _CODE:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         stored = (n for n in nodes if isinstance(n, ast.Name | ast.arg))
         names = {
@@ -148,7 +162,7 @@ def test_a_program_imports_public_modules_of_the_library():
 
 
 def _private_names(code: str) -> list[str]:
-    """Returns what is imported from the library's private rooms, or begins with `_`."""
+    """Returns imports from the library's private rooms, and of names with `_`."""
     imported = [
         f"{module}.{name}" if name else module
         for module, names in imported_modules(ast.parse(code))

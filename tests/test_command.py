@@ -1,4 +1,4 @@
-"""The command `estimator-accum`: its parts answer at once, and run as programs."""
+"""The command `estimator-accum`: its parts answer at once."""
 
 import json
 import re

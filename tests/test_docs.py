@@ -1,4 +1,4 @@
-"""Code and flags of the README and of docs/ work as printed."""
+"""Documents agree with the code: their examples, their flags."""
 
 import html
 import inspect

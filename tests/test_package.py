@@ -1,4 +1,4 @@
-"""The wheel and the source archive: what is in them, what they need, what they keep."""
+"""Contents of the wheel or the source archive, with their requirements."""
 
 import json
 import pathlib
@@ -72,7 +72,7 @@ def test_both_archives_are_well_described(wheel):
 
 
 def test_the_wheel_trains_from_another_folder(installed, tmp_path):
-    # What the wheel needs comes from here, but not this tree's modules.
+    # Packages that the wheel needs come from here, but not this tree's modules.
     needed = str(pathlib.Path(tqdm.__file__).parents[1])
     shutil.copy(running.ROOT / "examples" / "minimal.py", tmp_path)
     options = {"python": str(installed), "cwd": tmp_path, "PYTHONPATH": needed}

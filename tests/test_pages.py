@@ -1,4 +1,4 @@
-"""Every shell block and every Python block of README, docs/ and the rooms runs.
+"""Every block of code in the documents runs.
 
 The blocks of a page run in order, as printed, in one folder that has the repository's
 files. `pages` describes what stands in for the network, `_SHORTER` for minutes.
@@ -135,7 +135,7 @@ def _write_scripts(folder):
     )
 
 
-# What a page expects in its folder: another page's results, archives, a user's files.
+# Files that a page expects in its folder: another page's results, archives, a user's files.
 _THERE = {
     "bert": _write_bert_archives,
     "clusters": lambda folder: _write_mnist(folder / "mnist"),
@@ -221,7 +221,7 @@ def _input_fn():
     return tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1])))
 
 
-# What the reader of a page has already; other tests say what the code of a page does.
+# Names that the reader of a page has already; other tests run its code.
 _PUBLIC = {name: getattr(estimator_accum, name) for name in estimator_accum.__all__}
 _ESTIMATORS = {"tf": tf, "model_fn": _model_fn, "input_fn": _input_fn, **_PUBLIC}
 _READERS = {

@@ -1,4 +1,4 @@
-"""The promise of stability: the table of names, signatures, flags, files and variables."""
+"""The promise of stability: its table of public names is complete."""
 
 import importlib
 import inspect

@@ -93,7 +93,7 @@ def _look_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:
 def _check_other_writes(
     writers: MicroStepWriters, variables: list[tf.Variable]
 ) -> None:
-    """Refuses what changes a window's variables again with every micro-step."""
+    """Refuses operations that change a window's variables again with every micro-step."""
     for variable in variables:
         others = writers.of(variable.op)
         if others and not changes_once(variable.op, writers):

@@ -1,4 +1,4 @@
-"""tf.estimator on TensorFlow 2.16 and later, which no longer include it.
+"""tf.estimator on TensorFlow >= 2.16, which no longer includes it.
 
     tf = enable_estimator()
 

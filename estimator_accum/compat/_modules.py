@@ -1,4 +1,4 @@
-"""Modules that tensorflow-estimator imports and newer TensorFlows lack."""
+"""Modules that tensorflow-estimator imports but newer TensorFlows lack."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""Gradients that code changes between `compute_gradients` and `apply_gradients`.
+"""Changes that code makes to gradients before `apply_gradients`.
 
     as written    g_i -> change -> apply_gradients
     as run        g_i -> sum | mean over the window -> copy of the change -> optimizer

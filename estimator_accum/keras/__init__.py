@@ -1,4 +1,4 @@
-"""Gradient accumulation for Keras: tf.keras 2.15, tf_keras and Keras 3.
+"""Gradient accumulation for Keras: tf.keras 2.15, tf_keras, Keras 3.
 
 from estimator_accum.keras import accumulate
 

@@ -1,4 +1,4 @@
-"""Adapters for Keras 2: tf.keras 2.15 and tf_keras."""
+"""Adapters for Keras 2: tf.keras 2.15, tf_keras."""
 
 import importlib
 

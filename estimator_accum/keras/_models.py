@@ -1,4 +1,4 @@
-"""Models of Keras 2 and Keras 3, as micro-batches need them."""
+"""Models of any Keras, as micro-batches need them."""
 
 import contextlib
 import itertools

@@ -113,7 +113,7 @@ class Accumulating(Saving, DelegatingTrackable):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether K = 1 without weight or policy: the wrapped optimizer does all."""
+        """Returns True for K = 1 without weight or policy: the wrapped optimizer does all."""
         steps = self.gradient_accumulation_steps
         is_one = not callable(steps) and steps == 1
         return is_one and self.weight is None and self.on_nonfinite is None

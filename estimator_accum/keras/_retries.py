@@ -34,7 +34,7 @@ class Retries:
 
     @property
     def is_cut(self) -> bool:
-        """Whether batches are cut by now."""
+        """Returns whether batches are cut by now."""
         return self._count.value > 1
 
     def retrying(

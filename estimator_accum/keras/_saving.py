@@ -1,4 +1,4 @@
-"""Serialization: methods for `model.save`, `load_model` and `set_weights`."""
+"""Serialization: methods for `model.save`, `load_model`, `set_weights`."""
 
 import importlib
 import inspect

@@ -158,7 +158,7 @@ class WholeBatch(Clock):
 
     @property
     def keeps_sums(self) -> bool:
-        """Whether train ops run: one that is made in an evaluation never does."""
+        """Returns whether train ops run: one that is made in an evaluation never does."""
         return self._is_trained
 
     def at_the_boundary(self):

@@ -106,7 +106,7 @@ class MicroBatchCount:
 
     @property
     def recompute(self) -> bool:
-        """Whether layers are recomputed."""
+        """Returns whether layers are recomputed."""
         return self._plan.recompute
 
     @property

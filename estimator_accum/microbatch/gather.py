@@ -16,7 +16,7 @@ from estimator_accum.core.reduction import sum_over_replicas
 from estimator_accum.graph.branches import run_either
 from estimator_accum.graph.internals import is_in_cluster
 
-# What TensorFlow's collectives gather.
+# Types that TensorFlow's collectives gather.
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
 
 

@@ -1,4 +1,4 @@
-"""Progress of evaluation and prediction, batch by batch."""
+"""Progress of an evaluation or a prediction, batch by batch."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Division of each update's examples into micro-steps and replicas.
+"""Division of each update's examples.
 
     effective_batch_size = micro_batch_size * gradient_accumulation_steps * replicas
 

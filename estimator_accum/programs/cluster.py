@@ -1,4 +1,4 @@
-"""The tasks of a run, and the task that this process is.
+"""The tasks of a run, of which one is this process.
 
 The chief and the workers train; without a chief, worker 0 saves. Parameter servers hold
 the variables of a cluster that has them. An evaluator may be listed in the cluster or

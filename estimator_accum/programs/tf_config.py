@@ -1,4 +1,4 @@
-"""Clusters in JSON: `TF_CONFIG`, and Vertex AI's `CLUSTER_SPEC`.
+"""Clusters in JSON: `TF_CONFIG`, or Vertex AI's `CLUSTER_SPEC`.
 
 TF_CONFIG='{"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]},
             "task": {"type": "worker", "index": 0}}'

@@ -1,4 +1,4 @@
-"""Reports of updates: files, TensorBoard, MLflow, Weights & Biases, and your own.
+"""Reports of updates: files, TensorBoard, MLflow, Weights & Biases, or your own.
 
 For `make_accumulation_hooks(reports=[...])`.
 """

@@ -1,4 +1,4 @@
-"""Progress display on stderr, for training, evaluation and prediction."""
+"""Progress display on stderr."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Peak memory of a process, of its model and of its GPUs."""
+"""Peak memory of a process."""
 
 import contextlib
 import resource

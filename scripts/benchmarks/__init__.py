@@ -1,1 +1,1 @@
-"""Measures seconds and bytes: the parts of `scripts/benchmark.py`, and more scripts."""
+"""Measures seconds or bytes: the parts of `scripts/benchmark.py`."""

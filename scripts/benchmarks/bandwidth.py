@@ -1,4 +1,4 @@
-"""The memory-bandwidth bound, and the program that measures the bandwidth.
+"""The memory-bandwidth bound of a micro-step.
 
 The program adds one array to another, both larger than any cache, with a thread per
 core, and prints seconds per byte of traffic: two reads and a write per byte of an

@@ -1,4 +1,4 @@
-"""The base of all parts: programs that take turns, and the rows of the table.
+"""The base of all parts: programs that take turns.
 
 Each contender is a program of its own, a module of this package that calls `serve`. They
 take turns, A B, then B A: the load of another program, or a pause, changes a program's
@@ -184,7 +184,7 @@ def started(programs: dict[str, tuple[str, dict]]) -> Iterator[dict[str, Contend
 def milliseconds(contenders: dict[str, Contender], rounds: int) -> dict[str, list]:
     """Lets contenders take turns; returns name -> its times [ms]."""
     answers = take_turns({name: c.run for name, c in contenders.items()}, rounds)
-    return {name: [1e3 * a["secs"] for a in found] for name, found in answers.items()}
+    return {name: [1e3 * a["secs"] for a in ways] for name, ways in answers.items()}
 
 
 def take_turns(runs: dict, rounds: int) -> dict[str, list]:
@@ -245,9 +245,9 @@ def update_secs(model_dir: pathlib.Path) -> list[tuple[float, float]]:
     """
     with open(model_dir / "train_metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    found, before = [], 0.0
+    intervals, before = [], 0.0
     for row in rows:
         examples = float(row["examples"]) - before
         before = float(row["examples"])
-        found.append((examples, examples / float(row["examples_per_sec"])))
-    return found[-(-len(found) // 5) :]
+        intervals.append((examples, examples / float(row["examples_per_sec"])))
+    return intervals[-(-len(intervals) // 5) :]

@@ -1,4 +1,4 @@
-"""The part `cola` of `scripts/benchmark.py`: fine-tuning, and the bound of its pace.
+"""The part `cola` of `scripts/benchmark.py`: fine-tuning, with the bound of its pace.
 
 The bound of an update is the time of its arithmetic, at the measured rate of the best
 matrix products, and of its traffic, at the measured pace of memory:
@@ -102,16 +102,16 @@ def _ways(folder: str, flags) -> Iterator[tuple]:
     ours += [f"--max_seq_length={_MAX_TOKENS}", "--save_checkpoints_steps=1000000"]
     for precision in flags.precisions:
         low_trainer, low_ours = PRECISIONS[precision]
-        found = []
+        ways = []
         for name, (cut, more) in _TRAINER.items() if flags.trainer_python else ():
             batch, steps = _CUTS[cut]
             sizes = [f"--per_device_train_batch_size={batch}"]
             sizes += [f"--gradient_accumulation_steps={steps}"]
             command = trainer + more + sizes + low_trainer
-            found.append((name, cut, flags.trainer_python, command))
+            ways.append((name, cut, flags.trainer_python, command))
         for name, (cut, more) in _OURS.items():
-            found.append((name, cut, sys.executable, ours + more + low_ours))
-        for name, cut, *program in found:
+            ways.append((name, cut, sys.executable, ours + more + low_ours))
+        for name, cut, *program in ways:
             yield f"{name}, {precision}", f"bound, {cut}, {precision}", *program
 
 
@@ -140,7 +140,7 @@ def _write_cola(folder: pathlib.Path, size: str, flags) -> np.ndarray:
     tokenizer = WordPieceTokenizer(folder / "vocab.txt", do_lower_case=True)
     sentences = [line.split("\t")[3] for line in lines]
     encoded = tokenizer.encode_batch(sentences, None, _MAX_TOKENS)
-    return np.array([len(each.input_ids) for each in encoded])
+    return np.array([len(example.input_ids) for example in encoded])
 
 
 def bound_examples_per_sec(

@@ -64,7 +64,9 @@ def overhead(size: str, flags) -> Rows:
             for way, its_times in times.items()
         }
         traffic = facts["dense_bytes"], facts["sparse_bytes"]
-        values[_BOUND] = [bound_secs(each, steps, *traffic) for each in per_byte]
+        values[_BOUND] = [
+            bound_secs(bandwidth, steps, *traffic) for bandwidth in per_byte
+        ]
         setting = f"BERT-{size}, K={steps}"
         yield make_rows("overhead", setting, "ms a micro-step", values, _ORIGINAL)
 
@@ -138,10 +140,10 @@ def spot_check(size: str, flags) -> Rows:
             "one micro-batch": {"micro_batches": 1, "updates": 2},
         }
         runs = {
-            way: lambda own=own, spec=spec, updates=updates: _facts_of(
-                {"updates": updates} | spec | own
+            way: lambda values=values, spec=spec, updates=updates: _facts_of(
+                {"updates": updates} | spec | values
             )
-            for way, own in ways.items()
+            for way, values in ways.items()
         }
         facts = take_turns(runs, flags.starts)
         peaks = {w: [f["peak_bytes"] / _MIB for f in all_] for w, all_ in facts.items()}
@@ -217,8 +219,8 @@ def housing(_, flags) -> Rows:
                 "train_batch_size": _HOUSING_BATCH,
                 "gradient_accumulation_steps": _HOUSING_STEPS,
             }
-            given = [f"--{name}={value}" for name, value in named.items()]
-            run_script(["-m", "housing_example.main", *given])
+            arguments = [f"--{name}={value}" for name, value in named.items()]
+            run_script(["-m", "housing_example.main", *arguments])
             for name, label in names.items():
                 timed = update_secs(pathlib.Path(folder) / name)
                 # The median ignores the updates that wait for evaluations and saves.

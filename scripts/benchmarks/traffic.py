@@ -1,4 +1,4 @@
-"""Bytes between a worker and its parameter server, for the part traffic.
+"""Bytes of a worker with parameter servers, for the part traffic.
 
     python -m scripts.benchmarks.traffic '{"micro_steps": 48}'
 

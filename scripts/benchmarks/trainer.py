@@ -1,4 +1,4 @@
-"""The program of Hugging Face's Trainer, for a Python with torch and transformers 5.
+"""The program of Hugging Face's Trainer, for a Python with transformers 5.
 
     python -m scripts.benchmarks.trainer FOLDER --output_dir=output --use_cpu --bf16 \
         --per_device_train_batch_size=8 --gradient_accumulation_steps=4

@@ -1,4 +1,4 @@
-"""Disturbs runs by signals, kills and full disks, and compares with undisturbed runs.
+"""Compares runs disturbed by signals, kills or full disks with undisturbed ones.
 
     python scripts/experiments/disturb_runs.py --output_dir=disturbed --signals=200
     unshare -rm python scripts/experiments/disturb_runs.py --output_dir=full --full_disks=50
@@ -194,9 +194,9 @@ def _send_signals(quiet: _Run, count: int, random_: random.Random) -> list[str]:
     while count > 0:
         round_ += 1
         run = quiet._replace(folder=quiet.folder.with_name(f"disturbed-{round_}"))
-        sent, found = _train_disturbed(run, min(count, _SIGNALS_OF_A_RUN), random_)
+        sent, new_faults = _train_disturbed(run, min(count, _SIGNALS_OF_A_RUN), random_)
         count -= sent
-        faults += found + _differences(quiet.folder, run.folder)
+        faults += new_faults + _differences(quiet.folder, run.folder)
     return faults
 
 
@@ -239,7 +239,7 @@ def _train_disturbed(run: _Run, count: int, random_) -> tuple[int, list[str]]:
 
 def _tasks(launcher: int) -> list[int]:
     """Returns the ids of a launcher's tasks, each of which leads a session."""
-    found = []
+    ids = []
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             facts = path.read_text().rpartition(")")[2].split()
@@ -247,8 +247,8 @@ def _tasks(launcher: int) -> list[int]:
             continue
         state, parent, _, session = facts[:4]
         if int(parent) == launcher and session == path.parent.name and state != "Z":
-            found.append(int(session))
-    return sorted(found)
+            ids.append(int(session))
+    return sorted(ids)
 
 
 def _is_behind(folder: pathlib.Path) -> bool:
@@ -273,12 +273,12 @@ def _differences(quiet: pathlib.Path, folder: pathlib.Path) -> list[str]:
     for path in quiet.rglob(METRICS):
         other = folder / path.relative_to(quiet)
         texts = [
-            re.sub(r",[^,\n]*\n", "\n", each.read_text()) for each in (path, other)
+            re.sub(r",[^,\n]*\n", "\n", file.read_text()) for file in (path, other)
         ]
         if texts[0] != texts[1]:
             faults.append(f"{other} is not {path}")
         ours, theirs = (
-            tf.train.load_checkpoint(str(each.parent)) for each in (other, path)
+            tf.train.load_checkpoint(str(file.parent)) for file in (other, path)
         )
         for name in theirs.get_variable_to_shape_map():
             if ours.get_tensor(name).tobytes() != theirs.get_tensor(name).tobytes():

@@ -53,8 +53,8 @@ def _print_table(models: list[str], counts: list[int]) -> None:
     for model in models:
         cells = []
         for count in (0, *counts):
-            own = [f"--models={model}", f"--child={count}"]
-            said = run_script(["-m", "scripts.experiments.memory_table", *own])
+            flags = [f"--models={model}", f"--child={count}"]
+            said = run_script(["-m", "scripts.experiments.memory_table", *flags])
             cells.append(f"{float(said.splitlines()[-1]):,.0f}")
         print(f"| {_MODELS[model][0]} | {' | '.join(cells)} |", flush=True)
 

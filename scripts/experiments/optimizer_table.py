@@ -130,11 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _compare(flags: argparse.Namespace) -> int:
     """Prints the tables; returns 1 if a bound is broken."""
     is_v1 = flags.interface == "v1"
-    known = V1_OPTIMIZERS if is_v1 else _KERAS_OPTIMIZERS
-    names = flags.optimizers.split(",") if flags.optimizers else list(known)
-    if unknown := [name for name in names if name not in known]:
+    makers = V1_OPTIMIZERS if is_v1 else _KERAS_OPTIMIZERS
+    names = flags.optimizers.split(",") if flags.optimizers else list(makers)
+    if unknown := [name for name in names if name not in makers]:
         raise ValueError(
-            f"`--optimizers` must be among {', '.join(known)}. "
+            f"`--optimizers` must be among {', '.join(makers)}. "
             f"Received: {', '.join(unknown)}. Leave it out for all of them."
         )
     if not is_v1 and importlib.util.find_spec(flags.interface) is None:
@@ -146,10 +146,10 @@ def _compare(flags: argparse.Namespace) -> int:
     for name in names:
         print(f"==> {name}", file=sys.stderr, flush=True)
         if is_v1:
-            found = {f"TensorFlow {tf.__version__}": measure_v1(name)}
+            measured = {f"TensorFlow {tf.__version__}": measure_v1(name)}
         else:
-            found = measure_keras(importlib.import_module(flags.interface), name)
-        for title, row in found.items():
+            measured = measure_keras(importlib.import_module(flags.interface), name)
+        for title, row in measured.items():
             tables.setdefault(title, {})[name] = row
     for title, rows in tables.items():
         print(f"\n{title}\n\n{_markdown(rows)}")
@@ -182,7 +182,7 @@ def _relative_difference(ours: np.ndarray, whole: np.ndarray) -> float:
 
 def measure_v1(name: str) -> dict[tuple[str, str], float]:
     """Returns the largest differences of one optimizer by (dtype, variable)."""
-    found = collections.defaultdict(float)
+    largest = collections.defaultdict(float)
     for dtype, clip_norm in itertools.product((tf.float32, tf.float64), _CLIP_NORMS):
         whole = _train_v1(name, dtype, clip_norm, None)
         for steps in _STEPS:
@@ -190,8 +190,10 @@ def measure_v1(name: str) -> dict[tuple[str, str], float]:
             for (variable, decay), value in ours.items():
                 difference = _relative_difference(value, whole[variable, decay])
                 column = dtype.name, variable
-                found[column] = float(np.maximum(found[column], difference))  # or NaN
-    return dict(found)
+                largest[column] = float(
+                    np.maximum(largest[column], difference)
+                )  # or NaN
+    return dict(largest)
 
 
 def _train_v1(name: str, dtype, clip_norm: float | None, steps: int | None) -> dict:
@@ -275,19 +277,19 @@ def measure_keras(keras, name: str) -> dict[str, dict[tuple[str, str], float | N
     """
     makers = _makers_of(keras, name)
     plain = makers.pop("plain")
-    found = {f"{way}, {keras.__name__} {keras.__version__}": {} for way in makers}
+    tables = {f"{way}, {keras.__name__} {keras.__version__}": {} for way in makers}
     for dtype, feature in itertools.product(_KERAS_BOUNDS, _FEATURES):
         whole = _train_keras(keras, plain, dtype, feature, 1)
-        for title, (way, maker) in zip(found, makers.items(), strict=True):
+        for title, (way, maker) in zip(tables, makers.items(), strict=True):
             try:
                 ours = _train_keras(keras, maker, dtype, feature, _K)
             except Exception:
                 if way == _OURS:
                     raise
-                found[title][dtype, feature] = None
+                tables[title][dtype, feature] = None
                 continue
-            found[title][dtype, feature] = max(map(_relative_difference, ours, whole))
-    return found
+            tables[title][dtype, feature] = max(map(_relative_difference, ours, whole))
+    return tables
 
 
 def _makers_of(keras, name: str) -> dict:
@@ -356,15 +358,19 @@ def _regression(keras, dtype: str, is_sparse: bool):
     ]
 
     def gradients_of(start: tf.Tensor, size: int) -> list:
-        first, second = (getattr(each, "_value", each) for each in variables)
-        rows, x, y = (each[start : start + size] for each in data)
+        first, second = (
+            getattr(variable, "_value", variable) for variable in variables
+        )
+        rows, x, y = (column[start : start + size] for column in data)
         with tf.GradientTape() as tape:
             if is_sparse:
                 hidden = tf.reshape(tf.gather(first, rows), [size, 12])
             else:
                 hidden = tf.tanh(tf.matmul(x, first))
             loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - y))
-        return [_sum_of_rows(each) for each in tape.gradient(loss, [first, second])]
+        return [
+            _sum_of_rows(gradient) for gradient in tape.gradient(loss, [first, second])
+        ]
 
     return variables, gradients_of
 

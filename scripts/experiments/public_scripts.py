@@ -1,4 +1,4 @@
-"""Trains public scripts cut into micro-batches and uncut, and compares the weights.
+"""Compares the weights of public scripts, cut into micro-batches or uncut.
 
 Fetches ten training scripts of nine public repositories from PyPI, in pinned versions
 with pinned hashes, into --work_dir, and lets each train 20 updates, as TensorFlow 1
@@ -53,7 +53,7 @@ _LINES = 15  # of a failing script's log
 _MOST_ERRORS = 80  # of a script: 4 in each update halve 32 examples to 1
 _DISTURBED = ("bert_classifier", "deepctr_wide_deep", "opennmt_transformer", "tfgan")
 
-# What the scripts import beside TensorFlow.
+# Imports of the scripts beside TensorFlow.
 _LIBRARIES = (
     "cloudpickle==3.0.0",
     "decorator==5.1.1",
@@ -267,7 +267,7 @@ def _difference_row(name: str, work_dir: pathlib.Path) -> list[str]:
     if whole is None or cut is None or reverse is None:
         return [*row, "-", "-", "no"]
     ours, theirs = (
-        largest_difference(each, whole, project.left_out) for each in (cut, reverse)
+        largest_difference(run, whole, project.left_out) for run in (cut, reverse)
     )
     is_good = ours <= _BOUND and cut["steps"] == whole["steps"] == _UPDATES
     return [*row, f"{ours:.1e}", f"{theirs:.1e}", "yes" if is_good else "no"]

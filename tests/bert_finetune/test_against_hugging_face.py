@@ -1,4 +1,4 @@
-"""With the same weights, this encoder and Hugging Face's BERT give the same numbers."""
+"""This encoder gives the numbers of Hugging Face's BERT with the same weights."""
 
 import importlib
 import importlib.util

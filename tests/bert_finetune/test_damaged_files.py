@@ -1,4 +1,4 @@
-"""Damaged files: the program continues, or ends with one sentence and no changes."""
+"""Damaged files: the program continues, or ends with one sentence without changes."""
 
 import itertools
 import shutil

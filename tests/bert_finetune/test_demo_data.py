@@ -1,4 +1,4 @@
-"""The demo's sentences: their labels, their words, and the files that hold them."""
+"""The demo's sentences."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Sentences about runs that have learned nothing, and none about the others."""
+"""Sentences about runs that have learned nothing."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""An effective batch gives the same weights, however it is cut, padded and shared."""
+"""An effective batch gives the same weights, however it is cut, padded or shared."""
 
 import dataclasses
 import json

@@ -36,7 +36,7 @@ _KINDS = ("matched", "mismatched")
 
 
 class Fetcher(NamedTuple):
-    """One fetching program, and what a made-up server publishes for it.
+    """One fetching program, and the files that a made-up server publishes for it.
 
     Attributes:
         main: Its entry.

@@ -1,4 +1,4 @@
-"""A classifier in Hugging Face's layout gives the same tokens and the same logits."""
+"""A classifier in Hugging Face's layout gives the same logits, from the same tokens."""
 
 import json
 import os

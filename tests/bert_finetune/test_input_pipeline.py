@@ -1,4 +1,4 @@
-"""The batches that come out of the input pipelines, and resuming in them."""
+"""The batches that come out of the input pipelines."""
 
 import numpy as np
 import pytest

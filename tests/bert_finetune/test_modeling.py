@@ -1,4 +1,4 @@
-"""The encoder and the classifier, compared with NumPy, and their guarantees."""
+"""The encoder with its classifier, compared with NumPy."""
 
 import dataclasses
 import functools

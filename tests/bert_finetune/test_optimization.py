@@ -1,4 +1,4 @@
-"""AdamW and its schedule are those of google-research/bert, counted in updates."""
+"""AdamW with the schedule of google-research/bert, counted in updates."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The optimizers of --optimizer: their formulas, layers' rates, windows and resuming."""
+"""The optimizers of --optimizer."""
 
 import dataclasses
 

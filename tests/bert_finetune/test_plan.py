@@ -1,4 +1,4 @@
-"""The planner's command line, and its bytes compared with hand-computed ones."""
+"""The planner's command line; its bytes are compared with hand-computed ones."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""--recompute: what "auto" chooses for micro-batches of a fixed size."""
+"""--recompute: the choice of "auto" for micro-batches of a fixed size."""
 
 import os
 import re

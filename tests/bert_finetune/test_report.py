@@ -1,4 +1,4 @@
-"""The table and the picture at the end of a run."""
+"""The report at the end of a run."""
 
 import csv
 import functools

@@ -1,4 +1,4 @@
-"""TensorFlow 2.15 and the newest: the same losses, and exchangeable checkpoints."""
+"""TensorFlow 2.15 exchanges checkpoints with the newest, with the same losses."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""GLUE's files, in GLUE's layout and with all kinds of errors."""
+"""GLUE's files, in GLUE's layout or with all kinds of errors."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""WordPiece: the ids of transformers' Python tokenizer, truncation, and the checks."""
+"""WordPiece: the ids of transformers' Python tokenizer."""
 
 import collections
 import random

@@ -1,4 +1,4 @@
-"""The order of a run's examples, and their division among replicas."""
+"""The order of a run's examples."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""Real clusters on this machine: the same weights as one worker, and a lost task.
+"""Real clusters on this machine: the weights of one worker, even if a task is lost.
 
 For tasks that are killed and restarted see tests/scripts/test_disturb_runs.py.
 """

@@ -1,4 +1,4 @@
-"""Damaged images and clusters: a task continues, or ends with one sentence."""
+"""Damaged images or clusters: a task continues, or ends with one sentence."""
 
 import json
 

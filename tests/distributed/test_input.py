@@ -1,4 +1,4 @@
-"""IDX files, generated digits, and each worker's share of both."""
+"""IDX files or generated digits, with each worker's share."""
 
 import gzip
 import itertools

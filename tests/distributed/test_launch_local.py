@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def launched(monkeypatch, capsys):
-    """Calls the launcher; returns (exit code, what it would run, output)."""
+    """Calls the launcher; returns (exit code, the commands that it would run, output)."""
     calls = []
     monkeypatch.setattr(launch, "run", lambda call: calls.append(call) or 0)
 

@@ -1,4 +1,4 @@
-"""One task alone, and a task's refusals."""
+"""One task alone."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Micro-steps, failures, restores, other K and partial windows in any order.
+"""Micro-steps, failures, restores, other K or partial windows in any order.
 
 After each step the graph must have the values of NumPy. To run more cases than the
 suite:

@@ -1,4 +1,4 @@
-"""Arguments, variables and clocks of an optimizer inside the branch that updates."""
+"""An optimizer inside the branch that updates."""
 
 import re
 
@@ -171,7 +171,7 @@ def test_a_micro_step_clock_is_warned_of(make_optimizer, on_nonfinite, words, ca
 
 
 class _Model:
-    """A loss whose parts may depend on a step, with what belongs to its train op."""
+    """A loss whose parts may depend on a step, with the other parts of its train op."""
 
     def __init__(self):
         self.step = v1.train.get_or_create_global_step()
@@ -287,7 +287,7 @@ READERS = {
         "range, from which the l",
     ),
     "own_gradient": (_reversed, "IdentityN, from which the loss is computed"),
-    # What only shows it, draws from it or counts updates is no reader.
+    # An operation that only shows it, draws from it or counts updates is no reader.
     "summary": (lambda m: (v1.summary.scalar("step", m.step), m.loss)[1:], None),
     "print": (lambda m: v1.Print(m.loss, [m.step]), None),
     "shown_in_branch": (_shown_in_branch, None),
@@ -348,7 +348,7 @@ CLOCKS = {
         lambda: (_with_batches(_next_of(_numbers())), 0.1),
         "decides the gradients",
     ),
-    # What has an input of its own, is one of many examples, or is random is no clock.
+    # A value with an input of its own, of one example of many, or random is no clock.
     "python_of_updates": (
         lambda: (
             1.0,

@@ -1,4 +1,4 @@
-"""Code between gradients and apply_gradients runs on the mean of the window.
+"""Changes to gradients before apply_gradients apply to the mean of the window.
 
 The oracle is the plain optimizer, and the same code, on the big batch.
 """

@@ -1,4 +1,4 @@
-"""Norms and clipping of sums, and the order in which sparse sums are taken."""
+"""Clipping of sums by their norm."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_a_row_that_is_looked_up_twice_counts_with_the_sum_of_its_slices():
 @pytest.mark.parametrize("size", [0.3, 1.0, 1e3, 1e25])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_clipping_is_tensorflows_own_to_the_bit(size, steps):
-    """Where the norm is infinite, all values are NaN."""
+    """An infinite norm makes all values NaN."""
     fed, variables, loss = fed_gradients([0.0, 0.0], 0.0)
     train_op = make_accumulating_train_op(loss, sgd(), steps, clip_norm=1.5)
     mean = [np.float32([0.3, -0.7]) * np.float32(size), np.float32(1.1 * size)]

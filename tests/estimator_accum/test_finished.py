@@ -1,4 +1,4 @@
-"""What is seen in the finished graph, before a session first runs it."""
+"""Checks of the finished graph, before a session first runs it."""
 
 import types
 

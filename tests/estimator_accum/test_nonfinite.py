@@ -1,4 +1,4 @@
-"""NaN and infinity: the state after each policy."""
+"""NaN or infinity: the state after each policy."""
 
 import numpy as np
 import pytest

@@ -224,7 +224,7 @@ def _counters(target: str) -> tuple[int, int]:
 
 
 def test_a_cluster_loses_the_window_of_a_killed_worker_alone(tmp_path, monkeypatch):
-    """Of a chief, two workers, two servers and an evaluator."""
+    """The cluster: a chief, two workers, two servers and an evaluator."""
     chief, steady, mortal, *of_servers = running.tf_configs(
         "chief", "worker", "worker", "ps", "ps"
     )

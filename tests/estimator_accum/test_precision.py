@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16 and float16, everything else in float32."""
+"""Matrix products in low precision, everything else in float32."""
 
 import io
 

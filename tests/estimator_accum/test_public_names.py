@@ -1,4 +1,4 @@
-"""The package's public names, and its import without TensorFlow."""
+"""The package's public names."""
 
 import pytest
 

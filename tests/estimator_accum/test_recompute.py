@@ -1,4 +1,4 @@
-"""Recomputed layers: the same weights bit for bit, and what they keep."""
+"""Recomputed layers: the same weights bit for bit, with less memory."""
 
 import functools
 
@@ -357,7 +357,7 @@ def test_a_layers_gradient_waits_for_those_of_trainable_variables(is_trainable):
 
 @pytest.mark.parametrize("shape", [[], [1], [8], [3, 5], [2, 0], [4, 2, 8]])
 def test_a_mask_of_any_shape_is_the_same_in_the_second_pass(shape):
-    """Where a number was dropped, so is its gradient."""
+    """The gradient of a dropped number is dropped."""
     with tf.Graph().as_default(), v1.Session() as session:
         x = tf.ones(shape)
         y = recompute(lambda x: tf.nn.dropout(x, 0.5, seed=3))(x)

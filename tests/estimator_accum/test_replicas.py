@@ -1,4 +1,4 @@
-"""Two replicas in one process: policies, loss scaling and noise over both."""
+"""Two replicas in one process."""
 
 import numpy as np
 import pytest

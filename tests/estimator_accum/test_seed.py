@@ -1,4 +1,4 @@
-"""Seeds of micro-batches: what they depend on, and that no two are equal."""
+"""Seeds of micro-batches: no two are equal."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ def _run(folder, kind, batch, steps, micro_steps, *more) -> dict:
 
 
 def _refusal(folder, *more) -> str:
-    """Returns what the first process says, which must end with an error."""
+    """Returns the output of the first process, which must end with an error."""
     sizes = "batch=2", "K=4", "micro_steps=4"
     first, *_ = strategy_program.end("estimator", more[0], folder, *sizes, *more[1:])
     assert first.returncode == 1

@@ -1,4 +1,4 @@
-"""The train op, micro-step by micro-step: state, updates and refusals."""
+"""The train op, micro-step by micro-step."""
 
 import numpy as np
 import pytest

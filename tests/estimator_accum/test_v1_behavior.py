@@ -1,4 +1,4 @@
-"""The core works as well with reference variables and v1 control flow."""
+"""The core works as well with reference variables in v1 control flow."""
 
 import pytest
 

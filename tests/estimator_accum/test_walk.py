@@ -1,4 +1,4 @@
-"""What docs/architecture.md says a reader opens for one variable after 7 micro-steps."""
+"""Files of one variable after 7 micro-steps, as docs/architecture.md lists them."""
 
 import pathlib
 import re

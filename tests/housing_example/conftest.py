@@ -1,4 +1,4 @@
-"""Fixtures of these tests: a small CSV file, a run and its settings, memory limits."""
+"""Fixtures of these tests."""
 
 import contextlib
 import os

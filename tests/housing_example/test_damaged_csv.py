@@ -1,4 +1,4 @@
-"""Damaged CSV files: the program continues, or ends with one sentence and no folder."""
+"""Damaged CSV files: the program continues, or ends with one sentence, no folder."""
 
 import itertools
 

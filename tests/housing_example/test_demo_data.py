@@ -1,4 +1,4 @@
-"""The generated dataset: its ranges, and that a model can learn from it."""
+"""The generated dataset."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""CSV files: reading, refusals, the split, and the batches for training."""
+"""CSV files as input."""
 
 import re
 

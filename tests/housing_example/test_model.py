@@ -1,4 +1,4 @@
-"""The model: 59 x 3 gives the weights of 177, and learns real data."""
+"""The model: 59 x 3 gives the weights of 177."""
 
 import dataclasses
 import pathlib

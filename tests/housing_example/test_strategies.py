@@ -1,4 +1,4 @@
-"""One command for any hardware: devices, tasks and memory do not change the weights."""
+"""One command for any hardware, which does not change the weights."""
 
 import dataclasses
 import json

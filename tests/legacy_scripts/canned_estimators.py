@@ -1,4 +1,4 @@
-"""DNNClassifier and LinearRegressor, with feature columns."""
+"""Canned estimators with feature columns."""
 
 import sys
 

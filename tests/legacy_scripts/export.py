@@ -1,4 +1,4 @@
-"""export_saved_model, loaded by TensorFlow 2's loader and by TensorFlow 1's."""
+"""export_saved_model, loaded by the loaders of both TensorFlows."""
 
 import sys
 

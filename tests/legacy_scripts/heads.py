@@ -1,4 +1,4 @@
-"""A model_fn whose loss, metrics and predictions come from a head."""
+"""A model_fn whose EstimatorSpec comes from a head."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Keras layers in a model_fn, and a Keras model as an Estimator."""
+"""Keras layers in a model_fn; a Keras model as an Estimator."""
 
 import sys
 

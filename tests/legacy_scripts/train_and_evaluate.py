@@ -1,4 +1,4 @@
-"""train_and_evaluate in one process, with exporters, early stopping and hooks."""
+"""train_and_evaluate in one process, with exporters, early stopping, hooks."""
 
 import pathlib
 import sys

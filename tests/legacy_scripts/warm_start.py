@@ -1,4 +1,4 @@
-"""An Estimator that starts from another one's weights, and get_variable_value."""
+"""An Estimator that starts from another one's weights."""
 
 import sys
 

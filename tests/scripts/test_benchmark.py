@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: its arithmetic, and every part at a small size."""
+"""scripts/benchmark.py: every part at a small size."""
 
 import csv
 

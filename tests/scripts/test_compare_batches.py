@@ -1,4 +1,4 @@
-"""The comparison of accumulated and whole batches, on a tiny BERT."""
+"""compare_batches.py on a tiny BERT."""
 
 import pathlib
 import re

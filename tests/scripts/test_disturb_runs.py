@@ -1,4 +1,4 @@
-"""disturb_runs.py: signals, kills and full disks change nothing; faults are reported."""
+"""disturb_runs.py: signals, kills or full disks change nothing; faults are reported."""
 
 import os
 import shutil

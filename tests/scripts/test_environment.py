@@ -32,7 +32,7 @@ _FOREIGN = {"../a clone/.venv/bin/python": "3.9"}
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a command line in a clone; returns exit code, last line, what Pythons noted.
+    """Runs a command line in a clone; returns exit code, last line, the notes of Pythons.
 
     The Pythons are given by their names on PATH, or their paths from there; the version
     None is pyenv's shim for a Python that it refuses to start.

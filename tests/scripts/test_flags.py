@@ -1,4 +1,4 @@
-"""Invalid flags of every script: exit code 2 and one sentence."""
+"""Invalid flags of every script: exit code 2 with one sentence."""
 
 import importlib
 import re

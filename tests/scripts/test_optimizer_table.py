@@ -1,4 +1,4 @@
-"""optimizer_table.py: its tables, and that it detects a broken rule."""
+"""optimizer_table.py detects a broken rule."""
 
 import importlib.util
 import inspect

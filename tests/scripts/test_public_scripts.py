@@ -1,4 +1,4 @@
-"""public_scripts.py without the network: what it compares, runs and reports."""
+"""public_scripts.py without the network."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""scripts/quickstart_demo.py: its refusals, and that memory really runs out."""
+"""scripts/quickstart_demo.py: its refusals; memory really runs out."""
 
 import functools
 import os

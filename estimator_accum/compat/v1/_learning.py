@@ -1,4 +1,4 @@
-"""`slim.learning` and `create_train_op` of TensorFlow 1's `tf.contrib.training`."""
+"""Training loops of TensorFlow 1: `slim.learning`, with its `create_train_op`."""
 
 import time
 

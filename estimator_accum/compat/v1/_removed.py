@@ -1,4 +1,4 @@
-"""Names that Python, NumPy and TensorFlow removed and TensorFlow 1 scripts use.
+"""Removed names of Python, NumPy or TensorFlow that TensorFlow 1 scripts use.
 
     inspect.getargspec                            until Python 3.10
     collections.Mapping, .Iterable, ...           until Python 3.9

@@ -1,4 +1,4 @@
-"""Initializers and regularizers of TensorFlow 1's `tf.contrib.layers`."""
+"""Initial values or penalties of weights in TensorFlow 1's `tf.contrib.layers`."""
 
 import math
 import numbers

@@ -1,4 +1,4 @@
-"""Gradients of one call of tf.gradients, of the micro-batch and of the whole batch.
+"""Gradients of one call of tf.gradients over a whole batch, from its micro-batches.
 
     head             d loss / d rows, once, on the rows of the whole batch
     micro-batches    (d rows_i / d variable) * (its rows of d loss / d rows)

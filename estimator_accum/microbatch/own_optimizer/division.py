@@ -1,4 +1,4 @@
-"""Division of a model_fn's graph: with every micro-batch, and once per batch.
+"""Division of a model_fn's graph: a part for every micro-batch, a part per batch.
 
 forward pass    every micro-batch; changes of anything are moved out of it
 train op        once; it is fed with the values of micro-batches that it needs

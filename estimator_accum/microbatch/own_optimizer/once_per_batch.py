@@ -1,4 +1,4 @@
-"""Builds the train op of a model_fn that computes its gradients and updates by itself.
+"""Builds the train op of a model_fn that has an optimizer of its own.
 
     micro-batches    forward and backward; sums of gradients, rows that are reported
     once             the train op, and whatever else the model_fn writes

@@ -20,8 +20,8 @@ from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import FIXED
 
-# What computes the same from slices of one row and from their sum: the places of slices
-# and of the numbers of their rows.
+# Operations with the same result for slices of one row and for their sum: the places of
+# slices and of the numbers of their rows.
 _SUMMING = {
     "ResourceScatterAdd": (2, 1),
     "ResourceScatterSub": (2, 1),
@@ -29,7 +29,7 @@ _SUMMING = {
     "ScatterSub": (2, 1),
     "UnsortedSegmentSum": (0, 1),
 }
-# What the order of rows does not change: updates of a variable, and sums.
+# Operations whose result does not depend on the order of rows.
 _UPDATING = re.compile(r"(Resource)?(Scatter|SparseApply)")
 _IN_ANY_ORDER = {
     *("All", "Any", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"),

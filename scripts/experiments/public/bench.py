@@ -1,4 +1,4 @@
-"""What a public script is trained in: its first weights, its last, errors of memory.
+"""The process in which a public script is trained.
 
     driver.py --output_dir=DIR --first_weights=FILE --last_weights=FILE [--errors=N]
 
@@ -49,7 +49,7 @@ def begin() -> pathlib.Path:
         module = sys.modules[microbatch_model_fn.__module__]
         module.MicroBatchCount = lambda *arguments: memory
     kind = v1.estimator.Estimator
-    own = kind.train
+    plain_train = kind.train
 
     def train(estimator, input_fn, hooks=None, *arguments, **options):
         if estimator._config.tf_random_seed is None:  # examples are shuffled alike
@@ -60,7 +60,7 @@ def begin() -> pathlib.Path:
             estimator._model_fn = in_reverse(estimator._model_fn)
         weights = Weights(flags.first_weights, flags.last_weights)
         hooks = [*(hooks or []), weights]
-        own(estimator, input_fn, hooks, *arguments, **options)
+        plain_train(estimator, input_fn, hooks, *arguments, **options)
         if memory is not None:
             print(f"errors: {memory.failed}", flush=True)
         return estimator
@@ -81,7 +81,7 @@ def run_module(name: str, *flags: str) -> None:
 
 
 class Weights(v1.train.SessionRunHook):
-    """Sets all variables to those of the first run, and saves what is trained.
+    """Sets all variables to those of the first run, and saves the trained ones.
 
     Args:
         first: File of the first run's variables; written if it does not exist.
@@ -211,8 +211,8 @@ def _around(model_fn, begin, end):
         state = None
         if mode == v1.estimator.ModeKeys.TRAIN:
             (features, labels), state = begin((features, labels))
-        given = {"features": features, "labels": labels, "mode": mode, **others}
-        spec = model_fn(**{name: given[name] for name in names})
+        values = {"features": features, "labels": labels, "mode": mode, **others}
+        spec = model_fn(**{name: values[name] for name in names})
         return end(spec, state) if mode == v1.estimator.ModeKeys.TRAIN else spec
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

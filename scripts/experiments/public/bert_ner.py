@@ -1,4 +1,4 @@
-"""macanv/BERT-BiLSTM-CRF-NER, bert_lstm_ner.py: BERT and a CRF, train_and_evaluate."""
+"""macanv/BERT-BiLSTM-CRF-NER, bert_lstm_ner.py: BERT with a CRF, train_and_evaluate."""
 
 import bench
 import made_data

@@ -1,4 +1,4 @@
-"""google-research/bert, run_pretraining.py: means over masked words and sentences."""
+"""google-research/bert, run_pretraining.py: two means, one over masked words."""
 
 import bench
 import made_data

@@ -1,4 +1,4 @@
-"""shenweichen/DeepCTR, WDLEstimator: wide and deep, Ftrl and Adagrad, losses that sum."""
+"""shenweichen/DeepCTR, WDLEstimator: losses that sum, for Ftrl beside Adagrad."""
 
 import bench
 import made_data

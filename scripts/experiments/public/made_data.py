@@ -1,4 +1,4 @@
-"""Data and model sizes that public scripts are trained with: made, small, the same."""
+"""Made-up inputs of public scripts, small models included."""
 
 import json
 import pathlib
@@ -117,7 +117,7 @@ def _example(features: dict):
 
 
 def classification(params) -> tf.data.Dataset:
-    """Returns batches of what ELECTRA's tasks read."""
+    """Returns batches of inputs for ELECTRA's tasks."""
     chance = np.random.default_rng(0)
     used = chance.integers(4, TOKENS + 1, [_EXAMPLES, 1])
     mask = np.arange(TOKENS) < used
@@ -154,7 +154,7 @@ def lists() -> tf.data.Dataset:
 
 
 def noise_and_examples() -> tf.data.Dataset:
-    """Returns batches of noise, and of what a GAN is to imitate."""
+    """Returns batches of noise, and of examples for a GAN to imitate."""
     chance = np.random.default_rng(0)
     noise = chance.normal(size=[_EXAMPLES, 16]).astype(np.float32)
     examples = chance.uniform(-1, 1, [_EXAMPLES, 12]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Stand-ins for what TensorFlow 2 removed, where `--v1` has none.
+"""Stand-ins for names that TensorFlow 2 removed, where `--v1` has none.
 
 A script's text stays as it is: what it imports is there before it does.
 """

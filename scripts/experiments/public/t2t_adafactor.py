@@ -29,7 +29,7 @@ def model_fn(features, labels, mode):
 def input_fn():
     """Returns words [B, T] and labels [B]."""
     examples = made_data.classification({"batch_size": bench.BATCH})
-    return examples.map(lambda each: (each["input_ids"], each["label"]))
+    return examples.map(lambda example: (example["input_ids"], example["label"]))
 
 
 estimator = v1.estimator.Estimator(model_fn, str(output_dir))

@@ -1,4 +1,4 @@
-"""tensorflow/gan, its gan_model and minimax losses: two losses, two Adams.
+"""tensorflow/gan, gan_model: two minimax losses, two Adams.
 
 Its GANEstimator trains in hooks, which cannot be cut, and its train ops of both networks
 race with each other; so both gradients come first here.
@@ -45,7 +45,7 @@ def model_fn(features, labels, mode):
     pairs = [
         adam.compute_gradients(*part) for adam, part in zip(adams, parts, strict=True)
     ]
-    with tf.control_dependencies([gradient for each in pairs for gradient, _ in each]):
+    with tf.control_dependencies([g for part in pairs for g, _ in part]):
         step = v1.train.get_global_step()
         train_op = tf.group(
             adams[0].apply_gradients(pairs[0]),

@@ -1,4 +1,4 @@
-"""Legacy scripts on TensorFlow without tf.estimator, and their unedited runs."""
+"""Legacy scripts on TensorFlow without tf.estimator."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Partial windows, restores and reports in an Estimator."""
+"""Hooks of an Estimator over partial windows, restores, reports."""
 
 import csv
 import inspect

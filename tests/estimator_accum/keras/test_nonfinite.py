@@ -1,4 +1,4 @@
-"""Keras: a non-finite loss with finite gradients, and a weight below 0."""
+"""Keras: a non-finite loss with finite gradients; a weight below 0."""
 
 import numpy as np
 import pytest

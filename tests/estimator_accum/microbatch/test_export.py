@@ -1,4 +1,4 @@
-"""An exported graph is the plain model's, and an export runs no forward pass."""
+"""An exported graph is the plain model's; an export runs no forward pass."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Batches that can be cut into micro-batches, and batches that are refused."""
+"""Batches that can be cut into micro-batches, or are refused."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Train ops, options and tensors of a model_fn inside `microbatch_model_fn`."""
+"""This library's calls in a model_fn inside `microbatch_model_fn`."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""What hooks and outer model_fns do with a batch that is cut is done with all of it.
+"""Uses of a cut batch by hooks or outer model_fns get all of it.
 
 A case is a model_fn around the one that is cut. All run it, and a hook that fetches
 what it has put into the collection "fetched", on three batches, cut in 4 and at once.

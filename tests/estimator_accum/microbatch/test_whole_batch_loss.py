@@ -522,7 +522,7 @@ def test_a_loss_that_alone_does_not_fit_is_named():
 def test_an_evaluation_in_micro_batches_reports_the_loss_of_the_whole_batch(
     reduction, tmp_path
 ):
-    """Where no gradient is asked for, none is computed."""
+    """No gradient is computed that nobody asks for."""
     differentiated = []
 
     @tf.custom_gradient

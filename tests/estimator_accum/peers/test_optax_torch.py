@@ -1,4 +1,4 @@
-"""Cases from the tests of optax and of PyTorch trainers, with their numbers."""
+"""Cases from the tests of optax or PyTorch trainers, with their numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Progress of evaluation and prediction."""
+"""Progress of evaluations or predictions."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The sizes of an update: how they are derived, and which are refused."""
+"""The sizes of an update, derived or refused."""
 
 import pytest
 

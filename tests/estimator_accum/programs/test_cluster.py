@@ -1,4 +1,4 @@
-"""Every cluster that the environment can describe, and every invalid field."""
+"""Every cluster that the environment can describe, or describes wrongly."""
 
 import json
 import os

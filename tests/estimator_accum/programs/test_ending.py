@@ -1,4 +1,4 @@
-"""Errors that end a program: one sentence and an exit code."""
+"""Errors that end a program: one sentence, one exit code."""
 
 import pytest
 import tensorflow as tf
@@ -19,7 +19,7 @@ def _refusal(reason: Exception) -> ValueError:
 
 
 def _end(error: BaseException, folder, capsys) -> tuple[int, str]:
-    """Returns the exit code of a program that fails, and what it writes to stderr."""
+    """Returns the exit code of a program that fails, and its stderr."""
     ended = ending.ended_in_words("program", str(folder), "", is_alone=True)
     with pytest.raises(SystemExit) as exit_info, ended:
         raise error

@@ -1,4 +1,4 @@
-"""Pictures of runs, and every refusal of `estimator-accum plot`."""
+"""Pictures of runs; refusals of `estimator-accum plot`."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""A program's standard streams, and its error messages."""
+"""A program's standard streams; its error messages."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The start of a program's session: files of the graph, and what runs fetch."""
+"""The start of a program's session."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""From `--strategy` and the environment to a cluster and a number of replicas."""
+"""From `--strategy` to a cluster with a number of replicas."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""--report_to: trackers of every program, with the run's name and flags."""
+"""--report_to: trackers of every program, with the run's name beside its flags."""
 
 import importlib
 import pathlib

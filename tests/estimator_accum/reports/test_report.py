@@ -1,4 +1,4 @@
-"""Values of an update, and what its reports are told, in which order."""
+"""Values of an update, in the order in which reports receive them."""
 
 import math
 
@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 class _Heard(Report):
-    """Keeps what it is told."""
+    """Keeps all reports."""
 
     def __init__(self):
         self.calls = []

@@ -1,4 +1,4 @@
-"""Reports to MLflow and Weights & Biases, with the real packages and no server."""
+"""Reports to MLflow or Weights & Biases, with the real packages, without a server."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Rules of the analysis under attack: random inputs, and one example that changes.
+"""Rules of the analysis under attack: random inputs, of which one example changes.
 
 To attack them more often than the suite does:
 

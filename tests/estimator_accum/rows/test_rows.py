@@ -1,4 +1,4 @@
-"""Each rule of the analysis: what it says, and that the numbers agree.
+"""Each rule of the analysis agrees with the numbers.
 
 n = number of examples, T = 4 words, W = 6 numbers a word.
 """
@@ -28,7 +28,7 @@ _ARRAYS = {
 
 
 def _states(make, is_dynamic=False, is_run=True):
-    """Returns what `make` results in, its states, and its values for 8 and for groups."""
+    """Returns the tensors of `make`, their states, and values for 8 and for groups."""
     with tf.Graph().as_default():
         shapes = {name: [None, *a.shape[1:]] for name, a in _ARRAYS.items()}
         if is_dynamic:  # the number of words is not known either
@@ -359,7 +359,7 @@ _WITH_CONTROL_FLOW = {
     "a scan": (lambda x: tf.scan(lambda a, b: a + b, tf.transpose(x, [1, 0, 2])), 1, 1),
 }
 
-# What combines examples, or may.
+# Operations that combine examples, or may.
 _MIXED = {
     "reduced": lambda x: [tf.reduce_mean(x), tf.reduce_sum(x, 0), tf.reduce_any(x > 0, 0)],
     "against others": lambda y: [y[:, None] - y[None], tf.matmul(y[:, None], y[None])],

@@ -47,7 +47,7 @@ def test_a_composed_loss_has_the_gradients_of_the_batch_at_once_or_is_refused(re
 
 
 def _outcome(loss: Composed, micro_batches: int) -> str:
-    """Returns what became of a loss; raises AssertionError if its gradients differ."""
+    """Returns the outcome of a loss; raises AssertionError if its gradients differ."""
     expected, noise = _gradients(loss)
     if not any(np.any(gradient) for gradient in expected.values()):
         return "no gradient"

@@ -1,4 +1,4 @@
-"""Fingerprints of gradients and rows: what they find, and what rounding may do."""
+"""Fingerprints of gradients or rows find differences above rounding."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Declarations, random numbers, look-ups and refusals where a batch is cut."""
+"""The head of a cut batch: declarations, random numbers, look-ups, refusals."""
 
 import numpy as np
 import pytest

@@ -483,7 +483,7 @@ def test_tensorflow_is_left_as_it_was():
 
 @pytest.mark.once
 def test_two_replicas_train_as_with_their_batches_at_once(tmp_path):
-    """The update waits for both replicas' gradients, and so must what comes before."""
+    """The update, and all before it, waits for both replicas' gradients."""
 
     def make(loss):
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):

@@ -1,4 +1,4 @@
-"""Reads and writes of one variable in the train op's run, where the graph has no order."""
+"""Reads before writes of a variable, where the graph has no order."""
 
 import numpy as np
 import pytest

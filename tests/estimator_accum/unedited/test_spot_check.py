@@ -1,4 +1,4 @@
-"""The spot check: it finds what a wrong rule lets pass, and lets right code alone."""
+"""The spot check: it finds the error of a wrong rule, but lets right code alone."""
 
 import logging
 
@@ -159,7 +159,7 @@ def test_what_is_wrong_later_ends_the_training_before_its_update(monkeypatch):
 
 
 class _Keep(v1.train.SessionRunHook):
-    """Keeps what global_step is after each update."""
+    """Keeps the global_step after each update."""
 
     def __init__(self):
         self.steps = []

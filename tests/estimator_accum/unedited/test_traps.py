@@ -105,7 +105,7 @@ def _watched_by_a_tape_that_starts_anew(x, y):
 
 
 def _normalized(z):
-    """Returns what combines the examples, as batch normalization does."""
+    """Returns rows that combine the examples, as batch normalization does."""
     mean, variance = tf.nn.moments(z, [0])
     return tf.nn.relu((z - mean) * tf.math.rsqrt(variance + 0.01))
 
@@ -171,7 +171,7 @@ def _a_penalty_of_slopes_through_padding(x, y):
 
 @_trap
 def _gradients_of_python_functions(x, y):
-    """Each reads what the run of its own function has recorded."""
+    """Each gradient reads the record of its own function's run."""
 
     def python(function, values, shape):
         return tf.ensure_shape(tf.py_function(function, [values], tf.float64), shape)
@@ -184,7 +184,7 @@ def _gradients_of_python_functions(x, y):
 
 @_trap
 def _two_calls_of_a_function(x, y):
-    """Of which one has a gradient, and then the other."""
+    """One of the two has a gradient, and then the other."""
     weights = _weights()
     of_rows = tf.function(lambda x: _predicted(x, weights))
     target = tf.stop_gradient(of_rows(-x))

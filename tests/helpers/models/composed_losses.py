@@ -34,7 +34,7 @@ class Batch:
         return eval(text, {"tf": tf, "np": np, "b": self, **values})
 
     def shared(self, text: str) -> tf.Tensor:
-        """Returns what `text` computes: one tensor for all that use it."""
+        """Returns the tensor of `text`: one for all that use it."""
         if text not in self._shared:
             self._shared[text] = self.run(text)
         return self._shared[text]
@@ -289,7 +289,7 @@ def _transposes(dims) -> Steps:
 
 
 def _joins(dims) -> Steps:
-    """Concatenations and stacks, with itself and with what is fixed."""
+    """Concatenations and stacks, with itself and with fixed tensors."""
     for axis, d in enumerate(dims):
         twice = 2 * d if isinstance(d, int) else _unknown(2, d)
         yield f"tf.concat([v, 2 * v], {axis})", _with(dims, axis, twice)

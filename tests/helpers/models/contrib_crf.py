@@ -1,4 +1,4 @@
-"""Small random fields of `tf.contrib.crf`, and what they compute.
+"""Results of small random fields of `tf.contrib.crf`.
 
 `python tests/helpers/models/contrib_crf.py` prints the table RECORDED_CRF of
 tests/estimator_accum/compat/v1/test_against_tensorflow_1.py. It needs TensorFlow 1.15

@@ -1,4 +1,4 @@
-"""Small graphs of `tf.contrib.layers`, and what they compute.
+"""Results of small graphs of `tf.contrib.layers`.
 
 `python tests/helpers/models/contrib_layers.py` prints the table RECORDED of
 tests/estimator_accum/compat/v1/test_against_tensorflow_1.py. It needs TensorFlow 1.15

@@ -1,4 +1,4 @@
-"""Small trainings by `slim.learning`, and what they compute.
+"""Results of small trainings by `slim.learning`.
 
 `python tests/helpers/models/contrib_learning.py` prints the table RECORDED_LEARNING of
 tests/estimator_accum/compat/v1/test_against_tensorflow_1.py. It needs TensorFlow 1.15

@@ -377,7 +377,7 @@ def _divided(op, d):
 
 @tf.custom_gradient
 def _clipped_at_20(x):
-    """More than what random gradients reach."""
+    """Clips at more than random gradients reach."""
     return tf.identity(x), lambda d: tf.clip_by_norm(d, 20.0)
 
 

@@ -1,4 +1,4 @@
-"""Trains a model_fn as it is, and with its gradients intercepted, without files.
+"""Trains a model_fn with its gradients intercepted or not, without files.
 
 A model_fn here is what a script without this library has: its own optimizer.
 """

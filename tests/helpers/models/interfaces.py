@@ -1,4 +1,4 @@
-"""The three interfaces of the rule, and helpers that run their small train ops."""
+"""The three interfaces of the rule in small train ops."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Losses and models of Keras, trained on whole batches or in micro-batches."""
+"""Losses or models of Keras, trained on whole batches or in micro-batches."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The Keras versions of this installation, and small models in them."""
+"""The Keras versions of this installation, with small models in them."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Environments of launchers, and the cluster that each describes.
+"""Environments of launchers, with the cluster that each describes.
 
 A source is the launcher's code or documentation at the time of writing, or the launcher
 itself, run with `env` as its command. Variables that describe no task are left out.

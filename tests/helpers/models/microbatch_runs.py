@@ -1,4 +1,4 @@
-"""Estimators that train with and without `microbatch_model_fn`, to be compared."""
+"""Estimators that train with `microbatch_model_fn` or without it, to be compared."""
 
 import numpy as np
 import tensorflow as tf

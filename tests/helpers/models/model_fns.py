@@ -1,4 +1,4 @@
-"""Whole scripts without this library: what they do with their gradients.
+"""Whole scripts without this library, by their ways with gradients.
 
 A script is a function that returns (loss, train op), or a spec; `model_fn_of` makes it a
 model_fn. Its arguments are named after what it reads, as those of the losses in

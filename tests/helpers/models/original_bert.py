@@ -1,4 +1,4 @@
-"""google-research/bert's encoder and classifier, restated in plain operations.
+"""google-research/bert's classifier, restated in plain operations.
 
 It computes on padding too, and the last layer for every token.
 

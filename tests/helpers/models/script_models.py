@@ -1,4 +1,4 @@
-"""Model_fns with the traits of well-known TF1 training scripts, written anew and tiny.
+"""Tiny model_fns with the traits of well-known TF1 training scripts.
 
 Each is a whole training recipe: how gradients are computed and clipped, the optimizer,
 the clock of its learning rate, and what else one run of the train op changes.

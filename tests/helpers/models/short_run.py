@@ -1,4 +1,4 @@
-"""A short run in the files' order, and comparisons with its weights."""
+"""A short run in the files' order, with comparisons of its weights."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""What a training wrote for TensorBoard."""
+"""Summaries that a training wrote for TensorBoard."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""A tiny BERT, a corpus in CoLA's layout, runs on them, and readers of their files."""
+"""Runs of a tiny BERT on a corpus in CoLA's layout."""
 
 import csv
 import dataclasses

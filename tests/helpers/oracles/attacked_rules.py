@@ -215,7 +215,7 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
 
 
 def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
-    """Returns the sizes that the analysis knows of a tensor, and what they are of."""
+    """Returns the sizes that the analysis knows of a tensor, each with its origin."""
     found = {}
     if analysis.knows_dims(tensor) and analysis.state(tensor).kind == "rows":
         found["shape"] = analysis.dims(tensor)

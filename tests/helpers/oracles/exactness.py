@@ -1,4 +1,4 @@
-"""Compares the updates of an unedited model_fn: batches at once, and cut.
+"""Compares the updates of an unedited model_fn on cut batches with those at once.
 
     difference = max |cut - whole| / max |whole - start|    for each variable
 

@@ -1,4 +1,4 @@
-"""Graphs of many configurations, built without training, and their digests.
+"""Graphs of many configurations, built without training, by digests.
 
     digest = SHA-256 of the nodes: name, operation, attributes, inputs, control inputs
 

@@ -1,4 +1,4 @@
-"""Whether TensorFlow computes by oneDNN, which rewrites graphs to bfloat16."""
+"""Detects oneDNN, which rewrites graphs to bfloat16."""
 
 from tensorflow.python.util import _pywrap_util_port
 

@@ -26,7 +26,7 @@ def _for(*kinds: str):
 
 
 def _call(kind: str, **given):
-    """Calls a raw operation with what it takes of `given`."""
+    """Calls a raw operation with those of `arguments` that it takes."""
     definition = op_def_registry.get(kind)
     names = {arg.name for arg in (*definition.input_arg, *definition.attr)}
     return getattr(raw, kind)(**{k: v for k, v in given.items() if k in names})
@@ -565,7 +565,7 @@ def _slice(a, kind):
     )
 
 
-# What a size makes.
+# Results of sizes.
 
 
 @_for("Fill")
@@ -629,7 +629,7 @@ def _tile(a, kind):
     return raw.BroadcastTo(input=a.any(shape, dtype), shape=a.sizes(wide))
 
 
-# What is looked up.
+# Look-ups.
 
 
 @_for("GatherV2", "Gather")

@@ -1,4 +1,4 @@
-"""What users read: README.md and the pages of docs/, and the code in them."""
+"""Users' documents: README.md with the pages of docs/."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ def all_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def typed(session: str) -> list[str]:
-    """Returns the commands of a `console` block, without what they print."""
+    """Returns the commands of a `console` block, without their output."""
     found, lines = [], iter(session.splitlines())
     for line in lines:
         if not line.startswith("$ "):

@@ -35,7 +35,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._start_answer()
 
     def _start_answer(self) -> bytes:
-        """Sends the header; returns what a GET sends after it."""
+        """Sends the header; returns the body that a GET sends after it."""
         server = self.server
         server.requests.append(self.path)
         content = server.files.get(self.path)

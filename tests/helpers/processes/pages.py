@@ -152,7 +152,7 @@ def pip_variables(links: pathlib.Path) -> dict[str, str]:
 
 
 def write_wheel(folder: pathlib.Path, name: str, version: str, *needs: str) -> None:
-    """Writes a wheel without modules: its name, its version and what it needs."""
+    """Writes a wheel without modules: its name, its version and its requirements."""
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {each}" for each in needs]

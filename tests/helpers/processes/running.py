@@ -1,4 +1,4 @@
-"""Programs that tests run, with one deadline for all, and all ended with their test.
+"""Programs that tests run, all ended with their test by one deadline.
 
     done = running.run("script.py", "--flag", tf_config=None, VARIABLE="1")
     with running.start("-m", "distributed.main", *flags) as task:

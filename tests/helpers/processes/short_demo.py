@@ -1,4 +1,4 @@
-"""scripts/quickstart_demo.py with less data and training, and none out of memory."""
+"""A shorter scripts/quickstart_demo.py, which does not run out of memory."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""Trains a small model under a strategy, and prints its result as one JSON line.
+"""Trains a small model under a strategy, with one JSON line as its result.
 
     python -m tests.helpers.processes.strategy_program WAY STRATEGY FOLDER [OPTION[=VALUE] ...]
 
@@ -64,7 +64,7 @@ def end(way: str, strategy: str, folder, *options: str) -> list[running.Done]:
 
 
 def result(way: str, strategy: str, folder, *options: str) -> dict:
-    """Runs the processes, which must end with 0; returns what the first one printed."""
+    """Runs the processes, which must end with 0; returns the output of the first one."""
     tasks = end(way, strategy, folder, *options)
     assert [task.returncode for task in tasks] == [0] * len(tasks)
     return json.loads(tasks[0].stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Stand-ins of tf.contrib against what TensorFlow 1.15.5 computed.
+"""Stand-ins of tf.contrib against results of TensorFlow 1.15.5.
 
 The tables were printed by `python tests/helpers/models/contrib_layers.py`, and
 `contrib_crf.py` and `contrib_learning.py` beside it on Python 3.7.16 with tensorflow 1.15.5 on 25 November 2026, on a CPU.

@@ -1,4 +1,4 @@
-"""tf.contrib: what its stand-ins compute, and names without one."""
+"""Stand-ins of tf.contrib."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Imports of TensorFlow in the user's modules, and the runner's --v1."""
+"""Imports of TensorFlow in the user's modules under --v1."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Names that Python and NumPy removed."""
+"""Names that Python or NumPy removed."""
 
 import collections
 import importlib.util
