@@ -1,4 +1,4 @@
-"""The promise of stability: its table of public names is complete."""
+"""The promise of stability: public names, signatures, flags, files, variables stay."""
 
 import importlib
 import inspect

@@ -51,18 +51,19 @@ def token_ids(size: Size, micro_batch_size: int, tokens: int) -> tf.Variable:
     return tf.compat.v1.Variable(ids, trainable=False, use_resource=True)
 
 
-def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
+def classification_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.Tensor:
     """Builds the encoder and a classifier of two classes.
 
     Args:
         size: Layers, width and vocabulary of the encoder.
         ids: Token ids [B, T], such as those of `token_ids`.
+        dropout: Rate of dropout, 0 <= rate < 1.
 
     Returns:
         The mean loss, a scalar.
     """
     logits = modeling.classifier_logits(
-        _pooled(size, ids), 2, is_training=True, dropout_prob=0.0
+        _pooled(size, ids, dropout), 2, is_training=True, dropout_prob=dropout
     )
     labels = tf.zeros_like(ids[:, 0])
     return tf.reduce_mean(
@@ -70,12 +71,12 @@ def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
     )
 
 
-def in_batch_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
+def in_batch_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.Tensor:
     """Builds the encoder and a loss that tells each example from all others.
 
     Args and returns: as `classification_loss`.
     """
-    pooled = tf.math.l2_normalize(_pooled(size, ids), 1)  # [B, H]
+    pooled = tf.math.l2_normalize(_pooled(size, ids, dropout), 1)  # [B, H]
     scores = tf.matmul(pooled, pooled, transpose_b=True)
     labels = tf.range(tf.shape(ids)[0])
     return tf.reduce_mean(
@@ -83,9 +84,9 @@ def in_batch_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _pooled(size: Size, ids: tf.Tensor) -> tf.Tensor:
+def _pooled(size: Size, ids: tf.Tensor, dropout: float) -> tf.Tensor:
     return modeling.encode(
-        bert_config(size),
+        bert_config(size, dropout),
         ids,
         tf.ones_like(ids),
         tf.zeros_like(ids),
