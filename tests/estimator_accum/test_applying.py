@@ -14,7 +14,6 @@ from estimator_accum import (
 )
 from tests.helpers.models.interfaces import after_each, sgd
 
-pytestmark = pytest.mark.usefixtures("control_flow")
 v1 = tf.compat.v1
 K, UPDATES = 4, 3
 BATCHES = np.random.default_rng(0).normal(size=[UPDATES, K, 2]).astype(np.float32)
@@ -86,7 +85,7 @@ class MultistepAdam(v1.train.GradientDescentOptimizer):
         return tf.group(outside, inside, name=name_scope)
 
 
-def test_an_optimizer_finds_its_variables_by_the_default_graph():
+def test_an_optimizer_finds_its_variables_by_the_default_graph(control_flow):
     values = _train(lambda _: MultistepAdam(0.1))
     assert values["power"] == 0.25**UPDATES
     plain = _train(lambda _: sgd(0.1), 0)
@@ -301,8 +300,17 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_what_reads_global_step_is_named_once(name, caplog, fresh_graph):
+# Rows that differ in control flow v1: in branches, loops and functions, and beside them.
+_WITH_CONTROL_FLOW = ("turns", "numbers_by_branch", "loop", "function", "average")
+_WITH_CONTROL_FLOW += ("update_ops", "windows", "shown_in_branch", "shown_in_function")
+
+
+@pytest.mark.parametrize(
+    ("name", "control_flow"),
+    [(name, "v2") for name in READERS] + [(name, "v1") for name in _WITH_CONTROL_FLOW],
+    indirect=["control_flow"],
+)
+def test_what_reads_global_step_is_named_once(name, control_flow, caplog, fresh_graph):
     build, words = READERS[name]
     model = _Model()
     made = build(model)

@@ -12,7 +12,6 @@ from tests.helpers.models.interfaces import after_each, fed_gradients, sgd
 from tests.helpers.models.script_models import Assigning
 
 v1 = tf.compat.v1
-pytestmark = pytest.mark.usefixtures("control_flow")
 
 
 def _train_op(steps, value=0.0):
@@ -206,14 +205,25 @@ _SETTLED_PAIRS = [
     _bounded_by(lambda bound: bound.assign(0.5), _in_any_order),
 ]
 _CALLS = [_function, _nested, _loop, _branch, _loop_in_function]
+_WRITES_IN_CALLS = [*map(_writes_in, _CALLS)]
+_COUNTS_IN_CALLS = [*map(_counts_in, _CALLS)]
 _CHANGES = [_adam, _by_bert, _by_hand, _of_a_row, _decayed, *_UNSETTLED_PAIRS]
-_CHANGES += [_behind_a_branch, *map(_writes_in, _CALLS)]
+_CHANGES += [_behind_a_branch, *_WRITES_IN_CALLS]
 _SETTLED = [_clipped, _normalized, _masked, _padded, *_SETTLED_PAIRS]
-_SETTLED += map(_counts_in, _CALLS)
+_SETTLED += _COUNTS_IN_CALLS
+# They differ in control flow v1.
+_IN_FUNCTIONS = [_behind_a_branch, *_WRITES_IN_CALLS, *_COUNTS_IN_CALLS]
 
 
-@pytest.mark.parametrize("write", [*_CHANGES, *_SETTLED])
-def test_only_a_write_that_may_be_repeated_is_taken_beside_a_window(write, fresh_graph):
+@pytest.mark.parametrize(
+    ("write", "control_flow"),
+    [(write, "v2") for write in (*_CHANGES, *_SETTLED)]
+    + [(write, "v1") for write in (_adam, _clipped, *_IN_FUNCTIONS)],
+    indirect=["control_flow"],
+)
+def test_only_a_write_that_may_be_repeated_is_taken_beside_a_window(
+    write, control_flow, fresh_graph
+):
     variable, loss, train_op = _train_op(2, [0.0, 0.0])
     both = tf.group(train_op, write(variable, loss))
     if write in _SETTLED:
@@ -343,8 +353,15 @@ _FOR_EACH += [_counted_only_in_function, _of_micro_batch_in_function]
 _FOR_EACH += [_of_micro_batch_in_a_second_call]
 
 
-@pytest.mark.parametrize("write", [*_ONCE_PER_BATCH, *_FOR_EACH])
-def test_a_write_that_a_batch_makes_once_is_warned_of(write, fresh_graph, caplog):
+@pytest.mark.parametrize(
+    ("write", "control_flow"),
+    [(write, "v2") for write in (*_ONCE_PER_BATCH, *_FOR_EACH)]
+    + [(write, "v1") for write in (*_ONCE_PER_BATCH[-2:], _counted_only)],
+    indirect=["control_flow"],
+)
+def test_a_write_that_a_batch_makes_once_is_warned_of(
+    write, control_flow, fresh_graph, caplog
+):
     _, (variable,), loss = fed_gradients([0.0])
     loss, written = write(variable, loss)
     train_op = make_accumulating_train_op(loss, sgd(), 2, var_list=[variable])

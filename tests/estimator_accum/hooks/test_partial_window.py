@@ -11,7 +11,6 @@ from estimator_accum import (
 )
 from tests.helpers.models.interfaces import sgd
 
-pytestmark = pytest.mark.usefixtures("control_flow")
 v1 = tf.compat.v1
 K, SIZE = 4, 2
 X = np.random.default_rng(0).normal(size=[6 * SIZE]).astype(np.float32)
@@ -57,11 +56,24 @@ def _estimator(folder, make_rate, **options):
     return tf.estimator.Estimator(model_fn, model_dir=str(folder))
 
 
+_OPTIONS = {"clip_norm": 10.0, "on_nonfinite": "skip_window"}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"clip_norm": 10.0, "on_nonfinite": "skip_window"}]
+    ("make_rate", "options", "control_flow"),  # each two of them together
+    [
+        (_behind_update_ops, {}, "v1"),
+        (_behind_update_ops, _OPTIONS, "v2"),
+        (_by_size, {}, "v2"),
+        (_by_size, _OPTIONS, "v1"),
+        (_beside_a_summary, {}, "v1"),
+        (_beside_a_summary, _OPTIONS, "v2"),
+    ],
+    indirect=["control_flow"],
 )
-@pytest.mark.parametrize("make_rate", [_behind_update_ops, _by_size, _beside_a_summary])
-def test_a_partial_window_is_applied_like_a_whole_one(make_rate, options, tmp_path):
+def test_a_partial_window_is_applied_like_a_whole_one(
+    make_rate, options, control_flow, tmp_path
+):
     estimator = _estimator(tmp_path, make_rate, **options)
     estimator.train(lambda: tf.data.Dataset.from_tensor_slices(X).batch(SIZE))
     expected = -0.5 * X[: K * SIZE].mean() - 0.25 * X[K * SIZE :].mean()
