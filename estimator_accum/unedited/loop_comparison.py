@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from estimator_accum import get_windows
 from estimator_accum.graph.internals import RUN, replace_function
-from estimator_accum.graph.names import BATCHES
+from estimator_accum.graph.names import BATCH_QUEUES, BATCHES, FED
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.unedited.comparison import (
     Values,
@@ -198,10 +198,21 @@ def _joined(calls: list[dict]) -> dict[str, dict]:
             raise ValueError(
                 "What a call of session.run gets must have rows, in no fixed number and "
                 "of one shape, or be the same in all calls that make an update. Received: "
-                f"{tensor.name} of shape {shape}. Give its placeholder None as number of "
-                "examples, batch with drop_remainder=False, or pad to one length."
+                f"{tensor.name} of shape {shape}. {_remedy(tensor.op.type)}"
             )
         joined = np.concatenate(values) if has_rows else values[0]
         feeds["whole"][tensor] = joined
         feeds["reversed"][tensor] = joined[::-1] if has_rows else joined
     return feeds
+
+
+def _remedy(kind: str) -> str:
+    """Returns how examples from a type of operation get rows in no fixed number."""
+    if kind in FED:
+        return "Give its placeholder None as number of examples."
+    if kind in BATCH_QUEUES:
+        return (
+            "Pass allow_smaller_final_batch=True to tf.train.batch, or to the function "
+            "that made this queue in its place."
+        )
+    return "Batch with drop_remainder=False, or pad to one length."

@@ -12,6 +12,7 @@ from estimator_accum.unedited.comparison import (
     check_instead_of_training,
     report,
 )
+from estimator_accum.unedited.loop_comparison import _joined
 from tests.helpers.models.microbatch_runs import (
     hidden_layer,
     make_data,
@@ -291,3 +292,35 @@ def test_a_session_loop_is_compared_with_larger_batches(way, code, said, tmp_pat
     assert done.returncode == code, done.output
     assert re.search(said, done.stdout)
     assert ("trained" in done.stdout.split()) == (way == "short")
+
+
+def _queue(**options):
+    return v1.train.batch([tf.zeros([3])], 8, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: v1.placeholder(tf.float32, [8, 3]), "Give its placeholder None"),
+        (_queue, r"\(8, 3\)\. Pass allow_smaller_final_batch=True to tf\.train\.batch"),
+        (
+            lambda: v1.data.make_one_shot_iterator(
+                tf.data.Dataset.from_tensors([1.0]).batch(8, drop_remainder=True)
+            ).get_next(),
+            "Batch with drop_remainder=False",
+        ),
+    ],
+)
+def test_examples_in_a_fixed_number_are_refused_with_a_remedy(
+    make, remedy, fresh_graph
+):
+    tensor = make()
+    calls = [{tensor: np.full(tensor.shape.as_list(), i)} for i in range(2)]
+    with pytest.raises(ValueError, match=rf"in no fixed number.*{remedy}"):
+        _joined(calls)
+
+
+def test_a_queue_with_a_smaller_final_batch_is_joined(fresh_graph):
+    tensor = _queue(allow_smaller_final_batch=True)
+    joined = _joined([{tensor: np.full([8, 3], i)} for i in range(2)])
+    assert joined["whole"][tensor].shape == (16, 3)
