@@ -3,7 +3,7 @@
     estimator-accum check script.py --its --flags
 
 Runs the script up to the first `Estimator.train`, and then, instead of training, a few
-updates on its first batches: at once, and in 2, 4 and 8 micro-batches, without dropout.
+updates on its first batches: at once, and in 2 and 8 micro-batches, without dropout.
 Prints the difference of each variable and a verdict. Exit codes: 0 if all variables are
 equal up to rounding, 1 if one differs or the script trains no Estimator, 2 if the script
 is refused. In a script with a session loop, --gradient_accumulation_steps=K compares K

@@ -36,7 +36,7 @@ from estimator_accum.microbatch.own_optimizer.order import find_unordered
 from estimator_accum.microbatch.staging import without_static_rows
 from estimator_accum.unedited.own_loops import OwnLoops
 
-_COUNTS = (2, 4, 8)
+_COUNTS = (2, 8)
 _TOLERANCE = 1e-4
 _ROUNDING = 10  # times what the order of the examples does
 _ONLY_ROUNDING = 1e-2  # if the order does more, nothing else moves the variable
