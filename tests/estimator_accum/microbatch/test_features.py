@@ -156,11 +156,12 @@ def _of_another_kind():
         ),
         (_of_scalars_alone, ValueError, r"Received: scalars only, features\['x'", 0),
         (_with_an_empty_batch, ValueError, r"Received: none at upd.* 2", 2),
-        (
+        pytest.param(
             _with_weights_of_four_classes,
             ValueError,
             r"no example.*\['classes'\], with 4",
             0,
+            id="constant_in_features",
         ),
         (_of_another_kind, TypeError, r"\['what'\] must be a Tensor.* R.*: object", 0),
     ],
@@ -234,6 +235,8 @@ _OF_EXAMPLES = {
 }
 _OF_NONE = {
     "made by a map": lambda: _mapped(_weights),
+    "weights of other classes": lambda: _mapped(lambda x, y: tf.range(5.0)),
+    "a weight of one class": lambda: _mapped(lambda x, y: tf.constant([1.0])),
     "of static batches": lambda: _mapped(_weights, drop_remainder=True),
     "captured": _captured,
     "beside the data set": _beside_the_data_set,
