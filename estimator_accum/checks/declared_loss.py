@@ -1,5 +1,6 @@
 """Check of a loss against the reduction that its train op declares."""
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,17 +12,20 @@ from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data
 from estimator_accum.graph.functions import library_of_functions, producer_of
 from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
 from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.rows.added_examples import find_head, is_sum
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import (
     LINEAR,
     SCALING,
     SHOWN,
     factors_of_sums,
-    is_one_number,
+    may_be_sum,
     refuse_sum,
 )
 
 _BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
+# Operations whose results are sums or means of elements of their first input.
+_OF_FIRST = {"GatherV2", "Mean", "StridedSlice", "Sum", "Transpose"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -48,8 +52,8 @@ def check_declared_loss(
             loss.op.name,
             steps,
         )
-    if reduction == "mean" and _may_be_sum(loss) and _is_sum(loss):
-        refuse_sum(loss)
+    if reduction == "mean" and may_be_sum(loss, _has_batch) and _is_sum(loss):
+        refuse_sum(loss, "divide the loss by tf.reduce_sum(weights)")
 
 
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
@@ -65,25 +69,8 @@ def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
     return any(value is not None and abs(value * steps - 1) < 1e-6 for value in values)
 
 
-def _may_be_sum(loss: tf.Tensor) -> bool:
-    """Returns whether a loss is built of sums: a look that costs nothing if it is not."""
-    waiting, has_sums = [loss], False
-    while waiting:
-        operation = waiting.pop().op
-        inputs = list(operation.inputs)
-        if operation.type in ("Einsum", "L2Loss", "MatMul") or (
-            operation.type == "Sum" and not is_one_number(inputs[0])
-        ):
-            has_sums = True
-        elif operation.type in {"Mean", "StridedSlice", "Sum", *SHOWN}:
-            waiting.append(inputs[0])
-        elif operation.type in LINEAR:
-            waiting += inputs
-        elif operation.type in SCALING:
-            waiting += [t for t in inputs if tf.get_static_value(t) is None]
-        elif any(op.type in BATCHES for op in data_ancestors([operation])):
-            return False
-    return has_sums
+def _has_batch(operation: tf.Operation) -> bool:
+    return any(other.type in BATCHES for other in data_ancestors([operation]))
 
 
 def _is_sum(loss: tf.Tensor) -> bool:
@@ -114,11 +101,17 @@ def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
     """
     analysis = Analysis(rows, [output for output in outputs if output not in rows])
     analysis.analyze([loss])
-    factors = factors_of_sums(analysis, loss)
+    factors, ends = factors_of_sums(analysis, loss), [loss]
+    head = None if factors else find_head(analysis, loss)
+    if head is not None:
+        factors, ends = head.factors(), [loss, *(rows.tensor for rows in head.rows)]
     if not factors or any(_may_make_mean(factor, size) for factor in factors):
         return False
     # A sum may be divided by the examples and weighted too, inside or outside of it.
-    return not any(_may_make_mean(scale, size) for scale in _scales(loss))
+    scales = itertools.chain(*map(_scales, ends))
+    if any(_may_make_mean(scale, size) for scale in scales):
+        return False
+    return head is None or is_sum(head)
 
 
 def _is_sum_of_any_size(
@@ -153,7 +146,7 @@ def _scales(loss: tf.Tensor) -> Iterator[float | None]:
                     yield by if operation.type == "Mul" else 1.0 / by
         elif operation.type == "IdentityN":  # tf.custom_gradient may scale gradients
             yield None
-        elif operation.type in {"Mean", "StridedSlice", "Sum", *SHOWN}:
+        elif operation.type in {*_OF_FIRST, *SHOWN}:
             waiting.append(inputs[0])
         elif operation.type in {"Einsum", "MatMul", *LINEAR}:
             waiting += inputs

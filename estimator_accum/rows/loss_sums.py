@@ -1,6 +1,7 @@
 """Proof that a tensor is a sum over examples."""
 
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -103,10 +104,47 @@ def _labels(operation: tf.Operation) -> list[str] | None:
     return [first, "jk" if operation.get_attr("transpose_b") else "kj", "ij"]
 
 
-def refuse_sum(loss: tf.Tensor) -> None:
-    """Raises ValueError for a loss that is a sum and declared as a mean."""
+def may_be_sum(loss: tf.Tensor, has_batch: Callable[[tf.Operation], bool]) -> bool:
+    """Returns whether a loss may be a sum: a look that costs nothing at a usual mean.
+
+    Args:
+        loss: The loss.
+        has_batch: Whether an operation is computed from the batch.
+    """
+    waiting, may_be = [(loss, False)], False
+    while waiting:
+        tensor, is_mean = waiting.pop()
+        operation, inputs = tensor.op, list(tensor.op.inputs)
+        if operation.type in ("Einsum", "L2Loss", "MatMul") or (
+            operation.type == "Sum" and not is_one_number(inputs[0])
+        ):
+            may_be = True
+        elif operation.type in {"Mean", "Sum", *SHOWN}:
+            is_mean |= operation.type == "Mean" and not is_one_number(inputs[0])
+            waiting.append((inputs[0], is_mean))
+        elif operation.type in LINEAR:
+            waiting += [(summand, is_mean) for summand in inputs]
+        elif operation.type in SCALING:
+            if operation.type != "Mul" and has_batch(inputs[1].op):
+                return False
+            waiting += [(t, is_mean) for t in inputs if tf.get_static_value(t) is None]
+        elif has_batch(operation):
+            if is_mean:
+                return False
+            may_be = True
+    return may_be
+
+
+def refuse_sum(loss: tf.Tensor, of_weights: str) -> None:
+    """Raises ValueError for a loss that is a sum and declared as a mean.
+
+    Args:
+        loss: The loss.
+        of_weights: Remedy for a sum with weights whose sum is 1.
+    """
     raise ValueError(
         "A loss that sums over the examples must be declared as a sum. Received: "
         f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
-        "makes the train op, or divide the loss by the number of examples."
+        "makes the train op, or divide the loss by the number of examples. If it has "
+        f"weights that the input pipeline normalizes, {of_weights}."
     )

@@ -4,7 +4,8 @@ import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
-from estimator_accum.rows.loss_sums import factors_of_sums, refuse_sum
+from estimator_accum.rows.added_examples import find_head, is_sum
+from estimator_accum.rows.loss_sums import factors_of_sums, may_be_sum, refuse_sum
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
@@ -30,8 +31,11 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
         batch: The batch, of which the reduction is declared.
         loss: The loss of the micro-batch.
     """
-    if batch.reduction == "sum" or loss.op not in of_batch(batch):
+    operations = of_batch(batch)
+    if batch.reduction == "sum" or loss.op not in operations:
         return
-    view = View(batch, [loss])
-    if factors_of_sums(view.analysis, loss):
-        refuse_sum(loss)
+    if not may_be_sum(loss, operations.__contains__):
+        return
+    analysis = View(batch, [loss]).analysis
+    if factors_of_sums(analysis, loss) or is_sum(find_head(analysis, loss)):
+        refuse_sum(loss, "declare reduction='sum': weighted sums add up")

@@ -44,12 +44,19 @@ _SUMS = {
     "losses": lambda x, y, w: v1.losses.mean_squared_error(
         y, tf.matmul(x, w)[:, 0], reduction=v1.losses.Reduction.SUM
     ),
+    "weights of the input pipeline": lambda x, y, w: tf.einsum(
+        "b,b->", _errors(x, y, w), y
+    ),
+    "scan": lambda *given: tf.scan(tf.add, _errors(*given))[-1],
 }
 
 
 @pytest.mark.parametrize("name", _SUMS)
 def test_a_sum_that_is_declared_as_a_mean_is_refused(name):
-    sentence = r"must be declared as a sum\. Received: .*Pass reduction='sum'"
+    sentence = (
+        r"must be declared as a sum\. Received: .*Pass reduction='sum'.* If it has weights "
+        r"that the input pipeline normalizes, declare reduction='sum'"
+    )
     with pytest.raises(ValueError, match=sentence):
         build(_model_fn(_SUMS[name], _accumulating), _BATCH)
     build(_model_fn(_SUMS[name], _accumulating), _BATCH, reduction="sum")
