@@ -56,21 +56,7 @@ def make_model_fn(
         is_auto = settings.micro_batch_size == AUTO
         if is_training and is_auto and not settings.pad_to_max_length:
             features = _trimmed(features)
-        output = modeling.encode(
-            bert_config,
-            features["input_ids"],
-            features["input_mask"],
-            features["segment_ids"],
-            is_training=is_training,
-            is_packed=not settings.pad_to_max_length,
-            recomputed=wrapper_of(settings.recompute) if is_training else None,
-        )
-        logits = modeling.classifier_logits(
-            output.pooled,
-            task.num_outputs,
-            is_training=is_training,
-            dropout_prob=0.1 if settings.dropout else 0.0,
-        )  # [B, C]
+        logits = _logits(settings, bert_config, task, features, is_training)
         if settings.init_checkpoint:
             init_from_checkpoint(settings.init_checkpoint)
         if mode == tf.estimator.ModeKeys.PREDICT:
@@ -91,6 +77,31 @@ def make_model_fn(
         return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=ops)
 
     return model_fn
+
+
+def _logits(
+    settings: Settings,
+    bert_config: modeling.BertConfig,
+    task: Task,
+    features: dict[str, tf.Tensor],
+    is_training: bool,
+) -> tf.Tensor:
+    """Returns the classifier's outputs [B, C]."""
+    output = modeling.encode(
+        bert_config,
+        features["input_ids"],
+        features["input_mask"],
+        features["segment_ids"],
+        is_training=is_training,
+        is_packed=not settings.pad_to_max_length,
+        recomputed=wrapper_of(settings.recompute) if is_training else None,
+    )
+    return modeling.classifier_logits(
+        output.pooled,
+        task.num_outputs,
+        is_training=is_training,
+        dropout_prob=0.1 if settings.dropout else 0.0,
+    )
 
 
 def _per_example_loss(labels: tf.Tensor, logits: tf.Tensor, task: Task) -> tf.Tensor:

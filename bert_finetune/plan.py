@@ -146,10 +146,26 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
         _WAYS[flags.recompute],
         flags.optimizer,
     )
-    batches, memory = plan.batches, plan.memory
-    size = batches.largest_share
+    batches = plan.batches
+    return [
+        *(
+            f"{name:<18}{megabytes(value):>12}  {note}".rstrip()
+            for name, value, note in _memory_rows(plan, flags)
+        ),
+        f"micro_batch_size {batches.largest_share}",
+        f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
+        str(batches),
+        f"time {plan.time:.2f} of one micro-batch with activations kept",
+        *_reduction(plan.memory, batches, flags.link_speed),
+        _flags_to_paste(plan, flags.max_seq_length, flags.optimizer),
+    ]
+
+
+def _memory_rows(plan: Plan, flags: argparse.Namespace) -> list[tuple]:
+    """Returns (name, bytes, note) of each part of the memory."""
+    memory, size = plan.memory, plan.batches.largest_share
     layers = ", recomputed layers" if plan.is_recomputed else ""
-    rows = [
+    return [
         ("parameters", memory.parameters, ""),
         ("optimizer slots", memory.slots, f"of {flags.optimizer}"),
         ("accumulators", memory.accumulators, "none where K is 1"),
@@ -167,18 +183,6 @@ def _plan(flags: argparse.Namespace, config: BertConfig) -> list[str]:
             f"of {megabytes(flags.device_memory * USABLE_SHARE)} usable",
         ),
         ("disk", memory.disk, f"{KEPT_CHECKPOINTS} checkpoints and the next one"),
-    ]
-    return [
-        *(
-            f"{name:<18}{megabytes(value):>12}  {note}".rstrip()
-            for name, value, note in rows
-        ),
-        f"micro_batch_size {size}",
-        f"gradient_accumulation_steps {batches.gradient_accumulation_steps}",
-        str(batches),
-        f"time {plan.time:.2f} of one micro-batch with activations kept",
-        *_reduction(memory, batches, flags.link_speed),
-        _flags_to_paste(plan, flags.max_seq_length, flags.optimizer),
     ]
 
 

@@ -8,7 +8,7 @@ counted     without the batch, and read by the loss or the optimizer: a clock
 import functools
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -36,6 +36,24 @@ def warn_of_micro_step_writes(
         writers: Its writers of every micro-step.
         windows: Its `Window`s.
     """
+    if hasattr(graph, _WARNED):
+        return
+    for variable, writer in _repeated_writes(graph, writers, windows):
+        value_of_graph(graph, _WARNED, True)
+        _logger.warning(
+            "%s is written by %s with every micro-step, where a big batch writes it "
+            "once: K times per update. Pass the write as `after_update_ops`, wrap its "
+            "optimizer in AccumulatingOptimizer, or use microbatch_model_fn.",
+            variable.name,
+            writer.name,
+        )
+        return
+
+
+def _repeated_writes(
+    graph: tf.Graph, writers: MicroStepWriters, windows: list
+) -> Iterator[tuple[tf.Operation, tf.Operation]]:
+    """Yields variables that a batch would write once, each with a writer."""
     keys = tf.compat.v1.GraphKeys
     trained = {name for window in windows for name in window.names}
     state = {v.op.name for w in windows for v in (*w.saved, *w.statistics)}
@@ -70,17 +88,7 @@ def warn_of_micro_step_writes(
         return not is_of_batch and is_used and not changes_once(variable, writers)
 
     for variable in (v.op for v in graph.get_collection(keys.GLOBAL_VARIABLES)):
-        if variable.name in names or hasattr(graph, _WARNED):
-            continue
-        for writer in writers.of(variable):
-            if writer not in meant and is_once_per_batch(variable, writer):
-                value_of_graph(graph, _WARNED, True)
-                _logger.warning(
-                    "%s is written by %s with every micro-step, where a big batch writes "
-                    "it once: K times per update. Pass the write as "
-                    "`after_update_ops`, wrap its optimizer in AccumulatingOptimizer, or "
-                    "use microbatch_model_fn.",
-                    variable.name,
-                    writer.name,
-                )
-                break
+        if variable.name not in names:
+            for writer in writers.of(variable):
+                if writer not in meant and is_once_per_batch(variable, writer):
+                    yield variable, writer

@@ -205,31 +205,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self) -> None:
         windows = get_windows()
-        if not (windows and all(map(_can_be_run, windows))):
-            raise ValueError(
-                "make_accumulation_hooks needs an accumulating train op that it can "
-                "run. Received: a graph without one, or with one inside a tf.cond or "
-                "a loop. Make the train op in this model_fn, outside of both, with a "
-                "loss-scaling optimizer inside AccumulatingOptimizer, not around it; "
-                "or leave the hooks out."
-            )
+        _check_windows(windows, self._partial_window)
         note_hooks(tf.compat.v1.get_default_graph())
-        self._global_step = windows[0].global_step
-        if self._global_step is None:
-            self._global_step = find_global_step()
-        if self._global_step is None:
-            raise ValueError(
-                "make_accumulation_hooks needs a global step. Received: a graph without "
-                "one. Pass tf.compat.v1.train.get_or_create_global_step() to minimize()."
-            )
+        self._global_step = _global_step_of(windows[0])
         self._place = windows[0].place
-        holds_some = windows[0].micro_steps is not None and self._place.is_on_worker
-        if holds_some and self._partial_window == "keep":
-            raise ValueError(
-                "`partial_window` must be 'auto' or 'apply' with parameter servers, where "
-                "no checkpoint holds a worker's window. Received: 'keep'. Use 'apply' to "
-                "lose no micro-step of a training that ends."
-            )
         keep_initial_values(windows)
         saver = self._saver or get_or_add_saver()
         WindowlessRestore(saver, windows)
@@ -397,6 +376,36 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         for window in reversed(self._windows):
             is_any |= window.apply_partial(session, self._last_global_step)
         return is_any
+
+
+def _check_windows(windows: list, partial_window: str) -> None:
+    """Raises ValueError if hooks cannot run the train ops, or keep their windows."""
+    if not (windows and all(map(_can_be_run, windows))):
+        raise ValueError(
+            "make_accumulation_hooks needs an accumulating train op that it can "
+            "run. Received: a graph without one, or with one inside a tf.cond or "
+            "a loop. Make the train op in this model_fn, outside of both, with a "
+            "loss-scaling optimizer inside AccumulatingOptimizer, not around it; "
+            "or leave the hooks out."
+        )
+    is_lost = windows[0].micro_steps is not None and windows[0].place.is_on_worker
+    if is_lost and partial_window == "keep":
+        raise ValueError(
+            "`partial_window` must be 'auto' or 'apply' with parameter servers, where "
+            "no checkpoint holds a worker's window. Received: 'keep'. Use 'apply' to "
+            "lose no micro-step of a training that ends."
+        )
+
+
+def _global_step_of(window) -> tf.Variable:
+    """Returns the global step that a train op counts, or else the graph's."""
+    step = find_global_step() if window.global_step is None else window.global_step
+    if step is None:
+        raise ValueError(
+            "make_accumulation_hooks needs a global step. Received: a graph without "
+            "one. Pass tf.compat.v1.train.get_or_create_global_step() to minimize()."
+        )
+    return step
 
 
 def _can_be_run(window: Window) -> bool:

@@ -87,11 +87,7 @@ class Program:
             show(f"estimator-accum {__version__}")
             return
         try:
-            settings = read_settings_of(self.settings, values, argv)
-            cluster = self.read_cluster(settings, os.environ)
-            # TensorFlow alone knows the devices of a strategy that the user chose.
-            if settings.is_training and getattr(settings, "strategy", "none") == "none":
-                settings.batches(cluster.num_workers)
+            settings, cluster = self._read(values, argv)
         except (flags.Error, ValueError, TypeError) as error:
             self._refuse(sentence(error, values))
         if values.print_config:
@@ -100,25 +96,15 @@ class Program:
         folder = settings.output_dir
         try:
             set_verbosity(values.verbosity, self.room)
-            if getattr(settings, "strategy", "") == "multi_worker" and cluster.is_alone:
-                _logger.info("no other task is in the environment: training alone")
-            reader = importlib.import_module(f"{self.room}.inputs")
-            inputs = reader.read(settings, cluster)
-            prefer_keras_2()
-            with quiet_import(argv[1:]):  # of TensorFlow: seconds
-                from estimator_accum.programs.ending import ended_in_words
-                from estimator_accum.programs.lock import locked
-                from estimator_accum.programs.strategies import make_session_config
-
-                jobs = importlib.import_module(f"{self.room}.jobs")
-            enable_estimator()
-            make_session_config(settings, None)  # refuses a slow precision
-            job = jobs.prepare(inputs)
+            jobs, job = self._prepare(settings, cluster, argv)
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:
             self._refuse(sentence(error, values))
         except KeyboardInterrupt:
             self._refuse("stopped by Ctrl-C", 128 + signal.SIGINT)
+        from estimator_accum.programs.ending import ended_in_words
+        from estimator_accum.programs.lock import locked
+
         with (
             ended_in_words(self.name, folder, self.advice, cluster.is_alone),
             locked(folder, cluster.is_chief and settings.is_training),
@@ -126,6 +112,30 @@ class Program:
             results = jobs.execute(job)
         if results:
             print(results.rstrip("\n"))
+
+    def _read(self, values, argv: Sequence[str]) -> tuple[RunSettings, Cluster]:
+        """Returns the settings of the command line, and the cluster."""
+        settings = read_settings_of(self.settings, values, argv)
+        cluster = self.read_cluster(settings, os.environ)
+        # TensorFlow alone knows the devices of a strategy that the user chose.
+        if settings.is_training and getattr(settings, "strategy", "none") == "none":
+            settings.batches(cluster.num_workers)
+        return settings, cluster
+
+    def _prepare(self, settings: RunSettings, cluster: Cluster, argv: Sequence[str]):
+        """Reads all inputs, then imports TensorFlow; returns `jobs`, and the job."""
+        if getattr(settings, "strategy", "") == "multi_worker" and cluster.is_alone:
+            _logger.info("no other task is in the environment: training alone")
+        reader = importlib.import_module(f"{self.room}.inputs")
+        inputs = reader.read(settings, cluster)
+        prefer_keras_2()
+        with quiet_import(argv[1:]):  # of TensorFlow: seconds
+            from estimator_accum.programs.strategies import make_session_config
+
+            jobs = importlib.import_module(f"{self.room}.jobs")
+        enable_estimator()
+        make_session_config(settings, None)  # refuses a slow precision
+        return jobs, jobs.prepare(inputs)
 
     def _refuse(self, reason: str, code: int = 2) -> NoReturn:
         print(f"{self.name}: {reason}", file=sys.stderr)

@@ -344,6 +344,17 @@ def report(
         if value.dtype != object  # strings
     ]
     rows.sort(key=lambda row: (row[0], row[-1]), reverse=True)
+    _print_table(rows, list(orders))
+    return _print_verdict([verdict for _, _, verdict, _ in rows], drawn, unordered)
+
+
+def _print_table(rows: list, orders: list[str]) -> None:
+    """Prints the variables with the largest differences.
+
+    Args:
+        rows: For each variable the values of `_compared`, and its name.
+        orders: Names of the columns.
+    """
     width = max([len("variable"), *(len(row[-1]) for row in rows[:_MOST_ROWS])])
     print(
         "  ".join(["variable".ljust(width), *(o.rjust(7) for o in orders), "verdict"])
@@ -351,10 +362,14 @@ def report(
     for _, differences, verdict, name in rows[:_MOST_ROWS]:
         numbers = [f"{value:7.0e}" for value in differences.values()]
         print("  ".join([name.ljust(width), *numbers, verdict]))
-    verdicts = collections.Counter(verdict for _, _, verdict, _ in rows)
-    number = verdicts[_DIFFERENT]
     if len(rows) > _MOST_ROWS:
         print(f"... and {len(rows) - _MOST_ROWS} variables with smaller differences")
+
+
+def _print_verdict(words: list[str], drawn: list[str], unordered: list[str]) -> int:
+    """Prints the verdict on all variables; returns the exit code."""
+    verdicts = collections.Counter(words)
+    number = verdicts[_DIFFERENT]
     if drawn and (number or verdicts[_ROUNDED]):
         print(
             f"verdict: undecided, for random numbers differ: {', '.join(drawn[:3])}. "
@@ -363,22 +378,22 @@ def report(
         return 1
     if number and unordered:
         print(
-            f"verdict: undecided, for {number} of {len(rows)} variables differ, and the "
+            f"verdict: undecided, for {number} of {len(words)} variables differ, and the "
             "script leaves open what it trains: cut, reads come first."
         )
         _print_without_order(unordered)
         return 1
     if number == 0 and verdicts[_NOT_FINITE]:
         print(
-            f"verdict: undecided, for {verdicts[_NOT_FINITE]} of {len(rows)} variables "
+            f"verdict: undecided, for {verdicts[_NOT_FINITE]} of {len(words)} variables "
             "are NaN or infinite in the batch at once too. Choose other first batches."
         )
         return 1
     if number == 0:
-        print(f"verdict: equal up to rounding, all {len(rows)} variables")
+        print(f"verdict: equal up to rounding, all {len(words)} variables")
         return 0
     print(
-        f"verdict: different, {number} of {len(rows)} variables. An update with "
+        f"verdict: different, {number} of {len(words)} variables. An update with "
         "micro-batches is not that of the batch at once: look for batch normalization, "
         "a loss that compares examples, or a loss that is not the mean over examples."
     )

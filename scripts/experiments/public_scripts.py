@@ -327,45 +327,49 @@ def _run(
         The trained weights, and "steps"; None if the run failed, which is reported.
     """
     last = folder / f"{run}.npz"
-    command = [sys.executable, "-m"]
-    if micro_batches is None:
-        command += ["estimator_accum.compat", "--v1"]
-    else:
-        command += ["estimator_accum", "run", "--v1", micro_batches]
-    command += [
+    trainer = ["estimator_accum.compat", "--v1"]
+    if micro_batches is not None:
+        trainer = ["estimator_accum", "run", "--v1", micro_batches]
+    command = [
+        *(sys.executable, "-m", *trainer),
         str(_DRIVERS / f"{name}.py"),
         f"--output_dir={folder / run}",
         f"--first_weights={folder / 'first.npz'}",
         f"--last_weights={last}",
         *driver_flags,
     ]
-    work_dir = folder.parents[1]
-    path = [_REPOSITORY, work_dir / "scripts", work_dir / "libraries"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, path)),
-        "PYTHONHASHSEED": "0",  # a script numbers its labels as a set lists them
-    }
-    with (folder / f"{run}.log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            code = process.wait(_DEADLINE_SECS)
-        except subprocess.TimeoutExpired:
-            code = f"nothing in {_DEADLINE_SECS} secs"
-        finally:
-            process.kill()
-            process.wait()
+    code = _run_program(command, folder / f"{run}.log")
     if code == 0 and last.exists():
         print(f"{name}: {run}", file=sys.stderr, flush=True)
         return dict(np.load(last))
     lines = _log(folder, run).splitlines()[-_LINES:]
     print(f"{name}: {run} ended with {code}:", *lines, sep="\n", file=sys.stderr)
     return None
+
+
+def _run_program(command: list[str], log: pathlib.Path) -> int | str:
+    """Runs a command in the scripts' environment; returns its exit code, or why none."""
+    work_dir = log.parents[2]
+    path = [_REPOSITORY, work_dir / "scripts", work_dir / "libraries"]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTHONHASHSEED": "0",  # a script numbers its labels as a set lists them
+    }
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            return process.wait(_DEADLINE_SECS)
+        except subprocess.TimeoutExpired:
+            return f"nothing in {_DEADLINE_SECS} secs"
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _log(folder: pathlib.Path, run: str) -> str:

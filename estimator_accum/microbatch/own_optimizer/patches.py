@@ -143,17 +143,7 @@ def _of_tape(original: Callable) -> Callable:
         take = _taker()
         if take is None:
             return original(tape, target, sources, *options)
-        by_handle = {
-            id(getattr(x, "handle", x)): x
-            for x in sources_raw or []
-            if isinstance(x, tf.Variable)
-        }
-        xs = [by_handle.get(id(source), source) for source in sources]
-        targets = {id(y) for y in target}
-        is_known = [
-            is_recorded or id(source) in targets
-            for is_recorded, source in zip(_known(tape, sources), sources, strict=True)
-        ]
+        xs = _variables_of(sources, sources_raw or [])
         not_recorded = _not_recorded(tape, target)
 
         def compute(ys, xs, grad_ys, stops):
@@ -163,7 +153,7 @@ def _of_tape(original: Callable) -> Callable:
             with without_interception():
                 return original(tape, target, wanted, output_gradients)
 
-        places = [i for i, is_one in enumerate(is_known) if is_one]
+        places = _recorded(tape, target, sources)
         wanted = [sources[i] for i in places]
         results = [None] * len(sources)
         if places:
@@ -177,6 +167,23 @@ def _of_tape(original: Callable) -> Callable:
         return results
 
     return gradients
+
+
+def _variables_of(sources: list, variables: list) -> list:
+    """Returns the sources of a tape, those that are a variable's handle as variables."""
+    by_handle = {
+        id(getattr(x, "handle", x)): x for x in variables if isinstance(x, tf.Variable)
+    }
+    return [by_handle.get(id(source), source) for source in sources]
+
+
+def _recorded(tape, target: list, sources: list) -> list[int]:
+    """Returns the places of the sources that a tape has recorded, or that are targets."""
+    targets = {id(y) for y in target}
+    are_known = _known(tape, sources)
+    return [
+        i for i, source in enumerate(sources) if are_known[i] or id(source) in targets
+    ]
 
 
 def _watch(original: Callable) -> Callable:

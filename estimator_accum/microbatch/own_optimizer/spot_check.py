@@ -85,13 +85,7 @@ class SpotCheck:
         parts = _parts(gradients)
         needed = data_ancestors([t.op for t in (*parts, *(t for t, _ in rows))])
         draws = _draws_with_rows(batch, needed)
-        unknown = drawing_inside(needed, DRAWS - SHAPED_DRAWS)
-
-        def is_known(tensor: tf.Tensor) -> bool:
-            return not unknown or unknown.isdisjoint(data_ancestors([tensor.op]))
-
-        gradients = [g for g in gradients if all(map(is_known, _parts(g)))]
-        rows = [pair for pair in rows if is_known(pair[0])]
+        gradients, rows = _of_known_draws(gradients, rows, needed)
         named = [*parts, *(t for t, _ in (*rows, *draws))]
         named += [t for t, _, _ in arriving] + [g for _, g, _ in arriving]
         named += [part.whole for part in batch.parts]
@@ -120,9 +114,7 @@ class SpotCheck:
                 copy(whole): example
                 for whole, example in _examples(batch, self._indices).items()
             }
-        dtypes = {output.dtype for op in needed for output in op.outputs}
-        precisions = [rounding_of(dtype) for dtype in dtypes if dtype.is_floating]
-        self._tolerance = max(precisions, default=0.0)
+        self._tolerance = _rounding_in(needed)
         self._has_own_gradients = bool(operations_with_own_gradients(needed))
 
     def is_due(self, last: int, batch: int) -> bool:
@@ -311,6 +303,26 @@ def _results_of(derivations: list[Derivation], collected: list) -> tuple:
             rows[tensor.ref()] = tensor, axis
             arriving.append((tensor, gradient, axis))
     return gradients, [*rows.values()], arriving
+
+
+def _of_known_draws(gradients: list, rows: list, operations) -> tuple[list, list]:
+    """Returns the gradients and rows whose random numbers can be drawn again."""
+    unknown = drawing_inside(operations, DRAWS - SHAPED_DRAWS)
+
+    def is_known(tensor: tf.Tensor) -> bool:
+        return not unknown or unknown.isdisjoint(data_ancestors([tensor.op]))
+
+    return (
+        [gradient for gradient in gradients if all(map(is_known, _parts(gradient)))],
+        [pair for pair in rows if is_known(pair[0])],
+    )
+
+
+def _rounding_in(operations) -> float:
+    """Returns the coarsest rounding of the operations' results."""
+    dtypes = {output.dtype for op in operations for output in op.outputs}
+    roundings = [rounding_of(dtype) for dtype in dtypes if dtype.is_floating]
+    return max(roundings, default=0.0)
 
 
 def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int]]:
