@@ -34,7 +34,7 @@ class Settings(RunSettings):
     shuffle: bool = flag(True)
     save_checkpoints_updates: int = flag(
         50,
-        "Updates between checkpoints: what a cluster that loses a task repeats at most.",
+        "Updates between checkpoints; a cluster that loses a task repeats no more of them.",
     )
     log_examples: bool = flag(
         False,

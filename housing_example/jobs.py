@@ -31,7 +31,7 @@ from housing_example import input_pipeline
 from housing_example.features import measure
 from housing_example.model_fn import make_model_fn
 from housing_example.plots import draw
-from housing_example.results import Result, results_text
+from housing_example.results import Result, cost_text, results_text
 from housing_example.table import TARGET, csv_text
 
 _UPDATES_BETWEEN_CHECKPOINTS = 250
@@ -88,6 +88,10 @@ def execute(job: Job) -> str | None:
     truth = job.test[TARGET].to_numpy()
     text = results_text(results, truth)
     write_text(folder / _RESULTS, text)
+    if len(results) == 2 and batches.num_replicas == 1:
+        text += (
+            f"\n{cost_text(batches.gradient_accumulation_steps, *results.values())}\n"
+        )
     save(draw(results, truth), folder / _PLOT)
     return f"{text}\nplot: {folder / _PLOT}"
 

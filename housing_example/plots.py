@@ -2,7 +2,12 @@
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    StrMethodFormatter,
+)
 
 from estimator_accum.programs.plots import COLORS, decorate, draw_series, window_of
 from housing_example.results import Result
@@ -30,6 +35,7 @@ def draw(results: dict[str, Result], truth: np.ndarray) -> Figure:
         draw_series(left, updates, losses, window, number, label)
         style = {"color": COLORS[number], **_MARKERS[number]}
         right.scatter(truth, result.prices, label=label, **style)
+    left.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     left.set_yscale("log")
     left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

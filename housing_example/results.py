@@ -37,6 +37,18 @@ def largest_difference(
     )
 
 
+def cost_text(steps: int, with_it: Result, without: Result) -> str:
+    """Returns a sentence on the speed of accumulation, from the median updates."""
+    rates = [float(np.median(r.losses["examples_per_sec"])) for r in (with_it, without)]
+    text = (
+        f"K = {steps} trained {rates[0]:,.0f} examples per second, {rates[0] / rates[1]:.2f} "
+        f"of those of K = 1 ({rates[1]:,.0f})."
+    )
+    if rates[0] < rates[1]:
+        text += " K = 1 fits in memory, and is faster."
+    return text
+
+
 def results_text(results: dict[str, Result], truth: np.ndarray) -> str:
     """Returns the metrics, five predictions, and the difference between two models.
 

@@ -28,7 +28,7 @@ def check_loss(loss) -> tf.Tensor:
     if not loss.dtype.is_floating:
         raise TypeError(
             "`loss` must be a floating-point scalar. Received: dtype "
-            f"{loss.dtype.name}. Cast what it is computed from."
+            f"{loss.dtype.name}. Cast the tensors that it is computed from."
         )
     return loss
 

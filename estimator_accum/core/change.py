@@ -223,7 +223,7 @@ class Change:
                     raise ValueError(
                         "Gradients must not be changed by a table that is written with "
                         f"every micro-batch. Received: {tensor.op.name}, written by "
-                        f"{user.name}. Pass what writes it as `after_update_ops`, to "
+                        f"{user.name}. Pass the write as `after_update_ops`, to "
                         "write it once per update."
                     )
 

@@ -109,7 +109,7 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
         is_curved = user.type in _CURVED or (is_product and len(of_sums) > 1)
         if is_curved and all(tensor.shape.is_fully_defined() for tensor in of_sums):
             raise ValueError(
-                "What tf.gradients differentiates must not be a function of other "
+                "A tensor that tf.gradients differentiates must not be a function of other "
                 "gradients, which are those of a micro-batch. Received: "
                 f"{user.name} of type {user.type}. If the loss is a mean over examples, "
                 "as with a penalty for each, call compute_gradients in place of "

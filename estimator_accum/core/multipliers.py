@@ -64,4 +64,4 @@ def _remedy_for(variable: tf.Operation, windows: list, needs_batch) -> str:
         return "Read get_or_create_update_step() in its place."
     if needs_batch:
         return REMEDY
-    return "Pass what writes it as `after_update_ops`, to write it once per update."
+    return "Pass the write as `after_update_ops`, to write it once per update."

@@ -3,7 +3,8 @@
     effective batch 256 = 32 examples x 8 micro-steps; max_steps and steps count
         micro-steps
     trained 3 updates, 57.2 examples per second, peak of the process 810.3 MB, peak of
-        the model 98.1 MB; the open window has 6 of 8 micro-steps
+        the model 98.1 MB, sums of gradients 12.4 MB; the open window has 6 of 8
+        micro-steps
 
 A hook does not know the number of the steps, nor the examples of a micro-batch unless
 the caller gave it. The memory of the model is missing if an earlier training of the
@@ -13,6 +14,7 @@ process needed more.
 import logging
 import statistics
 
+from estimator_accum.core.accumulators import variables_of
 from estimator_accum.core.registry import Window
 from estimator_accum.reports import Report, Update
 from estimator_accum.reports._display import write_line
@@ -39,7 +41,7 @@ class TrainingSummary(Report):
         """Begins a training."""
         self._first, self._is_described, self._rates = None, False, []
         self._held = self._steps = self._updates = 0
-        self._is_shared = False
+        self._is_shared, self._sum_bytes = False, None
 
     def open(self, update_step: int) -> None:
         """Begins to count, in the first session."""
@@ -60,6 +62,11 @@ class TrainingSummary(Report):
         if self._first is None:  # another task of the cluster writes it
             return
         is_fixed = not callable(window.options.gradient_accumulation_steps)
+        if window.accumulators:
+            sums = variables_of(window.accumulators)
+            self._sum_bytes = sum(
+                v.shape.num_elements() * v.dtype.base_dtype.size for v in sums
+            )
         sizes = _counted(steps, "micro-step") + " at first" * (not is_fixed)
         if window.num_replicas > 1:
             sizes += f" x {window.num_replicas} replicas"
@@ -117,6 +124,8 @@ class TrainingSummary(Report):
         if peaks.get(MODEL) == self._memory_before:  # reached before this training
             peaks.pop(MODEL, None)
         parts += [f"peak of {of} {spoken(size)}" for of, size in peaks.items()]
+        if self._sum_bytes is not None:
+            parts.append(f"sums of gradients {spoken(self._sum_bytes)}")
         line = ", ".join(parts)
         if division is not None:
             line += f"; {division}"

@@ -174,8 +174,8 @@ def _check_optimizer(optimizer, family) -> None:
     innermost = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(optimizer, Accumulating) or isinstance(innermost, Accumulating):
         raise TypeError(
-            "`optimizer` must not accumulate already. Received: what accumulate() "
-            "returned. Call accumulate() once."
+            "`optimizer` must not accumulate already. Received: an optimizer of "
+            "accumulate(). Call accumulate() once."
         )
     steps = getattr(innermost, "gradient_accumulation_steps", None)
     if steps is not None:

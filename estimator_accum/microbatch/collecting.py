@@ -23,8 +23,8 @@ from estimator_accum.microbatch.work import Turn, Work
 # Attribute of an operation that results in a whole_batch_loss.
 WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
 _ONE_ROW = (
-    "What is collected for the whole batch must have one row for each example, of one "
-    "shape."
+    "A tensor that is collected for the whole batch must have one row for each "
+    "example, of one shape."
 )
 
 

@@ -116,7 +116,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
             if not is_out_of_memory(error):
                 raise
             raise ValueError(
-                "What is computed from all examples for hooks and summaries must fit in "
+                "Tensors that hooks and summaries compute from all examples must fit in "
                 f"memory. Received: {needs.values[0].name} at {self._place}, for which "
                 "it ran out. Fetch the tensor from which it is computed, or use smaller "
                 "batches."

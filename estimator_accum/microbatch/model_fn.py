@@ -184,7 +184,7 @@ def _split_declared(batch: WholeBatch, spec):
     if train_op is None:
         raise ValueError(
             "A model_fn must return a train op. Received: None in its EstimatorSpec. "
-            "Pass what make_accumulating_train_op or an optimizer returned."
+            "Pass the train op of make_accumulating_train_op or of an optimizer."
         )
     _check_update(batch.begin.op)
     check_declared(batch, spec.loss)
@@ -263,8 +263,8 @@ def _check_micro_ops(micro_ops: list[tf.Operation]) -> None:
     for operation in needed:
         if operation in updates:
             raise ValueError(
-                "What needs the micro-batch must not wait for the update, which comes "
-                f"after the last of them. Received: {path_to(needed, operation)}. "
+                "An operation that needs the micro-batch must not wait for the update, "
+                f"which comes after the last of them. Received: {path_to(needed, operation)}. "
                 "Group it with the train op (tf.group) without a dependency."
             )
         if _COLLECTIVES.match(operation.type):

@@ -276,7 +276,7 @@ class Outside:
             users[item] = [user]
             if item in self._pipeline and gives_another(item, self._library):
                 raise ValueError(
-                    "What is fetched must not take another batch from the input "
+                    "A fetched tensor must not take another batch from the input "
                     f"pipeline. Received: {path_to(_firsts(users), item)}. Fetch a "
                     "tensor of input_fn, not its operation, and wait for none of them."
                 )
@@ -305,9 +305,9 @@ class Outside:
         for operation in late & users.keys() & self._passes.keys():
             if self._changes(operation):
                 raise ValueError(
-                    "What runs with every micro-batch must not run with the batch as "
-                    f"well. Received: {path_to(_firsts(users), operation)}. Leave it "
-                    "out of what hooks and the outer model_fn run."
+                    "An operation that runs with every micro-batch must not run with the "
+                    f"batch as well. Received: {path_to(_firsts(users), operation)}. "
+                    "Leave it out of the runs of hooks and of the outer model_fn."
                 )
 
 

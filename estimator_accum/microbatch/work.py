@@ -114,8 +114,8 @@ class Works:
         """
         if self.is_closed:
             raise ValueError(
-                "What runs with every batch must be made in the model_fn. Received: a "
-                "gradient of whole_batch_loss, first taken after the model_fn has "
+                "An operation that runs with every batch must be made in the model_fn. "
+                "Received: a gradient of whole_batch_loss, first taken after the model_fn has "
                 "returned. Take it in the model_fn."
             )
         self._parts[turn].append(work)

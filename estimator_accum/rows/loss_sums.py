@@ -144,7 +144,7 @@ def refuse_sum(loss: tf.Tensor, of_weights: str) -> None:
     """
     raise ValueError(
         "A loss that sums over the examples must be declared as a sum. Received: "
-        f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to what "
-        "makes the train op, or divide the loss by the number of examples. If it has "
-        f"weights that the input pipeline normalizes, {of_weights}."
+        f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to the "
+        "function that makes the train op, or divide the loss by the number of examples. "
+        f"If it has weights that the input pipeline normalizes, {of_weights}."
     )

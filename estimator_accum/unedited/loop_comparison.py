@@ -196,9 +196,10 @@ def _joined(calls: list[dict]) -> dict[str, dict]:
         )
         if not has_rows and not is_same:
             raise ValueError(
-                "What a call of session.run gets must have rows, in no fixed number and "
-                "of one shape, or be the same in all calls that make an update. Received: "
-                f"{tensor.name} of shape {shape}. {_remedy(tensor.op.type)}"
+                "A tensor that a call of session.run gets must have rows, in no fixed "
+                "number and of one shape, or be the same in all calls that make an "
+                f"update. Received: {tensor.name} of shape {shape}. "
+                f"{_remedy(tensor.op.type)}"
             )
         joined = np.concatenate(values) if has_rows else values[0]
         feeds["whole"][tensor] = joined

@@ -272,8 +272,8 @@ class Runs:
             if writer not in registered:
                 _refuse(
                     "With --gradient_accumulation_steps only optimizers and registered "
-                    "UPDATE_OPS may write variables when the train op runs: what else "
-                    f"does would run {self._steps} times per update. Received: {name}, "
+                    "UPDATE_OPS may write variables when the train op runs: any other "
+                    f"write would run {self._steps} times per update. Received: {name}, "
                     f"written by {writer.name}. Leave it out, or wrap the optimizer in "
                     "the script: AccumulatingOptimizer(optimizer, K, after_update_ops=...)."
                 )

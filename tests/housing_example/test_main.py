@@ -121,6 +121,8 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     assert [float(row[1]) for row in rows] == truth[:5].tolist()
     assert all(float(row[2]) == pytest.approx(float(row[3]), abs=0.02) for row in rows)
     assert lines[13].startswith("largest difference of any weight: ")
+    speed = r"K = 3 trained [\d,]+ examples per second, \d.\d\d of those of K = 1 \([\d,]+\)\."
+    assert re.match(speed, lines[15])
     assert lines[-1] == f"plot: {folder / 'housing.png'}"
     assert output.stdout.startswith((folder / "results.txt").read_text())
     assert image.imread(folder / "housing.png").shape[1] == 1800
@@ -213,7 +215,8 @@ def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed
     assert killed.returncode == 9
     again = run_main(flags)
     assert "resuming after update 4" in again.stderr
-    assert again.stdout.splitlines()[:-1] == done.stdout.splitlines()[:-1]
+    begin = slice(14)  # before the measured speed, and the path
+    assert again.stdout.splitlines()[begin] == done.stdout.splitlines()[begin]
     for name in ("with_accumulation", "without_accumulation"):
         expected = values(whole["output_dir"] / name)
         ours = values(flags["output_dir"] / name)

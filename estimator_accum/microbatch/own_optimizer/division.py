@@ -107,8 +107,8 @@ def _move_out_of_forward(
     for operation in changes:
         if operation in needed:
             raise ValueError(
-                "What the forward pass reads must not change within a batch: it is "
-                "run once for each micro-batch. Received: "
+                "A variable that the forward pass reads must not change within a batch: "
+                "the pass is run once for each micro-batch. Received: "
                 f"{path_to(needed, operation)}, of type {operation.type}. Change it "
                 "after the update, beside the train op."
             )

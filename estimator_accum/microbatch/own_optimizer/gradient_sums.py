@@ -156,7 +156,7 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
         shape = x.shape if x.dtype != tf.resource else gradient.shape
         if not shape.is_fully_defined():
             raise ValueError(
-                "What gradients are computed of, apart from a micro-batch, must have "
+                "A tensor whose gradient is computed apart from a micro-batch must have "
                 f"a static shape. Received: {source_of(x).name} of shape {shape}. Make "
                 "it with its shape."
             )

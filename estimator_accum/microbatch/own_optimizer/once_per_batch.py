@@ -118,8 +118,8 @@ def _check_passes(graph: ModelGraph, values: list[tf.Tensor]) -> None:
     for operation in needed:
         if graph.changes(operation):
             raise ValueError(
-                "What needs the micro-batch must not wait for what changes a "
-                "variable: there are several micro-batches for one change. "
+                "An operation that needs the micro-batch must not wait for one that "
+                "changes a variable: there are several micro-batches for one change. "
                 f"Received: {path_to(needed, operation)}. Group it with the train "
                 "op (tf.group) without a dependency."
             )

@@ -222,7 +222,7 @@ class SpotCheck:
             fingerprints = [group[name] for group, _, _ in apart]
             if not _are_joined(together, fingerprints, self._tolerance, look.is_noisy):
                 raise ValueError(
-                    "What micro-batches compute must be the rows that the batch at once "
+                    "The results of micro-batches must be the rows that the batch at once "
                     f"computes. Received: {name}, whose rows for {number} examples are "
                     f"others than for {' and '.join(map(str, groups))} of them. Declare "
                     "no Python function per_example that is not, or train without "
@@ -260,7 +260,7 @@ class SpotCheck:
                 continue
             raise ValueError(
                 "The gradient of a batch must be the sum of its micro-batches', for any "
-                "gradient of what each example results in. Received: "
+                "gradient of each example's results. Received: "
                 f"{name.split()[1]}, which is another one for {number} examples at once. "
                 "Look for a tf.custom_gradient that combines examples, or train without "
                 "micro-batches."
