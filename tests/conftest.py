@@ -22,7 +22,7 @@ _WHOLE = {"rows", "keras", "compat"}  # folders whose tables run on both Pythons
 
 def pytest_addoption(parser):
     text = "number of random losses in test_composed_losses.py"
-    parser.addoption("--composed-losses", type=int, default=25, help=text)
+    parser.addoption("--composed-losses", type=int, default=15, help=text)
     text = "number of attacks in test_attacked_rules.py"
     parser.addoption("--attacks", type=int, default=300, help=text)
     text = "write the digests that test_golden_graphs.py compares to its file"

@@ -19,7 +19,6 @@ from tests.helpers.models.composed_losses import Composed, composed_losses
 from tests.helpers.models.examples import BATCH, FEATURES, make_dataset
 from tests.helpers.oracles import exactness
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 # Gradients that rounding of the inputs moves by more, are no gradients.
 _ROUNDING, _LARGEST_NOISE = 1e-13, 1e-6
