@@ -179,11 +179,16 @@ _never = _switched(lambda step: tf.not_equal(tf.identity(step), step))
 _sometimes = _switched(lambda step: tf.equal(step % 2, 1))
 
 
-# Layer by layer, so that both ways are compared with one plain run.
+# A switch is tried with random numbers, loops, nested layers and writes.
+_SWITCHED = [_dropout, _branch_with_dropout, _loop_with_a_variable, _nested]
+_SWITCHED += [_batch_normalization]
+
+
 @pytest.mark.parametrize(
-    "wrap", [recompute, pytest.param(_sometimes, marks=pytest.mark.once)]
+    ("layer", "wrap"),
+    [(layer, recompute) for layer in _LAYERS]
+    + [pytest.param(layer, _sometimes, marks=pytest.mark.once) for layer in _SWITCHED],
 )
-@pytest.mark.parametrize("layer", _LAYERS)
 def test_weights_are_those_without_bit_for_bit(layer, wrap):
     plain_loss, plain = _trained(_as_it_is, layer)
     loss, weights = _trained(wrap, layer)

@@ -14,8 +14,8 @@ _TESTS = {
     "test_change.py": "weights_are_those and (v1 or reverse or none_replaced) or "
     "cut_are and clip_by or refused",
     "test_equivalence.py": "numpy or clip_norm or weights_and_slots and Momentum-",
-    "test_recompute.py": "without_bit and not branch and (_dropout or _embedding "
-    "or loop_with_a_variable or _batch_norm)",
+    "test_recompute.py": "without_bit and not branch and (_batch_norm or not wrap "
+    "and (_dropout or _embedding or loop_with_a_variable))",
     "hooks/test_hooks.py": "stopped_in_mid_window or have_a_row or just_ends",
     "microbatch/test_memory.py": "failures_anywhere",
     "microbatch/test_inside_model_fn.py": "clipping_schedules or batch_normalization "
