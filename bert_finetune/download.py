@@ -82,7 +82,7 @@ def make_parser(
     source.add_argument(
         "--list",
         action="store_true",
-        help="show what there is, with addresses and terms, then leave",
+        help="list all choices, with addresses and terms, then leave",
     )
     return parser
 
@@ -194,7 +194,7 @@ def _check_archive(file: RemoteFile, path: pathlib.Path) -> None:
         )
     if file.sha256 and sha256_of(path) != file.sha256:
         raise ValueError(
-            f"`--archive` must be what is published at {file.url}, with the SHA-256 "
+            f"`--archive` must be the file published at {file.url}, with the SHA-256 "
             f"{file.sha256}. Received: {path} with {sha256_of(path)}. Download it again."
         )
 

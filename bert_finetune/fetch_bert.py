@@ -155,7 +155,7 @@ def _check_hub(model: str, archive: list[pathlib.Path]) -> None:
     near = difflib.get_close_matches(model, [MINILM, *MODELS], 1, cutoff=0.85)
     if near and "/" not in model:  # what has an owner may well be on the hub
         raise ValueError(
-            "`--model` must be a name that --list shows, or that of a BERT on Hugging "
+            "`--model` must be a name that --list shows, or the name of a BERT on Hugging "
             f"Face's hub. Received: {model}. Did you mean {near[0]}?"
         )
     from bert_finetune import hub  # its library is an extra, and takes a while

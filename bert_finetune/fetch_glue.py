@@ -161,7 +161,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.data_dir is None:
         raise ValueError(
             "`--data_dir` must name a folder. Received: none. Use --data_dir=glue, "
-            "or --list to see what there is."
+            "or --list to see all tasks."
         )
     if args.archive and len(tasks) != 1:
         raise ValueError(

@@ -207,7 +207,7 @@ def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
     )
     if surplus:
         raise ValueError(
-            f"{path} must hold nothing of an encoder but what {CONFIG} describes. "
+            f"{path} must hold no tensors of an encoder that {CONFIG} does not describe. "
             f"Received: {len(surplus)} more tensors, such as {surplus[0]}. {_ONE_MODEL}"
         )
 

@@ -119,7 +119,7 @@ def _out_of_reach(model: str, error: BaseException) -> FetchError:
 
 def _must_be_there(model: str, reason: str) -> str:
     return (
-        "`--model` must be a name that --list shows, or that of a BERT on "
+        "`--model` must be a name that --list shows, or the name of a BERT on "
         f"{endpoint()}. Received: {model}, {reason}. Check its spelling; for a private "
         "model set HF_TOKEN."
     )

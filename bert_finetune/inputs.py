@@ -129,7 +129,7 @@ def _check_files(settings: Settings, task: Task) -> None:
         if is_needed and not file:
             raise ValueError(
                 f"`--task_name` {task.source} must name the {key} that this run needs. "
-                "Received: none. Add it, or leave out what needs it."
+                "Received: none. Add it, or leave out the job that needs it."
             )
 
 

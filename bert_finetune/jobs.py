@@ -196,7 +196,7 @@ def _check_checkpoints(settings: Settings, inputs: Inputs) -> None:
             pathlib.Path(latest or init).parent,
             inputs.describe_model(),
             "Use the same settings and files, or another classifier.",
-            "A trained classifier must be used for what it was trained on.",
+            "A trained classifier must be used for the task of its training.",
         )
     if latest:
         check_checkpoint(latest, config, num_labels)

@@ -104,7 +104,7 @@ def _name_columns(path: str, cells: pd.DataFrame) -> pd.DataFrame:
     if missing:
         raise ValueError(
             f"{path} must have the columns {','.join(COLUMNS)}. Received: a first "
-            f"line without {', '.join(missing)}. Add what is missing, or leave out "
+            f"line without {', '.join(missing)}. Add the missing columns, or leave out "
             "the line of names where the columns have this order."
         )
     twice = [name for name in COLUMNS if (first == name).sum() > 1]

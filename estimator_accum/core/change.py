@@ -134,8 +134,8 @@ def _check_is_given(gradient: Gradient, variable: tf.Variable) -> None:
             _check_place(part)
             raise ValueError(
                 "Gradients must come from compute_gradients of AccumulatingOptimizer, so "
-                "that what is done to them is done to the window's mean; of others only "
-                "what tf.gradients returns is taken, its sums and constant multiples. "
+                "that changes to them apply to the window's mean; of others only the results "
+                "of tf.gradients are taken, their sums and constant multiples. "
                 f"Received: {part.name} of type {part.op.type} for {variable.name}. Call "
                 "compute_gradients in place of tf.gradients; for a gradient of another "
                 "origin its loss is "
@@ -380,7 +380,7 @@ def _check_operations(
                 value, user = user, walk.users[user]
             needed = "" if user is None else f", which {user.name} needs"
             raise ValueError(
-                "Gradients must be changed by what is the same for all micro-batches "
+                "Gradients must be changed by values that are equal in all micro-batches "
                 "of an update: variables, constants, random numbers and other "
                 f"gradients. Received: {value.name} of a micro-batch{needed}. "
                 f"{REMEDY}"

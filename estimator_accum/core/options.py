@@ -199,7 +199,7 @@ def check_on_nonfinite(on_nonfinite: str, is_loss_scale_dynamic: bool) -> None:
     if on_nonfinite == "skip_micro_batch" and is_loss_scale_dynamic:
         raise ValueError(
             "`on_nonfinite` cannot be 'skip_micro_batch' where dynamic loss scaling "
-            "has to see what is not finite. Received: an optimizer with a "
+            "has to see NaN and infinity. Received: an optimizer with a "
             "DynamicLossScale. Leave `on_nonfinite` out: it skips the window itself."
         )
 

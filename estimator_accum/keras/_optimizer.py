@@ -180,7 +180,7 @@ class Accumulating(Saving, DelegatingTrackable):
         if self._window.trained is None:  # restored, and no step since
             raise ValueError(
                 "A partial window must be applied after a training step of the same "
-                "process, which tells what is sparse. Received: a window that was "
+                "process, which tells the sparse gradients. Received: a window that was "
                 "just loaded. Call fit() once."
             )
         window = self._window
@@ -289,7 +289,7 @@ class Accumulating(Saving, DelegatingTrackable):
     def _check_xla(self, pairs) -> None:
         if self.on_nonfinite == "raise":
             raise ValueError(
-                "`on_nonfinite` must not be 'raise' in what XLA compiles, which has no "
+                "`on_nonfinite` must not be 'raise' under XLA, which has no "
                 "assertions. Received: jit_compile. Pass on_nonfinite="
                 "'skip_micro_batch' or 'skip_window', or compile(jit_compile=False)."
             )

@@ -150,8 +150,8 @@ class Outside:
             if item.op in of_batch:
                 raise ValueError(
                     "A tensor of a batch that is cut must not be fed, for its micro-"
-                    f"batches have one each. Received: {item.name}. Feed what input_fn "
-                    "returns, or train without micro-batches."
+                    f"batches have one each. Received: {item.name}. Feed a tensor of "
+                    "input_fn, or train without micro-batches."
                 )
         self._feedable |= {item.name for item in new}
 

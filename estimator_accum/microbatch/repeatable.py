@@ -67,9 +67,9 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
             _draw_by(operation, micro_batch_seed)
         elif not is_repeatable(operation.node_def, library):
             raise ValueError(
-                f"{name} are computed twice, so what they need must give one result and "
+                f"{name} are computed twice, so their operations must give one result and "
                 f"change nothing. Received: {path_to(needed, operation)}, of type "
-                f"{operation.type}. Leave it out, do it behind what combines the "
+                f"{operation.type}. Leave it out, do it behind the combination of "
                 "examples, or make it stateless; for random numbers in functions, "
                 "branches and loops there is micro_batch_seed."
             )

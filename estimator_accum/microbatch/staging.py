@@ -144,7 +144,7 @@ def rows_of(names: list[str], shapes: list) -> int:
         received = ", ".join(f"{name} has {n}" for name, n in rows.items())
         raise ValueError(
             "All features and labels must have the same number of examples, to be cut "
-            f"into micro-batches. Received: {received}. Repeat what belongs to the "
+            f"into micro-batches. Received: {received}. Repeat a value of the "
             "whole batch for each of its examples, or make it a scalar."
         )
     return next(iter(rows.values()))

@@ -245,7 +245,7 @@ def _gradient(operation: tf.Operation, arrived: tf.Tensor, *_):
     if whole_loss is None:
         raise ValueError(
             "The gradient of whole_batch_loss must be taken once. Received: a second "
-            f"derivative, or a copy, of {operation.name}. Compute what needs it in "
+            f"derivative, or a copy, of {operation.name}. Compute its users in "
             "loss_fn."
         )
     return [None, *whole_loss.gradients(arrived)]
@@ -306,7 +306,7 @@ def _check_place() -> None:
     if is_in_branch():
         raise ValueError(
             "whole_batch_loss must be called in the model_fn itself. Received: a "
-            "tf.function, branch or loop. Call it with what that returns."
+            "tf.function, branch or loop. Call it with the results of that."
         )
 
 
@@ -327,7 +327,7 @@ def _checked(output, across: bool) -> tf.Tensor:
     if not tensor.shape.rank:
         raise ValueError(
             f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn "
-            "use what belongs to no example, or give the Tensor its shape (set_shape)."
+            "use a tensor that belongs to no example, or give the Tensor its shape (set_shape)."
         )
     if across and not tensor.shape[1:].is_fully_defined():
         raise ValueError(

@@ -379,7 +379,7 @@ def _print_verdict(words: list[str], drawn: list[str], unordered: list[str]) -> 
     if number and unordered:
         print(
             f"verdict: undecided, for {number} of {len(words)} variables differ, and the "
-            "script leaves open what it trains: cut, reads come first."
+            "script leaves open an order: in micro-batches, reads come first."
         )
         _print_without_order(unordered)
         return 1

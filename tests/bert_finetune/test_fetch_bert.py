@@ -244,7 +244,7 @@ def test_another_architecture_is_refused_before_its_weights_come(
 def test_name_that_the_hub_does_not_know_is_refused(refusal, flags, hub, server):
     server.headers["X-Error-Code"] = "RepoNotFound"
     said = refusal(fetch_bert.main, *flags, "--model=bert-base-uncasd")
-    assert "must be a name that --list shows, or that of a BERT on" in said
+    assert "must be a name that --list shows, or the name of a BERT on" in said
     assert "Received: bert-base-uncasd, which is not there, or" in said
 
 

@@ -140,7 +140,9 @@ def test_a_classifier_of_another_task_is_refused_from_elsewhere_too(copy, tmp_pa
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\nw1\t1\n")
     other = {"task_name": "SST-2", "data_dir": str(tmp_path)}
     sentence = _refusal(copy, **_EVAL, **changes, **other)
-    assert sentence.startswith("A trained classifier must be used for what it was tr")
+    assert sentence.startswith(
+        "A trained classifier must be used for the task of its tr"
+    )
     assert "which holds a run with --task_name=cola, not sst2. Use the same" in sentence
     jobs.prepare(inputs.read(dataclasses.replace(copy, **_EVAL, **changes)))
 

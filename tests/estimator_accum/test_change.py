@@ -595,7 +595,7 @@ def _in_a_branch(parts):
     tf.cond(parts.loss > 0.0, apply, tf.no_op)
 
 
-_OF_MICRO_BATCH = "must be changed by what is the same for all micro-batches"
+_OF_MICRO_BATCH = "must be changed by values that are equal in all micro-batches"
 _ORIGIN = "must come from compute_gradients of AccumulatingOptimizer"
 _SLICES = "Slices of a sparse gradient must only be scaled"
 REFUSED = {

@@ -35,7 +35,7 @@ def check_first_order(ys: list[tf.Tensor], reads: dict[tf.Operation, str]) -> No
     read = next(filter(needed.__contains__, reads), None)
     if read is not None:
         raise ValueError(
-            "Gradients must not be computed of what is computed from gradients with "
+            "Gradients must not be computed of a value that needs gradients with "
             "respect to variables: a micro-batch has only its part of them. "
             f"Received: {ys[0].name}, which needs the gradient of "
             f"{reads[read]}. Train without micro-batches."

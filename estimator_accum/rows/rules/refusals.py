@@ -5,7 +5,7 @@ from estimator_accum.rows.states import Mixed, State
 
 ALONG = "it combines the examples"
 UNLIKE = "examples stand beside other examples"
-FIXED_BESIDE = "what is no example's stands beside examples"
+FIXED_BESIDE = "a value of no example stands beside examples"
 PLACE = "the place of an example as a value"
 SIZE = "the number of examples as a value"
 BY_VALUES = "rows are chosen by values"

@@ -198,7 +198,7 @@ def test_raising_names_the_variable_and_accumulates_nothing(kind):
 
 def test_raising_is_refused_where_xla_has_no_assertions(kind):
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2, on_nonfinite="raise")
-    with pytest.raises(ValueError, match="must not be 'raise' in what XLA compiles"):
+    with pytest.raises(ValueError, match="must not be 'raise' under XLA"):
         fit(kind.dense_model(), optimizer, dense_data(8), 8, jit_compile=True)
 
 

@@ -174,7 +174,7 @@ def _another_run(spec, features, labels):
     return spec._replace(training_hooks=[*spec.training_hooks, Hook()])
 
 
-@_refused("must not be fed, for .* Received: scores:0. Feed what input_fn returns")
+@_refused("must not be fed, for .* Received: scores:0. Feed a tensor of input_fn")
 def _fed_scores(spec, features, labels):
     hook = v1.train.FeedFnHook(lambda: {"scores:0": np.zeros([16, 2])})
     return spec._replace(training_hooks=[*spec.training_hooks, hook])
