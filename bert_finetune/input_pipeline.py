@@ -29,6 +29,7 @@ def train_input_fn(
     replicas: Iterable[int] = (0,),
     update: int = 0,
     micro_step: int = 0,
+    stride: int | None = None,
     padded_length: int | None = None,
 ) -> InputFn:
     """Returns the input_fn for one process's part of a run, or for the rest of it.
@@ -43,19 +44,21 @@ def train_input_fn(
             this pipeline in turn.
         update: Updates that are done, 0 for a new run.
         micro_step: Micro-steps of the next update that are done.
+        stride: Distance between two updates of this process, whose pipeline never
+            ends; None reads all updates, once.
         padded_length: T [tokens]; None pads to each micro-batch's longest example.
 
     Returns:
         An input_fn whose dataset yields `({"input_ids", "input_mask", "segment_ids",
         "is_real_example"}, labels)`, int32 [B, T], the last two [B] (labels of a
-        regression float32), and ends after the last micro-batch.
+        regression float32), and without `stride` ends after the last micro-batch.
 
     Raises:
         ValueError: If labels are missing, or examples are longer than T.
     """
 
     def micro_batches() -> Iterator[tuple[np.ndarray, bool]]:
-        for rows in windows.stream(replicas, update, micro_step):
+        for rows in windows.stream(replicas, update, micro_step, stride):
             yield (rows, True) if len(rows) else (np.zeros(1, np.int64), False)
 
     return _input_fn(examples, micro_batches, padded_length, is_training=True)

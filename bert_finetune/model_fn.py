@@ -151,7 +151,6 @@ def _training(
     num_copies = int(settings.eval_every_updates is not None)  # of the best checkpoint
     # accumulation: a window that stays partial at the end of the data is applied
     hooks = make_accumulation_hooks(
-        partial_window="apply",
         metrics_dir=config.model_dir,
         reports=make_reports(settings, config.model_dir),
         learning_rate=rate,

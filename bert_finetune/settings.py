@@ -9,6 +9,7 @@ from absl import flags
 from bert_finetune.bert_config import ACTIVATIONS
 from bert_finetune.own_task import is_task_file
 from estimator_accum.programs.batches import AUTO, Batches
+from estimator_accum.programs.cluster import STRATEGIES
 from estimator_accum.programs.numerals import parse_number
 from estimator_accum.programs.parsers import COUNT, Number
 from estimator_accum.programs.settings import (
@@ -171,7 +172,6 @@ class Settings(RunSettings):
         "whole updates (not with --tokens_per_micro_batch); with --micro_batch_size=auto "
         "updates.",
     )
-    strategy: str = flag("none")
     recompute: str = flag(
         NONE,
         "Recomputation of activations in the backward pass: less memory, more time, the "
@@ -265,12 +265,19 @@ class Settings(RunSettings):
                 f"{self.early_stopping}, without --eval_every_updates. Add "
                 "--eval_every_updates=100."
             )
-        if self.eval_every_updates is not None and self.strategy == "multi_worker":
+        if self.eval_every_updates is not None and self.strategy in STRATEGIES[2:]:
             raise ValueError(
                 "`--eval_every_updates` must be left out in a cluster, whose tasks train "
                 f"to the end. Received: {self.eval_every_updates}, with "
-                "--strategy=multi_worker. Use --strategy=none or mirrored, or leave it "
-                "out."
+                f"--strategy={self.strategy}. Use --strategy=none or mirrored, or leave "
+                "it out."
+            )
+        is_served = self.strategy == "parameter_server"
+        if is_served and self.tokens_per_micro_batch is not None:
+            raise ValueError(
+                "`--tokens_per_micro_batch` must be left out with parameter servers, "
+                "whose updates have the same number of micro-steps. Received: "
+                f"{self.tokens_per_micro_batch}. Use --micro_batch_size."
             )
         others = {
             "--pad_to_max_length": self.pad_to_max_length,

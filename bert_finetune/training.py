@@ -22,11 +22,8 @@ from estimator_accum.programs import job
 from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
 from estimator_accum.programs.saving import without_scratch
-from estimator_accum.programs.strategies import (
-    count_local_replicas,
-    make_strategy,
-)
-from estimator_accum.programs.watchdog import ProgressHook, Watchdog
+from estimator_accum.programs.strategies import local_replicas, make_strategy
+from estimator_accum.programs.watchdog import Watchdog
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -130,6 +127,8 @@ def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     num_updates, schedule = 1, 1
     if windows is not None:
         num_updates, schedule = windows.num_updates, _schedule(windows)
+        if run.cluster.servers:  # whose workers take turns, and close any K in a row
+            schedule = windows.batches.gradient_accumulation_steps
     return job.make_estimator(
         make_model_fn(settings, run.config, run.task, num_updates, schedule),
         settings,
@@ -162,14 +161,15 @@ def _schedule(windows: Windows) -> AccumulationSteps:
 
 def _input_fn(run: Run, progress: Progress) -> InputFn:
     """Returns the input_fn for this process's share of the rest of the run."""
-    local = count_local_replicas(run.settings.strategy)
-    first = run.cluster.rank * local
+    update, stride = run.cluster.turn(progress.update)
+    is_served = bool(run.cluster.servers)
     return train_input_fn(
         run.train,
         run.windows,
-        replicas=range(first, first + local),
-        update=progress.update,
-        micro_step=progress.micro_step,
+        replicas=local_replicas(run.settings.strategy, run.cluster),
+        update=update,
+        micro_step=0 if is_served else progress.micro_step,
+        stride=stride if is_served else None,
         padded_length=run.padded_length,
     )
 
@@ -207,10 +207,14 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
     with without_scratch(run.settings.output_dir, run.cluster):
         tf.estimator.train_and_evaluate(
             estimator,
-            tf.estimator.TrainSpec(
+            job.make_train_spec(
+                run,
                 input_fn,
-                max_steps=progress.global_step + left,
-                hooks=[*hooks, ProgressHook(watchdog, progress.global_step)],
+                progress,
+                left,
+                run.windows.num_updates,
+                watchdog,
+                hooks,
             ),
             tf.estimator.EvalSpec(input_fn),  # required, though no task evaluates
         )

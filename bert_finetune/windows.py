@@ -15,6 +15,7 @@ R = replicas, K = micro-steps of a window.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,7 +158,11 @@ class Windows:
         return bounds[bounds < behind - first]
 
     def stream(
-        self, replicas: Iterable[int] = (0,), update: int = 0, micro_step: int = 0
+        self,
+        replicas: Iterable[int] = (0,),
+        update: int = 0,
+        micro_step: int = 0,
+        stride: int | None = None,
     ) -> Iterator[np.ndarray]:
         """Yields the examples of some replicas' micro-batches, each int64 [examples].
 
@@ -167,8 +172,13 @@ class Windows:
             replicas: Numbers of one process's replicas.
             update: Updates that are done; their windows are skipped without being made.
             micro_step: Micro-steps of the next update that are done.
+            stride: Distance between two windows, from the last ones back to the first
+                ones without an end; None is each window once.
         """
-        for number in range(update, self.num_updates):
+        numbers = range(update, self.num_updates)
+        if stride is not None:
+            numbers = (n % self.num_updates for n in itertools.count(update, stride))
+        for number in numbers:
             for step in self.shares(number)[micro_step:]:
                 for replica in replicas:
                     yield step[replica]

@@ -58,6 +58,7 @@ def train_input_fn(
     shuffle: bool,
     seed: int,
     first_update: int = 0,
+    stride: int = 1,
 ) -> InputFn:
     """Returns the input_fn for training: one worker's endless micro-batches.
 
@@ -67,11 +68,12 @@ def train_input_fn(
         rank: Rank of this worker.
         shuffle: Whether each epoch has an order of its own instead of the files' order.
         seed: Random seed of those orders.
-        first_update: Updates that are done already.
+        first_update: Number of the first update to read.
+        stride: Distance between two updates to read, >= 1.
     """
 
     def micro_batches() -> Iterator[tuple]:
-        for update in itertools.count(first_update):
+        for update in itertools.count(first_update, stride):
             begin = update * batches.effective_batch_size
             for micro_step in range(batches.gradient_accumulation_steps):
                 first, behind = batches.share(micro_step, rank)

@@ -18,12 +18,13 @@ from estimator_accum.programs.job import (
     check_folder,
     make_estimator,
     make_job,
+    make_train_spec,
 )
 from estimator_accum.programs.progress import read_progress
 from estimator_accum.programs.report import end_of_run
 from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import make_strategy
-from estimator_accum.programs.watchdog import EvaluationHook, ProgressHook, Watchdog
+from estimator_accum.programs.watchdog import EvaluationHook, Watchdog
 
 _EVAL_BATCH_SIZE = 500
 _SECS_BETWEEN_EVALUATIONS = 5
@@ -36,7 +37,7 @@ def prepare(inputs: Inputs) -> Job:
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    job = make_job(inputs, inputs.cluster.num_workers)
+    job = make_job(inputs, 1 if inputs.cluster.servers else inputs.cluster.num_workers)
     check_folder(job)
     return job
 
@@ -76,28 +77,31 @@ def train(job: Job, watchdog: Watchdog) -> None:
     progress = begin(job, settings.output_dir, batches)
     if progress is None:
         return
-    global_step, first_update, _ = progress
-    updates_left = settings.train_updates - first_update
+    updates_left = settings.train_updates - progress.update
+    first_update, stride = job.cluster.turn(progress.update)
     enter(job.cluster)  # Estimator and strategy read TF_CONFIG, not an argument
     strategy = None
     if not job.cluster.is_alone:
-        strategy = make_strategy("multi_worker", job.cluster)
+        strategy = make_strategy(settings.strategy, job.cluster)
     estimator = _make_estimator(job, strategy)
     with without_scratch(settings.output_dir, job.cluster):
         tf.estimator.train_and_evaluate(
             estimator,
-            tf.estimator.TrainSpec(
+            make_train_spec(
+                job,
                 input_pipeline.train_input_fn(
                     job.train,
                     batches,
-                    rank=job.cluster.rank,
+                    rank=0 if job.cluster.servers else job.cluster.rank,
                     shuffle=settings.shuffle,
                     seed=settings.seed,
                     first_update=first_update,
+                    stride=stride,
                 ),
-                max_steps=global_step
-                + updates_left * batches.gradient_accumulation_steps,
-                hooks=[ProgressHook(watchdog, global_step)],
+                progress,
+                updates_left * batches.gradient_accumulation_steps,
+                settings.train_updates,
+                watchdog,
             ),
             tf.estimator.EvalSpec(
                 input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),

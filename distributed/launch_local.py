@@ -38,6 +38,7 @@ class _Cluster:
     """Flags of the launcher itself."""
 
     workers: int = flag(2, launch.HELP["workers"], group=DEVICES)
+    ps: int = flag(0, launch.HELP["ps"], FROM_0, group=DEVICES)
     evaluator: bool = flag(False, launch.HELP["evaluator"], group=DEVICES)
     max_restarts: int = flag(5, launch.HELP["max_restarts"], FROM_0, group=DEVICES)
 
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
     values = make_flags()
     try:
         settings = read_settings_of(Settings, values, argv)
-        settings.batches(values.workers)
+        settings.batches(1 if values.ps else values.workers)
     except (flags.Error, ValueError) as error:
         print(f"{_NAME}: {sentence(error, values)}", file=sys.stderr)
         return _EXIT_DOES_NOT_FIT
@@ -80,6 +81,7 @@ def main(argv: list[str]) -> int:
             output_dir=pathlib.Path(settings.output_dir),
             watchdog_secs=settings.watchdog_secs,
             total_updates=settings.train_updates,
+            servers=values.ps,
         )
     )
 

@@ -3,7 +3,10 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from absl import flags
+
 from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.cluster import STRATEGIES
 from estimator_accum.programs.settings import DATA, RunSettings, flag
 
 
@@ -24,6 +27,13 @@ class Settings(RunSettings):
         group=DATA,
     )
     output_dir: str = flag("distributed_output")
+    strategy: str = flag(
+        "multi_worker",
+        "Training of the cluster of TF_CONFIG or a launcher. multi_worker: all tasks "
+        "update together; parameter_server: each worker for itself, with the weights on "
+        "the ps.",
+        flags.EnumParser(STRATEGIES[2:]),
+    )
     train_updates: int = flag(200)
     learning_rate: float = flag(0.1)
     hidden_units: int = flag(

@@ -26,6 +26,7 @@ def train_input_fn(
     seed: int,
     replicas: Iterable[int] = (0,),
     first_update: int = 0,
+    stride: int = 1,
 ) -> InputFn:
     """Returns the input_fn for training: endless micro-batches.
 
@@ -40,7 +41,8 @@ def train_input_fn(
         seed: Random seed of the order.
         replicas: Numbers of this process's replicas, which take turns in each
             micro-step.
-        first_update: Updates that are done already.
+        first_update: Number of the first update to read.
+        stride: Distance between two updates to read, >= 1.
     """
     steps = range(batches.gradient_accumulation_steps)
     shares = [batches.share(step, replica) for step in steps for replica in replicas]
@@ -50,7 +52,8 @@ def train_input_fn(
         if shuffle_buffer:
             lines = lines.shuffle(shuffle_buffer, seed=seed)
         updates = lines.repeat().batch(batches.effective_batch_size)
-        micro_batches = updates.skip(first_update).flat_map(cut)
+        updates = updates.skip(first_update).shard(stride, 0)
+        micro_batches = updates.flat_map(cut)
         return micro_batches.map(_parse).prefetch(_PREFETCHED_BATCHES)
 
     def cut(lines: tf.Tensor) -> tf.data.Dataset:

@@ -1,5 +1,6 @@
 """Job of a run: check, train, compare."""
 
+import dataclasses
 import math
 import pathlib
 import time
@@ -18,15 +19,16 @@ from estimator_accum.programs.job import (
     check_folder,
     make_estimator,
     make_job,
+    make_train_spec,
 )
 from estimator_accum.programs.plots import read_metrics, save
 from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import (
-    count_local_replicas,
     count_replicas,
+    local_replicas,
     make_strategy,
 )
-from estimator_accum.programs.watchdog import ProgressHook, Watchdog
+from estimator_accum.programs.watchdog import Watchdog
 from housing_example import input_pipeline
 from housing_example.features import measure
 from housing_example.model_fn import make_model_fn
@@ -77,13 +79,15 @@ def execute(job: Job) -> str | None:
     job.write_settings()
     whole = Batches(batches.effective_batch_size, 1, 1)
     runs = {}
-    if batches != whole:
-        runs[_label(batches)] = (_WITH, batches)
+    if batches != whole or job.cluster.servers:
+        runs[_label(batches)] = (job, _WITH, batches)
     if not batches.is_auto:
-        runs[f"without ({batches.effective_batch_size})"] = (_WITHOUT, whole)
+        alone = dataclasses.replace(job, cluster=Cluster())
+        label = f"without ({batches.effective_batch_size})"
+        runs[label] = (alone, _WITHOUT, whole)
     results = {
-        label: train_and_test(job, folder / name, its_batches, watchdog)
-        for label, (name, its_batches) in runs.items()
+        label: train_and_test(its_job, folder / name, its_batches, watchdog)
+        for label, (its_job, name, its_batches) in runs.items()
     }
     truth = job.test[TARGET].to_numpy()
     text = results_text(results, truth)
@@ -119,10 +123,11 @@ def train_and_test(
     """Trains one model, from its last checkpoint if it has one, and tests it.
 
     Args:
-        job: The checked run; its CSV files are in the folder above `model_dir`.
+        job: The checked run, whose cluster trains this model; its CSV files are in the
+            folder above `model_dir`.
         model_dir: Folder of this model.
         batches: Division of this model's updates. More than one replica trains with
-            the run's strategy.
+            the run's strategy, and so do parameter servers.
         watchdog: Watchdog that is told of progress in a cluster.
     """
     train(job, model_dir, batches, watchdog)
@@ -150,30 +155,31 @@ def train(
     progress = begin(job, model_dir, batches)
     if progress is None:
         return
-    global_step, update, _ = progress
-    strategy, replicas, hooks = None, range(1), []
+    first_update, stride = job.cluster.turn(progress.update)
+    strategy, replicas = None, range(1)
     enter(Cluster())  # hides from Estimator a TF_CONFIG that lists only this task
-    if batches.num_replicas > 1:
+    if batches.num_replicas > 1 or job.cluster.servers:
         strategy = make_strategy(settings.strategy, job.cluster)
-        local = count_local_replicas(settings.strategy)
-        replicas = range(job.cluster.rank * local, (job.cluster.rank + 1) * local)
-    if not job.cluster.is_alone and strategy is not None:
-        hooks = [ProgressHook(watchdog, global_step)]
+        replicas = local_replicas(settings.strategy, job.cluster)
     estimator = _make_estimator(job, model_dir, batches, strategy)
     with without_scratch(model_dir, job.cluster):
         tf.estimator.train_and_evaluate(
             estimator,
-            tf.estimator.TrainSpec(
+            make_train_spec(
+                job,
                 input_pipeline.train_input_fn(
                     model_dir.parent / "train.csv",
                     batches,
                     shuffle_buffer=len(job.train) if settings.shuffle else 0,
                     seed=settings.seed,
                     replicas=replicas,
-                    first_update=update,
+                    first_update=first_update,
+                    stride=stride,
                 ),
-                max_steps=global_step + (settings.train_updates - update) * steps,
-                hooks=hooks,
+                progress,
+                (settings.train_updates - progress.update) * steps,
+                settings.train_updates,
+                watchdog,
             ),
             tf.estimator.EvalSpec(
                 _test_input_fn(model_dir),

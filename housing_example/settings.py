@@ -28,7 +28,6 @@ class Settings(RunSettings):
         group=DATA,
     )
     output_dir: str = flag("housing_output")
-    strategy: str = flag("none")
     train_updates: int = flag(500)
     learning_rate: float = flag(5e-3)
     clip_norm: float = flag(0.0)

@@ -7,10 +7,10 @@ not, and does not train.
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: all tasks must be started again
-STRATEGIES = ("none", "mirrored", "multi_worker")  # values of `--strategy`
+STRATEGIES = ("none", "mirrored", "multi_worker", "parameter_server")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,27 @@ class Cluster:
     def name(self) -> str:
         """Name of this task, such as "worker 0"; "alone" without a cluster."""
         return "alone" if self.is_alone else f"{self.task_type} {self.task_index}"
+
+    def turn(self, update: int) -> tuple[int, int]:
+        """Returns (first, stride) of the updates whose examples this task reads.
+
+        With parameter servers an update is one worker's, and the workers take turns.
+
+        Args:
+            update: Updates that are done.
+        """
+        return (update + self.rank, self.num_workers) if self.servers else (update, 1)
+
+    def with_chief(self) -> "Cluster":
+        """Returns the cluster with worker 0 as its chief, unless it has one."""
+        if self.chief:
+            return self
+        task = {}
+        if self.task_type == "worker" and self.task_index == 0:
+            task = {"task_type": "chief"}
+        elif self.task_type == "worker":
+            task = {"task_index": self.task_index - 1}
+        return replace(self, chief=self.workers[0], workers=self.workers[1:], **task)
 
     def tf_config(self) -> str:
         """Returns the `TF_CONFIG` that Estimator and strategies read.

@@ -15,8 +15,10 @@ from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.folder import check_same, settings_in, write_settings
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.progress import Progress, ends_at, read_progress
+from estimator_accum.programs.servers import StopAtUpdate
 from estimator_accum.programs.settings import RunSettings
 from estimator_accum.programs.strategies import make_session_config
+from estimator_accum.programs.watchdog import ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -142,7 +144,42 @@ def log_plan(cluster: Cluster, batches: object, micro_steps: int, updates: int) 
     """Logs the division of each update, and the length of the run; once in a cluster."""
     if cluster.is_chief:
         length = f"{micro_steps:,} micro-steps = {updates:,} updates"
+        if cluster.servers:
+            count = cluster.num_workers
+            length += f" of {count} worker{'s' * (count > 1)}"
         _logger.info("%s; %s", batches, length)
+
+
+def make_train_spec(
+    job: Job,
+    input_fn: Callable,
+    progress: Progress,
+    micro_steps: int,
+    updates: int,
+    watchdog: Watchdog,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook] = (),
+):
+    """Returns the `tf.estimator.TrainSpec` of a task.
+
+    Args:
+        job: The checked run.
+        input_fn: This task's input_fn.
+        progress: Progress of the run.
+        micro_steps: Micro-steps that are left.
+        updates: Updates of the whole run.
+        watchdog: Watchdog that is told of progress in a cluster.
+        hooks: More hooks.
+    """
+    max_steps, first = progress.global_step + micro_steps, progress.global_step
+    hooks = list(hooks)
+    if job.cluster.servers:
+        first = None
+        if not job.cluster.is_evaluator:
+            max_steps = None
+            hooks.append(StopAtUpdate(updates))
+    if not job.cluster.is_alone:
+        hooks.append(ProgressHook(watchdog, first))
+    return tf.estimator.TrainSpec(input_fn, max_steps, hooks)
 
 
 def make_estimator(

@@ -45,7 +45,8 @@ _DEFAULT_RESTARTS = 5
 HELP = {  # of the launchers' flags
     "workers": "Number of tasks that train.",
     "evaluator": "Add a task that evaluates each checkpoint while the others train.",
-    "ps": "Number of parameter servers; the command must be a script that uses them.",
+    "ps": "Number of parameter servers, for a command with --strategy=parameter_server "
+    "or a script that uses them.",
     "max_restarts": "Restarts in a row without a new checkpoint before giving up.",
 }
 _EXIT_GAVE_UP, _EXIT_DOES_NOT_FIT = 1, 2

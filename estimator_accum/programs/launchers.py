@@ -230,29 +230,35 @@ def _check_known(environment: Environment, cluster: Cluster) -> None:
                     )
 
 
-def read_cluster_of(strategy: str, environment: Environment) -> Cluster:
+def read_cluster_of(
+    strategy: str, environment: Environment, *, may_evaluate: bool = False
+) -> Cluster:
     """Returns the cluster in which this process trains, and evaluates at the end.
 
     Args:
-        strategy: One of `STRATEGIES`; only "multi_worker" trains in a cluster.
+        strategy: One of `STRATEGIES`; the last two train in a cluster.
         environment: Environment variables, such as `os.environ`.
+        may_evaluate: Whether the program has a part for an evaluator.
 
     Raises:
-        ValueError: If the environment describes a cluster that cannot train, this task
-            is an evaluator, or `TF_CONFIG` has several training tasks without
-            "multi_worker".
+        ValueError: If the environment describes a cluster that cannot train, or one for
+            another strategy, or this task is an evaluator without a part.
     """
-    if strategy == "multi_worker":
-        cluster = read_workers(environment)
-        if cluster.is_evaluator:
+    if strategy in ("multi_worker", "parameter_server"):
+        cluster = read_cluster(environment)
+        _check_servers(cluster, strategy)
+        if cluster.is_evaluator and not may_evaluate:
             raise ValueError(
                 'The tasks of `TF_CONFIG["cluster"]` must train here: the first of them '
                 "evaluates when training ends. Received: an evaluator. Leave it out."
             )
-        return cluster if cluster.num_workers > 1 else Cluster()
+        if cluster.servers:
+            return cluster.with_chief()  # Estimator needs one
+        return cluster if may_evaluate or cluster.num_workers > 1 else Cluster()
     # Other launchers are not read here: their processes may be independent runs.
     if environment.get("TF_CONFIG"):
-        cluster = read_workers(environment)
+        cluster = read_cluster(environment)
+        _check_servers(cluster, strategy)
         if cluster.num_workers > 1 or cluster.is_evaluator:
             raise ValueError(
                 "`--strategy` must be multi_worker in a cluster, or its tasks would "
@@ -263,17 +269,20 @@ def read_cluster_of(strategy: str, environment: Environment) -> Cluster:
     return Cluster()
 
 
-def read_workers(environment: Environment) -> Cluster:
-    """Returns the cluster, as `read_cluster` does, unless it has parameter servers."""
-    cluster = read_cluster(environment)
-    if cluster.servers:
-        name = "TF_CONFIG" if environment.get("TF_CONFIG") else "CLUSTER_SPEC"
+def _check_servers(cluster: Cluster, strategy: str) -> None:
+    """Raises ValueError unless exactly "parameter_server" has parameter servers."""
+    if cluster.servers and strategy != "parameter_server":
         raise ValueError(
-            f'`{name}["cluster"]` must be of tasks that train. Received: '
-            f"{len(cluster.servers)} of ps, and this program has no place for parameter "
-            "servers. Make them workers."
+            "`--strategy` must be parameter_server in a cluster with parameter servers. "
+            f"Received: {strategy}, with {len(cluster.servers)} of ps. Use "
+            "--strategy=parameter_server, or make them workers."
         )
-    return cluster
+    if strategy == "parameter_server" and not (cluster.servers or cluster.is_alone):
+        raise ValueError(
+            "`--strategy=parameter_server` must be given the addresses of ps. Received: "
+            f"a cluster of {cluster.num_workers} tasks that train, without ps. List ps "
+            "in `TF_CONFIG`, or use --strategy=multi_worker."
+        )
 
 
 def set_tf_config() -> Cluster:

@@ -20,7 +20,7 @@ from absl import flags
 
 from estimator_accum import __version__
 from estimator_accum.compat import enable_estimator, prefer_keras_2
-from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.cluster import STRATEGIES, Cluster
 from estimator_accum.programs.flag_values import (
     define_program_flags,
     help_text,
@@ -96,6 +96,8 @@ class Program:
         folder = settings.output_dir
         try:
             set_verbosity(values.verbosity, self.room)
+            if cluster.is_server:
+                self._serve(cluster, argv)
             jobs, job = self._prepare(settings, cluster, argv)
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:
@@ -118,13 +120,14 @@ class Program:
         settings = read_settings_of(self.settings, values, argv)
         cluster = self.read_cluster(settings, os.environ)
         # TensorFlow alone knows the devices of a strategy that the user chose.
-        if settings.is_training and getattr(settings, "strategy", "none") == "none":
+        if settings.is_training and settings.strategy == type(settings).strategy:
             settings.batches(cluster.num_workers)
         return settings, cluster
 
     def _prepare(self, settings: RunSettings, cluster: Cluster, argv: Sequence[str]):
         """Reads all inputs, then imports TensorFlow; returns `jobs`, and the job."""
-        if getattr(settings, "strategy", "") == "multi_worker" and cluster.is_alone:
+        is_chosen = settings.strategy != type(settings).strategy
+        if is_chosen and settings.strategy in STRATEGIES[2:] and cluster.is_alone:
             _logger.info("no other task is in the environment: training alone")
         reader = importlib.import_module(f"{self.room}.inputs")
         inputs = reader.read(settings, cluster)
@@ -136,6 +139,12 @@ class Program:
         enable_estimator()
         make_session_config(settings, None)  # refuses a slow precision
         return jobs, jobs.prepare(inputs)
+
+    def _serve(self, cluster: Cluster, argv: Sequence[str]) -> NoReturn:
+        """Holds variables for the workers; only a signal ends it."""
+        with quiet_import(argv[1:]):
+            from estimator_accum.programs.servers import serve
+        serve(cluster)
 
     def _refuse(self, reason: str, code: int = 2) -> NoReturn:
         print(f"{self.name}: {reason}", file=sys.stderr)

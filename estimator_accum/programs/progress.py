@@ -37,11 +37,15 @@ def read_progress(output_dir: str) -> Progress:
 
 
 def ends_at(output_dir: str | os.PathLike, update: int) -> bool:
-    """Returns whether the folder's last checkpoint is right after this update."""
+    """Returns whether the folder's last checkpoint is behind this update.
+
+    With parameter servers, workers may end with some updates more.
+    """
     try:
-        return read_progress(str(output_dir))[1:] == (update, 0)
+        progress = read_progress(str(output_dir))
     except tf.errors.OpError:  # damaged
         return False
+    return progress.update >= update and progress.micro_step == 0
 
 
 def latest_checkpoint(output_dir: str) -> str | None:

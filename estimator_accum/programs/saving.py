@@ -51,8 +51,8 @@ def make_saver_hooks(
     Returns:
         The hooks, to be placed after those that report, so that no checkpoint is ahead
         of its row. On the chief, the first one checks the disk space. There is no saver
-        hook with a strategy, whose session makes its own, or without
-        `save_checkpoints_steps`.
+        hook with a strategy, whose session makes its own, on other tasks than the
+        chief, or without `save_checkpoints_steps`.
 
     Creates:
         In a task of a cluster that is not to write checkpoints, the graph's Saver.
@@ -63,7 +63,8 @@ def make_saver_hooks(
         savers = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.SAVERS)
         if not savers:  # several replicas of this process make their hooks
             savers.append(_ReadingSaver(sharded=True, defer_build=True))
-    if config.train_distribute is not None or config.save_checkpoints_steps is None:
+    is_saved_elsewhere = strategy is not None or not config.is_chief
+    if is_saved_elsewhere or config.save_checkpoints_steps is None:
         return room
     hook = _SaverHook(
         config.model_dir,

@@ -90,7 +90,8 @@ SHARED_FLAGS = {
     "strategy": {
         "what": "Devices that train. none: one; mirrored: all of this machine; "
         "multi_worker: all tasks of the cluster that TF_CONFIG or a launcher describes, "
-        "each started with the same flags.",
+        "each started with the same flags; parameter_server: its workers, each for "
+        "itself, with the weights on its ps.",
         "parser": flags.EnumParser(STRATEGIES),
         "group": DEVICES,
     },
@@ -154,6 +155,7 @@ class RunSettings:
     learning_rate: float = flag()
     seed: int = flag(0)
     report_to: str | None = flag(None)
+    strategy: str = flag("none")
     precision: str = flag("float32")
     force_precision: bool = flag(False)
     watchdog_secs: int = flag(300)

@@ -1,10 +1,13 @@
-"""The `tf.distribute` strategy of `--strategy none|mirrored|multi_worker`.
+"""The `tf.distribute` strategy of `--strategy`.
 
-none          one replica
-mirrored      a replica on each GPU of this machine (or on each logical CPU)
-multi_worker  a replica on each GPU of each task (or one per task) of the cluster
-              that `TF_CONFIG` or a launcher describes; one process alone without a
-              cluster or with one task
+none              one replica
+mirrored          a replica on each GPU of this machine (or on each logical CPU)
+multi_worker      a replica on each GPU of each task (or one per task) of the cluster
+                  that `TF_CONFIG` or a launcher describes; one process alone without a
+                  cluster or with one task
+parameter_server  one replica, which shares the weights on the servers with the other
+                  workers and does not wait for them; one process alone without a
+                  cluster
 """
 
 import tensorflow as tf
@@ -16,12 +19,20 @@ from estimator_accum.programs.settings import RunSettings
 
 def count_replicas(strategy: str, cluster: Cluster) -> int:
     """Returns the number of replicas that train in sync, over all tasks."""
-    return count_local_replicas(strategy) * cluster.num_workers
+    num_tasks = 1 if cluster.servers else cluster.num_workers
+    return count_local_replicas(strategy) * num_tasks
+
+
+def local_replicas(strategy: str, cluster: Cluster) -> range:
+    """Returns the numbers of this process's replicas among those in sync."""
+    local = count_local_replicas(strategy)
+    first = 0 if cluster.servers else cluster.rank * local
+    return range(first, first + local)
 
 
 def count_local_replicas(strategy: str) -> int:
     """Returns the number of replicas that train in this process."""
-    if strategy == "none":
+    if strategy in ("none", "parameter_server"):
         return 1
     gpus = len(tf.config.list_logical_devices("GPU"))
     if gpus or strategy == "multi_worker":
@@ -40,6 +51,8 @@ def make_strategy(strategy: str, cluster: Cluster) -> tf.distribute.Strategy | N
         cluster: Result of `read_cluster_of`.
     """
     enter(cluster)
+    if cluster.servers:
+        return None  # Estimator trains with them by itself
     if not cluster.is_alone:
         # Otherwise the strategy would start its own server beside Estimator's.
         tf.compat.v1.disable_eager_execution()
@@ -63,8 +76,14 @@ def make_session_config(
     By default a session has one CPU, however many logical CPUs were configured.
 
     Raises:
-        ValueError: If `--precision` is not one for this machine.
+        ValueError: If `--precision` is not one for this machine or strategy.
     """
+    is_served = settings.strategy == "parameter_server"
+    if is_served and settings.precision != "float32":
+        raise ValueError(
+            "`--precision` must be float32 with --strategy=parameter_server. Received: "
+            f"{settings.precision}. Leave it out."
+        )
     config = None
     if isinstance(strategy, tf.distribute.MirroredStrategy):
         cpus = len(tf.config.list_logical_devices("CPU"))

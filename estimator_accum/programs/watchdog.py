@@ -91,12 +91,13 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
 
     Args:
         watchdog: The watchdog to beat.
-        first_global_step: `global_step` at which the examples start [micro-steps].
+        first_global_step: `global_step` at which the examples start [micro-steps];
+            None with parameter servers, where other workers move it.
     """
 
-    def __init__(self, watchdog: Watchdog, first_global_step: int):
+    def __init__(self, watchdog: Watchdog, first_global_step: int | None):
         self._watchdog = watchdog
-        self._furthest = self._first_global_step = first_global_step
+        self._first_global_step, self._furthest = first_global_step, 0
         self._has_session = False
 
     def begin(self) -> None:
@@ -104,13 +105,13 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session, coord) -> None:
         global_step = session.run(self._global_step)
-        if self._has_session or global_step != self._first_global_step:
+        if self._has_session or self._first_global_step not in (None, global_step):
             raise LostTaskError(
                 "Training must continue in one session, from the micro-step that the "
                 f"examples begin at. Received: micro-step {global_step} in a new "
                 "session, after another task was lost. Start all tasks again."
             )
-        self._has_session = True
+        self._has_session, self._furthest = True, global_step
         self._watchdog.beat()
 
     def before_run(self, run_context):

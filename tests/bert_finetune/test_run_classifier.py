@@ -99,6 +99,10 @@ def _refused(flags, capsys) -> str:
             "must be left out in a cluster, whose tasks train to the end. Received: 1, w",
         ),
         (
+            {"tokens_per_micro_batch": 99, "strategy": "parameter_server"},
+            "whose updates have the same number of micro-steps. Received: 99. Use",
+        ),
+        (
             {"do_train": "false", "do_eval": "true", "eval_every_updates": 1},
             "where best/ names none. Leave it out to use the last one.",
         ),

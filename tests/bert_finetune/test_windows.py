@@ -166,6 +166,16 @@ def test_replicas_read_the_parts_of_one_alone():
     assert sorted(_flat(together)) == sorted(_flat(_rows(18)))
 
 
+def test_workers_that_take_turns_read_all_windows_again_and_again():
+    windows = _windows(4, steps=3)
+    whole = [shares[0].tolist() for n in range(6) for shares in windows.shares(n)]
+    streams = [windows.stream((0,), update, 0, 2) for update in range(2)]
+    turns = [
+        next(stream).tolist() for _ in range(6) for stream in streams for _ in "123"
+    ]
+    assert turns == whole[:18] + whole[:18]
+
+
 @pytest.mark.parametrize(("update", "micro_step"), [(0, 0), (0, 2), (2, 1), (5, 0)])
 def test_stream_from_a_micro_step_on_is_the_tail_of_the_run(update, micro_step):
     windows = _windows(4, steps=3)

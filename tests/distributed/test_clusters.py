@@ -4,6 +4,7 @@ For tasks that are killed and restarted see tests/scripts/test_disturb_runs.py.
 """
 
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_cluster_that_lost_a_task_ends_and_goes_on_bit_for_bit(tmp_path, two_wor
     assert chief.returncode == worker.returncode == 0
     assert "resuming after update 3" in chief.output
     _assert_same(folder, two_workers)
+
+
+def test_a_chief_with_a_server_has_the_weights_of_one_task(tmp_path, one_worker):
+    folder = tmp_path / "output"
+    launcher = ("-m", "estimator_accum", "launch", "--workers=1", "--ps=1")
+    program = (sys.executable, "-m", "distributed.main", "--strategy=parameter_server")
+    done = running.run(*launcher, *program, *_flags(folder))
+    assert done.returncode == 0
+    assert "24 micro-steps = 6 updates of 1 worker" in done.output
+    assert_same_weights(folder, one_worker)
+    assert examples_seen(folder) == [203 * (n + 1) for n in range(6)]
+    assert "accuracy = " in (folder / "eval_results.txt").read_text()
 
 
 def _assert_same(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:

@@ -158,6 +158,16 @@ def test_workers_read_everything_once_also_after_a_restart(workers, steps, shuff
         assert read(rank, 3, 2) == whole[rank][3 * steps :]
 
 
+def test_workers_that_take_turns_read_every_second_update():
+    options = {"rank": 0, "shuffle": False, "seed": 0}
+    for first in range(2):
+        dataset = input_pipeline.train_input_fn(
+            _numbered(23), Batches(4, 2, 1), first_update=first, stride=2, **options
+        )
+        starts = [4 * first, 4 * first + 2, 8 + 4 * first, 8 + 4 * first + 2]
+        assert _labels(dataset, 4) == [[n, n + 1] for n in starts]
+
+
 def test_evaluation_reads_each_example_once():
     dataset = input_pipeline.eval_input_fn(_numbered(7), 3)
     assert _labels(dataset, 3) == [[0, 1, 2], [3, 4, 5], [6]]

@@ -37,8 +37,10 @@ def test_flags_reach_the_tasks(launched):
 
 
 def test_flags_of_the_launcher_itself(launched):
-    _, (call,), _ = launched("--workers=3", "--evaluator", "--max_restarts=0")
+    given = ("--workers=3", "--evaluator", "--max_restarts=0", "--ps=2")
+    _, (call,), _ = launched(*given)
     assert (call.workers, call.has_evaluator, call.max_restarts) == (3, True, 0)
+    assert call.servers == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from estimator_accum import set_tf_config
 from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.launchers import read_cluster, read_workers
+from estimator_accum.programs.launchers import read_cluster
 from tests.helpers.models.launcher_environments import ALONE, RECORDED
 
 pytestmark = pytest.mark.once
@@ -213,18 +213,6 @@ def test_a_launchers_environment_is_read_or_refused(recorded):
 def test_at_least_30_environments_have_a_source():
     assert len({recorded.name for recorded in RECORDED}) == len(RECORDED) >= 30
     assert all(recorded.source for recorded in RECORDED)
-
-
-def test_parameter_servers_are_refused_by_name_where_all_tasks_train():
-    for recorded in RECORDED:
-        if " ps " in recorded.expected:
-            variable = next(
-                iter({"TF_CONFIG", "CLUSTER_SPEC"} & {*recorded.environment})
-            )
-            with pytest.raises(
-                ValueError, match=rf"^`{variable}.* of ps, and this progr"
-            ):
-                read_workers(recorded.environment)
 
 
 def test_a_script_gets_its_tf_config_from_any_launcher_in_one_call(monkeypatch):

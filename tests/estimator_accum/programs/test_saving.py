@@ -41,7 +41,7 @@ def fetched(tmp_path, monkeypatch) -> list[tuple]:
         return run(self, handle, targets, fetches, *args)
 
     monkeypatch.setattr(BaseSession, "_do_run", record)
-    settings = types.SimpleNamespace(seed=1, precision="float32")
+    settings = types.SimpleNamespace(seed=1, strategy="none", precision="float32")
     estimator = make_estimator(_model_fn, settings, tmp_path, 4, is_auto=False)
     estimator.train(_input_fn)
     return found
@@ -86,6 +86,11 @@ def test_a_task_that_is_not_to_save_reads_and_writes_nothing(tmp_path):
             session.run(scaffold.init_op)
             scaffold.saver.save(session, str(tmp_path / "model.ckpt"), global_step=1)
     assert counted.reads == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_worker_of_parameter_servers_saves_nothing():
+    facts = {"is_chief": False, "train_distribute": None, "save_checkpoints_steps": 1}
+    assert make_saver_hooks(types.SimpleNamespace(**facts)) == []
 
 
 def test_graph_is_in_the_events_and_beside_checkpoints_but_no_text(tmp_path, fetched):

@@ -103,7 +103,7 @@ def test_help_names_every_flag(name):
         ("--qqqqqq=1", "Flags must be those of --help. Received: --qqqqqq. See"),
         ("seed=1", "Received: 'seed=1'. Write --flag=value."),
         ("--shuffle=perhaps", "`--shuffle` must be true or false. Received: 'perhaps'"),
-        ("--strategy=all", "one of none, mirrored, multi_worker. Received: 'all'."),
+        ("--strategy=all", "multi_worker, parameter_server. Received: 'all'."),
         ("--flagfile=/no", "`--flagfile` must name a file that can be read. Received"),
         ("--gradient_accumulation_steps=0", "< 2**31. Received: 0. Use 1 to turn ac"),
         ("--gradient_accumulation_multiplier=1.5", "integer >= 1 and < 2**31. Receive"),

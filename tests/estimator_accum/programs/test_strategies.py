@@ -3,27 +3,34 @@
 import dataclasses
 import json
 import os
+import types
 
 import pytest
 import tensorflow as tf
 
+from estimator_accum import make_accumulating_train_op
 from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.job import make_train_spec
 from estimator_accum.programs.launchers import read_cluster_of
+from estimator_accum.programs.progress import Progress
+from estimator_accum.programs.servers import StopAtUpdate
 from estimator_accum.programs.settings import RunSettings
 from estimator_accum.programs.strategies import (
     count_local_replicas,
     count_replicas,
+    local_replicas,
     make_session_config,
     make_strategy,
     scaled,
 )
+from estimator_accum.programs.watchdog import Watchdog
 
 _EXACT = RunSettings(output_dir="", learning_rate=1.0)
 
 
-def _environment(task_type="worker", workers=2):
-    cluster = {"worker": [f"a:{2000 + i}" for i in range(workers)]}
-    task = {"type": task_type, "index": 0}
+def _environment(task_type="worker", workers=2, index=0, **jobs):
+    cluster = {"worker": [f"a:{2000 + i}" for i in range(workers)], **jobs}
+    task = {"type": task_type, "index": index}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
@@ -80,6 +87,88 @@ def test_evaluator_task_is_refused():
         read_cluster_of("multi_worker", _environment("evaluator"))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "environment", "sentence"),
+    [
+        ("none", _environment(ps=["b:1"]), "Received: none, with 1 of ps. Use --strat"),
+        ("multi_worker", _environment(ps=["b:1"]), "Received: multi_worker, with 1 of"),
+        ("parameter_server", _environment(), "a cluster of 2 tasks that train, withou"),
+    ],
+)
+def test_parameter_servers_without_their_strategy_are_refused(
+    strategy, environment, sentence
+):
+    with pytest.raises(ValueError, match=rf"^`--strategy.*{sentence}"):
+        read_cluster_of(strategy, environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "task", "turn"),
+    [
+        (_environment(ps=["b:1"]), {"type": "chief", "index": 0}, (5, 2)),
+        (_environment(ps=["b:1"], index=1), {"type": "worker", "index": 0}, (6, 2)),
+        (_environment("ps", ps=["b:1"]), {"type": "ps", "index": 0}, None),
+        (
+            _environment(chief=["c:1"], ps=["b:1"], index=1),
+            {"type": "worker", "index": 1},
+            (7, 3),
+        ),
+        (_environment(workers=1, ps=["b:1"]), {"type": "chief", "index": 0}, (5, 1)),
+    ],
+)
+def test_workers_of_parameter_servers_have_a_chief_and_take_turns(
+    environment, task, turn, monkeypatch
+):
+    cluster = read_cluster_of("parameter_server", environment)
+    monkeypatch.setenv("TF_CONFIG", "")
+    assert make_strategy("parameter_server", cluster) is None
+    config = json.loads(os.environ["TF_CONFIG"])
+    assert config["task"] == task and len(config["cluster"]["chief"]) == 1
+    assert cluster.is_server if turn is None else cluster.turn(5) == turn
+    assert count_replicas("parameter_server", cluster) == 1
+    assert local_replicas("parameter_server", cluster) == range(1)
+
+
+def test_parameter_server_without_a_cluster_is_alone():
+    assert read_cluster_of("parameter_server", {}).is_alone
+
+
+def test_an_evaluator_stops_by_steps_and_a_worker_by_updates():
+    chief, evaluator = (
+        types.SimpleNamespace(
+            cluster=read_cluster_of(
+                "parameter_server",
+                _environment(task, chief=["c:1"], ps=["b:1"]),
+                may_evaluate=True,
+            )
+        )
+        for task in ("chief", "evaluator")
+    )
+    specs = [
+        make_train_spec(job, dict, Progress(40, 10, 0), 20, 15, Watchdog(60, "it"))
+        for job in (chief, evaluator)
+    ]
+    assert [spec.max_steps for spec in specs] == [None, 60]
+    counts = [sum(isinstance(h, StopAtUpdate) for h in spec.hooks) for spec in specs]
+    assert counts == [1, 0]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_worker_stops_at_the_last_update(steps):
+    """Not one micro-step later, which would be an update where K is 1."""
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+        loss = tf.compat.v1.get_variable("x", initializer=1.0) ** 2
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        train_op = make_accumulating_train_op(loss, optimizer, steps)
+        hooks, runs = [StopAtUpdate(4)], 0
+        with tf.compat.v1.train.MonitoredSession(hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(train_op)
+                runs += 1
+    assert runs == 4 * steps
+
+
 def test_none_is_one_replica_without_a_strategy():
     assert make_strategy("none", Cluster()) is None
     assert make_session_config(_EXACT, None) is None
@@ -105,3 +194,6 @@ def test_float16_has_a_loss_scale_and_low_precision_a_config_of_its_own():
     )
     options = make_session_config(low, None).graph_options.rewrite_options
     assert options.auto_mixed_precision_cpu or options.auto_mixed_precision
+    served = dataclasses.replace(low, strategy="parameter_server")
+    with pytest.raises(ValueError, match="Received: float16. Leave it out"):
+        make_session_config(served, None)

@@ -86,10 +86,11 @@ def test_session_that_starts_elsewhere_than_the_examples_is_refused():
         tf.compat.v1.train.MonitoredSession(hooks=[hook])
 
 
-def test_second_session_is_refused():
+@pytest.mark.parametrize("first_global_step", [0, None])
+def test_second_session_is_refused(first_global_step):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         session.run(tf.compat.v1.train.create_global_step().initializer)
-        hook = ProgressHook(Watchdog(60, "worker 0"), 0)
+        hook = ProgressHook(Watchdog(60, "worker 0"), first_global_step)
         hook.begin()
         hook.after_create_session(session, None)
         with pytest.raises(LostTaskError, match=r"Start all tasks again\."):
